@@ -1,0 +1,41 @@
+"""Every error that the gateway raises on purpose, classed by what happens next.
+
+    WalgateError
+    +-- Retry             transient: start again from the durable position, with backoff
+    +-- RetrySlowly       needs a change elsewhere that may come by itself (slots full, password): back off up to a minute
+    +-- StopForOperator   needs a person: configuration, incompatible schema, anything that is not known
+        +-- DataGap       going on would silently lose rows
+
+An exception that is none of these is a defect of ours and is treated as `StopForOperator`. Messages name the place
+(message type, relation, column, LSN) and never a row value or a secret.
+"""
+
+from __future__ import annotations
+
+
+class WalgateError(Exception):
+    """`hint` is what the operator can do: one sentence, an SQL statement or a setting."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class Retry(WalgateError):
+    """Transient: everything starts again from the durable position."""
+
+
+class RetrySlowly(WalgateError):
+    """Not ours to repair, but may be repaired while we wait."""
+
+
+class StopForOperator(WalgateError):
+    """A person must decide; nothing is lost while the slot waits."""
+
+
+class DataGap(StopForOperator):
+    """The stream can not be continued without losing changes."""
