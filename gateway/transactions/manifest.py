@@ -1,0 +1,48 @@
+"""What a transaction consists of in Kafka: ranges of offsets with their counts.
+
+A manifest is filled while the batches of a transaction are acknowledged, and read when its last marker is written. Its
+size grows with the spans of offsets, not with the rows: neighbouring pieces of one topic-partition are joined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+RANGE_RECORDS = 100_000
+"""A range is closed at this size, so that a large transaction is read in parallel and each piece is verified."""
+
+RANGE_GAP = 10_000
+"""Offsets of others (interleaved transactions, Kafka's control records) that a range may hold between two pieces."""
+
+
+@dataclass(slots=True)
+class Range:
+    first_offset: int
+    last_offset: int
+    record_count: int
+
+
+@dataclass(slots=True)
+class Manifest:
+    """`epoch` is that of the rows. `event_count` counts change events and transactional messages, aborted ones included."""
+
+    epoch: int
+    event_count: int = 0
+    aborted_subxids: list[int] = field(default_factory=list)
+    schema_ids: list[int] = field(default_factory=list)
+    ranges: dict[tuple[str, int], list[Range]] = field(default_factory=dict)
+
+    def add(self, topic: str, partition: int, first_offset: int, record_count: int) -> None:
+        """`record_count` neighbouring records of this transaction were acknowledged; pieces of a partition come in order."""
+        last_offset = first_offset + record_count - 1
+        ranges = self.ranges.setdefault((topic, partition), [])
+        if ranges:
+            newest = ranges[-1]
+            if (
+                newest.record_count + record_count <= RANGE_RECORDS
+                and first_offset - newest.last_offset - 1 <= RANGE_GAP
+            ):
+                newest.last_offset = last_offset
+                newest.record_count += record_count
+                return
+        ranges.append(Range(first_offset, last_offset, record_count))
