@@ -46,6 +46,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gateway.events.context import Context
+from gateway.events.manifest import Manifest
+from gateway.events.marker import Marker
 from gateway.lsn import Lsn
 from gateway.operate.errors import DataGap, StopForOperator
 from gateway.pgoutput import (
@@ -66,8 +68,7 @@ from gateway.pgoutput import (
     Type,
 )
 from gateway.relations.cache import RelationCache
-from gateway.transactions.manifest import Manifest
-from gateway.transactions.transaction import Marker, MessageTopic, Prepared, RelationVersion, Transaction
+from gateway.transactions.transaction import MessageTopic, Prepared, RelationVersion, Transaction
 
 INSERT, UPDATE, DELETE = b"IUD"
 ROW_KINDS = frozenset(b"IUD")

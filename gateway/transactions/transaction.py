@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.events.context import Context
+from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
-from gateway.transactions.manifest import Manifest
 
 
 class Outlet(Protocol):
@@ -68,18 +68,3 @@ class Prepared:
     prepare_lsn: int
     origin: str | None
     manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """A marker that is owed to the marker topic; `manifest` is complete once every batch before it is acknowledged."""
-
-    kind: str
-    xid: int
-    marker_lsn: int
-    subxid: int = -1
-    end_lsn: int | None = None
-    time: int | None = None
-    gid: str | None = None
-    origin: str | None = None
-    manifest: Manifest | None = None
