@@ -85,7 +85,9 @@ async def big_import(stage: Stage) -> None:
     stage.tally.committed(row_changes)
     async with stage.connection.transaction():
         row_changes = affected(
-            await stage.connection.execute("DELETE FROM items WHERE order_id = $1 AND line % 500 = 3", order_id)
+            await stage.connection.execute(
+                "DELETE FROM items WHERE order_id = $1 AND line % 500 = 3", order_id
+            )
         )
     stage.tally.committed(row_changes)
 
@@ -190,7 +192,9 @@ async def add_column(stage: Stage) -> None:
         await stage.connection.execute("UPDATE customers SET nickname = 'Añadida' WHERE id = $1", order_id)
     stage.tally.committed(3)
     async with stage.connection.transaction():
-        await stage.connection.execute("ALTER TABLE customers ADD COLUMN points integer, ADD COLUMN seen date")
+        await stage.connection.execute(
+            "ALTER TABLE customers ADD COLUMN points integer, ADD COLUMN seen date"
+        )
         row_changes = affected(
             await stage.connection.execute(
                 "UPDATE customers SET points = id % 100, seen = '-infinity' WHERE id > $1", FIRST_ID
@@ -259,7 +263,9 @@ async def odd_values(stage: Stage) -> None:
         row_changes += affected(await stage.connection.execute(_ODD_PAYMENTS))
     stage.tally.committed(row_changes)
     async with stage.connection.transaction():
-        await stage.connection.execute("UPDATE customers SET birthday = '2000-02-29' WHERE id = $1", first_id + 1)
+        await stage.connection.execute(
+            "UPDATE customers SET birthday = '2000-02-29' WHERE id = $1", first_id + 1
+        )
         await stage.connection.execute("DELETE FROM customers WHERE id = $1", first_id + 2)
     stage.tally.committed(2)
 

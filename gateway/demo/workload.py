@@ -59,7 +59,9 @@ async def run_workload(
             await imported
             scenes_done.set()
     finally:
-        await asyncio.gather(*(connection.close(timeout=2) for connection in connections), return_exceptions=True)
+        await asyncio.gather(
+            *(connection.close(timeout=2) for connection in connections), return_exceptions=True
+        )
 
 
 async def _buy(
