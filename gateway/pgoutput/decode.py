@@ -1,0 +1,122 @@
+"""Bytes of one pgoutput message -> its dataclass. A function of its arguments: no state, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gateway.pgoutput.cursor import Cursor
+from gateway.pgoutput.errors import PgOutputError
+from gateway.pgoutput.logical_message import Message, read_message
+from gateway.pgoutput.relation import Relation, Type, read_relation, read_type
+from gateway.pgoutput.row import Delete, Insert, Truncate, Update, read_delete, read_insert, read_truncate, read_update
+from gateway.pgoutput.stream import (
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
+    read_stream_abort,
+    read_stream_commit,
+    read_stream_start,
+    read_stream_stop,
+)
+from gateway.pgoutput.transaction import Begin, Commit, Origin, read_begin, read_commit, read_origin
+from gateway.pgoutput.two_phase import (
+    BeginPrepare,
+    CommitPrepared,
+    Prepare,
+    RollbackPrepared,
+    StreamPrepare,
+    read_begin_prepare,
+    read_commit_prepared,
+    read_prepare,
+    read_rollback_prepared,
+    read_stream_prepare,
+)
+
+PgOutputMessage = (
+    Begin
+    | Message
+    | Commit
+    | Origin
+    | Relation
+    | Type
+    | Insert
+    | Update
+    | Delete
+    | Truncate
+    | StreamStart
+    | StreamStop
+    | StreamCommit
+    | StreamAbort
+    | BeginPrepare
+    | Prepare
+    | CommitPrepared
+    | RollbackPrepared
+    | StreamPrepare
+)
+
+# Type letter -> name in the manual, and the reader. The same bytes in and out of a stream segment.
+_FIXED: Final[dict[int, tuple[str, Callable[[Cursor], PgOutputMessage]]]] = {
+    ord("B"): ("Begin", read_begin),
+    ord("C"): ("Commit", read_commit),
+    ord("O"): ("Origin", read_origin),
+    ord("S"): ("Stream Start", read_stream_start),
+    ord("E"): ("Stream Stop", read_stream_stop),
+    ord("c"): ("Stream Commit", read_stream_commit),
+    ord("b"): ("Begin Prepare", read_begin_prepare),
+    ord("P"): ("Prepare", read_prepare),
+    ord("K"): ("Commit Prepared", read_commit_prepared),
+    ord("r"): ("Rollback Prepared", read_rollback_prepared),
+    ord("p"): ("Stream Prepare", read_stream_prepare),
+}
+# These begin with the xid of the (sub)transaction inside a stream segment, and only there.
+_WITH_STREAM_XID: Final[dict[int, tuple[str, Callable[[Cursor, bool], PgOutputMessage]]]] = {
+    ord("M"): ("Message", read_message),
+    ord("R"): ("Relation", read_relation),
+    ord("Y"): ("Type", read_type),
+    ord("I"): ("Insert", read_insert),
+    ord("U"): ("Update", read_update),
+    ord("D"): ("Delete", read_delete),
+    ord("T"): ("Truncate", read_truncate),
+}
+_STREAM_ABORT: Final = ord("A")
+
+# The lowest proto_version whose stream can hold the message; 1 where it is not named.
+_SINCE_VERSION: Final[dict[int, int]] = dict.fromkeys(b"SEcAp", 2)
+
+
+def decode(payload: bytes, *, in_stream: bool, protocol_version: int) -> PgOutputMessage:
+    """Reads one whole message, as the payload of XLogData has it. Raises PgOutputError and nothing else.
+
+    `in_stream`: between Stream Start and Stream Stop, where seven messages have an xid field more.
+    `protocol_version`: the `proto_version` of START_REPLICATION, 1 to 4. Stream messages are refused below 2. The
+    two-phase messages are not refused below 3, although the manual dates them so: a slot that was made with two_phase
+    sends them whatever the options say (`pgoutput_startup`: "It remains enabled if the previous start-up has done so").
+
+    Source: PostgreSQL manual, 55.9 Logical Replication Message Formats.
+    """
+    if not payload:
+        raise PgOutputError("message", "type", 0, "1 byte", "an empty message")
+    letter = payload[0]
+    if protocol_version < _SINCE_VERSION.get(letter, 1):
+        raise PgOutputError(
+            f"message {chr(letter)}", "type", 0, f"a message of protocol version {protocol_version}",
+            f"one of version {_SINCE_VERSION[letter]}",
+        )  # fmt: skip
+    message: PgOutputMessage
+    if letter in _FIXED:
+        name, read_fixed = _FIXED[letter]
+        cursor = Cursor(payload, 1, name)
+        message = read_fixed(cursor)
+    elif letter in _WITH_STREAM_XID:
+        name, read_with_xid = _WITH_STREAM_XID[letter]
+        cursor = Cursor(payload, 1, name)
+        message = read_with_xid(cursor, in_stream)
+    elif letter == _STREAM_ABORT:
+        cursor = Cursor(payload, 1, "Stream Abort")
+        message = read_stream_abort(cursor, protocol_version)
+    else:
+        raise PgOutputError("message", "type", 0, "a known message type", f"0x{letter:02x}")
+    cursor.finish()
+    return message

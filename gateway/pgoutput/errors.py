@@ -1,0 +1,24 @@
+"""The one error of this room."""
+
+from __future__ import annotations
+
+from gateway.operate.errors import StopForOperator
+
+
+class PgOutputError(StopForOperator):
+    """A message is not what the protocol allows. Nothing can be skipped safely, so a person must look.
+
+    `offset` counts bytes from the message's first byte (its type letter). The text holds lengths, counts and single
+    bytes, never a row value, a name from the stream or the content of a logical message.
+    """
+
+    def __init__(self, message_name: str, field: str, offset: int, expected: str, actual: str) -> None:
+        super().__init__(
+            f"pgoutput: {message_name}, {field} at byte {offset}: expected {expected}, got {actual}",
+            hint="keep the slot as it is and report this with the versions of PostgreSQL and of the gateway",
+        )
+        self.message_name = message_name
+        self.field = field
+        self.offset = offset
+        self.expected = expected
+        self.actual = actual

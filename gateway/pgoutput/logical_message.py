@@ -1,0 +1,34 @@
+"""Message: what `pg_logical_emit_message` wrote into the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gateway.lsn import Lsn
+from gateway.pgoutput.cursor import Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """'M': "Identifies the message as a logical decoding message." Sent when the `messages` option is on."""
+
+    xid: int | None
+    """ "Xid of the transaction (only present for streamed transactions). [...] since protocol version 2." """
+    transactional: bool
+    """ "Flags; Either 0 for no flags or 1 if the logical decoding message is transactional." """
+    message_lsn: Lsn
+    """ "The LSN of the logical decoding message." """
+    prefix: str
+    """ "The prefix of the logical decoding message." """
+    content: bytes = field(repr=False)
+    """ "The content of the logical decoding message." Any bytes; users put text or binary there."""
+
+
+def read_message(cursor: Cursor, in_stream: bool) -> Message:
+    return Message(
+        xid=cursor.read_stream_xid() if in_stream else None,
+        transactional=cursor.read_flag("flags"),
+        message_lsn=cursor.read_lsn("message_lsn"),
+        prefix=cursor.read_string("prefix"),
+        content=cursor.read_bytes("content"),
+    )

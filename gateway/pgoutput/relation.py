@@ -1,0 +1,115 @@
+"""Relation and Type: what the rows that follow are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from gateway.pgoutput.cursor import Cursor
+
+
+class ReplicaIdentity(Enum):
+    """`relreplident` in pg_class: which columns an UPDATE or DELETE sends of the old row."""
+
+    DEFAULT = "d"
+    NOTHING = "n"
+    FULL = "f"
+    INDEX = "i"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """ "The following message part appears for each column included in the publication." """
+
+    key: bool
+    """ "Flags for the column. Currently can be either 0 for no flags or 1 which marks the column as part of the key."
+    The key is the replica identity; under FULL every column is marked."""
+    name: str
+    """ "Name of the column." """
+    type_oid: int
+    """ "OID of the column's data type." """
+    typmod: int
+    """ "Type modifier of the column (atttypmod)." -1 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """'R': "Identifies the message as a relation message." """
+
+    xid: int | None
+    """ "Xid of the transaction (only present for streamed transactions). [...] since protocol version 2."
+    The subtransaction's, where there is one."""
+    relation_oid: int
+    """ "OID of the relation." """
+    namespace: str
+    """ "Namespace (empty string for pg_catalog)." Here `pg_catalog` in full."""
+    name: str
+    """ "Relation name." """
+    replica_identity: ReplicaIdentity
+    """ "Replica identity setting for the relation (same as relreplident in pg_class)." """
+    columns: tuple[Column, ...]
+    """ "Number of columns", then each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """'Y': "Identifies the message as a type message." Sent before a Relation with a column of a user's type."""
+
+    xid: int | None
+    """ "Xid of the transaction (only present for streamed transactions). [...] since protocol version 2." """
+    type_oid: int
+    """ "OID of the data type." """
+    namespace: str
+    """ "Namespace (empty string for pg_catalog)." Here `pg_catalog` in full."""
+    name: str
+    """ "Name of the data type." """
+
+
+_IDENTITY_BY_LETTER = {ord(identity.value): identity for identity in ReplicaIdentity}
+
+
+def read_relation(cursor: Cursor, in_stream: bool) -> Relation:
+    return Relation(
+        xid=cursor.read_stream_xid() if in_stream else None,
+        relation_oid=cursor.read_uint32("relation_oid"),
+        namespace=_read_namespace(cursor),
+        name=cursor.read_string("name"),
+        replica_identity=_read_replica_identity(cursor),
+        columns=_read_columns(cursor),
+    )
+
+
+def read_type(cursor: Cursor, in_stream: bool) -> Type:
+    return Type(
+        xid=cursor.read_stream_xid() if in_stream else None,
+        type_oid=cursor.read_uint32("type_oid"),
+        namespace=_read_namespace(cursor),
+        name=cursor.read_string("name"),
+    )
+
+
+def _read_namespace(cursor: Cursor) -> str:
+    return cursor.read_string("namespace") or "pg_catalog"
+
+
+def _read_replica_identity(cursor: Cursor) -> ReplicaIdentity:
+    letter = cursor.read_byte("replica_identity")
+    identity = _IDENTITY_BY_LETTER.get(letter)
+    if identity is None:
+        raise cursor.error("replica_identity", cursor.position - 1, "one of d n f i", f"0x{letter:02x}")
+    return identity
+
+
+def _read_columns(cursor: Cursor) -> tuple[Column, ...]:
+    columns: list[Column] = []
+    for number in range(cursor.read_count("number of columns")):
+        column = f"column {number}"
+        columns.append(
+            Column(
+                key=cursor.read_flag(f"flags of {column}"),
+                name=cursor.read_string(f"name of {column}"),
+                type_oid=cursor.read_uint32(f"type_oid of {column}"),
+                typmod=cursor.read_int32(f"typmod of {column}"),
+            )
+        )
+    return tuple(columns)

@@ -1,0 +1,143 @@
+"""Insert, Update, Delete, Truncate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.pgoutput.cursor import Cursor
+from gateway.pgoutput.tuple_data import TupleData, read_tuple_data
+
+_KEY, _OLD, _NEW = b"KON"
+_CASCADE: Final = 1
+_RESTART_IDENTITY: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """'I': "Identifies the message as an insert message." """
+
+    xid: int | None
+    """ "Xid of the transaction (only present for streamed transactions). [...] since protocol version 2."
+    The subtransaction's, where there is one."""
+    relation_oid: int
+    """ "OID of the relation corresponding to the ID in the relation message." """
+    new: TupleData
+    """'N': "Identifies the following TupleData message as a new tuple." """
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """'U': "Identifies the message as an update message."
+
+    "The Update message may contain either a 'K' message part or an 'O' message part or neither of them, but never both
+    of them."
+    """
+
+    xid: int | None
+    """ "Xid of the transaction (only present for streamed transactions). [...] since protocol version 2." """
+    relation_oid: int
+    """ "OID of the relation corresponding to the ID in the relation message." """
+    key: TupleData | None
+    """'K': "This field is optional and is only present if the update changed data in any of the column(s) that are part
+    of the REPLICA IDENTITY index." As many columns as the relation has; null where the column is not of the key."""
+    old: TupleData | None
+    """'O': "This field is optional and is only present if table in which the update happened has REPLICA IDENTITY set to
+    FULL." """
+    new: TupleData
+    """'N': "Identifies the following TupleData message as a new tuple." """
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """'D': "Identifies the message as a delete message."
+
+    "The Delete message may contain either a 'K' message part or an 'O' message part, but never both of them." One of
+    them is always there: a relation that could send neither refuses the DELETE.
+    """
+
+    xid: int | None
+    """ "Xid of the transaction (only present for streamed transactions). [...] since protocol version 2." """
+    relation_oid: int
+    """ "OID of the relation corresponding to the ID in the relation message." """
+    key: TupleData | None
+    """'K': "This field is present if the table in which the delete has happened uses an index as REPLICA IDENTITY." """
+    old: TupleData | None
+    """'O': "This field is present if the table in which the delete happened has REPLICA IDENTITY set to FULL." """
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """'T': "Identifies the message as a truncate message." """
+
+    xid: int | None
+    """ "Xid of the transaction (only present for streamed transactions). [...] since protocol version 2." """
+    relation_oids: tuple[int, ...]
+    """ "OID of the relation corresponding to the ID in the relation message. This field is repeated for each relation." """
+    cascade: bool
+    """ "Option bits for TRUNCATE: 1 for CASCADE" """
+    restart_identity: bool
+    """ "2 for RESTART IDENTITY" """
+
+
+def read_insert(cursor: Cursor, in_stream: bool) -> Insert:
+    xid = cursor.read_stream_xid() if in_stream else None
+    relation_oid = cursor.read_uint32("relation_oid")
+    part = cursor.read_byte("tuple part")
+    if part != _NEW:
+        raise _wrong_part(cursor, part, "N")
+    return Insert(xid, relation_oid, new=read_tuple_data(cursor, "new tuple"))
+
+
+def read_update(cursor: Cursor, in_stream: bool) -> Update:
+    xid = cursor.read_stream_xid() if in_stream else None
+    relation_oid = cursor.read_uint32("relation_oid")
+    key: TupleData | None = None
+    old: TupleData | None = None
+    part = cursor.read_byte("tuple part")
+    expected = "one of K O N"
+    if part in (_KEY, _OLD):
+        if part == _KEY:
+            key = read_tuple_data(cursor, "key tuple")
+        else:
+            old = read_tuple_data(cursor, "old tuple")
+        part = cursor.read_byte("tuple part")
+        expected = "N"
+    if part != _NEW:
+        raise _wrong_part(cursor, part, expected)
+    return Update(xid, relation_oid, key, old, new=read_tuple_data(cursor, "new tuple"))
+
+
+def read_delete(cursor: Cursor, in_stream: bool) -> Delete:
+    xid = cursor.read_stream_xid() if in_stream else None
+    relation_oid = cursor.read_uint32("relation_oid")
+    part = cursor.read_byte("tuple part")
+    if part == _KEY:
+        return Delete(xid, relation_oid, key=read_tuple_data(cursor, "key tuple"), old=None)
+    if part == _OLD:
+        return Delete(xid, relation_oid, key=None, old=read_tuple_data(cursor, "old tuple"))
+    raise _wrong_part(cursor, part, "one of K O")
+
+
+def read_truncate(cursor: Cursor, in_stream: bool) -> Truncate:
+    xid = cursor.read_stream_xid() if in_stream else None
+    count = cursor.read_int32("number of relations")
+    if count < 1:
+        raise cursor.error("number of relations", cursor.position - 4, "1 or more", str(count))
+    options = cursor.read_byte("option bits")
+    if options & ~(_CASCADE | _RESTART_IDENTITY):
+        raise cursor.error("option bits", cursor.position - 1, "no bits but 1 and 2", f"0x{options:02x}")
+    if cursor.remaining() != 4 * count:
+        raise cursor.error(
+            "relation_oids", cursor.position, f"{4 * count} bytes for {count} relations", f"{cursor.remaining()} bytes"
+        )
+    return Truncate(
+        xid,
+        relation_oids=tuple([cursor.read_uint32("relation_oids") for _ in range(count)]),
+        cascade=bool(options & _CASCADE),
+        restart_identity=bool(options & _RESTART_IDENTITY),
+    )
+
+
+def _wrong_part(cursor: Cursor, part: int, expected: str) -> Exception:
+    return cursor.error("tuple part", cursor.position - 1, expected, f"0x{part:02x}")
