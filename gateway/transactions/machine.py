@@ -186,7 +186,9 @@ class TransactionMachine:
         """First event of a relation since the segment began: owe the begin marker, note the schema."""
         version = self.relations.find(relation_oid, transaction.xid if self.in_stream else None)
         if version is None:
-            raise self._out_of_order(f"a change of relation {relation_oid}", "after a Relation message for it", change_lsn)
+            raise self._out_of_order(
+                f"a change of relation {relation_oid}", "after a Relation message for it", change_lsn
+            )
         self._active[relation_oid] = version
         self._note_event(transaction, version.schema_id)
         return version
@@ -210,7 +212,11 @@ class TransactionMachine:
         else:
             assert transaction.commit_lsn is not None
             marker = Marker(
-                "BEGIN", transaction.xid, transaction.commit_lsn, time=transaction.commit_time, origin=transaction.origin
+                "BEGIN",
+                transaction.xid,
+                transaction.commit_lsn,
+                time=transaction.commit_time,
+                origin=transaction.origin,
             )
         self._markers.append(marker)
 
@@ -359,8 +365,15 @@ class TransactionMachine:
             lsn = self.resume_lsn if message.abort_lsn is None else message.abort_lsn
             self._markers.append(
                 Marker(
-                    "STREAM_ABORT", message.xid, lsn, message.subxid, None, message.abort_time, None,
-                    transaction.origin, manifest if whole else None,
+                    "STREAM_ABORT",
+                    message.xid,
+                    lsn,
+                    message.subxid,
+                    None,
+                    message.abort_time,
+                    None,
+                    transaction.origin,
+                    manifest if whole else None,
                 )  # fmt: skip
             )
 
@@ -400,9 +413,7 @@ class TransactionMachine:
                 hint="the position topic does not belong to this slot's history: compare both, or start with a new slot",
             )
         self._note_commit(message.commit_lsn)
-        self._end_prepared(
-            prepared, "COMMIT_PREPARED", message.commit_lsn, message.end_lsn, message.commit_time
-        )
+        self._end_prepared(prepared, "COMMIT_PREPARED", message.commit_lsn, message.end_lsn, message.commit_time)
 
     def _rollback_prepared(self, message: RollbackPrepared, change_lsn: int) -> None:
         self._demand_no_transaction("Rollback Prepared", change_lsn)

@@ -1,0 +1,184 @@
+"""Cycles: one Kafka transaction after another, each with its rows, then its markers, then one position.
+
+    writer   fills the cycle that is open: batches become ready while the gateway reads
+    seal     closes it at a transaction boundary: markers are owed, the position to come is known
+    run      begin -> batches -> every delivery awaited -> manifests -> markers and position -> awaited -> commit
+             -> `on_durable(resume_lsn)`: only now may PostgreSQL be told
+
+While one cycle commits the next one fills; two Kafka transactions are never open. A transaction that must not be split
+may be larger than memory: its batches leave as they fill, and `room` makes the reader wait while too much is under way.
+Any failed or unknown result raises; the caller abandons the producer and starts again from the position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.events.marker import Marker, encode_marker
+from gateway.kafka.outlet import Batch, BatchWriter
+from gateway.kafka.position import Position, encode_position
+from gateway.kafka.producer import Producer
+from gateway.operate.failpoints import failpoint
+from schemas.names import POSITION_TOPIC
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Confluent frames of the fixed records."""
+
+    marker: bytes
+    position: bytes
+
+
+@dataclass(slots=True)
+class Cycle:
+    """One Kafka transaction. Sealed when `position` is set."""
+
+    ready: deque[Batch] = field(default_factory=deque)
+    markers: list[Marker] = field(default_factory=list)
+    position: Position | None = None
+
+
+class Delivery:
+    """`on_durable(position)` is called after each committed cycle, `on_idle()` when another one may be sealed."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        writer: BatchWriter,
+        frames: Frames,
+        marker_topic: str,
+        memory_bytes: int,
+        on_durable: Callable[[Position], None],
+        on_idle: Callable[[], None],
+    ) -> None:
+        self._producer = producer
+        self._writer = writer
+        self._frames = frames
+        self._own = BatchWriter(producer.create_batch, writer.max_record_bytes)
+        self._markers = self._own.outlet(marker_topic, 1, "the markers")
+        self._position = self._own.outlet(POSITION_TOPIC, 1, "the position")
+        self._always = [(marker_topic, 0), (POSITION_TOPIC, 0)]
+        self._memory_bytes = memory_bytes
+        self._on_durable = on_durable
+        self._on_idle = on_idle
+        self._open = Cycle()
+        self._sealed: Cycle | None = None
+        self._wake = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._delivering = False
+        self._busy = False
+        self.under_way_bytes = 0
+
+    @property
+    def may_seal(self) -> bool:
+        return self._sealed is None and not self._busy
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing is being committed, sealed or waiting to leave."""
+        return self.may_seal and not self._delivering and not self._open.ready and not self._writer.has_records
+
+    def offer(self) -> None:
+        """Take the full batches of the writer; call it after each read."""
+        if self._writer.ready:
+            self._take_ready()
+            self._wake.set()
+
+    def _take_ready(self) -> None:
+        for batch in self._writer.ready:
+            self._open.ready.append(batch)
+            self.under_way_bytes += batch.size
+        self._writer.ready.clear()
+        if self.under_way_bytes > self._memory_bytes:
+            self._has_room.clear()
+
+    def seal(self, markers: list[Marker], position: Position) -> None:
+        """End the open cycle here; `position` is what becomes durable with it. Only when `may_seal`."""
+        assert self.may_seal
+        self._writer.close_all()
+        self._take_ready()
+        cycle, self._open = self._open, Cycle()
+        cycle.markers = markers
+        cycle.position = position
+        self._sealed = cycle
+        self._wake.set()
+
+    async def room(self) -> None:
+        """Wait until less than the memory limit is under way."""
+        await self._has_room.wait()
+
+    async def run(self) -> None:
+        """Deliver until cancelled; raises WalgateError on the first failed or unknown result."""
+        while True:
+            cycle = await self._next_cycle()
+            self._delivering = True
+            position = await self._deliver(cycle)
+            self._delivering = self._busy = False
+            failpoint("after_commit")
+            self._on_durable(position)
+            self._on_idle()
+
+    async def _next_cycle(self) -> Cycle:
+        """A sealed cycle, or the open one when it already has full batches."""
+        while self._sealed is None and not self._open.ready:
+            self._wake.clear()
+            await self._wake.wait()
+        return self._sealed or self._open
+
+    async def _deliver(self, cycle: Cycle) -> Position:
+        await self._producer.begin(self._always)
+        failpoint("transaction_begun")
+        position = await self._send_rows(cycle)
+        failpoint("all_acked")
+        self._own.tick()
+        for marker in cycle.markers:
+            self._markers.append(None, encode_marker(self._frames.marker, marker, position.epoch), None)
+        failpoint("markers_built")
+        self._position.append(position.key, encode_position(self._frames.position, position), None)
+        await self._send_own()
+        failpoint("before_commit")
+        await self._producer.commit()
+        return position
+
+    async def _send_rows(self, cycle: Cycle) -> Position:
+        """Send the cycle's batches as they come, until it is sealed and each one is acknowledged."""
+        sent: deque[tuple[Batch, asyncio.Future[Any]]] = deque()
+        while True:
+            while cycle.ready:
+                batch = cycle.ready.popleft()
+                sent.append((batch, self._producer.send(batch)))
+                failpoint("batch_sent")
+            if sent:
+                # In order: a manifest wants the pieces of a partition in order, and memory is given back steadily.
+                batch, future = sent.popleft()
+                self._note_delivered(batch, await self._producer.delivered(future))
+            elif cycle.position is not None:
+                self._sealed = None
+                self._busy = True
+                return cycle.position
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+    def _note_delivered(self, batch: Batch, base_offset: int) -> None:
+        for manifest, first, count in batch.pieces:
+            manifest.add(batch.topic, batch.partition, base_offset + first, count)
+        self.under_way_bytes -= batch.size
+        if self.under_way_bytes <= self._memory_bytes:
+            self._has_room.set()
+
+    async def _send_own(self) -> None:
+        """Markers and position, awaited. What the reader has filled meanwhile belongs to the next cycle."""
+        self._own.close_all()
+        futures = [self._producer.send(batch) for batch in self._own.ready]
+        self._own.ready.clear()
+        failpoint("markers_sent")
+        for future in futures:
+            await self._producer.delivered(future)
+        failpoint("position_sent")

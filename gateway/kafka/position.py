@@ -1,0 +1,188 @@
+"""The durable position of a slot: one record in every Kafka transaction, read back at each start.
+
+Topic walgate.position is compacted; the key is `<system identifier>/<database>/<slot>` as UTF-8 text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from dataclasses import dataclass, replace
+from typing import Any
+
+import fastavro
+from aiokafka import AIOKafkaConsumer
+from aiokafka.errors import KafkaError
+from aiokafka.structs import TopicPartition
+
+from gateway.events.manifest import Manifest, Range
+from gateway.kafka.producer import classify
+from gateway.lsn import Lsn
+from gateway.operate.errors import StopForOperator
+from gateway.operate.settings import KafkaSettings
+from gateway.transactions.transaction import Prepared
+from schemas.framing import read_schema_id
+from schemas.names import POSITION_TOPIC
+from schemas.records import POSITION
+
+_SCHEMA = fastavro.parse_schema(POSITION)
+_FRAME_BYTES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """`state` is INTENT before the slot is made, then ACTIVE; `resume_lsn` is where replication starts again."""
+
+    system_identifier: str
+    timeline: int
+    database: str
+    slot: str
+    prefix: str
+    publications: tuple[str, ...]
+    version: str
+    state: str = "INTENT"
+    epoch: int = 0
+    resume_lsn: Lsn = Lsn(0)
+    last_commit_lsn: Lsn = Lsn(0)
+    prepared: tuple[Prepared, ...] = ()
+
+    @property
+    def key(self) -> bytes:
+        return f"{self.system_identifier}/{self.database}/{self.slot}".encode()
+
+
+def encode_position(frame: bytes, position: Position) -> bytes:
+    out = io.BytesIO()
+    out.write(frame)
+    fastavro.schemaless_writer(out, _SCHEMA, _as_record(position))
+    return out.getvalue()
+
+
+def decode_position(value: bytes) -> Position:
+    """Raises StopForOperator when the record can not be read: guessing a position would lose or double rows."""
+    try:
+        read_schema_id(value)
+        source = io.BytesIO(value[_FRAME_BYTES:])
+        record: Any = fastavro.schemaless_reader(source, _SCHEMA, None)
+        if source.read(1):
+            raise ValueError("bytes left over")
+        return _from_record(record)
+    except (ValueError, IndexError, EOFError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise StopForOperator(
+            f"a record of {POSITION_TOPIC} is not a position: {type(error).__name__}",
+            hint="another program wrote there, or a newer version of the gateway did: use that version",
+        ) from error
+
+
+async def read_positions(settings: KafkaSettings, timeout_s: float) -> dict[bytes, Position]:
+    """The newest position of every slot, by key; what other transactions left open or aborted is not seen."""
+    consumer = AIOKafkaConsumer(
+        **settings.client_options(),
+        isolation_level="read_committed",
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+    )
+    newest: dict[bytes, bytes] = {}
+    try:
+        async with asyncio.timeout(timeout_s):
+            await consumer.start()
+            place = TopicPartition(POSITION_TOPIC, 0)
+            consumer.assign([place])
+            end = (await consumer.end_offsets([place]))[place]
+            await consumer.seek_to_beginning(place)
+            while await consumer.position(place) < end:
+                for record in (await consumer.getmany(place, timeout_ms=200)).get(place, []):
+                    if record.key is not None and record.value is not None:
+                        newest[record.key] = record.value
+    except (KafkaError, TimeoutError, OSError) as error:
+        raise classify(error, f"reading {POSITION_TOPIC}") from error
+    finally:
+        await consumer.stop()
+    return {key: decode_position(value) for key, value in newest.items()}
+
+
+def advance(position: Position, resume_lsn: int, last_commit_lsn: int, prepared: tuple[Prepared, ...]) -> Position:
+    return replace(position, resume_lsn=Lsn(resume_lsn), last_commit_lsn=Lsn(last_commit_lsn), prepared=prepared)
+
+
+def _as_record(position: Position) -> dict[str, Any]:
+    return {
+        "system_identifier": position.system_identifier,
+        "timeline": position.timeline,
+        "database": position.database,
+        "slot": position.slot,
+        "state": position.state,
+        "epoch": position.epoch,
+        "resume_lsn": int(position.resume_lsn),
+        "last_commit_lsn": int(position.last_commit_lsn),
+        "prepared": [
+            {
+                "gid": prepared.gid,
+                "xid": prepared.xid,
+                "prepare_lsn": int(prepared.prepare_lsn),
+                "origin": prepared.origin,
+                "manifest": _manifest_record(prepared.manifest),
+            }
+            for prepared in position.prepared
+        ],
+        "publications": list(position.publications),
+        "prefix": position.prefix,
+        "version": position.version,
+    }
+
+
+def _manifest_record(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "epoch": manifest.epoch,
+        "event_count": manifest.event_count,
+        "aborted_subxids": manifest.aborted_subxids,
+        "schema_ids": manifest.schema_ids,
+        "ranges": [
+            {
+                "topic": topic,
+                "partition": partition,
+                "first_offset": piece.first_offset,
+                "last_offset": piece.last_offset,
+                "record_count": piece.record_count,
+            }
+            for (topic, partition), pieces in manifest.ranges.items()
+            for piece in pieces
+        ],
+    }
+
+
+def _from_record(record: dict[str, Any]) -> Position:
+    return Position(
+        system_identifier=record["system_identifier"],
+        timeline=record["timeline"],
+        database=record["database"],
+        slot=record["slot"],
+        prefix=record["prefix"],
+        publications=tuple(record["publications"]),
+        version=record["version"],
+        state=record["state"],
+        epoch=record["epoch"],
+        resume_lsn=Lsn(record["resume_lsn"]),
+        last_commit_lsn=Lsn(record["last_commit_lsn"]),
+        prepared=tuple(
+            Prepared(
+                entry["gid"],
+                entry["xid"],
+                entry["prepare_lsn"],
+                entry["origin"],
+                _manifest_from_record(entry["manifest"]),
+            )
+            for entry in record["prepared"]
+        ),
+    )
+
+
+def _manifest_from_record(record: dict[str, Any]) -> Manifest:
+    manifest = Manifest(
+        record["epoch"], record["event_count"], list(record["aborted_subxids"]), list(record["schema_ids"])
+    )
+    for entry in record["ranges"]:
+        manifest.ranges.setdefault((entry["topic"], entry["partition"]), []).append(
+            Range(entry["first_offset"], entry["last_offset"], entry["record_count"])
+        )
+    return manifest

@@ -1,0 +1,108 @@
+"""Topics: made by the gateway itself, checked where they exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import structlog
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+
+from gateway.kafka.producer import classify
+from gateway.operate.errors import StopForOperator
+from gateway.operate.failpoints import failpoint
+from gateway.operate.settings import KafkaSettings
+from schemas.names import POSITION_TOPIC
+
+log = structlog.get_logger()
+_TOPIC_EXISTS = TopicAlreadyExistsError.errno
+
+
+class Topics:
+    """Makes sure of topics; knows the partition count of each one that it saw."""
+
+    def __init__(self, settings: KafkaSettings, marker_topic: str) -> None:
+        self._settings = settings
+        self._single = {marker_topic, POSITION_TOPIC}
+        self._admin = AIOKafkaAdminClient(**settings.client_options())
+        self._partition_counts: dict[str, int] = {}
+
+    async def start(self) -> None:
+        try:
+            await self._admin.start()
+        except (KafkaError, OSError, TimeoutError) as error:
+            raise classify(error, "connecting to Kafka") from error
+
+    async def close(self) -> None:
+        await self._admin.close()
+
+    async def ensure(self, topics: Iterable[str]) -> dict[str, int]:
+        """Make those that are missing; return the partition count of each. Raises StopForOperator, Retry."""
+        wanted = list(dict.fromkeys(topics))
+        if any(topic not in self._partition_counts for topic in wanted):
+            try:
+                await self._make_missing(wanted)
+            except (KafkaError, OSError, TimeoutError) as error:
+                raise classify(error, "making topics") from error
+        return {topic: self._partition_counts[topic] for topic in wanted}
+
+    async def _make_missing(self, wanted: list[str]) -> None:
+        existing = {
+            d["topic"]: len(d["partitions"]) for d in await self._admin.describe_topics() if not d["error_code"]
+        }
+        missing = [topic for topic in wanted if topic not in existing]
+        if missing:
+            failpoint("before_topic_creation")
+            response = await self._admin.create_topics([self._new_topic(topic) for topic in missing])
+            for topic, code, reason in (error[:3] for error in response.topic_errors):
+                if code not in (0, _TOPIC_EXISTS):
+                    raise StopForOperator(
+                        f"topic {topic} could not be made: {for_code(code).__name__}: {reason}",
+                        hint="make it by hand, or let the gateway: it needs Create on the cluster or on the prefix",
+                    )
+                log.info("topic_created", topic=topic)
+            failpoint("after_topic_creation")
+        for topic in wanted:
+            count = existing.get(topic) or self._new_topic(topic).num_partitions
+            self._check(topic, count)
+            self._partition_counts[topic] = count
+
+    def _new_topic(self, topic: str) -> NewTopic:
+        settings = self._settings
+        config: dict[str, str] = {"max.message.bytes": str(settings.max_record_bytes)}
+        partitions = 1 if topic in self._single else settings.partitions
+        if topic == POSITION_TOPIC:
+            config["cleanup.policy"] = "compact"
+        elif settings.retention_ms is not None:
+            config["retention.ms"] = str(settings.retention_ms)
+        for override in settings.topics:
+            if re.fullmatch(override.pattern, topic):
+                config |= override.config
+                if override.partitions is not None and topic not in self._single:
+                    partitions = override.partitions
+        return NewTopic(topic, partitions, settings.replication_factor, topic_configs=config)
+
+    def _check(self, topic: str, partition_count: int) -> None:
+        if topic in self._single and partition_count != 1:
+            raise StopForOperator(
+                f"topic {topic} has {partition_count} partitions; its order is commit order, so it must have one",
+                hint="use another kafka.prefix, or delete the topic if nothing needs it",
+            )
+
+    async def check_position_topic(self) -> None:
+        """A position that retention may delete is no durable position."""
+        try:
+            resource = ConfigResource(ConfigResourceType.TOPIC, POSITION_TOPIC, configs=None)
+            responses: list[Any] = await self._admin.describe_configs([resource])
+        except (KafkaError, OSError, TimeoutError) as error:
+            raise classify(error, f"reading the configuration of {POSITION_TOPIC}") from error
+        values = {entry[0]: entry[1] for response in responses for item in response.resources for entry in item[4]}
+        policy = values.get("cleanup.policy", "")
+        if policy != "compact":
+            raise StopForOperator(
+                f"topic {POSITION_TOPIC} has cleanup.policy={policy}: retention would delete positions",
+                hint=f"kafka-configs.sh --alter --topic {POSITION_TOPIC} --add-config cleanup.policy=compact",
+            )
