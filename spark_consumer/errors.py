@@ -1,0 +1,46 @@
+"""Every error this package raises on purpose. A message says where in the stream it stood; it never holds row values or secrets."""
+
+from __future__ import annotations
+
+
+class ConsumerError(Exception):
+    """Root of the errors of spark_consumer.
+
+    `hint` says what a person can do about it; it is part of the text, because Spark shows only the text of a task's error.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(f"{message}\n{hint}" if hint else message)
+        self.hint = hint
+
+
+class OptionError(ConsumerError):
+    """An option that is unknown, missing, malformed or in contradiction to another one."""
+
+
+class MarkerError(ConsumerError):
+    """The transaction topic breaks its own rules: a marker that does not decode, a commit LSN that does not rise, no manifest."""
+
+
+class TransactionIncomplete(ConsumerError):
+    """The records found do not add up to what the manifest says. Nothing of the read may be used."""
+
+
+class RangeExpired(ConsumerError):
+    """Records that a manifest names are no longer in Kafka (retention) or never were (another cluster, a topic made anew)."""
+
+
+class SourceUnavailable(ConsumerError):
+    """The broker or the schema registry does not answer, refuses us, or lacks a topic or schema. Trying again may help."""
+
+
+class MalformedRecord(ConsumerError):
+    """A record's bytes are not what its schema says: too short, too long, impossible lengths or branches."""
+
+
+class UnsupportedSchema(ConsumerError):
+    """An Avro schema outside of what the columnar decoder reads, or one that the frame's schema cannot take in."""
+
+
+class MirrorError(ConsumerError):
+    """The mirror's target is not what the mirror left there, or cannot take a change."""
