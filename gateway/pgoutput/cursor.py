@@ -15,8 +15,11 @@ from gateway.pgoutput.errors import PgOutputError
 
 # Microseconds from the Unix epoch to 2000-01-01, where PostgreSQL's time begins.
 PG_EPOCH: Final = 946_684_800_000_000
-# 'infinity' and the last 30 years of PostgreSQL's calendar do not fit a signed 64-bit count from the Unix epoch.
-_LAST_TIME: Final = (1 << 63) - 1 - PG_EPOCH
+# PostgreSQL's calendar begins in 4714 BC; its last 30 years do not fit a signed 64-bit count from the Unix epoch, as
+# long as its end stays free: '-infinity' and 'infinity' are the ends of the wire's range, and of ours.
+_FIRST_TIME: Final = -211_813_488_000_000_000
+_LAST_TIME: Final = (1 << 63) - 2 - PG_EPOCH
+_INFINITIES: Final = (-(1 << 63), (1 << 63) - 1)
 
 _INT16: Final = struct.Struct("!h")
 _INT32: Final = struct.Struct("!i")
@@ -73,12 +76,20 @@ class Cursor:
         return lsn
 
     def read_time(self, field: str) -> int:
-        """Microseconds since the Unix epoch, UTC; on the wire since 2000-01-01."""
+        """Microseconds since the Unix epoch, UTC; on the wire since 2000-01-01.
+
+        Infinite times do occur: a transaction with a replication origin has the time that
+        `pg_replication_origin_xact_setup` was given.
+        """
         position = self._claim(field, 8)
         time: int = _INT64.unpack_from(self.payload, position)[0]
-        if time > _LAST_TIME:
-            raise self.error(field, position, f"at most {_LAST_TIME} microseconds since 2000-01-01", str(time))
-        return time + PG_EPOCH
+        if _FIRST_TIME <= time <= _LAST_TIME:
+            return time + PG_EPOCH
+        if time in _INFINITIES:
+            return time
+        raise self.error(
+            field, position, f"from {_FIRST_TIME} to {_LAST_TIME} microseconds since 2000-01-01", str(time)
+        )
 
     def read_unused_flags(self) -> int:
         """Int8(0): "Flags; currently unused." """

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.pgoutput.cursor import Cursor
+from gateway.pgoutput.errors import PgOutputError
 from gateway.pgoutput.tuple_data import TupleData, read_tuple_data
 
 _KEY, _OLD, _NEW = b"KON"
@@ -42,8 +43,8 @@ class Update:
     """'K': "This field is optional and is only present if the update changed data in any of the column(s) that are part
     of the REPLICA IDENTITY index." As many columns as the relation has; null where the column is not of the key."""
     old: TupleData | None
-    """'O': "This field is optional and is only present if table in which the update happened has REPLICA IDENTITY set to
-    FULL." """
+    """'O': "This field is optional and is only present if table in which the update happened has REPLICA IDENTITY set
+    to FULL." """
     new: TupleData
     """'N': "Identifies the following TupleData message as a new tuple." """
 
@@ -73,7 +74,7 @@ class Truncate:
     xid: int | None
     """ "Xid of the transaction (only present for streamed transactions). [...] since protocol version 2." """
     relation_oids: tuple[int, ...]
-    """ "OID of the relation corresponding to the ID in the relation message. This field is repeated for each relation." """
+    """ "OID of the relation [...]. This field is repeated for each relation." """
     cascade: bool
     """ "Option bits for TRUNCATE: 1 for CASCADE" """
     restart_identity: bool
@@ -139,5 +140,5 @@ def read_truncate(cursor: Cursor, in_stream: bool) -> Truncate:
     )
 
 
-def _wrong_part(cursor: Cursor, part: int, expected: str) -> Exception:
+def _wrong_part(cursor: Cursor, part: int, expected: str) -> PgOutputError:
     return cursor.error("tuple part", cursor.position - 1, expected, f"0x{part:02x}")

@@ -50,8 +50,8 @@ class StreamAbort:
     abort_lsn: Lsn | None
     """ "The LSN of the abort. This field is available since protocol version 4." Sent with streaming=parallel only."""
     abort_time: int | None
-    """ "Abort timestamp of the transaction. This field is available since protocol version 4." With `abort_lsn` or not at
-    all; here in microseconds since the Unix epoch."""
+    """ "Abort timestamp of the transaction. This field is available since protocol version 4." With `abort_lsn` or
+    not at all; here in microseconds since the Unix epoch."""
 
 
 def read_stream_start(cursor: Cursor) -> StreamStart:
