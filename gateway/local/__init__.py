@@ -1,0 +1,18 @@
+"""Real PostgreSQL, Kafka and schema registry on this computer, for the demo and the tests.
+
+    async with LocalParts() as parts:
+        parts.postgres.dsn, parts.kafka.bootstrap_servers, parts.registry.url
+
+Everything listens on 127.0.0.1 only, lies in private folders below the temporary folder, and ends with this process,
+also when it is killed (`guard_process.py`). The files come by `artifacts.lock` and the wheels of `walgate[local]`.
+"""
+
+from __future__ import annotations
+
+from gateway.local.guard import Child, Guard, PartFailed
+from gateway.local.kafka import Kafka
+from gateway.local.parts import LocalParts
+from gateway.local.postgres import Postgres
+from gateway.local.registry import Registry
+
+__all__ = ["Child", "Guard", "Kafka", "LocalParts", "PartFailed", "Postgres", "Registry"]

@@ -1,0 +1,65 @@
+"""Whom PostgreSQL runs as: it refuses the superuser, so there an existing unprivileged account must do."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.operate.errors import StopForOperator
+
+UNPRIVILEGED = ("postgres", "nobody")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    name: str
+    uid: int
+    gid: int
+
+
+def unprivileged_account() -> Account | None:
+    """None when this process is no superuser: then it runs everything as itself. No account is ever made."""
+    if os.geteuid() != 0:
+        return None
+    for name in UNPRIVILEGED:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        if entry.pw_uid != 0:
+            return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
+    raise StopForOperator(
+        "PostgreSQL does not run as root, and there is no account to run it as",
+        hint=f"run as an ordinary user, or have one of the accounts {', '.join(UNPRIVILEGED)}",
+    )
+
+
+def reachable(path: Path, account: Account | None) -> bool:
+    """True when the account (None: this user) may go through every folder down to `path`, and read `path`."""
+    real = path.resolve()
+    if account is None:
+        return os.access(real, os.R_OK)
+    return all(_allows(folder, account, 0o1) for folder in real.parents) and _allows(real, account, 0o4)
+
+
+def _allows(path: Path, account: Account, bit: int) -> bool:
+    status = path.stat()
+    if status.st_uid == account.uid:
+        return bool(status.st_mode & bit << 6)
+    if status.st_gid == account.gid:
+        return bool(status.st_mode & bit << 3)
+    return bool(status.st_mode & bit)
+
+
+def reachable_folder(candidates: Iterable[Path], account: Account | None) -> Path:
+    """The first of the folders that the account may go through."""
+    for folder in candidates:
+        if folder.is_dir() and reachable(folder, account):
+            return folder
+    raise StopForOperator(
+        f"no temporary folder is reachable for the account {account.name if account else 'of this process'}",
+        hint="set TMPDIR to a folder such as /tmp",
+    )

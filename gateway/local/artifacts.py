@@ -1,0 +1,190 @@
+"""The Java artifacts that the local parts are made of: what they are, and where they lie once they are here.
+
+`artifacts.lock` names each file by Maven coordinates with its size and SHA-256, in sets: `kafka`, `registry`, `delta`,
+`postgres-14`, `postgres-15`, `postgres-16`. Files go to `$WALGATE_CACHE`, else `$XDG_CACHE_HOME/walgate`, else
+`~/.cache/walgate`. The repository's address is jgo's: it is written nowhere here.
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+import shutil
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+from gateway.local.download import Download, fetch
+
+LOCK_PATH = Path(__file__).with_name("artifacts.lock")
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """`group:artifact:version[:packaging[:classifier]]`"""
+
+    group: str
+    artifact: str
+    version: str
+    packaging: str = "jar"
+    classifier: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        parts = text.split(":")
+        if not 3 <= len(parts) <= 5 or not all(parts):
+            raise ValueError(f"not a Maven coordinate: {text!r}")
+        return cls(*parts)
+
+    @property
+    def file_name(self) -> str:
+        classifier = f"-{self.classifier}" if self.classifier else ""
+        return f"{self.artifact}-{self.version}{classifier}.{self.packaging}"
+
+    @property
+    def path(self) -> str:
+        """Place in a Maven repository (Maven Repository Layout, "default")."""
+        return f"{self.group.replace('.', '/')}/{self.artifact}/{self.version}/{self.file_name}"
+
+    def __str__(self) -> str:
+        parts = [self.group, self.artifact, self.version]
+        if self.packaging != "jar" or self.classifier:
+            parts.append(self.packaging)
+        if self.classifier:
+            parts.append(self.classifier)
+        return ":".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    coordinate: Coordinate
+    size: int
+    sha256: str
+
+
+def repository_url() -> str:
+    """The central repository as jgo knows it. Imported late: jgo takes 0.2 s and a full cache needs none of it."""
+    from jgo.constants import MAVEN_CENTRAL_URL
+
+    return str(MAVEN_CENTRAL_URL)
+
+
+@cache
+def load_lock(path: Path = LOCK_PATH) -> dict[str, tuple[Artifact, ...]]:
+    """Every set of the lock file, by name."""
+    with path.open("rb") as file:
+        sets = tomllib.load(file)
+    return {
+        name: tuple(Artifact(Coordinate.parse(text), facts["size"], facts["sha256"]) for text, facts in files.items())
+        for name, files in sets.items()
+    }
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept between runs; made when missing."""
+    if chosen := os.environ.get("WALGATE_CACHE"):
+        folder = Path(chosen)
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "walgate"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder.resolve()
+
+
+def locked_version(set_name: str, artifact: str) -> str:
+    """The version of one artifact of a set: `locked_version("kafka", "kafka_2.13") == "4.3.1"`."""
+    for locked in load_lock()[set_name]:
+        if locked.coordinate.artifact == artifact:
+            return locked.coordinate.version
+    raise KeyError(f"{artifact} is not in set {set_name} of {LOCK_PATH.name}")
+
+
+def fetch_sets(*names: str) -> dict[str, tuple[Path, ...]]:
+    """Paths of the files of these sets, in the lock's order, after downloading what is missing. Blocks.
+
+    Raises `DownloadFailed` and `WrongHash`.
+    """
+    lock, folder = load_lock(), cache_folder()
+    wanted = {name: [(one, folder / "artifacts" / one.coordinate.path) for one in lock[name]] for name in names}
+    missing = [
+        Download(one.coordinate.path, path, one.size, one.sha256)
+        for pairs in wanted.values()
+        for one, path in pairs
+        if not (path.exists() and path.stat().st_size == one.size)
+    ]
+    if missing:
+        fetch(repository_url(), missing)
+    return {name: tuple(path for _, path in pairs) for name, pairs in wanted.items()}
+
+
+def jars(set_name: str) -> tuple[Path, ...]:
+    """The jars of one set, for a class path."""
+    return fetch_sets(set_name)[set_name]
+
+
+def prepare(*names: str) -> None:
+    """Downloads what these sets lack, all at once and under one progress bar. Blocks."""
+    fetch_sets(*(name for name in names if len(load_lock()[name]) > 1 or not _unpacked_folder(name).exists()))
+
+
+def _unpacked_folder(set_name: str) -> Path:
+    (artifact,) = load_lock()[set_name]
+    name = f"{artifact.coordinate.artifact}-{artifact.coordinate.version}-{artifact.sha256[:12]}"
+    return cache_folder() / "unpacked" / name
+
+
+def unpacked(set_name: str) -> Path:
+    """Folder with the content of a set that is one archive: a tar.gz, or a jar around one .txz. Blocks.
+
+    Named by the archive's hash and renamed into place when whole, so two processes may do this at once. The archive is
+    not kept.
+    """
+    (artifact,) = load_lock()[set_name]
+    target = _unpacked_folder(set_name)
+    if target.exists():
+        return target
+    parent = target.parent
+    (archive,) = jars(set_name)
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=".unpack-") as scratch:
+        content = Path(scratch) / "content"
+        _UNPACK[artifact.coordinate.packaging](archive, content)
+        content.chmod(0o755)
+        try:
+            content.rename(target)
+        except OSError:
+            if not target.exists():
+                raise
+    archive.unlink(missing_ok=True)
+    return target
+
+
+def _unpack_tarball(archive: Path, target: Path) -> None:
+    with tarfile.open(archive) as tar:
+        _extract(tar, target)
+
+
+def _unpack_jar(archive: Path, target: Path) -> None:
+    with zipfile.ZipFile(archive) as jar:
+        (name,) = [one for one in jar.namelist() if one.endswith(".txz")]
+        with jar.open(name) as packed, lzma.open(packed) as tarball, tarfile.open(fileobj=tarball, mode="r|") as tar:
+            _extract(tar, target)
+
+
+def _extract(tar: tarfile.TarFile, target: Path) -> None:
+    # Python 3.11 before 3.11.4 has no filters; the archive's hash was checked, so it is what we locked in any case.
+    tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+    tar.extractall(target)
+
+
+_UNPACK: dict[str, Callable[[Path, Path], None]] = {"tar.gz": _unpack_tarball, "jar": _unpack_jar}
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copies with modes and links, without static libraries and headers: nothing runs them."""
+    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("*.a", "include", "doc", "man"))

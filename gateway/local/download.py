@@ -1,0 +1,138 @@
+"""Downloads held against a size and a SHA-256: parallel, resumable, whole or not there.
+
+A file is written to `<name>.part`, which stays when the download breaks off and is continued by a Range request
+(RFC 9110, 14.2). A lock on that part keeps two processes from writing it at once: the second one waits and finds the
+file done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedRandom
+from pathlib import Path
+
+import requests
+
+from gateway.local.progress import download_progress
+from gateway.operate.errors import StopForOperator
+
+PARALLEL = 8
+ATTEMPTS = 5
+TIMEOUT_S = 60
+CHUNK = 1 << 18
+
+
+class DownloadFailed(StopForOperator):
+    """The repository did not give the file."""
+
+
+class WrongHash(StopForOperator):
+    """The repository gave another file than the locked one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """`source`: path below the base address; `size` in bytes; `sha256` in hexadecimal."""
+
+    source: str
+    path: Path
+    size: int
+    sha256: str
+
+
+def fetch(base_url: str, downloads: Sequence[Download]) -> None:
+    """Brings every file to its path. Blocks; shows progress on standard error.
+
+    Raises `WrongHash` and `DownloadFailed` for the first file that fails, after the others have ended.
+    """
+    with (
+        download_progress(len(downloads), sum(one.size for one in downloads)) as advance,
+        requests.Session() as session,
+        ThreadPoolExecutor(PARALLEL, thread_name_prefix="download") as pool,
+    ):
+        # The largest first: the tail of a parallel download is its longest file.
+        ordered = sorted(downloads, key=lambda one: -one.size)
+        futures = [pool.submit(_fetch_one, session, base_url, one, advance) for one in ordered]
+        for future in futures:
+            future.result()
+
+
+def _fetch_one(session: requests.Session, base_url: str, wanted: Download, advance: Callable[[int], None]) -> None:
+    wanted.path.parent.mkdir(parents=True, exist_ok=True)
+    part = wanted.path.with_name(wanted.path.name + ".part")
+    with _locked(part) as file:
+        if wanted.path.exists() and wanted.path.stat().st_size == wanted.size:
+            part.unlink(missing_ok=True)
+            advance(wanted.size)
+            return
+        for attempt in range(ATTEMPTS):
+            try:
+                _continue(session, f"{base_url}/{wanted.source}", wanted, file, advance)
+                break
+            except requests.RequestException as error:
+                refused = error.response is not None and error.response.status_code < 500
+                if refused or attempt == ATTEMPTS - 1:
+                    raise DownloadFailed(
+                        f"{wanted.path.name} could not be downloaded: {error}",
+                        hint="the next run continues where this one broke off",
+                    ) from error
+                time.sleep(0.5 * 2**attempt)
+        _check(wanted, file, part)
+        part.rename(wanted.path)
+
+
+def _continue(
+    session: requests.Session, url: str, wanted: Download, file: BufferedRandom, advance: Callable[[int], None]
+) -> None:
+    """One request for the bytes that the part does not have yet."""
+    have = file.seek(0, os.SEEK_END)
+    if have > wanted.size:
+        have = file.truncate(0)
+    if have == wanted.size:
+        return
+    headers = {"Range": f"bytes={have}-"} if have else {}
+    with session.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
+        response.raise_for_status()
+        if have and response.status_code != requests.codes.partial_content:
+            have = file.truncate(0)
+        advance(have)
+        for chunk in response.iter_content(CHUNK):
+            file.write(chunk)
+            have += len(chunk)
+            advance(len(chunk))
+            if have > wanted.size:
+                break
+    file.flush()
+    if have < wanted.size:
+        raise requests.ConnectionError(f"ended after {have} of {wanted.size} bytes")
+
+
+def _check(wanted: Download, file: BufferedRandom, part: Path) -> None:
+    file.seek(0)
+    actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != wanted.sha256:
+        part.unlink()
+        raise WrongHash(
+            f"{wanted.path.name} has SHA-256 {actual}, expected {wanted.sha256}",
+            hint="the file was thrown away; a proxy or mirror may have changed it",
+        )
+
+
+@contextmanager
+def _locked(part: Path) -> Iterator[BufferedRandom]:
+    """The part, open for reading and writing, and nobody else's while it is."""
+    while True:
+        file = part.open("a+b")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if part.exists() and part.stat().st_ino == os.fstat(file.fileno()).st_ino:
+            break
+        file.close()  # the one that held it has renamed or removed it meanwhile
+    with file:
+        yield file

@@ -1,0 +1,193 @@
+"""The parent's side of the guard: a private folder and processes that end with this process, whatever ends it.
+
+    guard = await Guard.open("kafka")
+    child = await guard.start("broker", ["java", ...])
+    await child.wait()          # or child.send_signal(signal.SIGTERM)
+    await guard.close()         # ends what runs, removes guard.folder
+
+The theory is told in `guard_process.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from gateway.local.accounts import Account
+from gateway.operate.errors import StopForOperator
+
+SCRIPT = Path(__file__).with_name("guard_process.py")
+LOG_TAIL_LINES = 30
+PROBE_INTERVAL_S = 0.05
+
+
+class PartFailed(StopForOperator):
+    """A local part did not start, or ended by itself; the message ends with the last lines of its log."""
+
+
+class Child:
+    """One process under a guard. `exit_code` is set when it and all that it left behind have ended; negative: a signal."""
+
+    def __init__(self, guard: Guard, name: str, log_path: Path) -> None:
+        self._guard = guard
+        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.name = name
+        self.log_path = log_path
+        self.pid = 0
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._exit.result() if self._exit.done() else None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Sends nothing when the process has ended."""
+        self._guard.send({"do": "signal", "name": self.name, "signal": int(number)})
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._exit)
+
+    async def stop(self, number: signal.Signals, timeout_s: float) -> int:
+        """Sends the signal, and SIGKILL when the process has not ended after `timeout_s`; the exit code."""
+        self.send_signal(number)
+        try:
+            return await asyncio.wait_for(self.wait(), timeout_s)
+        except TimeoutError:
+            self.send_signal(signal.SIGKILL)
+            return await self.wait()
+
+    async def ready(self, probe: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
+        """Returns when the probe is true. Raises `PartFailed` with the log's tail when it ends or takes too long."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while not await probe():
+            if self.exit_code is not None:
+                raise self.failure(f"ended with code {self.exit_code} while it started")
+            if asyncio.get_running_loop().time() > deadline:
+                raise self.failure(f"was not ready after {timeout_s:.0f} s")
+            await asyncio.wait({self._exit}, timeout=PROBE_INTERVAL_S)
+
+    def failure(self, what: str) -> PartFailed:
+        return PartFailed(f"{self.name} {what}; its log ends:\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        if not self.log_path.exists():
+            return "    (no log)"
+        lines = self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return "\n".join(f"    {line}" for line in lines) or "    (nothing)"
+
+
+class Guard:
+    """Made by `open`; belongs to the event loop it was opened in."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+        self._process = process
+        self._children: dict[str, Child] = {}
+        self._starting: dict[str, asyncio.Future[int]] = {}
+        self._events = asyncio.create_task(self._read_events())
+        self.folder = folder
+
+    @classmethod
+    async def open(cls, name: str, *, account: Account | None = None, temporary: Path | None = None) -> Self:
+        """A guard with a new folder `walgate-<name>-*`, mode 0700, owned by `account` (default: this user)."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            str(SCRIPT),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        command = {
+            "do": "open",
+            "prefix": f"walgate-{name}-",
+            "temporary": str(temporary or tempfile.gettempdir()),
+            "uid": account.uid if account else None,
+            "gid": account.gid if account else None,
+            "parent": os.getpid(),
+        }
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(command).encode() + b"\n")
+        line = await process.stdout.readline()
+        if not line:
+            raise PartFailed(f"the guard of {name} did not start")
+        return cls(process, Path(json.loads(line)["folder"]))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, command: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command).encode() + b"\n")
+
+    async def start(
+        self,
+        name: str,
+        argv: Sequence[str | Path],
+        *,
+        environment: Mapping[str, str] | None = None,
+        account: Account | None = None,
+        folder: Path | None = None,
+        log_path: Path | None = None,
+        end_signal: signal.Signals = signal.SIGKILL,
+    ) -> Child:
+        """Starts one process; `name` must not be running. Output is appended to `<folder>/<name>.log`.
+
+        `environment` is added to this process's own; `end_signal` is what it gets when the guard ends.
+        Raises `PartFailed`.
+        """
+        child = Child(self, name, log_path or self.folder / f"{name}.log")
+        self._children[name] = child
+        self._starting[name] = asyncio.get_running_loop().create_future()
+        self.send(
+            {
+                "do": "start",
+                "name": name,
+                "argv": [str(word) for word in argv],
+                "env": {**os.environ, **(environment or {})},
+                "cwd": str(folder or self.folder),
+                "log": str(child.log_path),
+                "uid": account.uid if account else None,
+                "gid": account.gid if account else None,
+                "end_signal": int(end_signal),
+            }
+        )
+        child.pid = await self._starting[name]
+        return child
+
+    async def run(self, name: str, argv: Sequence[str | Path], **options: Any) -> None:
+        """Starts a process (options as `start`) and waits for its end. Raises `PartFailed` when its code is not 0."""
+        child = await self.start(name, argv, **options)
+        if code := await child.wait():
+            raise child.failure(f"ended with code {code}")
+
+    async def close(self) -> None:
+        """Ends everything and removes the folder; may be called twice."""
+        if self._process.returncode is None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            await self._process.wait()
+        await self._events
+
+    async def _read_events(self) -> None:
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            event = json.loads(line)
+            name = event["name"]
+            if event["event"] == "started":
+                self._starting.pop(name).set_result(event["pid"])
+            elif event["event"] == "refused":
+                self._starting.pop(name).set_exception(PartFailed(f"{name} could not be started: {event['reason']}"))
+            else:
+                self._children[name]._exit.set_result(event["code"])
+        for starting in self._starting.values():
+            starting.set_exception(PartFailed("the guard has ended"))
+        for child in self._children.values():
+            if not child._exit.done():
+                child._exit.set_result(-signal.SIGKILL)

@@ -1,0 +1,167 @@
+"""One Kafka broker that is its own controller (KRaft), on 127.0.0.1, with new data."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import signal
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
+from gateway.local.artifacts import jars, locked_version
+from gateway.local.guard import Child, Guard
+from gateway.local.java import java
+from gateway.local.ports import HOST, answers, free_port
+
+_log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 30.0
+
+_LOG4J = """\
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = [%d] %p %m (%c)%n
+rootLogger.level = INFO
+rootLogger.appenderRef.out.ref = out
+"""
+
+_SETTINGS: dict[str, str | int] = {
+    "process.roles": "broker,controller",
+    "node.id": 1,
+    "controller.listener.names": "CONTROLLER",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+    "auto.create.topics.enable": "false",
+    "num.partitions": 1,
+    "offsets.topic.num.partitions": 1,
+    "offsets.topic.replication.factor": 1,
+    "transaction.state.log.num.partitions": 1,
+    "transaction.state.log.replication.factor": 1,
+    "transaction.state.log.min.isr": 1,
+    "share.coordinator.state.topic.replication.factor": 1,
+    "share.coordinator.state.topic.min.isr": 1,
+    "group.initial.rebalance.delay.ms": 0,
+    "log.cleaner.dedupe.buffer.size": 2_097_152,
+    "message.max.bytes": 33_554_432,
+}
+
+
+class Kafka:
+    """`settings` are broker properties over the defaults above; `heap_mb` is -Xmx."""
+
+    def __init__(self, *, settings: Mapping[str, str | int] | None = None, heap_mb: int = 512) -> None:
+        self.version = locked_version("kafka", "kafka_2.13")
+        self.port = free_port()
+        self._controller_port = free_port()
+        self._settings: dict[str, str | int] = {**_SETTINGS, **(settings or {})}
+        self._heap_mb = heap_mb
+        self._guard: Guard | None = None
+        self._class_path = ""
+        self._broker: Child | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def broker_pid(self) -> int | None:
+        """Pid of the broker while it runs."""
+        return self._broker.pid if self._broker is not None and self._broker.exit_code is None else None
+
+    @property
+    def log_path(self) -> Path:
+        assert self._guard is not None, "not started"
+        return self._guard.folder / "broker.log"
+
+    async def start(self) -> None:
+        """Returns when the broker answers an API request. The first start makes the data; a later one goes on with it.
+
+        Raises `PartFailed` with the log's tail.
+        """
+        if self.broker_pid is not None:
+            return
+        if self._guard is None:
+            self._class_path = ":".join(map(str, await asyncio.to_thread(jars, "kafka")))
+            self._guard = await Guard.open("kafka")
+            self._lay_out(self._guard.folder)
+        folder = self._guard.folder
+        self._broker = await self._guard.start("broker", [java(), *self._options(folder), folder / "server.properties"])
+        await self._broker.ready(self._answers, START_TIMEOUT_S)
+        _log.info("%s %s answers on port %d", "Kafka", self.version, self.port)
+
+    def _options(self, folder: Path) -> list[str]:
+        return [
+            "-Xms256m",
+            f"-Xmx{self._heap_mb}m",
+            "-XX:+UseSerialGC",
+            f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}",
+            "-cp",
+            self._class_path,
+            "kafka.Kafka",
+        ]
+
+    def _lay_out(self, folder: Path) -> None:
+        """Properties, and the storage formatted by hand.
+
+        With static controller voters and a meta.properties a broker starts at the newest metadata version by itself
+        (KIP-631; BootstrapDirectory.readFromConfiguration); kafka.tools.StorageTool would be one more start of Java.
+        """
+        properties: dict[str, str | int] = {
+            **self._settings,
+            "listeners": f"PLAINTEXT://{self.bootstrap_servers},CONTROLLER://{HOST}:{self._controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{self.bootstrap_servers}",
+            "controller.quorum.voters": f"1@{HOST}:{self._controller_port}",
+            "log.dirs": str(folder / "data"),
+        }
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        directory_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        (folder / "data").mkdir()
+        (folder / "data" / "meta.properties").write_text(
+            f"version=1\ncluster.id={cluster_id}\nnode.id=1\ndirectory.id={directory_id}\n"
+        )
+        (folder / "server.properties").write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+        (folder / "log4j2.properties").write_text(_LOG4J)
+
+    async def _answers(self) -> bool:
+        if not await answers(self.port):
+            return False
+        client = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers, request_timeout_ms=5_000)
+        try:
+            await client.start()
+            return bool((await client.describe_cluster())["brokers"])
+        except (KafkaError, OSError):
+            return False
+        finally:
+            await client.close()
+
+    async def stop(self) -> None:
+        """Controlled shutdown; keeps the data."""
+        if self._broker is not None:
+            await self._broker.stop(signal.SIGTERM, STOP_TIMEOUT_S)
+
+    async def kill(self) -> None:
+        """kill -9; keeps the data."""
+        if self._broker is not None:
+            self._broker.send_signal(signal.SIGKILL)
+            await self._broker.wait()
+
+    async def close(self) -> None:
+        """Stops the broker and removes everything."""
+        if self._guard is not None:
+            await self._guard.close()
+            self._guard = self._broker = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,200 @@
+"""A PostgreSQL server of one's own, set up for logical decoding: new data, 127.0.0.1 only, `postgres` without password."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Literal, Self
+
+import asyncpg
+
+from gateway.local.accounts import reachable_folder, unprivileged_account
+from gateway.local.binaries import NEWEST_VERSION, PostgresBinaries, postgres_binaries
+from gateway.local.guard import Child, Guard
+from gateway.local.ports import HOST, free_port
+
+_log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+# PostgreSQL manual, 18.5 Shutting Down the Server.
+_STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+
+_SETTINGS: dict[str, str | int] = {
+    "listen_addresses": HOST,
+    "unix_socket_directories": "",
+    "wal_level": "logical",
+    "max_replication_slots": 64,
+    "max_wal_senders": 64,
+    "max_prepared_transactions": 50,
+    "max_connections": 200,
+    "shared_buffers": "64MB",
+    "max_wal_size": "2GB",
+    # Files of dynamic shared memory lie in the data folder and go with it, also after kill -9.
+    "dynamic_shared_memory_type": "mmap",
+    # Nothing here must outlive the computer, and tests that stop the server as in a crash keep the operating system.
+    "fsync": "off",
+    "full_page_writes": "off",
+    "log_line_prefix": "%m [%p] %b %a ",
+    "timezone": "UTC",
+}
+
+
+class Postgres:
+    """`settings` are server parameters over the defaults above; `databases` are made at the first start.
+
+    `hba` replaces the lines of pg_hba.conf (PostgreSQL manual, 20.1); `files` (name -> content) are put into the data
+    folder before the first start, for certificates.
+    """
+
+    def __init__(
+        self,
+        version: int = NEWEST_VERSION,
+        *,
+        settings: Mapping[str, str | int] | None = None,
+        databases: Sequence[str] = (),
+        hba: Sequence[str] = (),
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self.version = version
+        self.port = free_port()
+        self.server_version = ""  # as the running server says it: "18.6"
+        self._settings: dict[str, str | int] = {**_SETTINGS, **(settings or {})}
+        self._databases = tuple(databases)
+        self._hba = tuple(hba)
+        self._files = dict(files or {})
+        self._account = unprivileged_account()
+        self._guard: Guard | None = None
+        self._binaries: PostgresBinaries | None = None
+        self._server: Child | None = None
+
+    @property
+    def dsn(self) -> str:
+        """Of the database `postgres`."""
+        return self.database_dsn("postgres")
+
+    def database_dsn(self, database: str) -> str:
+        return f"postgresql://postgres@{HOST}:{self.port}/{database}"
+
+    @property
+    def data_folder(self) -> Path:
+        assert self._guard is not None, "not started"
+        return self._guard.folder / "data"
+
+    @property
+    def log_path(self) -> Path:
+        assert self._guard is not None, "not started"
+        return self._guard.folder / "server.log"
+
+    @property
+    def server_pid(self) -> int | None:
+        """Pid of the postmaster while it runs."""
+        return self._server.pid if self._server is not None and self._server.exit_code is None else None
+
+    def program(self, name: str) -> Path:
+        """Path of one of this version's programs: 14 to 16 have only initdb, pg_ctl and postgres."""
+        assert self._binaries is not None, "not started"
+        return self._binaries.program(name)
+
+    async def start(self) -> None:
+        """Returns when the server answers a query. The first start makes the data; a later one goes on with it.
+
+        Raises `PartFailed` with the log's tail.
+        """
+        if self.server_pid is not None:
+            return
+        first = self._guard is None
+        if self._guard is None:
+            self._guard = await self._initialize()
+        arguments = [word for name, value in self._settings.items() for word in ("-c", f"{name}={value}")]
+        self._server = await self._guard.start(
+            "server",
+            [self.program("postgres"), "-D", self.data_folder, "-p", str(self.port), *arguments],
+            account=self._account,
+            end_signal=signal.SIGQUIT,
+        )
+        await self._server.ready(self._answers, START_TIMEOUT_S)
+        _log.info("%s %s answers on port %d", "PostgreSQL", self.server_version, self.port)
+        if first and self._databases:
+            connection = await self.connect()
+            for name in self._databases:
+                await connection.execute(f'CREATE DATABASE "{name}"')
+            await connection.close()
+
+    async def _initialize(self) -> Guard:
+        """initdb into a new folder. Without --no-sync it would wait for the disk."""
+        found = await asyncio.to_thread(postgres_binaries, self.version)
+        temporary = reachable_folder((Path(gettempdir()), Path("/tmp"), Path("/var/tmp")), self._account)
+        guard = await Guard.open("postgres", account=self._account, temporary=temporary)
+        try:
+            self._binaries = await asyncio.to_thread(found.reachable_copy, self._account, guard.folder)
+            command: list[str | Path] = [
+                "-D",
+                guard.folder / "data",
+                "-U",
+                "postgres",
+                "--auth=trust",
+                "--no-sync",
+                "--no-instructions",
+            ]
+            await guard.run(
+                "initdb",
+                [self._binaries.program("initdb"), *command, "--encoding=UTF8", "--locale=C"],
+                account=self._account,
+            )
+            if self._hba:
+                (guard.folder / "data" / "pg_hba.conf").write_text("\n".join([*self._hba, ""]))
+            for name, content in self._files.items():
+                self._put(guard.folder / "data" / name, content)
+        except BaseException:
+            await guard.close()
+            raise
+        return guard
+
+    def _put(self, path: Path, content: bytes) -> None:
+        path.write_bytes(content)
+        path.chmod(0o600)
+        if self._account is not None:
+            os.chown(path, self._account.uid, self._account.gid)
+
+    async def _answers(self) -> bool:
+        try:
+            connection = await self.connect()
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            return False
+        self.server_version = (await connection.fetchval("SHOW server_version")).split()[0]
+        await connection.close()
+        return True
+
+    async def connect(self, database: str = "postgres") -> asyncpg.Connection:
+        """A new connection as superuser."""
+        return await asyncpg.connect(self.database_dsn(database), timeout=10)
+
+    async def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
+        """Stops the server and keeps its data. `immediate` is a crash of the server: the next start recovers."""
+        if self._server is not None:
+            await self._server.stop(_STOP_SIGNALS[mode], STOP_TIMEOUT_S)
+
+    async def kill(self) -> None:
+        """kill -9 of the server and all its backends; keeps its data."""
+        if self._server is not None:
+            self._server.send_signal(signal.SIGKILL)
+            await self._server.wait()
+
+    async def close(self) -> None:
+        """Stops the server and removes everything."""
+        if self._guard is not None:
+            await self._guard.close()
+            self._guard = self._server = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,108 @@
+"""Apicurio Registry with the Confluent API, on 127.0.0.1; its data lie in a file, so that a restart keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import logging
+import signal
+from pathlib import Path
+from typing import Self
+
+from gateway.local.artifacts import locked_version, unpacked
+from gateway.local.guard import Child, Guard
+from gateway.local.java import java
+from gateway.local.ports import HOST, free_port
+
+_log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 20.0
+
+
+class Registry:
+    """`url` is that of the Confluent API. Compatibility is not enforced until a client sets it."""
+
+    def __init__(self, *, heap_mb: int = 384) -> None:
+        self.version = locked_version("registry", "apicurio-registry-app")
+        self.port = free_port()
+        self._management_port = free_port()
+        self._heap_mb = heap_mb
+        self._guard: Guard | None = None
+        self._program = Path()
+        self._server: Child | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}/apis/ccompat/v7"
+
+    @property
+    def server_pid(self) -> int | None:
+        """Pid of the registry while it runs."""
+        return self._server.pid if self._server is not None and self._server.exit_code is None else None
+
+    @property
+    def log_path(self) -> Path:
+        assert self._guard is not None, "not started"
+        return self._guard.folder / "registry.log"
+
+    async def start(self) -> None:
+        """Returns when the registry says that it is healthy. Raises `PartFailed` with the log's tail."""
+        if self.server_pid is not None:
+            return
+        if self._guard is None:
+            self._program = await asyncio.to_thread(unpacked, "registry") / "quarkus-run.jar"
+            self._guard = await Guard.open("registry")
+        self._server = await self._guard.start("registry", [java(), *self._options(), "-jar", self._program])
+        await self._server.ready(lambda: asyncio.to_thread(self._healthy), START_TIMEOUT_S)
+        _log.info("%s %s answers on port %d", "Apicurio", self.version, self.port)
+
+    def _options(self) -> list[str]:
+        assert self._guard is not None
+        properties = {
+            "quarkus.http.host": HOST,
+            "quarkus.http.port": self.port,
+            "quarkus.management.host": HOST,
+            "quarkus.management.port": self._management_port,
+            "apicurio.storage.sql.kind": "h2",
+            "apicurio.datasource.url": f"jdbc:h2:file:{self._guard.folder / 'registry'}",
+            "java.util.logging.manager": "org.jboss.logmanager.LogManager",
+        }
+        # The serial collector and the first compiler alone start fastest; the registry answers a few requests a second.
+        memory = [f"-Xmx{self._heap_mb}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        return [*memory, *(f"-D{name}={value}" for name, value in properties.items())]
+
+    def _healthy(self) -> bool:
+        # http.client, because it knows of no proxy.
+        connection = http.client.HTTPConnection(HOST, self._management_port, timeout=5)
+        try:
+            connection.request("GET", "/health/ready")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    async def stop(self) -> None:
+        """Stops the registry; its schemas are kept."""
+        if self._server is not None:
+            await self._server.stop(signal.SIGTERM, STOP_TIMEOUT_S)
+
+    async def kill(self) -> None:
+        """kill -9; keeps the data."""
+        if self._server is not None:
+            self._server.send_signal(signal.SIGKILL)
+            await self._server.wait()
+
+    async def close(self) -> None:
+        """Stops the registry and removes everything."""
+        if self._guard is not None:
+            await self._guard.close()
+            self._guard = self._server = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

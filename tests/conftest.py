@@ -1,0 +1,186 @@
+"""Real servers for the tests, one of each for the whole run, started when the first test asks for it.
+
+`postgres`, `postgres_oldest`, `kafka`, `registry`: the session's parts. `database`, `database_oldest`: a new, empty
+database for each test; `topic_prefix`: a prefix that no other test has. `start_postgres`: a server of the test's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from gateway.local import Kafka, Postgres, Registry
+from gateway.local.binaries import OLDEST_VERSION
+from gateway.local.java import java_version
+
+# A small buffer makes the server stream or spill with a few hundred rows.
+TEST_SETTINGS: dict[str, str | int] = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": 20}
+TERMINATE_TIMEOUT_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A database of one test."""
+
+    server: Postgres
+    name: str
+
+    @property
+    def dsn(self) -> str:
+        return self.server.database_dsn(self.name)
+
+    async def connect(self) -> asyncpg.Connection:
+        """A new connection as superuser; the test closes it, or the end of the database does."""
+        return await self.server.connect(self.name)
+
+
+class StartedVersions(logging.Handler):
+    """What was really started in this run: part -> versions. Fed by the parts' own log, and by `add`."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.versions: dict[str, set[str]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if isinstance(record.args, tuple) and len(record.args) == 3:
+            self.add(str(record.args[0]), str(record.args[1]))
+
+    def add(self, part: str, version: str) -> None:
+        self.versions.setdefault(part, set()).add(version)
+
+
+_started = StartedVersions()
+
+
+@pytest.fixture(scope="session")
+def started_versions() -> StartedVersions:
+    """For tests that start something of their own: `started_versions.add("Spark", "4.2.0")`."""
+    return _started
+
+
+@pytest_asyncio.fixture(scope="session")
+async def postgres() -> AsyncIterator[Postgres]:
+    async with Postgres(settings=TEST_SETTINGS) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="session")
+async def postgres_oldest() -> AsyncIterator[Postgres]:
+    async with Postgres(OLDEST_VERSION, settings=TEST_SETTINGS) as server:
+        yield server
+
+
+@pytest_asyncio.fixture
+async def start_postgres() -> AsyncIterator[Callable[..., Awaitable[Postgres]]]:
+    """`await start_postgres(version=16, settings={...})`: a server that ends with the test."""
+    servers: list[Postgres] = []
+
+    async def start(version: int = 18, **options: Any) -> Postgres:
+        options["settings"] = {**TEST_SETTINGS, **options.get("settings", {})}
+        server = Postgres(version, **options)
+        servers.append(server)
+        await server.start()
+        return server
+
+    yield start
+    for server in servers:
+        await server.close()
+
+
+@pytest_asyncio.fixture
+async def database(postgres: Postgres) -> AsyncIterator[Database]:
+    async for made in _new_database(postgres):
+        yield made
+
+
+@pytest_asyncio.fixture
+async def database_oldest(postgres_oldest: Postgres) -> AsyncIterator[Database]:
+    async for made in _new_database(postgres_oldest):
+        yield made
+
+
+async def _new_database(server: Postgres) -> AsyncIterator[Database]:
+    name = f"test_{uuid4().hex[:12]}"
+    admin = await server.connect()
+    await admin.execute(f"CREATE DATABASE {name}")
+    try:
+        yield Database(server, name)
+    finally:
+        await _drop(admin, server, name)
+        await admin.close()
+
+
+async def _drop(admin: asyncpg.Connection, server: Postgres, name: str) -> None:
+    """Walsenders, slots and prepared transactions each keep a database from being dropped."""
+    inside = await server.connect(name)
+    for (gid,) in await inside.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
+        await inside.execute(f"ROLLBACK PREPARED '{gid.replace(chr(39), chr(39) * 2)}'")
+    await inside.close()
+    await admin.execute(
+        "SELECT pg_terminate_backend(pid, $2) FROM pg_stat_activity WHERE datname = $1", name, TERMINATE_TIMEOUT_MS
+    )
+    await admin.execute(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = $1", name
+    )
+    await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest_asyncio.fixture(scope="session")
+async def _kafka_and_registry(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Kafka, Registry]]:
+    """Both start at once where the chosen tests need both; a part that no test needs is not started."""
+    kafka, registry = Kafka(), Registry()
+    needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    try:
+        async with asyncio.TaskGroup() as group:
+            if "kafka" in needed:
+                group.create_task(kafka.start())
+            if "registry" in needed:
+                group.create_task(registry.start())
+        yield kafka, registry
+    finally:
+        await asyncio.gather(kafka.close(), registry.close())
+
+
+@pytest_asyncio.fixture(scope="session")
+async def kafka(_kafka_and_registry: tuple[Kafka, Registry]) -> Kafka:
+    return _kafka_and_registry[0]
+
+
+@pytest_asyncio.fixture(scope="session")
+async def registry(_kafka_and_registry: tuple[Kafka, Registry]) -> Registry:
+    return _kafka_and_registry[1]
+
+
+@pytest.fixture
+def topic_prefix() -> str:
+    return f"t{uuid4().hex[:10]}"
+
+
+def pytest_configure() -> None:
+    logger = logging.getLogger("gateway.local")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(_started)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many tests ran, on which versions of what was really started."""
+    if _started.versions.keys() & {"Kafka", "Apicurio"}:
+        _started.add("Java", java_version())
+    pyspark = sys.modules.get("pyspark")
+    if pyspark is not None and pyspark.SparkContext._gateway is not None:
+        _started.add("Spark", pyspark.__version__)
+    _started.add("Python", platform.python_version())
+    ran = sum(len(terminalreporter.stats.get(outcome, ())) for outcome in ("passed", "failed", "error"))
+    parts = [f"{part} {', '.join(sorted(found))}" for part, found in sorted(_started.versions.items())]
+    terminalreporter.section("versions")
+    terminalreporter.line(f"{ran} tests ran on {'; '.join(parts)}")
