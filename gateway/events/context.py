@@ -1,0 +1,38 @@
+"""What all events of a transaction (of a subtransaction, while it streams) have in common, already in Avro bytes."""
+
+from __future__ import annotations
+
+from gateway.events.varint import encode_long, encode_some_long
+
+_NULL = b"\0"
+
+
+class Context:
+    """Made once a transaction, so that a row only copies it.
+
+    `identity` holds the envelope's xid, subxid and epoch; `commit` its commit_lsn, commit_time (microseconds since the
+    Unix epoch) and origin. `commit_lsn` None: in progress.
+    """
+
+    __slots__ = ("commit", "commit_lsn", "commit_time", "epoch", "identity", "origin", "subxid", "xid")
+
+    def __init__(
+        self, xid: int, subxid: int, epoch: int, commit_lsn: int | None, commit_time: int | None, origin: str | None
+    ) -> None:
+        self.xid = xid
+        self.subxid = subxid
+        self.epoch = epoch
+        self.commit_lsn = commit_lsn
+        self.commit_time = commit_time
+        self.origin = origin
+        self.identity = encode_long(xid) + encode_long(subxid) + encode_long(epoch)
+        self.commit = (
+            (_NULL if commit_lsn is None else encode_some_long(commit_lsn))
+            + (_NULL if commit_time is None else encode_some_long(commit_time))
+            + (_NULL if origin is None else _some_string(origin))
+        )
+
+
+def _some_string(text: str) -> bytes:
+    encoded = text.encode()
+    return encode_some_long(len(encoded)) + encoded
