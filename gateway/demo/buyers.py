@@ -94,9 +94,7 @@ async def _pay(buyer: Buyer) -> int:
     order_id = buyer.rng.choice(list(buyer.open_orders))
     await buyer.add("payments", goods.payment(buyer.rng, order_id))
     # The letter is not touched: REPLICA IDENTITY FULL sends it in the old tuple, and as unchanged in the new one.
-    await buyer.connection.execute(
-        "UPDATE orders SET status = 'paid', total = total + 0.01 WHERE id = $1", order_id
-    )
+    await buyer.connection.execute("UPDATE orders SET status = 'paid', total = total + 0.01 WHERE id = $1", order_id)
     return 2
 
 

@@ -42,9 +42,7 @@ _LAST = (
     "back\\slash",
 )
 _SKUS = ("bolt-m6", "nut-m6", "washer", "gear 12/48", "belt", "cog", "spring", "clamp")
-_TOASTED_LENGTH = (
-    3000  # characters; above PostgreSQL's limit of about 2,000 bytes a row, hence stored out of line
-)
+_TOASTED_LENGTH = 3000  # characters; above PostgreSQL's limit of about 2,000 bytes a row, hence stored out of line
 
 
 def insert(table: str) -> str:
@@ -70,10 +68,7 @@ def customer(rng: random.Random, customer_id: int) -> Row:
         "profile": {"visits": rng.randrange(100), "ratio": rng.random(), "tags": [None, True, "ü\"'"]},
         "notes": toasted(rng),
         "avatar": "\\x" + rng.randbytes(rng.randrange(40)).hex(),
-        "tags": [
-            rng.choice(["vip", "", 'quo"te', "com,ma", "NULL", None, "back\\"])
-            for _ in range(rng.randrange(4))
-        ],
+        "tags": [rng.choice(["vip", "", 'quo"te', "com,ma", "NULL", None, "back\\"]) for _ in range(rng.randrange(4))],
         "reference": str(UUID(bytes=rng.randbytes(16))),
         "fax": f"+49 30 {rng.randrange(10**7):07}",
         "created_at": _moment(rng) + "+02:00",

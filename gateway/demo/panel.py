@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -47,7 +47,7 @@ class Step:
 class Panel:
     """`figures` are label -> text, shown below the steps; `notes` are lines at the bottom, ready to paste."""
 
-    def __init__(self, title: str, steps: list[str], console: Console | None = None) -> None:
+    def __init__(self, title: str, steps: Sequence[str], console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
         self.title = title
         self.notes: list[str] = []

@@ -41,9 +41,7 @@ class Stage:
     async def order(self, customer_id: int | None = None) -> int:
         """A customer and an order of the stage's own (two row changes); the order's id, which is the customer's too."""
         order_id = self.next_id()
-        await self.connection.execute(
-            goods.insert("customers"), goods.text_of(goods.customer(self.rng, order_id))
-        )
+        await self.connection.execute(goods.insert("customers"), goods.text_of(goods.customer(self.rng, order_id)))
         await self.connection.execute(
             goods.insert("orders"), goods.text_of(goods.order(self.rng, order_id, customer_id or order_id))
         )
@@ -85,9 +83,7 @@ async def big_import(stage: Stage) -> None:
     stage.tally.committed(row_changes)
     async with stage.connection.transaction():
         row_changes = affected(
-            await stage.connection.execute(
-                "DELETE FROM items WHERE order_id = $1 AND line % 500 = 3", order_id
-            )
+            await stage.connection.execute("DELETE FROM items WHERE order_id = $1 AND line % 500 = 3", order_id)
         )
     stage.tally.committed(row_changes)
 
@@ -192,9 +188,7 @@ async def add_column(stage: Stage) -> None:
         await stage.connection.execute("UPDATE customers SET nickname = 'Añadida' WHERE id = $1", order_id)
     stage.tally.committed(3)
     async with stage.connection.transaction():
-        await stage.connection.execute(
-            "ALTER TABLE customers ADD COLUMN points integer, ADD COLUMN seen date"
-        )
+        await stage.connection.execute("ALTER TABLE customers ADD COLUMN points integer, ADD COLUMN seen date")
         row_changes = affected(
             await stage.connection.execute(
                 "UPDATE customers SET points = id % 100, seen = '-infinity' WHERE id > $1", FIRST_ID
@@ -212,9 +206,7 @@ async def change_key(stage: Stage) -> None:
     """A customer without orders gets another id: the TOASTed notes are not sent again, and must move with the row."""
     async with stage.connection.transaction():
         customer_id = stage.next_id()
-        await stage.connection.execute(
-            goods.insert("customers"), goods.text_of(goods.customer(stage.rng, customer_id))
-        )
+        await stage.connection.execute(goods.insert("customers"), goods.text_of(goods.customer(stage.rng, customer_id)))
     stage.tally.committed(1)
     await stage.connection.execute("UPDATE customers SET id = $2 WHERE id = $1", customer_id, stage.next_id())
     stage.tally.committed(1)
@@ -240,17 +232,21 @@ async def another_origin(stage: Stage) -> None:
 
 
 _ODD_CUSTOMERS = """
-    INSERT INTO customers (id, name, active, birthday, call_at, rating, balance, profile, avatar, tags, created_at) VALUES
+    INSERT INTO customers (id, name, active, birthday, call_at, rating, balance, profile, avatar, tags, created_at)
+    VALUES
     ($1 + 1, '', true, 'infinity', '24:00:00', 'NaN', 'NaN', 'null', '', '{}', 'infinity'),
-    ($1 + 2, E'\\x01\\n\\r\\t', false, '-infinity', '00:00', '-Infinity', -0.005, '[]', '\\x00ff', '{{a,b},{c,d}}', '-infinity'),
-    ($1 + 3, '𝒳 \\N', true, '0044-03-15 BC', NULL, '1e-45', 9999999999.99, '{"a": 1.500}', NULL, '[0:1]={x,y}', '0044-03-15 12:00 BC'),
-    ($1 + 4, 'null', true, '0001-01-01', '23:59:59.999999', 3.4028235e38, NULL, '"\\u20ac"', NULL, '{NULL,"NULL"}', '0001-01-01 00:00:00.000001+00')
+    ($1 + 2, E'\\x01\\n\\r\\t', false, '-infinity', '00:00', '-Infinity', -0.005, '[]', '\\x00ff', '{{a,b},{c,d}}',
+     '-infinity'),
+    ($1 + 3, '🛒 \\N', true, '0044-03-15 BC', NULL, '1e-45', 9999999999.99, '{"a": 1.500}', NULL, '[0:1]={x,y}',
+     '0044-03-15 12:00 BC'),
+    ($1 + 4, 'null', true, '0001-01-01', '23:59:59.999999', 3.4028235e38, NULL, '"\\u20ac"', NULL, '{NULL,"NULL"}',
+     '0001-01-01 00:00:00.000001+00')
 """
 _ODD_PAYMENTS = """
     INSERT INTO payments VALUES
-    (gen_random_uuid(), 0, 'NaN', 'NaN', '-infinity', E'{"a" : 1.50,\\n "a":  2}', ''),
-    (gen_random_uuid(), 0, 0, 1e30, '1582-10-10 00:00+00', '[]', '\\x00'),
-    (gen_random_uuid(), 0, 0, 0.0000, '1969-12-31 23:59:59.999999+00', ' 1 ', NULL)
+    (md5('one')::uuid, 0, 'NaN', 'NaN', '-infinity', E'{"a" : 1.50,\\n "a":  2}', ''),
+    (md5('two')::uuid, 0, 0, 1e30, '1582-10-10 00:00+00', '[]', '\\x00'),
+    (md5('three')::uuid, 0, 0, 0.0000, '1969-12-31 23:59:59.999999+00', ' 1 ', NULL)
 """
 
 
@@ -263,9 +259,7 @@ async def odd_values(stage: Stage) -> None:
         row_changes += affected(await stage.connection.execute(_ODD_PAYMENTS))
     stage.tally.committed(row_changes)
     async with stage.connection.transaction():
-        await stage.connection.execute(
-            "UPDATE customers SET birthday = '2000-02-29' WHERE id = $1", first_id + 1
-        )
+        await stage.connection.execute("UPDATE customers SET birthday = '2000-02-29' WHERE id = $1", first_id + 1)
         await stage.connection.execute("DELETE FROM customers WHERE id = $1", first_id + 2)
     stage.tally.committed(2)
 

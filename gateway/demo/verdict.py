@@ -124,18 +124,16 @@ async def _judge(
         source_rows=await connection.fetchval(f"SELECT count(*) FROM {table}"),
         mirror_rows=await connection.fetchval("SELECT count(*) FROM mirrored"),
         differing_rows=differing[0]["differing"] if differing else 0,
-        differences=tuple(
-            difference for record in differing for difference in _differences(table, columns, record)
-        )[: 2 * SHOWN_DIFFERENCES],
+        differences=tuple(difference for record in differing for difference in _differences(table, columns, record))[
+            : 2 * SHOWN_DIFFERENCES
+        ],
         missing_columns=missing,
     )
 
 
 def _as_written(column: _Column) -> str:
     name, type_name = _quoted(column.name), column.type.replace("'", "''")
-    return (
-        f"CASE WHEN pg_input_is_valid({name}, '{type_name}') THEN {name}::{column.type}::text ELSE {name} END"
-    )
+    return f"CASE WHEN pg_input_is_valid({name}, '{type_name}') THEN {name}::{column.type}::text ELSE {name} END"
 
 
 def _by_key(source: str, mirrored: str, keys: Sequence[int]) -> str:

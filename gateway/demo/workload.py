@@ -12,6 +12,7 @@ from gateway.demo.buyers import IDS_PER_BUYER, Buyer, Connection, Tally
 from gateway.demo.scenes import BULK_ROWS, SCENES, Stage, big_import
 
 TABLES = ("customers", "orders", "items", "payments", "carts", "visits")
+SCENE_COUNT = len(SCENES) + 1
 BUYER_COUNT = 4
 TRANSACTIONS_PER_S = 120
 _BIG_IMPORT_AT = 0.15  # of the workload's time
@@ -59,14 +60,10 @@ async def run_workload(
             await imported
             scenes_done.set()
     finally:
-        await asyncio.gather(
-            *(connection.close(timeout=2) for connection in connections), return_exceptions=True
-        )
+        await asyncio.gather(*(connection.close(timeout=2) for connection in connections), return_exceptions=True)
 
 
-async def _buy(
-    buyer: Buyer, tally: Tally, interval_s: float, end_at: float, scenes_done: asyncio.Event
-) -> None:
+async def _buy(buyer: Buyer, tally: Tally, interval_s: float, end_at: float, scenes_done: asyncio.Event) -> None:
     clock = asyncio.get_running_loop().time
     next_at = clock()
     while clock() < end_at or not scenes_done.is_set():

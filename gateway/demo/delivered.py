@@ -1,0 +1,87 @@
+"""What a subscriber sees: follows the marker topic while the shop is open, and counts.
+
+It reads as any program could: committed records only, each marker decoded by its schema.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import fastavro
+from aiokafka import AIOKafkaConsumer
+from aiokafka.structs import TopicPartition
+
+from gateway.lsn import Lsn
+from gateway.operate.errors import StopForOperator
+from schemas.records import TRANSACTION_MARKER
+
+_SCHEMA = fastavro.parse_schema(TRANSACTION_MARKER)
+_FRAME_BYTES = 5
+_COMMITS = frozenset({"COMMIT", "STREAM_COMMIT", "COMMIT_PREPARED"})
+_RATE_WINDOW_S = 5.0
+
+
+@dataclass(slots=True)
+class Delivered:
+    """Counts of the marker topic: committed transactions and their events, each once."""
+
+    transactions: int = 0
+    events: int = 0
+    streamed: int = 0
+    prepared: int = 0
+    epoch: int = 0
+    last_commit_lsn: Lsn = field(default_factory=lambda: Lsn(0))
+    lag_s: float = 0.0  # from commit in PostgreSQL to the marker here, for the newest transaction
+    worst_lag_s: float = 0.0
+    _recent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    @property
+    def events_per_s(self) -> float:
+        now = time.monotonic()
+        while self._recent and self._recent[0][0] < now - _RATE_WINDOW_S:
+            self._recent.popleft()
+        return sum(events for _, events in self._recent) / _RATE_WINDOW_S
+
+    def add(self, marker: dict[str, Any]) -> None:
+        """Raises StopForOperator when a commit LSN does not rise: the order of the topic is commit order."""
+        self.epoch = max(self.epoch, marker["epoch"])
+        if marker["kind"] not in _COMMITS:
+            return
+        commit_lsn = Lsn(marker["marker_lsn"])
+        if commit_lsn <= self.last_commit_lsn:
+            raise StopForOperator(f"marker topic: commit {commit_lsn} after {self.last_commit_lsn}")
+        self.last_commit_lsn = commit_lsn
+        self.transactions += 1
+        self.streamed += marker["kind"] == "STREAM_COMMIT"
+        self.prepared += marker["kind"] == "COMMIT_PREPARED"
+        events = marker["manifest"]["event_count"]
+        self.events += events
+        self._recent.append((time.monotonic(), events))
+        self.lag_s = max(0.0, time.time() - marker["time"].timestamp())
+        self.worst_lag_s = max(self.worst_lag_s, self.lag_s)
+
+
+async def follow(bootstrap_servers: str, topic: str, delivered: Delivered) -> None:
+    """Reads the topic, which must exist, from its beginning until it is cancelled."""
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap_servers,
+        isolation_level="read_committed",
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        client_id="walgate-demo",
+    )
+    await consumer.start()
+    try:
+        partition = TopicPartition(topic, 0)
+        consumer.assign([partition])
+        await consumer.seek_to_beginning(partition)
+        async for record in consumer:
+            marker: Any = fastavro.schemaless_reader(io.BytesIO(record.value[_FRAME_BYTES:]), _SCHEMA, None)
+            delivered.add(marker)
+    finally:
+        await asyncio.shield(consumer.stop())

@@ -1,0 +1,132 @@
+"""`walgate demo`: real servers, a live shop, the gateway, the mirror, and the verdict, on one screen.
+
+This file starts and ends things; what happens between is `story.py`. Whatever ends the demo (its end, a failure, Ctrl-C,
+kill -9) ends its processes and removes its folders, because each of them lives under a guard (gateway/local/guard.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from gateway.demo.panel import Panel
+from gateway.demo.story import STEPS as STORY_STEPS
+from gateway.demo.story import Addresses, Story, StoryOptions
+from gateway.local.artifacts import fetch_sets, unpacked
+from gateway.local.guard import Guard
+from gateway.local.java import java_version
+from gateway.local.kafka import Kafka
+from gateway.local.postgres import Postgres
+from gateway.local.registry import Registry
+from gateway.operate.errors import WalgateError
+
+DEFAULT_SECONDS = 30.0
+DEFAULT_SEED = 1
+_DATABASE = "shop"
+_STEPS = ("Java", "PostgreSQL", "Kafka", "Schema registry", *STORY_STEPS)
+# Low enough that the shop's larger transactions are streamed, high enough that its small ones are not.
+_POSTGRES_SETTINGS = {"logical_decoding_work_mem": "256kB"}
+_EXIT_FAILURE = 1
+
+
+def run_demo(
+    *,
+    seconds: float = DEFAULT_SECONDS,
+    seed: int = DEFAULT_SEED,
+    keep: bool = False,
+    kill_gateway: bool = False,
+) -> int:
+    """Runs the demo; returns the exit code: 0 when every table is equal, 1 when not or on a failure, 130 after Ctrl-C.
+
+    The last line on standard output is one JSON object, but after Ctrl-C.
+    """
+    started_at = time.monotonic()
+    facts: dict[str, Any] = {"equal": False}
+    try:
+        with asyncio.Runner() as runner:
+            runner.run(_demo(StoryOptions(seconds, seed, kill_gateway), facts, keep=keep))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("stopped; nothing is left behind", flush=True)
+        return 128 + signal.SIGINT
+    except (WalgateError, TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        print(f"walgate demo: {error or type(error).__name__}")
+        facts |= {"equal": False, "error": (str(error) or type(error).__name__).splitlines()[0]}
+    print(json.dumps(facts | {"seconds_in_all": round(time.monotonic() - started_at, 1)}), flush=True)
+    return 0 if facts["equal"] else _EXIT_FAILURE
+
+
+async def _demo(options: StoryOptions, facts: dict[str, Any], *, keep: bool) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    fetched_at = time.monotonic()
+    await asyncio.to_thread(_fetch)
+    async with AsyncExitStack() as stack:
+        guard = await Guard.open("demo")
+        stack.push_async_callback(guard.close)
+        if keep:
+            stack.push_async_callback(_keep, guard.folder, facts)
+        ending = "kept at the end" if keep else "removed at the end"
+        panel = stack.enter_context(Panel(f"walgate demo   {guard.folder}   {ending}; Ctrl-C stops it", _STEPS))
+        with panel.step("Java") as step:
+            step.started_at = fetched_at
+            step.detail = f"{await asyncio.to_thread(java_version)}; downloads are here and checked"
+        postgres = Postgres(settings=_POSTGRES_SETTINGS, databases=(_DATABASE,))
+        kafka, registry = Kafka(), Registry()
+        for part in (postgres, kafka, registry):
+            stack.push_async_callback(part.close)
+        await _start_parts(panel, postgres, kafka, registry)
+        addresses = Addresses(postgres.database_dsn(_DATABASE), kafka.bootstrap_servers, registry.url)
+        await Story(options, panel, guard, addresses).tell(facts)
+        facts["versions"] = {
+            "walgate": package_version("walgate"),
+            "postgresql": postgres.server_version,
+            "kafka": kafka.version,
+            "apicurio": registry.version,
+        }
+
+
+def _fetch() -> None:
+    """Before the panel, because a download draws its own bar."""
+    fetch_sets("kafka", "delta")
+    unpacked("registry")
+
+
+async def _start_parts(panel: Panel, postgres: Postgres, kafka: Kafka, registry: Registry) -> None:
+    """All three at once. Raises the first failure."""
+
+    async def start(name: str, starting: Coroutine[Any, Any, None], detail: Callable[[], str]) -> None:
+        with panel.step(name) as step:
+            await starting
+            step.detail = detail()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in (
+                start("PostgreSQL", postgres.start(), lambda: f"{postgres.server_version} on port {postgres.port}"),
+                start("Kafka", kafka.start(), lambda: f"{kafka.version} on port {kafka.port}"),
+                start(
+                    "Schema registry", registry.start(), lambda: f"Apicurio {registry.version} on port {registry.port}"
+                ),
+            ):
+                group.create_task(one)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def _keep(folder: Path, facts: dict[str, Any]) -> None:
+    """Saves the mirror's tables and the logs from the guard, which is about to remove them."""
+    kept = Path(tempfile.mkdtemp(prefix="walgate-demo-kept-"))
+    await asyncio.to_thread(shutil.copytree, folder, kept, dirs_exist_ok=True)
+    facts["kept"] = str(kept)

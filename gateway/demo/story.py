@@ -1,0 +1,254 @@
+"""From an empty shop to the verdict: the gateway and the mirror start, the shop opens, both catch up, all is compared.
+
+The story runs beside three watchers: one follows the marker topic, one draws, one looks whether the gateway and the
+mirror still live. The first of them that fails ends the story with its reason, so that nothing waits for a dead program;
+and where something lives but does not get on, the wait for it has a limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from gateway.demo.buyers import Connection, Tally
+from gateway.demo.delivered import Delivered, follow
+from gateway.demo.gateway_process import SLOT, GatewayProcess, slot_lag_bytes
+from gateway.demo.mirror import Mirror
+from gateway.demo.panel import Panel, Step
+from gateway.demo.verdict import TableVerdict, compare_table, connect_for_verdict
+from gateway.demo.workload import SCENE_COUNT, TABLES, create_shop, run_workload
+from gateway.local.guard import Guard
+from gateway.operate.errors import StopForOperator
+from schemas.names import transaction_topic
+
+STEPS = ("Gateway", "Spark mirror", "Workload", "Catch up", "Verdict")
+_PREFIX = "cdc"
+_REFRESH_S = 0.25
+_STALL_TIMEOUT_S = 120.0
+_KILL_AT = 0.4  # of the workload's time: the big import is open or just committed
+_DOWN_S = 1.0
+_MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StoryOptions:
+    seconds: float
+    seed: int
+    kill_gateway: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    dsn: str
+    bootstrap_servers: str
+    registry_url: str
+
+
+class Story:
+    def __init__(self, options: StoryOptions, panel: Panel, guard: Guard, addresses: Addresses) -> None:
+        self._options = options
+        self._panel = panel
+        self._addresses = addresses
+        self._gateway = GatewayProcess(guard, _gateway_settings(addresses))
+        self._mirror = Mirror(guard, guard.folder / "mirror")
+        self._tally = Tally()
+        self._delivered = Delivered()
+        self._slot_lag_bytes = 0
+        self._gateway_may_end = True
+
+    async def tell(self, facts: dict[str, Any]) -> None:
+        """Fills `facts` with the verdict. Raises `PartFailed` or `StopForOperator` when it does not come to one."""
+        connection = await asyncpg.connect(self._addresses.dsn, command_timeout=60)
+        try:
+            await create_shop(self._addresses.dsn)
+            await self._start(connection)
+            await self._with_watchers(self._play(connection), connection)
+            verdicts = await self._judge()
+        finally:
+            await connection.close(timeout=2)
+        facts.update(self._facts(verdicts))
+
+    async def _start(self, connection: Connection) -> None:
+        with self._panel.step("Gateway") as step:
+            await self._gateway.start(connection)
+            self._gateway_may_end = False
+            step.detail = f"reads slot {SLOT}, writes topics {_PREFIX}.*"
+        with self._panel.step("Spark mirror") as step:
+            await self._mirror.start(self._addresses.bootstrap_servers, self._addresses.registry_url, _PREFIX)
+            await self._mirror.ready()
+            step.detail = "rebuilds transactions into Delta tables"
+        self._panel.note(f"psql   {self._addresses.dsn}")
+        self._panel.note(f"topics {self._addresses.bootstrap_servers}, schemas {self._addresses.registry_url}")
+
+    async def _with_watchers(self, play: Any, connection: Connection) -> None:
+        """`play` to its end, or to the first failure of a watcher."""
+        topic = transaction_topic(_PREFIX)
+        tasks = [
+            asyncio.create_task(play),
+            asyncio.create_task(follow(self._addresses.bootstrap_servers, topic, self._delivered)),
+            asyncio.create_task(self._watch(connection)),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _play(self, connection: Connection) -> None:
+        with self._panel.step("Workload") as step:
+            await self._work(connection, step)
+        with self._panel.step("Catch up") as step:
+            await self._catch_up()
+            step.detail = f"the mirror stands at {self._mirror.progress.commit_lsn}"
+        await self._mirror.stop()
+        self._gateway_may_end = True
+        if code := await self._gateway.stop():
+            raise self._gateway.child.failure(f"ended with code {code} when it was asked to stop")
+
+    async def _work(self, connection: Connection, step: Step) -> None:
+        seconds = self._options.seconds
+        work = run_workload(self._addresses.dsn, self._tally, seconds=seconds, seed=self._options.seed)
+        limit_s = seconds * 3 + _STALL_TIMEOUT_S
+        try:
+            async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
+                group.create_task(work)
+                if self._options.kill_gateway:
+                    group.create_task(self._kill_gateway(connection))
+        except TimeoutError:
+            raise StopForOperator(f"the workload of {seconds:.0f} s was not done after {limit_s:.0f} s") from None
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        step.detail = f"{self._tally.transactions:,} transactions, {self._tally.row_changes:,} row changes committed"
+
+    async def _kill_gateway(self, connection: Connection) -> None:
+        await asyncio.sleep(self._options.seconds * _KILL_AT)
+        self._gateway_may_end = True
+        await self._gateway.kill()
+        self._panel.note("kill -9 of the gateway, in the middle of the workload; it starts again")
+        await asyncio.sleep(_DOWN_S)
+        await self._gateway.start(connection)
+        self._gateway_may_end = False
+
+    async def _catch_up(self) -> None:
+        """Until every transaction is in Kafka, and the last of them in the mirror."""
+        delivered, tally = self._delivered, self._tally
+        await self._advance(
+            lambda: delivered.transactions, lambda: delivered.transactions >= tally.transactions, "Kafka"
+        )
+        if delivered.transactions != tally.transactions:
+            raise StopForOperator(
+                f"{tally.transactions} transactions were committed, {delivered.transactions} are in the marker topic"
+            )
+        progress = self._mirror.progress
+        await self._advance(
+            lambda: progress.commit_lsn, lambda: progress.commit_lsn >= delivered.last_commit_lsn, "mirror"
+        )
+
+    async def _advance(self, measure: Callable[[], int], done: Callable[[], bool], name: str) -> None:
+        """Returns when `done`; raises when `measure` stands still for too long."""
+        seen, moved_at = measure(), time.monotonic()
+        while not done():
+            await asyncio.sleep(_REFRESH_S)
+            if measure() != seen:
+                seen, moved_at = measure(), time.monotonic()
+            elif time.monotonic() - moved_at > _STALL_TIMEOUT_S:
+                child = self._mirror.child if name == "mirror" else self._gateway.child
+                raise child.failure(f"made no progress for {_STALL_TIMEOUT_S:.0f} s ({name} stands at {seen})")
+
+    async def _judge(self) -> list[TableVerdict]:
+        with self._panel.step("Verdict") as step:
+            dumped = await self._mirror.dump([f"public.{table}" for table in TABLES])
+            connection = await connect_for_verdict(self._addresses.dsn)
+            try:
+                verdicts = [await compare_table(connection, table, rows) for table, rows in dumped.items()]
+            finally:
+                await connection.close(timeout=2)
+            step.detail = verdict_line(verdicts)
+        for verdict in verdicts:
+            for line in complaints(verdict):
+                self._panel.note(line)
+        return verdicts
+
+    async def _watch(self, connection: Connection) -> None:
+        """Draws, and raises when a program has ended that should not."""
+        while True:
+            self._mirror.read_progress()
+            self._gateway.measure()
+            for child, may_end in ((self._gateway.child, self._gateway_may_end), (self._mirror.child, False)):
+                if child.exit_code is not None and not may_end:
+                    raise child.failure(f"ended with code {child.exit_code}")
+            self._slot_lag_bytes = await slot_lag_bytes(connection)
+            self._panel.show(self._figures())
+            await asyncio.sleep(_REFRESH_S)
+
+    def _figures(self) -> dict[str, str]:
+        tally, delivered, mirror = self._tally, self._delivered, self._mirror.progress
+        scene = f", {len(tally.done)}/{SCENE_COUNT} scenes, last: {tally.done[-1]}" if tally.done else ""
+        return {
+            "shop": f"{tally.transactions:,} transactions, {tally.row_changes:,} row changes{scene}",
+            "gateway": f"lag {_duration(delivered.lag_s)}, {delivered.events_per_s:,.0f} events/s, "
+            f"peak {self._gateway.peak_rss_bytes / _MEGABYTE:.0f} MB, slot holds {self._slot_lag_bytes / _MEGABYTE:.1f} MB",
+            "kafka": f"{delivered.transactions:,} transactions, {delivered.events:,} events "
+            f"({delivered.streamed} streamed, {delivered.prepared} prepared)",
+            "mirror": f"{mirror.transactions:,}/{delivered.transactions:,} transactions rebuilt, "
+            f"{mirror.changes:,} changes in {mirror.batches} batches",
+        }
+
+    def _facts(self, verdicts: Sequence[TableVerdict]) -> dict[str, Any]:
+        return {
+            "equal": bool(verdicts) and all(verdict.equal for verdict in verdicts),
+            "tables": len(verdicts),
+            "rows_compared": sum(verdict.source_rows for verdict in verdicts),
+            "transactions": self._tally.transactions,
+            "transactions_rebuilt": self._mirror.progress.transactions,
+            "row_changes": self._tally.row_changes,
+            "differing_tables": [verdict.table for verdict in verdicts if not verdict.equal],
+            "worst_lag_s": round(self._delivered.worst_lag_s, 3),
+            "gateway_peak_rss_mb": round(self._gateway.peak_rss_bytes / _MEGABYTE, 1),
+            "gateway_starts": self._gateway.start_count,
+            "seconds": self._options.seconds,
+            "seed": self._options.seed,
+        }
+
+
+def verdict_line(verdicts: Sequence[TableVerdict]) -> str:
+    rows = sum(verdict.source_rows for verdict in verdicts)
+    wrong = [verdict.table for verdict in verdicts if not verdict.equal]
+    if wrong:
+        return f"NOT EQUAL: {', '.join(wrong)}"
+    return f"{len(verdicts)} tables, {rows:,} rows: every value equal"
+
+
+def complaints(verdict: TableVerdict) -> list[str]:
+    """What is wrong with a table: nothing when it is equal."""
+    if verdict.equal:
+        return []
+    counts = f"{verdict.source_rows} in PostgreSQL, {verdict.mirror_rows} in the mirror"
+    lines = [f"{verdict.table}: {verdict.differing_rows} rows differ; {counts}"]
+    if verdict.missing_columns:
+        lines.append(f"{verdict.table}: the mirror has no column {', '.join(verdict.missing_columns)}")
+    return lines + [f"  {difference}" for difference in verdict.differences]
+
+
+def _gateway_settings(addresses: Addresses) -> dict[str, str]:
+    return {
+        "WALGATE_SOURCE__DSN": addresses.dsn,
+        "WALGATE_SOURCE__SLOT": SLOT,
+        "WALGATE_SOURCE__PUBLICATIONS": "walgate",
+        "WALGATE_SOURCE__TWO_PHASE": "true",
+        "WALGATE_KAFKA__BOOTSTRAP_SERVERS": addresses.bootstrap_servers,
+        "WALGATE_KAFKA__PREFIX": _PREFIX,
+        "WALGATE_REGISTRY__URL": addresses.registry_url,
+    }
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
