@@ -1,0 +1,72 @@
+# Everything from a fresh clone with Python 3.11 to 3.13 and make: `make demo`, `make test`. `make help` lists the rest.
+
+PYTHON := .venv/bin/python
+READY  := .venv/.ready
+ARGS   ?=
+PYTEST := $(PYTHON) -m pytest
+CODE   := gateway schemas spark_consumer tests
+QUIET  := $(shell test -t 2 || echo --quiet)
+export PYTHONUTF8 := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench unit integration e2e long lock clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+
+demo: $(READY)  ## a live shop from PostgreSQL to Spark, and the verdict; ARGS="--seconds 20 --keep"
+	@.venv/bin/walgate demo $(ARGS)
+
+test: check  ## everything: check, then all tests but the long ones; ARGS="-k lsn"
+	$(PYTEST) $(ARGS)
+
+check: $(READY)  ## format, lint, types, walls between the rooms
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+format: $(READY)  ## rewrite the code as `check` wants it
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+unit: $(READY)  ## the tests that start no server
+	$(PYTEST) -m "not long and not integration and not e2e" $(ARGS)
+
+integration: $(READY)  ## the tests with real servers, without Spark
+	$(PYTEST) -m "integration and not long" $(ARGS)
+
+e2e: $(READY)  ## the tests of the whole walk, Spark included
+	$(PYTEST) -m "e2e and not long" $(ARGS)
+
+long: $(READY)  ## long property runs, fuzzing, hundreds of kills
+	$(PYTEST) -m long --timeout 3600 $(ARGS)
+
+bench: $(READY)  ## measured figures; ARGS are passed on
+	$(PYTHON) -m bench $(ARGS)
+
+lock: $(READY)  ## resolve all versions anew: Python packages and Java artifacts
+	.venv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --group build -o requirements-build.lock
+	.venv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --all-extras -o requirements.lock pyproject.toml
+	$(PYTHON) -m gateway.local.lock
+
+clean:  ## remove the virtual environment and what the tools left; the download cache stays
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+# Done again only when a lock or the project's own file changes. Every package is held against its hash; the build tools come
+# first, so that building PySpark and this project fetches nothing. uv is only the faster installer: pip does it as well.
+$(READY): requirements-build.lock requirements.lock pyproject.toml
+	@python=; for one in python3.13 python3.12 python3.11 python3; do \
+	    if $$one -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then python=$$one; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then echo "Walgate needs Python 3.11, 3.12 or 3.13: none is on the path" >&2; exit 1; fi; \
+	if ! $$python -c 'import ensurepip, venv' 2>/dev/null; then \
+	    echo "$$python can not make virtual environments: install its venv package (Debian: apt install python3-venv)" >&2; exit 1; fi; \
+	echo "making .venv with $$($$python -V)"; \
+	$$python -m venv --clear .venv
+	@$(PYTHON) -m pip install $(QUIET) --require-hashes -r requirements-build.lock
+	@.venv/bin/uv pip install $(QUIET) --python $(PYTHON) --no-build-isolation --require-hashes -r requirements.lock \
+	    || $(PYTHON) -m pip install $(QUIET) --no-build-isolation --require-hashes -r requirements.lock
+	@$(PYTHON) -m pip install $(QUIET) --no-deps --no-build-isolation --editable .
+	@touch $@
