@@ -8,8 +8,8 @@ One entry is `name:action[:nth]`. Actions: `kill` (SIGKILL to this process: noth
 (SIGSTOP), `raise` (FailpointReached, a Retry) and `delay=SECONDS`, which blocks the whole process. `nth` is the time on
 which it acts, the first by default; `*` means every time.
 
-When the variable is not set, a call costs one comparison (40 ns). They stand at batches, messages and transactions, never
-at rows.
+When the variable is not set, a call costs one comparison (40 ns). They stand at reads, messages and transactions, never at
+rows.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def failpoint(name: str) -> None:
 
 
 def parse_failpoints(text: str) -> dict[str, _Armed] | None:
-    """The entries of the variable by name, None where there are none. Raises StopForOperator for what is not understood."""
+    """The entries of the variable by name, None where there are none. Raises StopForOperator for any other text."""
     armed: dict[str, _Armed] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, rest = entry.partition(":")
