@@ -32,7 +32,9 @@ class Cursor:
     @classmethod
     def over(cls, values: pa.Array, skip: int) -> Cursor:
         """A cursor at byte `skip` of each value of a pa.binary() array (32-bit offsets, no nulls)."""
-        offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
+        offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1].astype(
+            np.int64
+        )
         data = values.buffers()[2]
         raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
         starts, ends = offsets[:-1] + skip, offsets[1:]

@@ -68,7 +68,9 @@ def map_decoder(values: Decoder) -> Decoder:
     return Decoder(arrow_type, decode)
 
 
-def _decode_blocks(cursor: Cursor, rows: Rows, count: int, parts: tuple[Decoder, ...]) -> tuple[pa.Array, list[pa.Array]]:
+def _decode_blocks(
+    cursor: Cursor, rows: Rows, count: int, parts: tuple[Decoder, ...]
+) -> tuple[pa.Array, list[pa.Array]]:
     """Arrays and maps: blocks of items until a block of none. Turn k of the inner loop reads item k of all records that have one."""
     records = np.arange(count) if rows is None else rows
     total = np.zeros(count, np.int32)
@@ -97,7 +99,9 @@ def _block_sizes(cursor: Cursor, records: Longs, slots: Longs) -> tuple[Longs, L
     """Reads one block header of each slot: the slots that have items in it, and how many."""
     sizes = cursor.varint(records[slots])
     negative = np.flatnonzero(sizes < 0)
-    if len(negative):  # "If a block's count is negative, its absolute value is used, and the count is followed by a long block size"
+    if len(
+        negative
+    ):  # "If a block's count is negative, its absolute value is used, and the count is followed by a long block size"
         cursor.varint(records[slots[negative]])
         sizes[negative] = -sizes[negative]
     here = records[slots]

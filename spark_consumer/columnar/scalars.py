@@ -178,5 +178,3 @@ DOUBLE = Decoder(pa.float64(), _decode_double)
 FLOAT = Decoder(pa.float32(), _decode_float)
 STRING = bytes_decoder(pa.string())
 BYTES = bytes_decoder(pa.binary())
-
-

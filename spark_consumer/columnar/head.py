@@ -1,0 +1,65 @@
+"""The first fields of every change event, read without its schema: enough to choose rows before the rest is decoded.
+
+The envelope (record `Change` of every relation, and `LogicalMessage`) begins with op, xid, subxid, epoch, change_lsn, ordinal:
+plain varints in this order. Behind them come commit_lsn, commit_time, origin and, in a change, key_change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from spark_consumer.columnar import scalars
+from spark_consumer.columnar.cursor import Cursor, Longs
+from spark_consumer.columnar.nested import optional_decoder
+from spark_consumer.errors import MalformedRecord
+
+OPERATIONS = ("INSERT", "UPDATE", "DELETE", "TRUNCATE", "READ")
+DELETE, TRUNCATE = OPERATIONS.index("DELETE"), OPERATIONS.index("TRUNCATE")
+
+_OPTIONAL_LONG = optional_decoder(scalars.integer_decoder("long", None), 1)
+_OPTIONAL_STRING = optional_decoder(scalars.BYTES, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """By equal index, the head of each record; `operation` is the place in OPERATIONS."""
+
+    operation: Longs
+    xid: Longs
+    subxid: Longs
+    epoch: Longs
+    change_lsn: Longs
+    ordinal: Longs
+    cursor: Cursor  # stands behind ordinal
+
+    def key_changes(self, rows: Longs) -> Longs:
+        """Those of `rows` (records of a relation's topic) whose key_change is true."""
+        cursor = self.cursor.select(rows)
+        for decoder in (_OPTIONAL_LONG, _OPTIONAL_LONG, _OPTIONAL_STRING):
+            decoder.decode(cursor, None, len(rows))
+        flag = scalars.BOOLEAN.decode(cursor, None, len(rows))
+        chosen: Longs = rows[flag.to_numpy(zero_copy_only=False)]
+        return chosen
+
+
+def decode_heads(values: pa.Array, *, skip: int) -> Heads:
+    """Heads of framed records (pa.binary()); their Avro begins at byte `skip`. Raises MalformedRecord."""
+    cursor = Cursor.over(values, skip)
+    operation, xid, subxid, epoch, change_lsn, ordinal = (cursor.varint(None) for _ in range(6))
+    if len(values) and (int(operation.min()) < 0 or int(operation.max()) >= len(OPERATIONS)):
+        raise MalformedRecord(f"an operation beyond the {len(OPERATIONS)} of the envelope")
+    if (cursor.positions > cursor.ends).any():
+        raise MalformedRecord("a record ends within the head of its envelope")
+    return Heads(operation, xid, subxid, epoch, change_lsn, ordinal, cursor)
+
+
+def schema_ids(values: pa.Array) -> Longs:
+    """The schema id in each record's Confluent framing. Raises MalformedRecord."""
+    cursor = Cursor.over(values, 5)  # each has 5 bytes at least
+    framing = cursor.buffer[(cursor.positions - 5)[:, None] + np.arange(5)]
+    if framing[:, 0].any():
+        raise MalformedRecord("a record is not in Confluent framing")
+    return np.ascontiguousarray(framing[:, 1:]).view(">u4")[:, 0].astype(np.int64)

@@ -1,0 +1,224 @@
+"""Columns of the frames, and chunks of records -> Arrow batches of exactly these columns.
+
+Spark takes an Arrow batch only when its schema equals the frame's to the letter: nested nullability, names of list elements, zones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.framing import FRAME_BYTES
+from spark_consumer.columnar.head import OPERATIONS, schema_ids
+from spark_consumer.columnar.schema import RecordDecoder
+from spark_consumer.errors import MalformedRecord, UnsupportedSchema
+from spark_consumer.reading import Chunk
+from spark_consumer.registry import Schema
+
+INSTANT = pa.timestamp("us", "UTC")
+
+_POSITION = [
+    ("op", pa.string()),
+    ("commit_lsn", pa.int64()),
+    ("commit_time", INSTANT),
+    ("xid", pa.int64()),
+    ("ordinal", pa.int64()),
+    ("change_lsn", pa.int64()),
+]
+RAW = pa.schema(
+    [
+        ("table", pa.string()),
+        *_POSITION,
+        ("schema_id", pa.int32()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("value", pa.binary()),
+    ]
+)
+STRINGS = pa.list_(pa.field("element", pa.string()))
+TEXTS = pa.map_(pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string()))
+
+_WORDS = pa.array(OPERATIONS, pa.string())
+
+
+def raw_batch(chunk: Chunk, table: str | None) -> pa.RecordBatch:
+    """`table` None: records of the message topic, whose op is MESSAGE."""
+    count = len(chunk)
+    words = _operations(chunk) if table is not None else pa.repeat(pa.scalar("MESSAGE"), count)
+    columns = [
+        pa.repeat(pa.scalar(table, pa.string()), count),
+        words,
+        *_position_columns(chunk),
+        pa.array(schema_ids(chunk.values).astype(np.int32)),
+        pa.repeat(pa.scalar(chunk.read.topic), count),
+        pa.repeat(pa.scalar(chunk.read.partition, pa.int32()), count),
+        pa.array(chunk.offsets),
+        chunk.values,
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RAW)
+
+
+def _operations(chunk: Chunk) -> pa.Array:
+    return _WORDS.take(pa.array(chunk.operation))
+
+
+def _position_columns(chunk: Chunk) -> list[pa.Array]:
+    """commit_lsn to change_lsn."""
+    return [
+        pa.array(chunk.commit_lsn),
+        pa.array(chunk.commit_time_us).cast(INSTANT),
+        pa.array(chunk.xid),
+        pa.array(chunk.ordinal),
+        pa.array(chunk.change_lsn),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class TableFrame:
+    """The typed columns of one table, of one version of its schema: every record is projected to it, whatever version wrote it.
+
+    `names`: Avro field -> column, for the fields whose name PostgreSQL's is not.
+    """
+
+    schema: pa.Schema
+    names: Mapping[str, str]
+
+    @classmethod
+    def of(cls, change: Schema) -> TableFrame:
+        """From the value schema of a table. Raises UnsupportedSchema."""
+        decoder = RecordDecoder(change)
+        missing = {"old_key", "before", "after", "unchanged", "special"} - decoder.fields.keys()
+        if missing:
+            raise UnsupportedSchema(
+                f"{change.get('namespace')}.{change.get('name')} is not a change event: it has no {min(missing)}"
+            )
+        names = true_names(change)
+        rows = [(name, _renamed(decoder.fields[name].arrow_type, names)) for name in ("old_key", "before", "after")]
+        return cls(pa.schema([*_POSITION, *rows, ("unchanged", STRINGS), ("special", TEXTS)]), names)
+
+    def batches(self, chunk: Chunk, schemas: Mapping[int, str]) -> Iterator[pa.RecordBatch]:
+        """One batch for each schema id of the chunk. `schemas`: id -> JSON text."""
+        ids = schema_ids(chunk.values)
+        for schema_id in np.unique(ids).tolist():
+            rows = np.flatnonzero(ids == schema_id)
+            whole = len(rows) == len(ids)
+            values = chunk.values if whole else chunk.values.take(pa.array(rows))
+            head = [
+                column if whole else column.take(pa.array(rows))
+                for column in (_operations(chunk), *_position_columns(chunk))
+            ]
+            try:
+                yield pa.RecordBatch.from_arrays([*head, *self.decode(values, schemas[schema_id])], schema=self.schema)
+            except MalformedRecord as problem:
+                raise MalformedRecord(
+                    f"{chunk.read.topic}[{chunk.read.partition}], schema {schema_id}: {problem}"
+                ) from problem
+
+    def decode(self, values: pa.Array, schema_text: str) -> list[pa.Array]:
+        """old_key, before, after, unchanged, special of framed records that one schema wrote."""
+        written = record_decoder(schema_text).decode(values, skip=FRAME_BYTES)
+        names = _writer_names(schema_text)
+        rows = [
+            project(_with_names(written[name], names), self.schema.field(name).type)
+            for name in ("old_key", "before", "after")
+        ]
+        return [*rows, _rename_list(written["unchanged"], names), _rename_map(written["special"], names)]
+
+
+@lru_cache(256)
+def record_decoder(schema_text: str) -> RecordDecoder:
+    """Kept by text, which tasks bring along: a schema id is unique only within one registry."""
+    return RecordDecoder(json.loads(schema_text))
+
+
+@lru_cache(256)
+def _writer_names(schema_text: str) -> dict[str, str]:
+    return true_names(json.loads(schema_text))
+
+
+def true_names(change: Schema) -> dict[str, str]:
+    """Avro field -> PostgreSQL's name, for the columns that Avro could not name."""
+    names: dict[str, str] = {}
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict):
+            if "pg.name" in node and "type" in node:
+                names[node["name"]] = node["pg.name"]
+            for item in node.values():
+                walk(item)
+        elif isinstance(node, list):
+            for item in node:
+                walk(item)
+
+    walk(change.get("fields"))
+    return names
+
+
+def _renamed(arrow_type: pa.DataType, names: Mapping[str, str]) -> pa.DataType:
+    return pa.struct([field.with_name(names.get(field.name, field.name)) for field in arrow_type])
+
+
+def _with_names(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
+    if not names:
+        return array
+    return pa.Array.from_buffers(
+        _renamed(array.type, names),
+        len(array),
+        array.buffers()[:1],
+        null_count=array.null_count,
+        children=[array.field(i) for i in range(array.type.num_fields)],
+    )
+
+
+def _true_name(field: str, names: Mapping[str, str]) -> str:
+    """Of an entry of `unchanged` or `special`, where "before." marks a field of the old row."""
+    if field.startswith("before."):
+        return f"before.{names.get(field[7:], field[7:])}"
+    return names.get(field, field)
+
+
+def _rename_list(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
+    if not names or not len(array.values):
+        return array
+    return pa.array([[_true_name(field, names) for field in row] for row in array.to_pylist()], STRINGS)
+
+
+def _rename_map(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
+    if not names or not len(array.keys):
+        return array
+    return pa.array([[(_true_name(field, names), text) for field, text in row] for row in array.to_pylist()], TEXTS)
+
+
+def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
+    """A row of an older or newer version in the columns of `target`: missing ones null, others dropped, types cast without loss.
+
+    Raises UnsupportedSchema when a value does not fit.
+    """
+    if array.type.equals(target):
+        return array
+    written = {field.name: place for place, field in enumerate(array.type)}
+    children = []
+    for field in target:
+        if field.name not in written:
+            children.append(pa.nulls(len(array), field.type))
+            continue
+        child = array.field(written[field.name])
+        try:
+            children.append(child if child.type.equals(field.type) else child.cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise UnsupportedSchema(
+                f"column {field.name!r} was written as {child.type} and does not fit into {field.type}",
+                hint="The type of the column was changed in a way that loses values: read it in the raw form, or start the query again.",
+            ) from None
+    if not children:
+        return pa.array([{}] * len(array), target)
+    mask = pc.is_null(array) if array.null_count else None
+    return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
