@@ -131,6 +131,10 @@ class TransactionMachine:
     def open_streams(self) -> int:
         return len(self._streams)
 
+    @property
+    def owes_markers(self) -> bool:
+        return bool(self._markers)
+
     def take_markers(self) -> list[Marker]:
         """The markers owed since the last call, in order."""
         markers, self._markers = self._markers, []

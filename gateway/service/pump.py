@@ -1,0 +1,143 @@
+"""The reading loop: bytes from PostgreSQL -> state machine -> batches; and when a cycle may end.
+
+The order within one turn: read, take every frame, hand over full batches, seal the cycle if a transaction boundary is
+reached and the broker is free, wait while too much is under way. Nothing here waits for Kafka except through that limit,
+and nothing here answers PostgreSQL: that is `gateway/replication/feedback.py`, on its own timer.
+"""
+
+from __future__ import annotations
+
+import time
+
+from gateway.kafka.delivery import Delivery
+from gateway.kafka.outlet import BatchWriter
+from gateway.kafka.position import Position, advance
+from gateway.lsn import Lsn
+from gateway.operate.failpoints import failpoint
+from gateway.pgoutput import Relation, decode
+from gateway.replication.feedback import StandbyStatus
+from gateway.replication.frames import KEEPALIVE, XLOG_DATA, split
+from gateway.replication.connection import ReplicationStream
+from gateway.service.announcer import Announcer
+from gateway.transactions.machine import ROW_KINDS, TransactionMachine
+
+SEAL_BYTES = 1 << 18
+"""Within one read, a boundary ends a cycle only after so many bytes: at the end of a read any boundary does."""
+
+IDLE_INTERVAL_S = 10.0
+IDLE_BYTES = 16 << 20
+"""An idle slot's position is made durable this often, or after so much WAL of others."""
+
+_RELATION = ord("R")
+
+
+class Pump:
+    """Reads one replication stream until it ends; raises WalgateError."""
+
+    def __init__(
+        self,
+        stream: ReplicationStream,
+        feedback: StandbyStatus,
+        machine: TransactionMachine,
+        writer: BatchWriter,
+        announcer: Announcer,
+        position: Position,
+        protocol_version: int,
+    ) -> None:
+        self._stream = stream
+        self._feedback = feedback
+        self._machine = machine
+        self._writer = writer
+        self._announcer = announcer
+        self._position = position
+        self._protocol_version = protocol_version
+        self._unsealed_bytes = 0
+        self._idle_since = time.monotonic()
+        self.draining = False
+        self.delivery: Delivery  # set by the owner: both know each other
+
+    async def run(self) -> None:
+        while not self.draining:
+            data = await self._stream.read()
+            failpoint("socket_read")
+            self._writer.tick()
+            await self._take(data)
+            self.delivery.offer()
+            self.seal_if_due()
+            await self.delivery.room()
+
+    async def _take(self, data: bytes) -> None:
+        """Every frame of one read. The loop of the rows: see bench/ before adding to it."""
+        change = self._machine.change
+        received_lsn = sealed_at = 0
+        for kind, lsn, start, end in split(data):
+            received_lsn = lsn
+            if kind == XLOG_DATA:
+                tag = data[start]
+                if tag in ROW_KINDS:
+                    change(data, start, end, lsn)
+                elif tag == _RELATION:
+                    await self._relation(data[start:end], lsn)
+                else:
+                    self._control(data[start:end], lsn)
+                    if self._unsealed_bytes + end - sealed_at >= SEAL_BYTES and self._may_seal():
+                        self._seal()
+                        sealed_at = end
+            elif kind == KEEPALIVE:
+                self._keepalive(lsn, reply_requested=bool(data[end - 1]))
+        self._unsealed_bytes += len(data) - sealed_at
+        self._feedback.received(received_lsn)
+        failpoint("decoded")
+
+    def _control(self, payload: bytes, change_lsn: int) -> None:
+        machine = self._machine
+        message = decode(payload, in_stream=machine.in_stream, protocol_version=self._protocol_version)
+        machine.receive(message, change_lsn)
+
+    async def _relation(self, payload: bytes, change_lsn: int) -> None:
+        machine = self._machine
+        relation = decode(payload, in_stream=machine.in_stream, protocol_version=self._protocol_version)
+        assert isinstance(relation, Relation)
+        version = await self._announcer.announce(relation)
+        failpoint("relation_registered")
+        machine.announce(relation.relation_oid, relation.xid, version)
+
+    # -- where a cycle ends ---------------------------------------------------------------------------------------------
+
+    def seal_if_due(self) -> None:
+        """End the cycle if one can end here; called after each read and whenever a commit to Kafka is done."""
+        if self._may_seal():
+            self._seal()
+
+    def _may_seal(self) -> bool:
+        machine = self._machine
+        return (
+            machine.at_boundary and self.delivery.may_seal and (machine.owes_markers or self._writer.has_records)
+        )
+
+    def _seal(self) -> None:
+        machine = self._machine
+        self._position = advance(
+            self._position, machine.resume_lsn, machine.last_commit_lsn, tuple(machine.prepared.values())
+        )
+        self.delivery.seal(machine.take_markers(), self._position)
+        self._unsealed_bytes = 0
+        self._idle_since = time.monotonic()
+
+    @property
+    def is_settled(self) -> bool:
+        """Everything that was received and can be durable is durable."""
+        return self._machine.at_boundary and self.delivery.is_quiet and not self._machine.owes_markers
+
+    def _keepalive(self, end_lsn: int, *, reply_requested: bool) -> None:
+        """The idle rule: with nothing pending, what the server has read may become our position - durable first, as the
+        slot must never be ahead of the position topic. An open stream does not forbid it: it is sent again whole."""
+        behind = end_lsn - self._machine.resume_lsn
+        if behind > 0 and self.is_settled:
+            due = time.monotonic() - self._idle_since >= IDLE_INTERVAL_S
+            if reply_requested or due or behind >= IDLE_BYTES:
+                failpoint("before_idle_advance")
+                self._machine.resume_lsn = Lsn(end_lsn)
+                self._seal()
+        if reply_requested:
+            self._feedback.reply_requested()

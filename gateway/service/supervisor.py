@@ -1,0 +1,95 @@
+"""Begin again: every failure has one way back - a new producer, the position, the stream from there.
+
+    Retry          at once, then 0.2 s doubling up to 5 s
+    RetrySlowly    2 s doubling up to 60 s
+    other errors   end the gateway: a person must decide
+
+An attempt that ran for a while sets the delay back. SIGTERM and SIGINT drain: what was received and can be committed is
+committed, PostgreSQL is told, then the program ends with 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import time
+from contextlib import suppress
+
+import structlog
+
+from gateway.operate.errors import Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.operate.failpoints import failpoint
+from gateway.operate.settings import Settings
+from gateway.service.attempt import Attempt
+
+log = structlog.get_logger()
+
+HEALTHY_S = 30.0
+_DELAYS_S: dict[type[WalgateError], tuple[float, float]] = {Retry: (0.2, 5.0), RetrySlowly: (2.0, 60.0)}
+
+
+class Backoff:
+    """Seconds to wait before the next attempt; doubles with each failure until an attempt was healthy."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def delay_s(self, error: WalgateError, lasted_s: float) -> float:
+        if lasted_s >= HEALTHY_S:
+            self._failures = 0
+        first, longest = _DELAYS_S[RetrySlowly if isinstance(error, RetrySlowly) else Retry]
+        delay = min(first * 2**self._failures, longest)
+        self._failures = min(self._failures + 1, 16)
+        return delay
+
+
+async def serve(settings: Settings) -> None:
+    """Run until stopped by a signal; raises StopForOperator (DataGap) when going on needs a person."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    _tune_garbage_collection()
+    backoff = Backoff()
+    text_only = False
+    while not stop.is_set():
+        begun = time.monotonic()
+        attempt = Attempt(settings, text_only=text_only)
+        try:
+            await attempt.run(stop)
+            return
+        except (Retry, RetrySlowly) as error:
+            text_only = text_only or attempt.wants_text
+            delay = backoff.delay_s(error, time.monotonic() - begun)
+            log.warning("starting_again", reason=error.message, hint=error.hint, delay_s=round(delay, 1))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), delay)
+            failpoint("reconnect")
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What ended a task group: an error that needs a person before one that does not, an unknown one before both."""
+    leaves = list(_leaves(group))
+    for wanted in (StopForOperator, WalgateError):
+        unknown = [leaf for leaf in leaves if not isinstance(leaf, WalgateError)]
+        if unknown:
+            return unknown[0]
+        known = [leaf for leaf in leaves if isinstance(leaf, wanted)]
+        if known:
+            return known[0]
+    return leaves[0]
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found
+
+
+def _tune_garbage_collection() -> None:
+    """Rows make no cycles: what lives now is set aside, and the youngest generation grows large before a pass."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 100)

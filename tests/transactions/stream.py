@@ -1,0 +1,107 @@
+"""A stream of messages for the state machine, and a record of what it made of them.
+
+Rows are encoded as `(operation, xid, subxid, ordinal)` so that a test can say which transaction an event belongs to.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.events.context import Context
+from gateway.events.manifest import Manifest
+from gateway.lsn import Lsn
+from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.transaction import MessageTopic, RelationVersion
+
+RELATION_OID = 4711
+
+
+@dataclass
+class Event:
+    operation: str
+    context: Context
+    change_lsn: int
+    ordinal: int
+    manifest: Manifest | None = None
+
+
+class RecordingEncoder:
+    """Stands for a RowEncoder; `version` tells one relation version from another."""
+
+    def __init__(self, version: str = "v1") -> None:
+        self.version = version
+
+    def _event(self, operation: str, context: Context, change_lsn: int, ordinal: int) -> Any:
+        return Event(f"{operation}:{self.version}", context, change_lsn, ordinal)
+
+    def insert(self, data: bytes, position: int, end: int, context: Context, lsn: int, ordinal: int) -> Any:
+        return b"k", self._event("INSERT", context, lsn, ordinal)
+
+    def update(self, data: bytes, position: int, end: int, context: Context, lsn: int, ordinal: int) -> Any:
+        moved = (b"old", self._event("DELETE", context, lsn, ordinal)) if data[position:end] == b"moved" else None
+        return b"k", self._event("UPDATE", context, lsn, ordinal), moved
+
+    def delete(self, data: bytes, position: int, end: int, context: Context, lsn: int, ordinal: int) -> Any:
+        return b"k", self._event("DELETE", context, lsn, ordinal)
+
+    def truncate(self, context: Context, lsn: int, ordinal: int) -> Any:
+        return self._event("TRUNCATE", context, lsn, ordinal)
+
+
+@dataclass
+class RecordingOutlet:
+    """Keeps events in order and counts them in their manifest, as acknowledged batches would be."""
+
+    topic: str = "cdc.public.t"
+    events: list[Event] = field(default_factory=list)
+
+    def append(self, key: bytes | None, value: Any, manifest: Manifest | None) -> None:
+        value.manifest = manifest
+        self.events.append(value)
+        if manifest is not None:
+            manifest.add(self.topic, 0, len(self.events) - 1, 1)
+
+    def append_everywhere(self, value: Any, manifest: Manifest | None) -> None:
+        self.append(None, value, manifest)
+
+
+def encode_message(context: Context, change_lsn: int, ordinal: int, *rest: object) -> Any:
+    return Event("MESSAGE", context, change_lsn, ordinal)
+
+
+class Stream:
+    """Feeds a machine; each step takes the next LSN."""
+
+    def __init__(self, epoch: int = 3, **start: Any) -> None:
+        self.rows = RecordingOutlet()
+        self.messages = RecordingOutlet("cdc.message")
+        topic: Any = MessageTopic(99, encode_message, self.messages)
+        self.machine = TransactionMachine(
+            epoch=epoch,
+            resume_lsn=start.get("resume_lsn", 0),
+            last_commit_lsn=start.get("last_commit_lsn", 0),
+            prepared=start.get("prepared", ()),
+            messages=topic,
+        )
+        self.lsn = start.get("resume_lsn", 0)
+        self.announce()
+
+    def next_lsn(self) -> Lsn:
+        self.lsn += 8
+        return Lsn(self.lsn)
+
+    def announce(self, version: str = "v1", subxid: int | None = None, schema_id: int = 7) -> None:
+        encoder: Any = RecordingEncoder(version)
+        self.machine.announce(RELATION_OID, subxid, RelationVersion("public.t", schema_id, encoder, self.rows))
+
+    def receive(self, message: object) -> None:
+        self.machine.receive(message, self.next_lsn())
+
+    def row(self, kind: bytes = b"I", subxid: int | None = None, content: bytes = b"", oid: int = RELATION_OID) -> None:
+        payload = kind + (b"" if subxid is None else struct.pack("!I", subxid)) + struct.pack("!I", oid) + content
+        self.machine.change(payload, 0, len(payload), self.next_lsn())
+
+    def kinds(self) -> list[str]:
+        return [marker.kind for marker in self.machine.take_markers()]
