@@ -242,7 +242,6 @@ def _gateway_settings(addresses: Addresses) -> dict[str, str]:
     return {
         "WALGATE_SOURCE__DSN": addresses.dsn,
         "WALGATE_SOURCE__SLOT": SLOT,
-        "WALGATE_SOURCE__PUBLICATIONS": "walgate",
         "WALGATE_SOURCE__TWO_PHASE": "true",
         "WALGATE_KAFKA__BOOTSTRAP_SERVERS": addresses.bootstrap_servers,
         "WALGATE_KAFKA__PREFIX": _PREFIX,
