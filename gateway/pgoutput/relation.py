@@ -53,7 +53,10 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """'Y': "Identifies the message as a type message." Sent before a Relation with a column of a user's type."""
+    """'Y': "Identifies the message as a type message." Sent before a Relation with a column of a user's type.
+
+    For a domain it has the domain's OID with namespace and name of its base type (`logicalrep_write_typ`).
+    """
 
     xid: int | None
     """ "Xid of the transaction (only present for streamed transactions). [...] since protocol version 2." """

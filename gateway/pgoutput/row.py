@@ -46,7 +46,8 @@ class Update:
     """'O': "This field is optional and is only present if table in which the update happened has REPLICA IDENTITY set
     to FULL." """
     new: TupleData
-    """'N': "Identifies the following TupleData message as a new tuple." """
+    """'N': "Identifies the following TupleData message as a new tuple." What is UNCHANGED here is in the old tuple, if
+    there is one."""
 
 
 @dataclass(frozen=True, slots=True)

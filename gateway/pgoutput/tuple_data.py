@@ -45,10 +45,8 @@ _NULL, _UNCHANGED, _TEXT, _BINARY = b"nutb"
 
 def read_tuple_data(cursor: Cursor, tuple_name: str) -> TupleData:
     """`tuple_name` is for errors: "new tuple", "key tuple", "old tuple"."""
-    values: list[TupleValue] = []
-    for number in range(cursor.read_count(f"number of columns of the {tuple_name}")):
-        values.append(_read_value(cursor, f"column {number} of the {tuple_name}"))
-    return tuple(values)
+    count = cursor.read_count(f"number of columns of the {tuple_name}")
+    return tuple([_read_value(cursor, f"column {number} of the {tuple_name}") for number in range(count)])
 
 
 def _read_value(cursor: Cursor, column: str) -> TupleValue:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
 from gateway.pgoutput import (
+    PG_EPOCH,
     Begin,
+    BeginPrepare,
     Delete,
     Insert,
     Message,
@@ -109,7 +111,8 @@ def test_messages_of_a_later_protocol_version_are_refused(message: PgOutputMessa
 def test_two_phase_messages_come_in_any_version() -> None:
     """A slot made with two_phase sends them to a reader of proto_version 1; seen on 15 and 18."""
     payload = b"b" + struct.pack("!QQqI", 1, 2, 3, 4) + b"gid\0"
-    assert decode(payload, in_stream=False, protocol_version=1)
+    expected = BeginPrepare(Lsn(1), Lsn(2), 3 + PG_EPOCH, 4, "gid")
+    assert decode(payload, in_stream=False, protocol_version=1) == expected
 
 
 # One wrong field each: bytes, whether in a stream, and what the error must name.
@@ -194,7 +197,8 @@ def test_the_error_names_message_field_and_offset(
     error = caught.value
     assert (error.message_name, error.field, error.offset) == (name, field, offset)
     assert error.expected in str(error) and error.actual in str(error)
-    assert isinstance(error, StopForOperator) and error.hint
+    assert error.hint
+    assert issubclass(PgOutputError, StopForOperator)
 
 
 def test_neither_errors_nor_reprs_hold_row_values() -> None:
