@@ -111,7 +111,14 @@ class Delivery:
 
     async def room(self) -> None:
         """Wait until less than the memory limit is under way."""
+        if not self._has_room.is_set():
+            failpoint("reading_paused")
         await self._has_room.wait()
+
+    async def deliver_now(self, markers: list[Marker], position: Position) -> None:
+        """One Kafka transaction of markers and a position alone, before `run` is started."""
+        await self._deliver(Cycle(markers=markers, position=position))
+        self._busy = False
 
     async def run(self) -> None:
         """Deliver until cancelled; raises WalgateError on the first failed or unknown result."""
@@ -158,6 +165,7 @@ class Delivery:
                 # In order: a manifest wants the pieces of a partition in order, and memory is given back steadily.
                 batch, future = sent.popleft()
                 self._note_delivered(batch, await self._producer.delivered(future))
+                failpoint("batch_acked")
             elif cycle.position is not None:
                 self._sealed = None
                 self._busy = True

@@ -14,10 +14,25 @@ from gateway.kafka.outlet import BatchWriter
 from gateway.kafka.position import Position, advance
 from gateway.lsn import Lsn
 from gateway.operate.failpoints import failpoint
-from gateway.pgoutput import Relation, decode
+from gateway.pgoutput import (
+    Begin,
+    Commit,
+    CommitPrepared,
+    Message,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    decode,
+)
+from gateway.replication.connection import ReplicationStream
 from gateway.replication.feedback import StandbyStatus
 from gateway.replication.frames import KEEPALIVE, XLOG_DATA, split
-from gateway.replication.connection import ReplicationStream
 from gateway.service.announcer import Announcer
 from gateway.transactions.machine import ROW_KINDS, TransactionMachine
 
@@ -29,6 +44,20 @@ IDLE_BYTES = 16 << 20
 """An idle slot's position is made durable this often, or after so much WAL of others."""
 
 _RELATION = ord("R")
+_FAILPOINTS: dict[type, str] = {
+    Begin: "begin_received",
+    Commit: "commit_received",
+    StreamStart: "stream_start_received",
+    StreamStop: "stream_stop_received",
+    StreamCommit: "stream_commit_received",
+    StreamAbort: "stream_abort_received",
+    Prepare: "prepare_received",
+    StreamPrepare: "stream_prepare_received",
+    CommitPrepared: "commit_prepared_received",
+    RollbackPrepared: "rollback_prepared_received",
+    Truncate: "truncate_received",
+    Message: "logical_message_received",
+}
 
 
 class Pump:
@@ -84,7 +113,7 @@ class Pump:
                         self._seal()
                         sealed_at = end
             elif kind == KEEPALIVE:
-                self._keepalive(lsn, reply_requested=bool(data[end - 1]))
+                self._keepalive(lsn, reply_requested=bool(start))
         self._unsealed_bytes += len(data) - sealed_at
         self._feedback.received(received_lsn)
         failpoint("decoded")
@@ -93,6 +122,9 @@ class Pump:
         machine = self._machine
         message = decode(payload, in_stream=machine.in_stream, protocol_version=self._protocol_version)
         machine.receive(message, change_lsn)
+        point = _FAILPOINTS.get(type(message))
+        if point is not None:
+            failpoint(point)
 
     async def _relation(self, payload: bytes, change_lsn: int) -> None:
         machine = self._machine
@@ -111,9 +143,7 @@ class Pump:
 
     def _may_seal(self) -> bool:
         machine = self._machine
-        return (
-            machine.at_boundary and self.delivery.may_seal and (machine.owes_markers or self._writer.has_records)
-        )
+        return machine.at_boundary and self.delivery.may_seal and (machine.owes_markers or self._writer.has_records)
 
     def _seal(self) -> None:
         machine = self._machine
@@ -121,6 +151,7 @@ class Pump:
             self._position, machine.resume_lsn, machine.last_commit_lsn, tuple(machine.prepared.values())
         )
         self.delivery.seal(machine.take_markers(), self._position)
+        failpoint("cycle_sealed")
         self._unsealed_bytes = 0
         self._idle_since = time.monotonic()
 
@@ -132,6 +163,7 @@ class Pump:
     def _keepalive(self, end_lsn: int, *, reply_requested: bool) -> None:
         """The idle rule: with nothing pending, what the server has read may become our position - durable first, as the
         slot must never be ahead of the position topic. An open stream does not forbid it: it is sent again whole."""
+        failpoint("keepalive_received")
         behind = end_lsn - self._machine.resume_lsn
         if behind > 0 and self.is_settled:
             due = time.monotonic() - self._idle_since >= IDLE_INTERVAL_S

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import fastavro
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.events.context import Context
+from gateway.events.logical_message import LogicalMessageEncoder
+from gateway.events.manifest import Manifest, Range
+from gateway.events.marker import Marker, encode_marker
+from schemas.records import LOGICAL_MESSAGE, TRANSACTION_MARKER
+
+FRAME = b"\0\0\0\0\7"
+KINDS = TRANSACTION_MARKER["fields"][0]["type"]["symbols"]
+longs = st.integers(0, 2**63 - 1)
+
+
+def read(schema: dict[str, Any], value: bytes) -> Any:
+    """By fastavro, to the last byte."""
+    assert value[:5] == FRAME
+    source = io.BytesIO(value[5:])
+    record = fastavro.schemaless_reader(source, fastavro.parse_schema(schema), None)
+    assert source.read() == b""
+    return record
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    manifest = Manifest(
+        draw(longs),
+        draw(longs),
+        draw(st.lists(longs, max_size=3)),
+        draw(st.lists(st.integers(0, 2**31 - 1), max_size=3)),
+    )
+    for topic in draw(st.lists(st.text(min_size=1, max_size=9), max_size=3, unique=True)):
+        manifest.ranges[topic, draw(st.integers(0, 300))] = [
+            Range(*draw(st.tuples(longs, longs, longs))) for _ in range(2)
+        ]
+    return manifest
+
+
+@given(
+    st.builds(
+        Marker,
+        st.sampled_from(KINDS),
+        longs,
+        longs,
+        st.integers(-1, 2**32 - 1),
+        st.none() | longs,
+        st.none(),
+        st.none() | st.text(max_size=20),
+        st.none() | st.text(max_size=20),
+        st.none() | manifests(),
+    ),
+    longs,
+)
+def test_a_marker_is_read_back_by_fastavro(marker: Marker, epoch: int) -> None:
+    record = read(TRANSACTION_MARKER, encode_marker(FRAME, marker, epoch))
+    for name in ("kind", "xid", "subxid", "marker_lsn", "end_lsn", "time", "gid", "origin"):
+        assert record[name] == getattr(marker, name)
+    assert record["epoch"] == epoch
+    if marker.manifest is None:
+        assert record["manifest"] is None
+        return
+    assert record["manifest"] == {
+        "epoch": marker.manifest.epoch,
+        "event_count": marker.manifest.event_count,
+        "aborted_subxids": marker.manifest.aborted_subxids,
+        "schema_ids": marker.manifest.schema_ids,
+        "ranges": [
+            {
+                "topic": topic,
+                "partition": partition,
+                "first_offset": piece.first_offset,
+                "last_offset": piece.last_offset,
+                "record_count": piece.record_count,
+            }
+            for (topic, partition), pieces in marker.manifest.ranges.items()
+            for piece in pieces
+        ],
+    }
+
+
+def test_the_time_of_a_marker_is_microseconds_of_the_unix_epoch() -> None:
+    marker = Marker("COMMIT", 1, 2, time=1_700_000_000_123_456)
+    assert (
+        read(TRANSACTION_MARKER, encode_marker(FRAME, marker, 1))["time"].isoformat()
+        == "2023-11-14T22:13:20.123456+00:00"
+    )
+
+
+@given(st.booleans(), longs, st.text(max_size=30), st.binary(max_size=300))
+def test_a_logical_message_is_read_back_by_fastavro(transactional: bool, lsn: int, prefix: str, content: bytes) -> None:
+    value = LogicalMessageEncoder(FRAME).encode(
+        Context(5, -1, 3, None, None, None), lsn, 9, transactional, lsn, prefix, content
+    )
+    assert read(LOGICAL_MESSAGE, value) == {
+        "op": "MESSAGE",
+        "xid": 5,
+        "subxid": -1,
+        "epoch": 3,
+        "change_lsn": lsn,
+        "ordinal": 9,
+        "commit_lsn": None,
+        "commit_time": None,
+        "origin": None,
+        "transactional": transactional,
+        "message_lsn": lsn,
+        "prefix": prefix,
+        "content": content,
+    }
