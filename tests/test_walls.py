@@ -1,0 +1,67 @@
+"""The pure rooms wait for nothing and ask nobody: no loop, no socket, no thread, no clock (DESIGN, section 1)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PURE_ROOMS = (
+    "gateway/pgoutput",
+    "gateway/relations",
+    "gateway/values",
+    "gateway/events",
+    "gateway/transactions",
+    "schemas",
+)
+CLIENTS = {ROOT / "schemas" / "registry.py"}
+FORBIDDEN = {
+    *("asyncio", "concurrent", "multiprocessing", "queue", "sched", "threading", "time"),
+    *("ftplib", "http", "select", "selectors", "smtplib", "socket", "socketserver", "ssl", "subprocess", "urllib"),
+    *("aiokafka", "asyncpg", "confluent_kafka", "requests", "uvloop"),
+}
+CLOCKS = {"now", "utcnow", "today"}
+
+
+def _pure_files() -> list[Path]:
+    return sorted(path for room in PURE_ROOMS for path in (ROOT / room).rglob("*.py") if path not in CLIENTS)
+
+
+def breaches(source: str) -> Iterator[str]:
+    """What a pure room must not do, with its line."""
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
+            names = [node.module]
+        elif isinstance(node, ast.Attribute) and node.attr in CLOCKS:
+            yield f"line {node.lineno}: reads the clock by {node.attr}"
+        elif isinstance(node, (ast.AsyncFunctionDef, ast.Await)):
+            yield f"line {node.lineno}: waits"
+        for name in names:
+            if name.partition(".")[0] in FORBIDDEN:
+                yield f"line {getattr(node, 'lineno', 0)}: imports {name}"
+
+
+@pytest.mark.parametrize("path", _pure_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_pure_room_knows_no_loop_no_socket_and_no_clock(path: Path) -> None:
+    assert list(breaches(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import asyncio",
+        "from time import monotonic",
+        "import datetime\ndatetime.datetime.now()",
+        "def f():\n    import socket",
+        "async def f(): ...",
+        "import urllib.request",
+    ],
+)
+def test_a_breach_is_seen(source: str) -> None:
+    assert len(list(breaches(source))) == 1
