@@ -85,9 +85,10 @@ def field_names(description: RelationDescription) -> tuple[str, ...]:
 
 
 def _key_record(description: RelationDescription) -> Schema:
-    fields = []
-    for column in description.identity_columns:
-        fields.append({**_named(column.name), **_nullable(key_type(column_type(column.facts, column.typmod)))})
+    fields = [
+        {**_named(column.name), **_nullable(key_type(column_type(column.facts, column.typmod)))}
+        for column in description.identity_columns
+    ]
     return {"type": "record", "name": "Key", "fields": fields}
 
 

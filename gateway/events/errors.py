@@ -1,0 +1,26 @@
+"""What can go wrong with a row."""
+
+from __future__ import annotations
+
+from gateway.operate.errors import Retry, StopForOperator
+
+
+class UnknownBinary(Retry):
+    """A binary value of a type whose binary form is not known: replication must be asked for text, from the durable position."""
+
+    def __init__(self, relation: str, column: str, type_name: str) -> None:
+        super().__init__(
+            f"{relation}, column {column}: the binary form of type {type_name} is not known; going on in text",
+            hint="set `binary` to off to save this detour at each start",
+        )
+        self.relation = relation
+        self.column = column
+        self.type_name = type_name
+
+
+class KeyNotSent(StopForOperator):
+    """An identity column's value was neither in the new tuple nor in a key or old tuple."""
+
+
+class UnreadableValue(StopForOperator):
+    """A value is not what its type's text or binary form allows. The error names the place, never the value."""

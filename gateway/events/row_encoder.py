@@ -1,0 +1,246 @@
+"""Row messages -> Avro records, for one version of a relation.
+
+A message is read where it lies, from its TupleData (manual 55.9) straight into Avro: no dataclass, no Python value. Two ways:
+
+* The fast one takes what nearly every row is: values and NULLs. One reader a column (gateway/values/reader.py), one part
+  a column, one join.
+* Whatever is not that (an UNCHANGED column, a value that its Avro type can not hold, a key tuple, rubbish) makes the
+  readers raise, and the tuple is taken apart again by gateway/events/tuple_values.py, which decides what it is.
+
+The envelope's layout is `schemas.relation.change_schema`; a test compares the bytes with fastavro's.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from gateway.events.context import Context
+from gateway.events.errors import KeyNotSent
+from gateway.events.tuple_values import TupleCodec, Value
+from gateway.events.varint import encode_long
+from gateway.pgoutput.errors import PgOutputError
+from gateway.values.reader import Append, Unusual, some_bytes
+from gateway.values.special import NotRenderable, Special
+from schemas.description import RelationDescription
+from schemas.framing import frame
+from schemas.relation import BEFORE_PREFIX, OPERATIONS
+
+Key = bytes | None
+_KEY_TUPLE, _OLD_TUPLE, _NEW_TUPLE = b"KON"
+_COUNT = struct.Struct("!H").unpack_from
+
+_INSERT, _UPDATE, _DELETE, _TRUNCATE = (encode_long(OPERATIONS.index(name)) for name in OPERATIONS[:4])
+_NULL: Final = b"\0"
+_SOME: Final = b"\2"
+_ONLY_AFTER: Final = b"\0\0\0\2"
+"""key_change false, old_key null, before null, after not null."""
+_BEFORE: Final = b"\0\0\2"
+"""key_change false, old_key null, before not null."""
+_NOTHING_SPECIAL: Final = b"\0\0"
+"""No unchanged, no special: empty array, empty map."""
+_FIRST_COLUMN: Final = 6
+"""Parts of a record before its first column."""
+_CARE_NEEDED: Final = (Special, Unusual, NotRenderable, ValueError, IndexError, OverflowError, struct.error)
+
+
+class RowEncoder:
+    """Encodes rows of one relation version; `key_schema_id` is None for a relation without identity.
+
+    `position` is that of the byte after the relation oid, `end` that after the message. Keys and values come framed.
+    Raises PgOutputError, UnknownBinary, UnreadableValue, KeyNotSent.
+    """
+
+    def __init__(self, description: RelationDescription, value_schema_id: int, key_schema_id: int | None) -> None:
+        self.description = description
+        self._tuples = TupleCodec(description)
+        self._count = len(description.columns)
+        value_frame = frame(value_schema_id)
+        self._insert_head = value_frame + _INSERT
+        self._update_head = value_frame + _UPDATE
+        self._delete_head = value_frame + _DELETE
+        self._truncate_head = value_frame + _TRUNCATE
+        self._key_frame = None if key_schema_id is None else frame(key_schema_id)
+        self._readers = self._tuples.text_readers
+        self._is_binary = False
+        # Identity columns whose key bytes are the bytes in the row; None where a key column has a form of its own.
+        self._key_places = self._tuples.key_places
+        self._only_key_part = -1
+        if self._key_places is not None and len(self._key_places) == 1:
+            self._only_key_part = _FIRST_COLUMN + self._key_places[0]
+
+    def insert(
+        self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
+    ) -> tuple[Key, bytes]:
+        return self._only_new(self._insert_head, data, position, end, context, change_lsn, ordinal)
+
+    def update(
+        self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
+    ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
+        """The third is the DELETE under the old key, where the key has changed."""
+        first = data[position] if position < end else -1
+        if first == _NEW_TUPLE:
+            key, value = self._only_new(self._update_head, data, position, end, context, change_lsn, ordinal)
+            return key, value, None
+        if first == _OLD_TUPLE:
+            return self._update_with_old(data, position, end, context, change_lsn, ordinal)
+        return self._update_with_care(data, position, end, context, change_lsn, ordinal)
+
+    def delete(
+        self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
+    ) -> tuple[Key, bytes]:
+        envelope = self._envelope(self._delete_head, context, change_lsn, ordinal)
+        values, place = self._take(data, position, end, b"KO")
+        kind = data[position]
+        self._end_here(data, place, end)
+        key = self._key_of(values, None)
+        if kind == _KEY_TUPLE:
+            parts = [*envelope, _NULL, _SOME, *key, _NULL, _NULL, _NOTHING_SPECIAL]
+            return self._framed(key), b"".join(parts)
+        row, unchanged, special = self._tuples.encode(values, BEFORE_PREFIX)
+        return self._framed(key), b"".join([*envelope, _BEFORE, *row, _NULL, *_oddities(unchanged, special)])
+
+    def truncate(self, context: Context, change_lsn: int, ordinal: int) -> bytes:
+        envelope = self._envelope(self._truncate_head, context, change_lsn, ordinal)
+        return b"".join([*envelope, _NULL, _NULL, _NULL, _NULL, _NOTHING_SPECIAL])
+
+    # -- the fast way -------------------------------------------------------------------------------------------------
+
+    def _only_new(
+        self, head: bytes, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
+    ) -> tuple[Key, bytes]:
+        """A record with nothing but the new tuple."""
+        parts = [head, context.identity, encode_long(change_lsn), encode_long(ordinal), context.commit, _ONLY_AFTER]
+        append = parts.append
+        try:
+            place = position + 3
+            if data[position] == _NEW_TUPLE and _COUNT(data, position + 1)[0] == self._count:
+                for read in self._readers:
+                    place = read(data, place, append)
+                if place == end:
+                    append(_NOTHING_SPECIAL)
+                    if self._only_key_part >= 0:
+                        return self._key_frame + parts[self._only_key_part], b"".join(parts)  # type: ignore[operator]
+                    return self._key_of_parts(parts, data, position, end), b"".join(parts)
+        except _CARE_NEEDED:
+            pass
+        return self._only_new_with_care(parts[:_FIRST_COLUMN], data, position, end)
+
+    def _update_with_old(
+        self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
+    ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
+        """REPLICA IDENTITY FULL: every update brings its old tuple."""
+        if self._key_places is None:
+            return self._update_with_care(data, position, end, context, change_lsn, ordinal)
+        before: list[bytes] = []
+        after: list[bytes] = []
+        try:
+            place = self._read_tuple(data, position, before.append)
+            if data[place] != _NEW_TUPLE or self._read_tuple(data, place, after.append) != end:
+                return self._update_with_care(data, position, end, context, change_lsn, ordinal)
+        except _CARE_NEEDED:
+            return self._update_with_care(data, position, end, context, change_lsn, ordinal)
+        old_key = [before[index] for index in self._key_places]
+        new_key = [after[index] for index in self._key_places]
+        envelope = self._envelope(self._update_head, context, change_lsn, ordinal)
+        value = b"".join([*envelope, _BEFORE, *before, _SOME, *after, _NOTHING_SPECIAL])
+        moved = None
+        if old_key != new_key:
+            envelope[0] = self._delete_head
+            gone = b"".join([*envelope, b"\1\0\2", *before, _NULL, _NOTHING_SPECIAL])
+            moved = (self._framed(old_key), gone)
+        return self._framed(new_key), value, moved
+
+    def _read_tuple(self, data: bytes, position: int, append: Append) -> int:
+        if _COUNT(data, position + 1)[0] != self._count:
+            raise Unusual
+        place = position + 3
+        for read in self._readers:
+            place = read(data, place, append)
+        return place
+
+    def _key_of_parts(self, parts: list[bytes], data: bytes, position: int, end: int) -> Key:
+        if self._key_frame is None:
+            return None
+        if self._key_places is not None:
+            return self._key_frame + b"".join([parts[_FIRST_COLUMN + index] for index in self._key_places])
+        return self._framed(self._key_of(self._take(data, position, end, b"N")[0], None))
+
+    # -- with care ----------------------------------------------------------------------------------------------------
+
+    def _only_new_with_care(self, parts: list[bytes], data: bytes, position: int, end: int) -> tuple[Key, bytes]:
+        values, place = self._take(data, position, end, b"N")
+        self._end_here(data, place, end)
+        row, unchanged, special = self._tuples.encode(values, "")
+        key = self._framed(self._key_of(values, None))
+        return key, b"".join([*parts, *row, *_oddities(unchanged, special)])
+
+    def _update_with_care(
+        self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
+    ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
+        old_values, place = self._take(data, position, end, b"KO")
+        kind = data[position]
+        new_values, place = self._take(data, place, end, b"N")
+        self._end_here(data, place, end)
+        old_key, new_key = self._key_of(old_values, None), self._key_of(new_values, old_values)
+        before: list[bytes] = [_NULL]
+        unchanged: list[str] = []
+        special: list[tuple[str, bytes]] = []
+        if kind == _OLD_TUPLE:
+            row, unchanged, special = self._tuples.encode(old_values, BEFORE_PREFIX)
+            before = [_SOME, *row]
+        sent_key = [_SOME, *old_key] if kind == _KEY_TUPLE else [_NULL]
+        moved = None
+        envelope = self._envelope(self._delete_head, context, change_lsn, ordinal)
+        if old_key != new_key:
+            gone = [*envelope, b"\1", *sent_key, *before, _NULL, *_oddities(unchanged, special)]
+            moved = (self._framed(old_key), b"".join(gone))
+        envelope[0] = self._update_head
+        row, more_unchanged, more_special = self._tuples.encode(new_values, "")
+        oddities = _oddities(unchanged + more_unchanged, special + more_special)
+        value = b"".join([*envelope, _NULL, *sent_key, *before, _SOME, *row, *oddities])
+        return self._framed(new_key), value, moved
+
+    def _take(self, data: bytes, position: int, end: int, allowed: bytes) -> tuple[list[Value], int]:
+        """The tuple at `position` taken apart. Sees on the way whether the server sends binary."""
+        values, place, is_binary = self._tuples.take_apart(data, position, end, allowed)
+        if is_binary and not self._is_binary:
+            self._is_binary = True
+            self._readers = self._tuples.binary_readers
+        return values, place
+
+    def _end_here(self, data: bytes, place: int, end: int) -> None:
+        if place != end:
+            raise PgOutputError(
+                f"a row of {self.description.qualified_name}", "end", place, f"the message's end at {end}", "more bytes"
+            )
+
+    def _key_of(self, values: list[Value], old_values: list[Value] | None) -> list[bytes]:
+        try:
+            return self._tuples.encode_key(values, old_values)
+        except KeyError as missing:
+            raise KeyNotSent(
+                f"{self.description.qualified_name}, column {missing.args[0]}: an update left this identity column "
+                "unchanged and out of line, and the server sent no key tuple with it",
+                hint="servers before 14.2 do this: update the server, or set REPLICA IDENTITY FULL on the table",
+            ) from None
+
+    def _framed(self, key: list[bytes]) -> Key:
+        return None if self._key_frame is None else self._key_frame + b"".join(key)
+
+    def _envelope(self, head: bytes, context: Context, change_lsn: int, ordinal: int) -> list[bytes]:
+        return [head, context.identity, encode_long(change_lsn), encode_long(ordinal), context.commit]
+
+
+def _oddities(unchanged: list[str], special: list[tuple[str, bytes]]) -> list[bytes]:
+    """The fields `unchanged` (array of string) and `special` (map of string)."""
+    parts: list[bytes] = []
+    if unchanged:
+        parts.append(encode_long(len(unchanged)))
+        parts.extend(some_bytes(name.encode())[1:] for name in unchanged)
+    parts.append(_NULL)
+    if special:
+        parts.append(encode_long(len(special)))
+        parts.extend(some_bytes(name.encode())[1:] + some_bytes(text)[1:] for name, text in special)
+    parts.append(_NULL)
+    return parts

@@ -1,0 +1,226 @@
+"""date, time, timestamp, timestamptz, timetz: microseconds or days of the Unix epoch, UTC.
+
+Binary: int32 days, int64 microseconds since 2000-01-01 (`date.c`, `timestamp.c`); the extremes are -infinity and infinity.
+Years 1 to 9999 are Avro values: what stock readers (Python's datetime among them) can hold. The rest is special.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from datetime import date
+from typing import Final
+
+from gateway.events.varint import CHUNK_MASK, LAST, MORE, SOME_MORE, encode_some_long
+from gateway.values.reader import AVRO_NULL, BINARY, NULL, Append, Unusual
+from gateway.values.special import Special
+
+_INT4 = struct.Struct("!i")
+_INT8 = struct.Struct("!q")
+_INT8_AT = _INT8.unpack_from
+_TIMETZ = struct.Struct("!qi")
+_PG_EPOCH_DAYS: Final = 10957
+_PG_EPOCH_MICROS: Final = 946_684_800_000_000
+_DAY_MICROS: Final = 86_400_000_000
+_UNIX_ORDINAL: Final = date(1970, 1, 1).toordinal()
+_FIRST_DAY: Final = 1 - _UNIX_ORDINAL
+_LAST_DAY: Final = date(9999, 12, 31).toordinal() - _UNIX_ORDINAL
+_FIRST_MICROS: Final = _FIRST_DAY * _DAY_MICROS
+_LAST_MICROS: Final = (_LAST_DAY + 1) * _DAY_MICROS - 1
+_FOUR_CHUNKS_LOW: Final = 1 << 41
+_FOUR_CHUNKS_HIGH: Final = 1 << 55
+"""Between these, 1970-01-26 and the year 3111, a timestamp takes exactly four chunks of 14 bits."""
+
+_DATE = re.compile(rb"(\d{4})-(\d\d)-(\d\d)")
+_CLOCK = re.compile(rb"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
+_OFFSET = re.compile(rb"([+-])(\d\d)(?::(\d\d))?(?::(\d\d))?")
+_REMEMBERED_DAYS: Final = 4096
+
+
+class _Days(dict[bytes, int]):
+    """ISO date -> microseconds at its midnight; rows of one time share few dates."""
+
+    def __missing__(self, text: bytes) -> int:
+        micros = _days_of_text(text) * _DAY_MICROS
+        if len(self) >= _REMEMBERED_DAYS:
+            self.clear()
+        self[text] = micros
+        return micros
+
+
+_days = _Days()
+_MINUTES: Final = {b"%02d:%02d:" % (m // 60, m % 60): m * 60_000_000 for m in range(1440)}
+_SECONDS: Final = {b"%02d" % second: second * 1_000_000 for second in range(60)}
+
+
+def _days_of_text(text: bytes) -> int:
+    """Days since 1970-01-01. Special: whatever is not yyyy-mm-dd (infinity, BC, five digits of year)."""
+    match = _DATE.fullmatch(text)
+    if match is None:
+        raise Special
+    return date(int(match[1]), int(match[2]), int(match[3])).toordinal() - _UNIX_ORDINAL
+
+
+def date_from_text(value: bytes) -> bytes:
+    return encode_some_long(_days_of_text(value))
+
+
+def date_from_binary(value: bytes) -> bytes:
+    days = _INT4.unpack(value)[0] + _PG_EPOCH_DAYS
+    if not _FIRST_DAY <= days <= _LAST_DAY:
+        raise Special
+    return encode_some_long(days)
+
+
+def time_from_text(value: bytes) -> bytes:
+    micros = _micros_of_clock(value)
+    if micros >= _DAY_MICROS:  # 24:00:00
+        raise Special
+    return encode_some_long(micros)
+
+
+def time_from_binary(value: bytes) -> bytes:
+    micros: int = _INT8.unpack(value)[0]
+    if micros >= _DAY_MICROS:
+        raise Special
+    return encode_some_long(micros)
+
+
+def _micros_of_clock(text: bytes) -> int:
+    match = _CLOCK.fullmatch(text)
+    if match is None:
+        raise Special
+    fraction = int(match[4].ljust(6, b"0")) if match[4] else 0
+    return ((int(match[1]) * 60 + int(match[2])) * 60 + int(match[3])) * 1_000_000 + fraction
+
+
+def timestamp_from_text(value: bytes) -> bytes:
+    """`yyyy-mm-dd hh:mm:ss[.ffffff]`. Special: infinity, BC, years beyond 9999."""
+    try:
+        micros = _days[value[:10]] + _MINUTES[value[11:17]] + _SECONDS[value[17:19]]
+    except KeyError:
+        raise Special from None
+    if len(value) > 19:
+        if value[19] != 46 or not value[20:].isdigit():  # '.'; else a fifth digit of the year, or BC
+            raise Special
+        micros += int(value[20:].ljust(6, b"0"))
+    return encode_some_long(micros)
+
+
+def timestamptz_from_text(value: bytes) -> bytes:
+    """The same with an offset, `+00` as the session's time zone is UTC."""
+    if value[-3:] == b"+00":
+        return timestamp_from_text(value[:-3])
+    return _timestamptz_with_offset(value)
+
+
+def _timestamptz_with_offset(value: bytes) -> bytes:
+    match = _OFFSET.fullmatch(value, max(value.rfind(b"+"), value.rfind(b"-", 11)))
+    if match is None:
+        raise Special
+    clock = value[: match.start()]
+    micros = _days_of_text(clock[:10]) * _DAY_MICROS + _micros_of_clock(clock[11:])
+    seconds = int(match[2]) * 3600 + int(match[3] or 0) * 60 + int(match[4] or 0)
+    micros -= seconds * 1_000_000 * (-1 if match[1] == b"-" else 1)
+    if not _FIRST_MICROS <= micros <= _LAST_MICROS:
+        raise Special
+    return encode_some_long(micros)
+
+
+def timestamp_from_binary(value: bytes) -> bytes:
+    micros = _INT8.unpack(value)[0] + _PG_EPOCH_MICROS
+    if not _FIRST_MICROS <= micros <= _LAST_MICROS:
+        raise Special
+    return encode_some_long(micros)
+
+
+def read_timestamp(data: bytes, position: int, append: Append) -> int:
+    """timestamp and timestamptz."""
+    if data[position] == BINARY:
+        micros = _INT8_AT(data, position + 5)[0] + _PG_EPOCH_MICROS
+        if _FOUR_CHUNKS_LOW <= micros < _FOUR_CHUNKS_HIGH:
+            zigzag = micros << 1
+            append(
+                SOME_MORE[zigzag & CHUNK_MASK]
+                + MORE[zigzag >> 14 & CHUNK_MASK]
+                + MORE[zigzag >> 28 & CHUNK_MASK]
+                + LAST[zigzag >> 42]
+            )
+        elif _FIRST_MICROS <= micros <= _LAST_MICROS:
+            append(encode_some_long(micros))
+        else:
+            raise Special
+        return position + 13
+    if data[position] == NULL:
+        append(AVRO_NULL)
+        return position + 1
+    raise Unusual
+
+
+# Binary -> the server's own text (DateStyle ISO, TimeZone UTC), for special values and for ranges.
+
+_INFINITE_DAYS: Final = {(1 << 31) - 1: b"infinity", -(1 << 31): b"-infinity"}
+_INFINITE_MICROS: Final = {(1 << 63) - 1: b"infinity", -(1 << 63): b"-infinity"}
+
+
+def render_date(value: bytes) -> bytes:
+    days: int = _INT4.unpack(value)[0]
+    if days in _INFINITE_DAYS:
+        return _INFINITE_DAYS[days]
+    text, is_bc = _calendar(days)
+    return text + b" BC" if is_bc else text
+
+
+def render_time(value: bytes) -> bytes:
+    return _clock(_INT8.unpack(value)[0])
+
+
+def render_timetz(value: bytes) -> bytes:
+    """The zone is in seconds *west* of Greenwich."""
+    micros, west = _TIMETZ.unpack(value)
+    return _clock(micros) + _offset(-west)
+
+
+def render_timestamp(value: bytes) -> bytes:
+    return _render_timestamp(_INT8.unpack(value)[0], b"")
+
+
+def render_timestamptz(value: bytes) -> bytes:
+    return _render_timestamp(_INT8.unpack(value)[0], b"+00")
+
+
+def _render_timestamp(micros: int, zone: bytes) -> bytes:
+    if micros in _INFINITE_MICROS:
+        return _INFINITE_MICROS[micros]
+    days, clock = divmod(micros, _DAY_MICROS)
+    text, is_bc = _calendar(days)
+    return text + b" " + _clock(clock) + zone + (b" BC" if is_bc else b"")
+
+
+def _clock(micros: int) -> bytes:
+    seconds, fraction = divmod(micros, 1_000_000)
+    text = b"%02d:%02d:%02d" % (seconds // 3600, seconds // 60 % 60, seconds % 60)
+    return text + (b".%06d" % fraction).rstrip(b"0") if fraction else text
+
+
+def _offset(east: int) -> bytes:
+    """EncodeTimezone: minutes and seconds only where there are any."""
+    seconds = abs(east)
+    text = b"%c%02d" % (b"+" if east >= 0 else b"-", seconds // 3600)
+    if seconds % 3600:
+        text += b":%02d" % (seconds // 60 % 60)
+    return text + b":%02d" % (seconds % 60) if seconds % 60 else text
+
+
+def _calendar(days: int) -> tuple[bytes, bool]:
+    """Days since 2000-01-01 -> ISO date in the proleptic Gregorian calendar, and whether it is BC (`datetime.c`, j2date)."""
+    # Days since 0000-03-01 by eras of 400 years (H. Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+    era, day_of_era = divmod(days + 730_425, 146_097)
+    year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
+    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    shifted_month = (5 * day_of_year + 2) // 153
+    day = day_of_year - (153 * shifted_month + 2) // 5 + 1
+    month = shifted_month + 3 if shifted_month < 10 else shifted_month - 9
+    year = year_of_era + era * 400 + (1 if month <= 2 else 0)
+    is_bc = year <= 0
+    return b"%04d-%02d-%02d" % (1 - year if is_bc else year, month, day), is_bc

@@ -1,0 +1,137 @@
+"""float4 and float8: Avro's float and double, little-endian; NaN and the infinities are legal there."""
+
+from __future__ import annotations
+
+import math
+import struct
+from fractions import Fraction
+from typing import Final
+
+_FLOAT4 = struct.Struct("!f")
+_FLOAT8 = struct.Struct("!d")
+_NAN4: Final = b"\2" + struct.pack("<f", math.nan)
+_NAN8: Final = b"\2" + struct.pack("<d", math.nan)
+
+
+def float8_from_text(value: bytes) -> bytes:
+    """Python parses 'NaN', 'Infinity' and '-Infinity' as the server writes them."""
+    return b"\2" + struct.pack("<d", float(value))
+
+
+def float8_from_binary(value: bytes) -> bytes:
+    """One NaN for all: the text form does not tell them apart."""
+    number = _FLOAT8.unpack(value)[0]
+    return b"\2" + value[::-1] if number == number else _NAN8
+
+
+def float4_from_text(value: bytes) -> bytes:
+    """The text is the shortest that gives this float4 again, so going through a double is exact but in a tie, which is tried."""
+    number = float(value)
+    packed = struct.pack("<f", number)
+    if number == number and not math.isinf(number):
+        packed = _untie(value, number, packed)
+    return b"\2" + packed if number == number else _NAN4
+
+
+def _untie(value: bytes, number: float, packed: bytes) -> bytes:
+    """A double half-way between two float4 has lost on which side the text was; ask the text itself."""
+    low = struct.unpack("<f", packed)[0]
+    if low == number:
+        return packed
+    bits = struct.unpack("<I", packed)[0]
+    step = 1 if abs(number) > abs(low) else -1
+    neighbour = struct.pack("<I", bits + step)
+    high = struct.unpack("<f", neighbour)[0]
+    if math.isinf(high) or Fraction(number) * 2 != Fraction(low) + Fraction(high):
+        return packed
+    exact = Fraction(value.decode())
+    return packed if abs(exact - Fraction(low)) <= abs(exact - Fraction(high)) else neighbour
+
+
+def float4_from_binary(value: bytes) -> bytes:
+    number = _FLOAT4.unpack(value)[0]
+    return b"\2" + value[::-1] if number == number else _NAN4
+
+
+def render_float8(value: bytes) -> bytes:
+    """`float8out`: the shortest digits that read back as the same value; an exponent from 1e+15 on and below 1e-4."""
+    number: float = _FLOAT8.unpack(value)[0]
+    unlike_numbers = _NOT_FINITE.get(repr(number))
+    if unlike_numbers is not None:
+        return unlike_numbers
+    shortest = repr(number)
+    digits, exponent = _split(shortest)
+    if (len(digits) > 15 or exponent > 15) and _is_half_way(shortest, number):
+        # The server's algorithm (Ryu in d2s.c) does not take a decimal on the very edge of the interval, as 1e23 is.
+        digits, exponent = _digits_inside(number, len(digits) + 1)
+    return _layout(number, digits, exponent, 15)
+
+
+def render_float4(value: bytes) -> bytes:
+    """`float4out`: an exponent from 1e+06 on and below 1e-4."""
+    number: float = _FLOAT4.unpack(value)[0]
+    unlike_numbers = _NOT_FINITE.get(repr(number))
+    if unlike_numbers is not None:
+        return unlike_numbers
+    for precision in range(9):
+        shortest = f"{number:.{precision}e}"
+        if _is_this_float4(shortest, number):
+            break
+    digits, exponent = _split(shortest)
+    return _layout(number, digits, exponent, 6)
+
+
+_NOT_FINITE: Final = {"nan": b"NaN", "inf": b"Infinity", "-inf": b"-Infinity"}
+
+
+def _is_this_float4(text: str, number: float) -> bool:
+    """`text` lies strictly nearer to `number` than to its neighbours among float4."""
+    bits = struct.unpack("<I", struct.pack("<f", abs(number)))[0]
+    exact, middle = abs(Fraction(text)), Fraction(abs(number))
+    above = struct.unpack("<f", struct.pack("<I", bits + 1))[0]
+    if bits == 0:
+        return exact == 0
+    below = struct.unpack("<f", struct.pack("<I", bits - 1))[0]
+    upper = middle + (middle - Fraction(below)) / 2 if math.isinf(above) else (middle + Fraction(above)) / 2
+    return (middle + Fraction(below)) / 2 < exact < upper
+
+
+def _is_half_way(text: str, number: float) -> bool:
+    twice = Fraction(text) * 2
+    for direction in (math.inf, -math.inf):
+        neighbour = math.nextafter(number, direction)
+        if not math.isinf(neighbour) and twice == Fraction(number) + Fraction(neighbour):
+            return True
+    return False
+
+
+def _digits_inside(number: float, digit_count: int) -> tuple[str, int]:
+    for count in range(digit_count, 18):
+        text = f"{number:.{count - 1}e}"
+        if float(text) == number and not _is_half_way(text, number):
+            return _split(text)
+    raise AssertionError("17 digits always tell two doubles apart")
+
+
+def _split(text: str) -> tuple[str, int]:
+    """Significant digits without zeros at either end, and the decimal exponent of the first."""
+    mantissa, _, exponent = text.lstrip("-").partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = whole + fraction
+    power = int(exponent or 0) + len(whole) - 1
+    significant = digits.lstrip("0")
+    power -= len(digits) - len(significant)
+    return (significant.rstrip("0"), power) if significant else ("0", 0)
+
+
+def _layout(number: float, digits: str, exponent: int, first_scientific: int) -> bytes:
+    """to_chars in d2s.c and f2s.c."""
+    if exponent < -4 or exponent >= first_scientific:
+        text = digits[0] + ("." + digits[1:] if len(digits) > 1 else "") + f"e{exponent:+03d}"
+    elif exponent < 0:
+        text = "0." + "0" * (-exponent - 1) + digits
+    elif len(digits) <= exponent + 1:
+        text = digits.ljust(exponent + 1, "0")
+    else:
+        text = digits[: exponent + 1] + "." + digits[exponent + 1 :]
+    return ("-" + text if math.copysign(1, number) < 0 else text).encode()

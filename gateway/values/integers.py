@@ -1,0 +1,147 @@
+"""bool, int2, int4, int8, oid, xid and xid8."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from gateway.events.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, LAST, SOME_LAST, SOME_MORE, encode_some_long
+from gateway.values.reader import AVRO_NULL, BINARY, NULL, Append, Unusual
+from gateway.values.special import Special
+
+_TWO_CHUNKS: Final = CHUNK * CHUNK
+_INT2 = struct.Struct("!h")
+_INT4 = struct.Struct("!i")
+_INT8 = struct.Struct("!q")
+_UINT4 = struct.Struct("!I")
+_UINT8 = struct.Struct("!Q")
+_INT2_AT = _INT2.unpack_from
+_INT4_AT = _INT4.unpack_from
+_INT8_AT = _INT8.unpack_from
+_FALSE: Final = b"\2\0"
+_TRUE: Final = b"\2\1"
+_MAX_LONG: Final = (1 << 63) - 1
+
+
+def bool_from_text(value: bytes) -> bytes:
+    return _TRUE if value == b"t" else _FALSE
+
+
+def bool_from_binary(value: bytes) -> bytes:
+    return _TRUE if value[0] else _FALSE
+
+
+def render_bool(value: bytes) -> bytes:
+    return b"t" if value[0] else b"f"
+
+
+def int_from_text(value: bytes) -> bytes:
+    return encode_some_long(int(value))
+
+
+def int2_from_binary(value: bytes) -> bytes:
+    return encode_some_long(_INT2.unpack(value)[0])
+
+
+def int4_from_binary(value: bytes) -> bytes:
+    return encode_some_long(_INT4.unpack(value)[0])
+
+
+def int8_from_binary(value: bytes) -> bytes:
+    return encode_some_long(_INT8.unpack(value)[0])
+
+
+def uint4_from_binary(value: bytes) -> bytes:
+    return encode_some_long(_UINT4.unpack(value)[0])
+
+
+def render_int2(value: bytes) -> bytes:
+    return b"%d" % _INT2.unpack(value)[0]
+
+
+def render_int4(value: bytes) -> bytes:
+    return b"%d" % _INT4.unpack(value)[0]
+
+
+def render_int8(value: bytes) -> bytes:
+    return b"%d" % _INT8.unpack(value)[0]
+
+
+def render_uint4(value: bytes) -> bytes:
+    return b"%d" % _UINT4.unpack(value)[0]
+
+
+def render_uint8(value: bytes) -> bytes:
+    return b"%d" % _UINT8.unpack(value)[0]
+
+
+def uint8_from_text(value: bytes) -> bytes:
+    """xid8: counts in 64 bits without a sign, Avro's long has one."""
+    number = int(value)
+    if number > _MAX_LONG:
+        raise Special
+    return encode_some_long(number)
+
+
+def uint8_from_binary(value: bytes) -> bytes:
+    number: int = _UINT8.unpack(value)[0]
+    if number > _MAX_LONG:
+        raise Special
+    return encode_some_long(number)
+
+
+# Readers of the everyday types: `encode_some_long` is written out because a call costs as much as the work.
+
+
+def read_bool(data: bytes, position: int, append: Append) -> int:
+    if data[position] == BINARY:
+        append(_TRUE if data[position + 5] else _FALSE)
+        return position + 6
+    if data[position] == NULL:
+        append(AVRO_NULL)
+        return position + 1
+    raise Unusual
+
+
+def read_int2(data: bytes, position: int, append: Append) -> int:
+    if data[position] == BINARY:
+        append(encode_some_long(_INT2_AT(data, position + 5)[0]))
+        return position + 7
+    if data[position] == NULL:
+        append(AVRO_NULL)
+        return position + 1
+    raise Unusual
+
+
+def read_int4(data: bytes, position: int, append: Append) -> int:
+    if data[position] == BINARY:
+        number = _INT4_AT(data, position + 5)[0]
+        zigzag = number << 1 if number >= 0 else (-number << 1) - 1
+        if zigzag < CHUNK:
+            append(SOME_LAST[zigzag])
+        elif zigzag < _TWO_CHUNKS:
+            append(SOME_MORE[zigzag & CHUNK_MASK] + LAST[zigzag >> CHUNK_BITS])
+        else:
+            append(encode_some_long(number))
+        return position + 9
+    if data[position] == NULL:
+        append(AVRO_NULL)
+        return position + 1
+    raise Unusual
+
+
+def read_int8(data: bytes, position: int, append: Append) -> int:
+    if data[position] == BINARY:
+        number = _INT8_AT(data, position + 5)[0]
+        zigzag = number << 1 if number >= 0 else (-number << 1) - 1
+        if zigzag < CHUNK:
+            append(SOME_LAST[zigzag])
+        elif zigzag < _TWO_CHUNKS:
+            append(SOME_MORE[zigzag & CHUNK_MASK] + LAST[zigzag >> CHUNK_BITS])
+        else:
+            append(encode_some_long(number))
+        return position + 13
+    if data[position] == NULL:
+        append(AVRO_NULL)
+        return position + 1
+    raise Unusual

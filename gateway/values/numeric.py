@@ -1,0 +1,135 @@
+"""numeric: as a decimal of the column's scale, and as text.
+
+Binary form (`numeric.c`, numeric_send): digit count, weight, sign, dscale as int16, then digits in base 10,000.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from gateway.events.varint import encode_some_long
+from gateway.values.reader import AVRO_NULL, BINARY, LENGTH, NULL, Append, Encode, Reader, Unusual
+from gateway.values.special import Special
+
+_HEADER = struct.Struct("!HhHH").unpack_from
+_HEADER_1 = struct.Struct("!hHHH").unpack_from
+_HEADER_2 = struct.Struct("!hHHHH").unpack_from
+_HEADER_3 = struct.Struct("!hHHHHH").unpack_from
+_NEGATIVE: Final = 0x4000
+_NOT_A_NUMBER: Final = {0xC000: b"NaN", 0xD000: b"Infinity", 0xF000: b"-Infinity"}
+_POWER: Final = tuple(10**exponent for exponent in range(128))
+_SOME_LENGTH: Final = tuple(encode_some_long(length) for length in range(64))
+
+
+def _encode_unscaled(unscaled: int) -> bytes:
+    """Branch 1 and the shortest two's complement, big-endian (Avro specification, "Decimal")."""
+    length = ((unscaled if unscaled >= 0 else ~unscaled).bit_length() >> 3) + 1
+    return _SOME_LENGTH[length] + unscaled.to_bytes(length, "big", signed=True)
+
+
+def decimal_from_text(precision: int, scale: int) -> Encode:
+    """Of numeric(precision, scale), whose text always has exactly `scale` digits after the point. Special: NaN, infinity."""
+    limit = 10**precision
+    point = -scale - 1
+
+    def encode(value: bytes) -> bytes:
+        try:
+            if scale:
+                if value[point] != 46:  # '.'
+                    raise Special
+                unscaled = int(value[:point] + value[-scale:])
+            else:
+                unscaled = int(value)
+        except (ValueError, IndexError):
+            raise Special from None
+        if not -limit < unscaled < limit:
+            raise Special
+        return _encode_unscaled(unscaled)
+
+    return encode
+
+
+def decimal_from_binary(precision: int, scale: int) -> Encode:
+    """The same from binary. Special also where a digit would be lost, which the type's own scale rules out."""
+    limit = 10**precision
+
+    def encode(value: bytes) -> bytes:
+        count, weight, sign, _ = _HEADER(value)
+        if sign and sign != _NEGATIVE:
+            raise Special
+        unscaled = 0
+        for digit in struct.unpack_from(f"!{count}H", value, 8):
+            unscaled = unscaled * 10000 + digit
+        exponent = (weight - count + 1) * 4 + scale
+        if exponent >= 0:
+            unscaled *= 10**exponent
+        else:
+            unscaled, lost = divmod(unscaled, 10**-exponent)
+            if lost:
+                raise Special
+        if unscaled >= limit:
+            raise Special
+        return _encode_unscaled(-unscaled if sign else unscaled)
+
+    return encode
+
+
+def read_decimal(precision: int, scale: int) -> Reader:
+    """Fast for values of one to three base-10,000 digits: 8 to 12 decimal ones."""
+    encode = decimal_from_binary(precision, scale)
+    limit = 10**precision
+
+    def read(data: bytes, position: int, append: Append) -> int:
+        if data[position] == BINARY:
+            count = data[position + 6]
+            if count == 2:
+                weight, sign, dscale, first, second = _HEADER_2(data, position + 7)
+                unscaled = first * 10000 + second
+            elif count == 1:
+                weight, sign, dscale, unscaled = _HEADER_1(data, position + 7)
+            elif count == 3:
+                weight, sign, dscale, first, second, third = _HEADER_3(data, position + 7)
+                unscaled = (first * 10000 + second) * 10000 + third
+            else:
+                dscale = -1  # zero, or long: the general way below
+            if dscale == scale and not sign & 0x8000:
+                exponent = (weight - count + 1) * 4 + scale
+                if exponent >= 0:
+                    unscaled *= _POWER[exponent]
+                else:
+                    unscaled //= _POWER[-exponent]
+                if unscaled < limit:
+                    if sign:
+                        unscaled = -unscaled
+                        length = ((~unscaled).bit_length() >> 3) + 1
+                    else:
+                        length = (unscaled.bit_length() >> 3) + 1
+                    append(_SOME_LENGTH[length] + unscaled.to_bytes(length, "big", signed=True))
+                    return position + 13 + 2 * count
+            start = position + 5
+            end: int = start + LENGTH(data, position + 1)[0]
+            append(encode(data[start:end]))
+            return end
+        if data[position] == NULL:
+            append(AVRO_NULL)
+            return position + 1
+        raise Unusual
+
+    return read
+
+
+def render_numeric(value: bytes) -> bytes:
+    """`numeric_out`: all integer digits, and exactly dscale digits after the point."""
+    count, weight, sign, dscale = _HEADER(value)
+    if sign in _NOT_A_NUMBER:
+        return _NOT_A_NUMBER[sign]
+    digits = b"".join(b"%04d" % digit for digit in struct.unpack_from(f"!{count}H", value, 8))
+    integer_digits = (weight + 1) * 4
+    if integer_digits <= 0:
+        whole, fraction = b"0", b"0" * -integer_digits + digits
+    else:
+        digits = digits.ljust(integer_digits, b"0")
+        whole, fraction = digits[:integer_digits].lstrip(b"0") or b"0", digits[integer_digits:]
+    text = b"-" + whole if sign else whole
+    return text + b"." + fraction[:dscale].ljust(dscale, b"0") if dscale else text

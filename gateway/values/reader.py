@@ -1,0 +1,88 @@
+"""How a column is read: from its place in the tuple to its Avro bytes, in one call.
+
+A reader takes the data, the place of the column's kind byte and where to append, and gives the place of the next column.
+TupleData (manual 55.9): kind 'n', or kind 't' or 'b' with a 4-byte length and the value. Measured over 7 everyday columns,
+binary: a reader per type takes 1.9 us; slicing the value first and calling an encoder with it 2.2 us.
+
+What is neither NULL nor of the reader's kind raises Unusual; the row is then encoded again, with care. Nothing is checked
+against the end of the data here: the row must land exactly on its end.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from gateway.events.varint import encode_some_long
+
+Append = Callable[[bytes], None]
+Reader = Callable[[bytes, int, Append], int]
+Encode = Callable[[bytes], bytes]
+"""A value, its length taken off -> Avro bytes behind union branch 1. Raises Special."""
+Render = Callable[[bytes], bytes]
+"""A binary value -> the text that the server would have sent."""
+
+NULL: Final = ord("n")
+UNCHANGED: Final = ord("u")
+TEXT: Final = ord("t")
+BINARY: Final = ord("b")
+
+AVRO_NULL: Final = b"\0"
+LENGTH = struct.Struct("!i").unpack_from
+
+SOME_LENGTH: Final[tuple[bytes, ...]] = tuple(encode_some_long(length) for length in range(8192))
+"""Union branch 1 and the length of a string or of bytes."""
+
+
+class Unusual(Exception):
+    """A column kind that the reader does not expect: UNCHANGED, or text for binary."""
+
+
+def some_bytes(value: bytes) -> bytes:
+    """Branch 1, length, value: Avro bytes, and strings that are UTF-8 already."""
+    length = len(value)
+    return (SOME_LENGTH[length] if length < 8192 else encode_some_long(length)) + value
+
+
+def read_with(encode: Encode, kind: int) -> Reader:
+    """The reader of a type that has no faster one."""
+
+    def read(data: bytes, position: int, append: Append) -> int:
+        if data[position] == kind:
+            start = position + 5
+            end: int = start + LENGTH(data, position + 1)[0]
+            append(encode(data[start:end]))
+            return end
+        if data[position] == NULL:
+            append(AVRO_NULL)
+            return position + 1
+        raise Unusual
+
+    return read
+
+
+def read_bytes(kind: int) -> Reader:
+    """Values that are Avro already but for the length: text in UTF-8, binary bytea."""
+
+    def read(data: bytes, position: int, append: Append) -> int:
+        if data[position] == kind:
+            length: int = LENGTH(data, position + 1)[0]
+            start = position + 5
+            end = start + length
+            append((SOME_LENGTH[length] if 0 <= length < 8192 else encode_some_long(length)) + data[start:end])
+            return end
+        if data[position] == NULL:
+            append(AVRO_NULL)
+            return position + 1
+        raise Unusual
+
+    return read
+
+
+def always_unusual(data: bytes, position: int, append: Append) -> int:
+    """A column without a decoder for the wire form in use."""
+    if data[position] == NULL:
+        append(AVRO_NULL)
+        return position + 1
+    raise Unusual

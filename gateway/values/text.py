@@ -1,0 +1,50 @@
+"""Types whose values are text already, and bytea, uuid, "char", json and what is sent as a version byte and text."""
+
+from __future__ import annotations
+
+from gateway.values.reader import some_bytes
+from gateway.values.special import NotRenderable
+
+VERSION = 1
+"""jsonb, jsonpath, ltree and lquery put it before their text."""
+
+
+def bytea_from_text(value: bytes) -> bytes:
+    """bytea_output is pinned to hex: `\\x` and two digits a byte."""
+    return some_bytes(bytes.fromhex(value[2:].decode("ascii")))
+
+
+def render_bytea(value: bytes) -> bytes:
+    return b"\\x" + value.hex().encode()
+
+
+def render_same(value: bytes) -> bytes:
+    return value
+
+
+def render_versioned(value: bytes) -> bytes:
+    if value[0] != VERSION:
+        raise NotRenderable(f"version byte {value[0]}, expected {VERSION}")
+    return value[1:]
+
+
+def render_uuid(value: bytes) -> bytes:
+    digits = value.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}".encode()
+
+
+def uuid_from_binary(value: bytes) -> bytes:
+    return some_bytes(render_uuid(value))
+
+
+def render_char(value: bytes) -> bytes:
+    """The one-byte type "char" (`char.c`, charout): a zero byte is empty text, bytes above 127 are octal since 16."""
+    byte = value[0] if value else 0
+    if byte > 127:
+        return b"\\%03o" % byte
+    return value if byte else b""
+
+
+def char_from_text(value: bytes) -> bytes:
+    """Before 16 the server sends a byte above 127 as it is, which is no UTF-8."""
+    return some_bytes(render_char(value) if len(value) == 1 else value)
