@@ -1,0 +1,129 @@
+"""What happens next after an error of PostgreSQL, in one table by SQLSTATE (PostgreSQL manual, appendix A).
+
+What is not in the table stops the gateway: a person must look at what nobody has thought of. The five-letter code
+goes before its two-letter class. Texts of the server are translated, so only two codes look at them, and only to say
+more exactly what has happened.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+
+import asyncpg
+
+from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.replication.server_message import ServerMessage
+
+_FULL = "raise {} (needs a restart of the server), or remove what is not used"
+_NEW_SLOT = "changes since the last position can not be read any more: drop the slot and start anew, with new copies of the tables"
+
+_TABLE: dict[str, tuple[type[WalgateError], str]] = {
+    # Connection
+    "08": (Retry, ""),
+    "08P01": (StopForOperator, "is there a pooler between? The gateway needs a direct connection to the server"),
+    "28": (RetrySlowly, "check user, password and pg_hba.conf: logical replication needs a line for the database itself"),
+    "3D000": (StopForOperator, "check the database's name in the DSN"),
+    "42501": (RetrySlowly, "ALTER ROLE <user> REPLICATION; on a managed service grant its replication role"),
+    "42601": (StopForOperator, "is there a pooler between? The gateway needs a direct connection to the server"),
+    # The server stops, starts, or has no room
+    "57014": (Retry, ""),
+    "57P01": (Retry, ""),
+    "57P02": (Retry, ""),
+    "57P03": (Retry, ""),
+    "57P05": (Retry, ""),
+    "57P04": (DataGap, "the database was dropped, and its slots with it"),
+    "40001": (Retry, ""),
+    "40P01": (Retry, ""),
+    "55P03": (Retry, ""),
+    "53100": (RetrySlowly, "make room on the server's disk"),
+    "53200": (RetrySlowly, "the server is out of memory: lower logical_decoding_work_mem or the number of connections"),
+    "53300": (RetrySlowly, _FULL.format("max_wal_senders or max_connections")),
+    "53400": (RetrySlowly, _FULL.format("max_replication_slots")),
+    "58030": (RetrySlowly, "the server can not read or write its files: see its log"),
+    "25006": (RetrySlowly, "the server is read-only or a standby: point the DSN to the primary (target_session_attrs=primary)"),
+    # Slot and publication
+    "42704": (DataGap, "the slot or a publication is gone, and changes with it: check pg_replication_slots and pg_publication"),
+    "55006": (Retry, "another process reads the slot: see active_pid in pg_replication_slots"),
+    "55000": (StopForOperator, "check wal_level = logical and the slot in pg_replication_slots"),
+    "58P01": (DataGap, _NEW_SLOT),
+    "58P02": (StopForOperator, "the server has two files of one name: see its log"),
+    "0A000": (StopForOperator, "this server can not do that: check its version, and whether it is a standby"),
+    "22023": (StopForOperator, "the server refuses an option of the output plugin: check the settings under source"),
+    "42P01": (StopForOperator, "a catalog or table that the gateway reads is not there: check the server's version"),
+    "22021": (StopForOperator, "text in the database is not valid in its encoding: repair the row, or leave its table out"),
+    "XX000": (StopForOperator, "internal error of the server: see its log"),
+}  # fmt: skip
+
+_LOST_SLOT = re.compile("can no longer (access|get changes)|cannot read from logical|invalidated|maximum reserved size")
+_TOO_LARGE = re.compile("invalid memory alloc request size|out of memory|enlarge string buffer")
+
+
+def classify(said: ServerMessage, doing: str) -> WalgateError:
+    """The error to raise for an ErrorResponse that came while `doing` ("start of replication from slot x")."""
+    kind, hint = _TABLE.get(said.sqlstate) or _TABLE.get(said.sqlstate[:2]) or (StopForOperator, said.hint)
+    if said.sqlstate == "55000" and _LOST_SLOT.search(said.message):
+        kind, hint = DataGap, _NEW_SLOT
+    elif said.sqlstate in ("XX000", "54000") and _TOO_LARGE.search(said.message):
+        hint = (
+            "a row is too large to be sent as text: set source.binary = on, "
+            "or leave its column out (ALTER PUBLICATION ... SET TABLE t (columns))"
+        )
+    return kind(f"{doing}: {said}", hint=hint or said.hint)
+
+
+def classify_notice(said: ServerMessage, doing: str) -> WalgateError:
+    """The error to raise for a NoticeResponse within the stream.
+
+    A walsender has nothing to say there but bad news: PostgreSQL 18 warns with 55000 that a publication is gone and
+    leaves its changes out (`LoadPublications` in pgoutput.c), and a backend that must die at once says so by a
+    warning (`quickdie` in postgres.c).
+    """
+    if said.sqlstate == "55000":
+        return DataGap(
+            f"{doing}: a publication is gone, the server leaves its changes out: {said}",
+            hint="changes since its DROP are lost to this slot: drop the slot and start anew, with a new copy of the tables",
+        )
+    if said.sqlstate.startswith("57P"):
+        return classify(said, doing)
+    return StopForOperator(
+        f"{doing}: the server warned within the stream: {said}",
+        hint="changes may have been left out: see the server's log, then start the gateway again",
+    )
+
+
+def classify_exception(error: BaseException, doing: str) -> WalgateError:
+    """The error to raise for what asyncpg or the socket raised. A WalgateError stays what it is."""
+    if isinstance(error, WalgateError):
+        return error
+    if isinstance(error, asyncpg.PostgresError):
+        said = ServerMessage(
+            getattr(error, "severity_en", None) or getattr(error, "severity", None) or "ERROR",
+            error.sqlstate or "XX000",
+            error.args[0] if error.args else type(error).__name__,
+            getattr(error, "detail", None) or "",
+            getattr(error, "hint", None) or "",
+        )
+        return classify(said, doing)
+    return _classify_network(error, doing)
+
+
+def _classify_network(error: BaseException, doing: str) -> WalgateError:
+    text = f"{doing}: {type(error).__name__}: {error}"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return StopForOperator(text, hint="check sslrootcert, the host's name and the certificate's dates")
+    if isinstance(error, ssl.SSLError):
+        return RetrySlowly(text, hint="check sslmode and the server's TLS settings")
+    if isinstance(error, socket.gaierror):
+        return RetrySlowly(text, hint="check the host's name in the DSN")
+    if type(error) is ConnectionError and "SSL" in str(error):
+        return RetrySlowly(text, hint="the server refuses TLS, and sslmode asks for it")
+    if isinstance(error, TimeoutError):
+        return Retry(f"{doing}: no answer in time")
+    if isinstance(error, OSError):
+        return Retry(text)
+    if isinstance(error, asyncpg.InterfaceError):
+        # "connection is closed" and the like; wrong arguments are ClientConfigurationError, also a ValueError.
+        return StopForOperator(text, hint="check the DSN") if isinstance(error, ValueError) else Retry(text)
+    return StopForOperator(text)

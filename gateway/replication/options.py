@@ -1,0 +1,92 @@
+"""START_REPLICATION and the options of pgoutput, by server version, quoted.
+
+The walsender's grammar knows no parameters, so everything is quoted here and nowhere else (PostgreSQL manual, 54.4 and
+54.5; repl_gram.y, and SplitIdentifierString for the list of publications).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from gateway.lsn import Lsn
+from gateway.operate.errors import StopForOperator
+
+OLDEST_VERSION_NUM = 140000
+_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+_OPTION_NAME = re.compile(r"[a-z_]{1,63}")
+_NAME_BYTES = 63
+
+
+def protocol_version(version_num: int) -> int:
+    """The highest pgoutput protocol of the server: 2 streams, 3 adds two-phase, 4 adds LSN and time to aborts."""
+    if version_num < OLDEST_VERSION_NUM:
+        raise StopForOperator(f"PostgreSQL {version_num // 10000} is too old", hint="14 is the oldest that works")
+    return 2 if version_num < 150000 else 3 if version_num < 160000 else 4
+
+
+def pgoutput_options(
+    version_num: int,
+    publications: Sequence[str],
+    *,
+    binary: bool = False,
+    streaming: bool = True,
+    two_phase: bool = False,
+    messages: bool = True,
+    origin: Literal["any", "none"] = "any",
+) -> dict[str, str]:
+    """Options for START_REPLICATION, unquoted values. Raises StopForOperator for what the server's version has not."""
+    if two_phase and version_num < 150000:
+        raise StopForOperator("two_phase needs PostgreSQL 15 or newer", hint="set source.two_phase = false")
+    if origin != "any" and version_num < 160000:
+        raise StopForOperator("origin = none needs PostgreSQL 16 or newer", hint="set source.origin = any")
+    options = {
+        "proto_version": str(protocol_version(version_num)),
+        "publication_names": ",".join(map(quote_identifier, publications)),
+        "messages": _switch(messages),
+        "binary": _switch(binary),
+        # 'parallel' makes the server put LSN and time on Stream Abort.
+        "streaming": ("parallel" if version_num >= 160000 else "on") if streaming else "off",
+    }
+    if two_phase:
+        options["two_phase"] = "on"
+    if version_num >= 160000:
+        options["origin"] = origin
+    return options
+
+
+def _switch(value: bool) -> str:
+    return "on" if value else "off"
+
+
+def start_command(slot: str, start_lsn: Lsn, options: Mapping[str, str]) -> str:
+    pairs = ", ".join(f"{_checked_option(name)} {quote_literal(value)}" for name, value in options.items())
+    return f'START_REPLICATION SLOT "{checked_slot(slot)}" LOGICAL {start_lsn} ({pairs})'
+
+
+def checked_slot(name: str) -> str:
+    """Raises StopForOperator unless the name is one that PostgreSQL allows for a slot."""
+    if not _SLOT_NAME.fullmatch(name):
+        raise StopForOperator(f"not a slot's name: {name!r}", hint="1 to 63 of a-z, 0-9 and _")
+    return name
+
+
+def _checked_option(name: str) -> str:
+    if not _OPTION_NAME.fullmatch(name):
+        raise StopForOperator(f"not an option's name: {name!r}")
+    return name
+
+
+def quote_identifier(name: str) -> str:
+    """Raises StopForOperator when it is no name: empty, over 63 bytes, or with a zero byte."""
+    if not 0 < len(name.encode()) <= _NAME_BYTES or "\0" in name:
+        raise StopForOperator(f"not a name: {name!r}", hint="1 to 63 bytes, none of them zero")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_literal(text: str) -> str:
+    """For the walsender's grammar, where a backslash has no meaning."""
+    if "\0" in text:
+        raise StopForOperator("a zero byte in an option's value")
+    return "'" + text.replace("'", "''") + "'"

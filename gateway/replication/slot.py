@@ -1,0 +1,107 @@
+"""The replication slot: its facts, and how it is made."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from gateway.lsn import Lsn
+from gateway.operate.errors import StopForOperator
+from gateway.replication.errors import classify_exception
+from gateway.replication.options import checked_slot
+
+PLUGIN = "pgoutput"
+# As JSON, because each version has other columns: a missing one reads as null.
+SLOT_QUERY = "SELECT to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFacts:
+    """One line of pg_replication_slots (PostgreSQL manual, 53.20). None: unknown to this version, or null."""
+
+    name: str
+    plugin: str | None
+    slot_type: str
+    database: str | None
+    temporary: bool
+    active_pid: int | None
+    restart_lsn: Lsn | None
+    confirmed_flush_lsn: Lsn | None
+    wal_status: str | None
+    safe_wal_bytes: int | None
+    two_phase: bool
+    invalidation_reason: str | None = None
+    conflicting: bool | None = None
+    failover: bool | None = None
+    synced: bool | None = None
+    inactive_since: str | None = None
+
+
+def parse_slot(row: dict[str, Any]) -> SlotFacts:
+    return SlotFacts(
+        name=row["slot_name"],
+        plugin=row["plugin"],
+        slot_type=row["slot_type"],
+        database=row["database"],
+        temporary=row["temporary"],
+        active_pid=row["active_pid"],
+        restart_lsn=_lsn(row["restart_lsn"]),
+        confirmed_flush_lsn=_lsn(row["confirmed_flush_lsn"]),
+        wal_status=row["wal_status"],
+        safe_wal_bytes=row["safe_wal_size"],
+        two_phase=bool(row.get("two_phase")),
+        invalidation_reason=row.get("invalidation_reason"),
+        conflicting=row.get("conflicting"),
+        failover=row.get("failover"),
+        synced=row.get("synced"),
+        inactive_since=row.get("inactive_since"),
+    )
+
+
+def _lsn(text: str | None) -> Lsn | None:
+    return None if text is None else Lsn.parse(text)
+
+
+async def slot_facts(sql: asyncpg.Connection, name: str) -> SlotFacts | None:
+    """None when there is no such slot. Raises classified errors."""
+    try:
+        row = await sql.fetchval(SLOT_QUERY, name)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        raise classify_exception(error, f"facts of slot {name}") from error
+    return None if row is None else parse_slot(json.loads(row))
+
+
+async def create_slot(
+    sql: asyncpg.Connection, name: str, *, version_num: int, two_phase: bool = False, failover: bool = False
+) -> Lsn:
+    """Make a permanent logical slot; returns its consistent point, from which on it sends everything that commits.
+
+    The server waits for the end of every transaction that is open and writes. Raises classified errors: StopForOperator
+    when the slot exists (42710), and for what the version has not. 14 has slots with two_phase, but not in its pgoutput.
+    """
+    checked_slot(name)
+    if two_phase and version_num < 150000:
+        raise StopForOperator("two_phase needs PostgreSQL 15 or newer", hint="set source.two_phase = false")
+    if failover and version_num < 170000:
+        raise StopForOperator("failover needs PostgreSQL 17 or newer", hint="set source.failover = false")
+    query = "SELECT lsn::text FROM pg_catalog.pg_create_logical_replication_slot($1, $2, false, $3"
+    arguments: list[Any] = [name, PLUGIN, two_phase]
+    if version_num >= 170000:
+        query += ", $4"
+        arguments.append(failover)
+    try:
+        return Lsn.parse(await sql.fetchval(query + ")", *arguments))
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        raise classify_exception(error, f"creation of slot {name}") from error
+
+
+async def drop_slot(sql: asyncpg.Connection, name: str) -> None:
+    """Drop the slot if it exists and nobody reads it (else Retry). What it held back is lost to it for good."""
+    query = "SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots WHERE slot_name = $1"
+    try:
+        await sql.execute(query, name)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        raise classify_exception(error, f"removal of slot {name}") from error

@@ -1,0 +1,328 @@
+"""One replication connection after log-in: simple queries, then CopyBoth, then the end.
+
+    READY    authenticated, nothing asked                         identify() may run, start() leads on
+    QUERY    a simple query is on its way                         back to READY, or FAILED
+    STARTING START_REPLICATION is sent, CopyBothResponse awaited  COPYING, or FAILED
+    COPYING  the server sends frames, we send standby status      FAILED
+    FAILED   `_failure` says why; the transport is aborted        for good
+
+There is no way back from FAILED: every failure means a new connection from the durable position. Frames that were whole before
+the failure are still given to the reader; nothing that came behind an error or a warning of the server is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import struct
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, cast
+
+from gateway.lsn import Lsn
+from gateway.operate.errors import Retry, StopForOperator, WalgateError
+from gateway.replication.errors import classify, classify_notice
+from gateway.replication.frames import FrameError, standby_status
+from gateway.replication.inbox import CAPACITY, Inbox
+from gateway.replication.options import start_command
+from gateway.replication.server_message import parse_server_message
+
+# What the text form of values depends on, as far as the server reports it (PostgreSQL manual, 54.2.7).
+PINNED_REPORTS: Final = {"client_encoding": "UTF8", "DateStyle": "ISO", "IntervalStyle": "iso_8601", "TimeZone": "UTC"}
+_TERMINATE: Final = b"X\x00\x00\x00\x04"
+_CLOSE_TIMEOUT_S: Final = 1.0
+
+
+class State(enum.Enum):
+    READY = enum.auto()
+    QUERY = enum.auto()
+    STARTING = enum.auto()
+    COPYING = enum.auto()
+    FAILED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class SystemIdentity:
+    """IDENTIFY_SYSTEM: who really is at the other end of this connection."""
+
+    system_identifier: str
+    timeline: int
+    flush_lsn: Lsn
+    database: str | None
+
+
+class ReplicationStream(asyncio.BufferedProtocol):
+    """Made by `connect_replication`. One reader and one sender of status; not for several tasks that read.
+
+    `place` names the connection in errors. All errors are WalgateErrors, classified by what happens next.
+    """
+
+    def __init__(
+        self, place: str, *, capacity: int = CAPACITY, clock: Callable[[], float] = time.monotonic, backend_pid: int = 0
+    ) -> None:
+        self.on_reply_request: Callable[[], None] = _ignore
+        self.end_of_wal = Lsn(0)  # the newest keepalive's, as received, not as read
+        self.backend_pid = backend_pid
+        self._place = place
+        self._clock = clock
+        self._inbox = Inbox(self._control, self._keepalive, capacity)
+        self._state = State.READY
+        self._transport: asyncio.Transport | None = None
+        self._failure: WalgateError | None = None
+        self._paused = False
+        self._arrived_at = clock()
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = asyncio.get_running_loop().create_future()
+        self._rows: list[tuple[bytes | None, ...]] = []
+
+    # What the service calls
+
+    async def identify(self, timeout_s: float = 30.0) -> SystemIdentity:
+        """IDENTIFY_SYSTEM, before `start`."""
+        self._send_query("IDENTIFY_SYSTEM", State.QUERY, "identification of the server")
+        await self._until(lambda: self._state is State.READY, timeout_s)
+        try:
+            ((identifier, timeline, flush_lsn, database),) = self._rows
+            assert identifier and timeline and flush_lsn
+            return SystemIdentity(
+                identifier.decode(),
+                int(timeline),
+                Lsn.parse(flush_lsn.decode()),
+                database.decode() if database else None,
+            )
+        except (ValueError, AssertionError) as error:
+            raise StopForOperator(f"{self._place}: the answer to IDENTIFY_SYSTEM can not be read") from error
+
+    async def start(self, slot: str, start_lsn: Lsn, options: Mapping[str, str], timeout_s: float = 60.0) -> None:
+        """START_REPLICATION; returns when the server has agreed. On an old slot it may read much WAL before it does.
+
+        Raises the classified ErrorResponse: slot missing DataGap, in use Retry, option refused StopForOperator, ...
+        """
+        query = start_command(slot, start_lsn, options)
+        self._send_query(query, State.STARTING, f"start of replication from slot {slot} at {start_lsn}")
+        await self._until(lambda: self._state is State.COPYING, timeout_s)
+        self._place = f"replication from slot {slot}"
+
+    async def read(self) -> bytes:
+        """Wait for at least one whole CopyData frame; return all that are here, for `frames.split`.
+
+        Raises what ended the stream, again at each call. May be cancelled: nothing is lost.
+        """
+        while not self._inbox.complete_bytes:
+            if self._failure is not None:
+                raise self._failure
+            await self._wait()
+        data = self._inbox.take()
+        if self._paused and self._transport is not None and self._failure is None:
+            self._paused = False
+            self._arrived_at = self._clock()
+            self._transport.resume_reading()
+        return data
+
+    def send_standby_status(self, received_lsn: int, flush_lsn: int, *, reply_requested: bool = False) -> None:
+        """Never waits. Does nothing on a connection that has failed: `read` says so."""
+        if self._state is State.COPYING and self._transport is not None:
+            self._transport.write(standby_status(received_lsn, flush_lsn, time.time(), reply_requested=reply_requested))
+
+    def silence_s(self) -> float:
+        """Seconds since anything arrived; 0 while reading is paused, for then the silence is ours."""
+        return 0.0 if self._paused else self._clock() - self._arrived_at
+
+    @property
+    def is_paused(self) -> bool:
+        """The buffer is full: the reader is slower than the server."""
+        return self._paused
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._inbox.complete_bytes + self._inbox.partial_bytes
+
+    @property
+    def failure(self) -> WalgateError | None:
+        return self._failure
+
+    def fail(self, error: WalgateError) -> None:
+        """End the connection at once; the reader gets `error` behind the frames that are whole. The first one stays."""
+        if self._failure is None:
+            self._failure = error
+        self._state = State.FAILED
+        if self._transport is not None:
+            self._transport.abort()
+        self._wake()
+
+    async def close(self) -> None:
+        """Say goodbye and wait, for a second at most, until the connection is gone. May be called at any time."""
+        if self._failure is None:
+            self._failure = Retry(f"{self._place}: closed from here")
+            self._state = State.FAILED
+            self._wake()
+        if self._transport is None or self._closed.done():
+            return
+        if not self._transport.is_closing():
+            self._transport.write(_TERMINATE)
+            self._transport.close()
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await asyncio.shield(self._closed)
+        except TimeoutError:
+            self._transport.abort()
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class, only by its methods
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._inbox.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._arrived_at = self._clock()
+        if self._failure is not None:
+            return
+        try:
+            self._inbox.add(nbytes)
+        except FrameError as error:
+            self.fail(error)
+        if self._inbox.complete_bytes:
+            self._pause_if_full()
+            self._wake()
+
+    def _pause_if_full(self) -> None:
+        if self._inbox.is_full and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def eof_received(self) -> None:
+        self._lost("the server closed the connection")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
+        self._lost(f"connection lost: {type(exc).__name__}: {exc}" if exc else "connection lost")
+
+    def _lost(self, what: str) -> None:
+        partial = self._inbox.partial_bytes
+        inside = f", {partial} bytes into a message" if partial else ""
+        self.fail(Retry(f"{self._place}: {what}{inside}"))
+
+    # Messages that are no CopyData
+
+    def _keepalive(self, end_lsn: int, reply_requested: bool) -> None:
+        self.end_of_wal = Lsn(end_lsn)
+        if reply_requested:
+            self.on_reply_request()
+
+    def _control(self, kind: int, body: bytes) -> bool:
+        """One whole message. False ends the stream there, see `Inbox`."""
+        try:
+            error = self._handle(chr(kind), body)
+        except FrameError as wrong:
+            error = wrong
+        if error is not None:
+            self.fail(error)
+        return error is None
+
+    def _handle(self, kind: str, body: bytes) -> WalgateError | None:
+        """Act on one message; return the error that it means, if any."""
+        match kind, self._state:
+            case "E", _:
+                return classify(parse_server_message(body), self._place)
+            case "N", _:
+                return classify_notice(parse_server_message(body), self._place)
+            case "S", _:
+                return self._parameter(body)
+            case "W", State.STARTING:
+                self._state = State.COPYING
+                self._wake()
+            case "T", State.QUERY:
+                self._rows.clear()
+            case "D", State.QUERY:
+                self._rows.append(_data_row(body))
+            case "C", State.QUERY:
+                pass
+            case "Z", State.QUERY:
+                self._state = State.READY
+                self._wake()
+            # CopyDone, or CommandComplete at once as walsenders do at the end of a shutdown (WalSndDone).
+            case (("c" | "C"), State.COPYING):
+                return Retry(f"{self._place}: the server ended the stream")
+            case _:
+                return FrameError(f"message in state {self._state.name}", 0, "one that fits", f"{kind!r}")
+        return None
+
+    def _parameter(self, body: bytes) -> WalgateError | None:
+        """ParameterStatus: what values look like must not change under way."""
+        name, _, value = body.rstrip(b"\0").decode("utf-8", "replace").partition("\0")
+        return check_report(name, value, self._place)
+
+    # Waiting
+
+    def _send_query(self, query: str, state: State, doing: str) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._state is not State.READY or self._transport is None:
+            raise StopForOperator(f"{self._place}: query in state {self._state.name}")
+        self._state = state
+        self._place = doing
+        self._rows = []
+        content = query.encode() + b"\0"
+        self._transport.write(b"Q" + struct.pack("!i", len(content) + 4) + content)
+
+    async def _until(self, reached: Callable[[], bool], timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not reached():
+                    if self._failure is not None:
+                        raise self._failure
+                    await self._wait()
+        except TimeoutError:
+            self.fail(Retry(f"{self._place}: no answer within {timeout_s:.0f} s"))
+            assert self._failure is not None
+            raise self._failure from None
+
+    async def _wait(self) -> None:
+        """Until something has changed."""
+        assert self._waiter is None, "one reader at a time"
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def check_report(name: str, value: str, place: str) -> WalgateError | None:
+    """Is a parameter as the session pinned it? DateStyle is "ISO, MDY": the second part is about input only."""
+    pinned = PINNED_REPORTS.get(name)
+    if pinned is None or value.split(",")[0] == pinned:
+        return None
+    return StopForOperator(
+        f"{place}: {name} is {value!r}, but values are read as with {pinned!r}",
+        hint=f"let nothing set {name} for this session: neither a pooler nor a login trigger",
+    )
+
+
+def _data_row(body: bytes) -> tuple[bytes | None, ...]:
+    """DataRow: Int16 count, then per column Int32 length (-1: null) and the bytes."""
+    columns: list[bytes | None] = []
+    try:
+        (count,) = struct.unpack_from("!h", body)
+        position = 2
+        for _ in range(count):
+            (length,) = struct.unpack_from("!i", body, position)
+            position += 4
+            columns.append(None if length < 0 else body[position : position + length])
+            position += max(length, 0)
+    except struct.error:
+        position = -1
+    if position != len(body):
+        raise FrameError("DataRow", 0, "columns up to its end", "something else")
+    return tuple(columns)
+
+
+def _ignore() -> None:
+    """Nobody answers yet: the server asks again."""
