@@ -19,8 +19,10 @@ from schemas.framing import FRAME_BYTES
 from spark_consumer.columnar.head import OPERATIONS, schema_ids
 from spark_consumer.columnar.schema import RecordDecoder
 from spark_consumer.errors import MalformedRecord, UnsupportedSchema
+from spark_consumer.manifest import CommittedTransaction
 from spark_consumer.reading import Chunk
 from spark_consumer.registry import Schema
+from spark_consumer.tables import TableName
 
 INSTANT = pa.timestamp("us", "UTC")
 
@@ -222,3 +224,49 @@ def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
         return pa.array([{}] * len(array), target)
     mask = pc.is_null(array) if array.null_count else None
     return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
+
+
+TRANSACTIONS = pa.schema(
+    [
+        ("commit_lsn", pa.int64()),
+        ("commit_time", INSTANT),
+        ("end_lsn", pa.int64()),
+        ("xid", pa.int64()),
+        ("epoch", pa.int64()),
+        ("kind", pa.string()),
+        ("gid", pa.string()),
+        ("origin", pa.string()),
+        ("event_count", pa.int64()),
+        ("record_count", pa.int64()),
+        ("tables", STRINGS),
+        ("aborted_subxids", pa.list_(pa.field("element", pa.int64()))),
+        ("marker_offset", pa.int64()),
+    ]
+)
+
+
+def transactions_batch(transactions: list[CommittedTransaction], prefix: str) -> pa.RecordBatch:
+    rows = [
+        {
+            "commit_lsn": transaction.commit_lsn,
+            "commit_time": transaction.commit_time_us,
+            "end_lsn": transaction.end_lsn,
+            "xid": transaction.xid,
+            "epoch": transaction.epoch,
+            "kind": transaction.kind,
+            "gid": transaction.gid,
+            "origin": transaction.origin,
+            "event_count": transaction.event_count,
+            "record_count": sum(item.record_count for item in transaction.ranges),
+            "tables": sorted(_tables(transaction, prefix)),
+            "aborted_subxids": list(transaction.aborted_subxids),
+            "marker_offset": transaction.marker_offset,
+        }
+        for transaction in transactions
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=TRANSACTIONS)
+
+
+def _tables(transaction: CommittedTransaction, prefix: str) -> set[str]:
+    tables = {TableName.of_topic(prefix, item.topic) for item in transaction.ranges}
+    return {str(table) for table in tables if table is not None}

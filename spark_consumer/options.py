@@ -61,15 +61,18 @@ class Options:
         return transaction_topic(self.prefix)
 
 
-def parse_options(given: Mapping[str, str], *, streaming: bool) -> Options:
-    """Raises OptionError: unknown name (with the near one), missing, malformed, contradictory."""
+def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Options:
+    """Raises OptionError: unknown name (with the near one), missing, malformed, contradictory.
+
+    `streaming` None: Spark asks for the columns before it says which it will be.
+    """
     values = {name.lower(): value for name, value in given.items()}
     _check_names(values)
     if streaming and "endingposition" in values:
         raise OptionError(
             "endingPosition is for batch reads", hint="Stop a stream with trigger(availableNow=True) or query.stop()."
         )
-    if not streaming and "maxchangespertrigger" in values:
+    if streaming is False and "maxchangespertrigger" in values:
         raise OptionError(
             "maxChangesPerTrigger is for streams", hint="Bound a batch read with startingPosition and endingPosition."
         )

@@ -25,7 +25,9 @@ MOMENTS = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31))
 
 def decimals(precision: int, scale: int) -> st.SearchStrategy[Decimal]:
     digits = st.integers(-(10**precision) + 1, 10**precision - 1)
-    return digits.map(lambda number: Decimal(number).scaleb(-scale) if abs(number) < 10**28 else Decimal(f"{number}e-{scale}"))
+    return digits.map(
+        lambda number: Decimal(number).scaleb(-scale) if abs(number) < 10**28 else Decimal(f"{number}e-{scale}")
+    )
 
 
 def decimal_type(precision: int, scale: int) -> dict[str, Any]:
@@ -43,7 +45,10 @@ SCALARS: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (decimal_type(12, 2), decimals(12, 2)),
     (decimal_type(38, 0), decimals(38, 0)),
     ({"type": "int", "logicalType": "date"}, st.dates()),
-    ({"type": "long", "logicalType": "time-micros"}, st.integers(0, 86_399_999_999).map(lambda us: (EPOCH + timedelta(microseconds=us)).time())),
+    (
+        {"type": "long", "logicalType": "time-micros"},
+        st.integers(0, 86_399_999_999).map(lambda us: (EPOCH + timedelta(microseconds=us)).time()),
+    ),
     ({"type": "long", "logicalType": "timestamp-micros"}, MOMENTS.map(lambda at: at.replace(tzinfo=UTC))),
     ({"type": "long", "logicalType": "local-timestamp-micros"}, MOMENTS),
     ({"type": "string", "logicalType": "uuid"}, st.uuids(version=4)),
@@ -74,7 +79,10 @@ def record_and_rows(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any
             schema = ["null", {"type": "array", "items": ["null", schema]}]
             strategy = st.none() | st.lists(st.none() | strategy, max_size=4)
         elif shape == "map":
-            schema, strategy = {"type": "map", "values": schema}, st.dictionaries(st.text(max_size=3), strategy, max_size=3)
+            schema, strategy = (
+                {"type": "map", "values": schema},
+                st.dictionaries(st.text(max_size=3), strategy, max_size=3),
+            )
         elif shape == "record":
             inner = {"type": "record", "name": f"Inner{place}", "fields": [{"name": "x", "type": ["null", schema]}]}
             schema, strategy = ["null", inner], st.none() | st.fixed_dictionaries({"x": st.none() | strategy})
@@ -92,7 +100,10 @@ def encode(schema: dict[str, Any], row: dict[str, Any]) -> bytes:
 
 def decode(schema: dict[str, Any], values: list[bytes]) -> list[dict[str, Any]]:
     columns = RecordDecoder(schema).decode(pa.array(values, pa.binary()), skip=5)
-    return [dict(zip(columns, row, strict=True)) for row in zip(*(column.to_pylist() for column in columns.values()), strict=True)]
+    return [
+        dict(zip(columns, row, strict=True))
+        for row in zip(*(column.to_pylist() for column in columns.values()), strict=True)
+    ]
 
 
 def as_arrow_says(value: Any) -> Any:
@@ -149,7 +160,9 @@ def test_a_truncated_record_raises(given_: tuple[dict[str, Any], list[dict[str, 
 
 @settings(max_examples=100, deadline=None)
 @given(record_and_rows(), st.binary(min_size=1, max_size=12), st.data())
-def test_extra_bytes_raise(given_: tuple[dict[str, Any], list[dict[str, Any]]], extra: bytes, data: st.DataObject) -> None:
+def test_extra_bytes_raise(
+    given_: tuple[dict[str, Any], list[dict[str, Any]]], extra: bytes, data: st.DataObject
+) -> None:
     schema, rows = given_
     if not rows:
         return
@@ -201,7 +214,9 @@ def test_a_slice_of_an_array_decodes_alone() -> None:
     assert RecordDecoder(schema).decode(values.slice(3, 4), skip=5)["x"].to_pylist() == [3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("schema", [["null", "int", "string"], {"type": "bytes", "logicalType": "decimal", "precision": 39}, "Unknown"])
+@pytest.mark.parametrize(
+    "schema", [["null", "int", "string"], {"type": "bytes", "logicalType": "decimal", "precision": 39}, "Unknown"]
+)
 def test_a_schema_outside_the_subset_is_refused_at_once(schema: Any) -> None:
     with pytest.raises(UnsupportedSchema):
         RecordDecoder({"type": "record", "name": "R", "fields": [{"name": "x", "type": schema}]})

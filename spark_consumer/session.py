@@ -1,0 +1,60 @@
+"""A Spark session for this computer, with everything the jobs here rely on. On a cluster, set the same in spark-submit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from spark_consumer.source import register
+
+# What the jobs rely on, wherever they run.
+NEEDED = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+_LOCAL = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.streaming.pollingDelay": "50ms",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.log.level": "ERROR",
+}
+
+
+def local_session(
+    name: str,
+    *,
+    java_home: Path | None = None,
+    jars: Sequence[Path] = (),
+    cores: int | None = None,
+    memory_mb: int = 1024,
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A session in this process, with both data sources registered.
+
+    `jars`: Delta's; none where they are in Spark's own folder. `java_home`: Java 17 or 21 whose `java` takes Spark's flags.
+    """
+    if java_home is not None:
+        os.environ["JAVA_HOME"] = str(java_home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # a worker takes python3 from PATH otherwise
+    packages = str(Path(__file__).resolve().parent.parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
+    builder = SparkSession.builder.appName(name).master(f"local[{cores or '*'}]")
+    builder = builder.config("spark.driver.memory", f"{memory_mb}m")
+    if jars:
+        builder = builder.config("spark.jars", ",".join(map(str, jars)))
+    for key, value in {**NEEDED, **_LOCAL, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark

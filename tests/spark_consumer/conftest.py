@@ -1,0 +1,42 @@
+"""One Spark session for the run; a feeder of its own for each test."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from pyspark.sql import SparkSession
+
+from gateway.local import Kafka, Registry
+from gateway.local.artifacts import jars
+from gateway.local.java import spark_java_home
+from spark_consumer.session import local_session
+from tests.spark_consumer.feeder import Feeder
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    folder: Path = tmp_path_factory.mktemp("spark")
+    settings = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
+    session = local_session("tests", java_home=spark_java_home(), jars=jars("delta"), cores=2, settings=settings)
+    yield session
+    gateway = session.sparkContext._gateway
+    with warnings.catch_warnings():
+        # py4j leaves sockets to the collector of garbage.
+        warnings.simplefilter("ignore", ResourceWarning)
+        session.stop()
+        gateway.shutdown()
+        del gateway
+        gc.collect()
+
+
+@pytest_asyncio.fixture
+async def feeder(kafka: Kafka, registry: Registry, topic_prefix: str) -> AsyncIterator[Feeder]:
+    made = await asyncio.to_thread(Feeder, kafka.bootstrap_servers, registry.url, topic_prefix)
+    yield made
+    await asyncio.to_thread(made.close)
