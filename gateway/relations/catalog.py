@@ -1,0 +1,144 @@
+"""What the catalog says about types and identity, as of now: the queries, and the reading of their rows. No driver here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from schemas.description import Attribute, Kind, TypeFacts
+
+TYPES_QUERY: Final = """
+with recursive needed (oid) as (
+    select pg_catalog.unnest($1::pg_catalog.oid[])
+    union
+    select part.oid
+    from needed
+    join pg_catalog.pg_type t on t.oid = needed.oid
+    cross join lateral (
+        select t.typbasetype where t.typtype = 'd'
+        union all
+        select t.typelem where t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc
+        union all
+        select r.rngsubtype from pg_catalog.pg_range r where r.rngtypid = t.oid
+        union all
+        select r.rngtypid from pg_catalog.pg_range r where r.rngmultitypid = t.oid
+        union all
+        select a.atttypid from pg_catalog.pg_attribute a
+        where t.typtype = 'c' and a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+    ) part (oid)
+)
+select t.oid::pg_catalog.int8,
+       n.nspname::pg_catalog.text,
+       t.typname::pg_catalog.text,
+       case when t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc
+            then 'A' else t.typtype::pg_catalog.text end,
+       t.typsend <> 0,
+       t.typdelim::pg_catalog.text,
+       coalesce(case t.typtype when 'd' then t.typbasetype
+                               when 'r' then r.rngsubtype
+                               when 'm' then m.rngtypid
+                               else t.typelem end, 0)::pg_catalog.int8,
+       t.typtypmod,
+       coalesce((select e.extname::pg_catalog.text
+                 from pg_catalog.pg_depend d join pg_catalog.pg_extension e on e.oid = d.refobjid
+                 where d.classid = 'pg_catalog.pg_type'::pg_catalog.regclass and d.objid = t.oid and d.deptype = 'e'
+                   and d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass limit 1), ''),
+       array(select l.enumlabel::pg_catalog.text from pg_catalog.pg_enum l where l.enumtypid = t.oid
+             order by l.enumsortorder),
+       array(select a.attname::pg_catalog.text from pg_catalog.pg_attribute a where t.typtype = 'c'
+             and a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped order by a.attnum),
+       array(select a.atttypid::pg_catalog.int8 from pg_catalog.pg_attribute a where t.typtype = 'c'
+             and a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped order by a.attnum),
+       array(select a.atttypmod from pg_catalog.pg_attribute a where t.typtype = 'c'
+             and a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped order by a.attnum)
+from needed
+join pg_catalog.pg_type t on t.oid = needed.oid
+join pg_catalog.pg_namespace n on n.oid = t.typnamespace
+left join pg_catalog.pg_range r on r.rngtypid = t.oid
+left join pg_catalog.pg_range m on m.rngmultitypid = t.oid
+"""
+"""$1: type oids. One row for each of these types and for every type that they are made of; none for a dropped type."""
+
+PRIMARY_KEY_QUERY: Final = """
+select a.attname::pg_catalog.text
+from pg_catalog.pg_index i
+join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = any (i.indkey)
+where i.indrelid = $1::pg_catalog.oid and i.indisprimary
+order by a.attnum
+"""
+"""$1: relation oid. Names of the primary key's columns."""
+
+_KINDS: Final = {
+    "b": Kind.BASE,
+    "A": Kind.ARRAY,
+    "c": Kind.COMPOSITE,
+    "d": Kind.DOMAIN,
+    "e": Kind.ENUM,
+    "r": Kind.RANGE,
+    "m": Kind.MULTIRANGE,
+    "p": Kind.PSEUDO,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _TypeRow:
+    """One row of TYPES_QUERY, in its order. `part_oid`: base, element, subtype or range."""
+
+    oid: int
+    namespace: str
+    name: str
+    kind: str
+    sends_binary: bool
+    delimiter: str
+    part_oid: int
+    base_typmod: int
+    extension: str
+    labels: Sequence[str]
+    attribute_names: Sequence[str]
+    attribute_oids: Sequence[int]
+    attribute_typmods: Sequence[int]
+
+
+def read_types(rows: Iterable[Sequence[Any]]) -> dict[int, TypeFacts]:
+    """Rows of TYPES_QUERY -> facts by oid, each with the facts of its parts."""
+    by_oid = {int(row[0]): _TypeRow(*row) for row in rows}
+    known: dict[int, TypeFacts] = {}
+    for oid in by_oid:
+        _facts(oid, by_oid, known)
+    return known
+
+
+def unknown_type(oid: int, namespace: str = "", name: str = "") -> TypeFacts:
+    """A type that the catalog no longer has: its values travel as PostgreSQL text."""
+    return TypeFacts(oid, namespace, name, Kind.UNKNOWN)
+
+
+def _facts(oid: int, rows: dict[int, _TypeRow], known: dict[int, TypeFacts]) -> TypeFacts:
+    if oid in known:
+        return known[oid]
+    row = rows.get(oid)
+    if row is None:  # dropped between two steps of the query
+        return unknown_type(oid)
+    kind = _KINDS[row.kind]
+    part = _facts(row.part_oid, rows, known) if row.part_oid and kind not in (Kind.BASE, Kind.ENUM) else None
+    known[oid] = TypeFacts(
+        oid=oid,
+        namespace=row.namespace,
+        name=row.name,
+        kind=kind,
+        extension=row.extension,
+        sends_binary=row.sends_binary,
+        delimiter=row.delimiter,
+        element=None if kind is Kind.DOMAIN else part,
+        base=part if kind is Kind.DOMAIN else None,
+        base_typmod=row.base_typmod if kind is Kind.DOMAIN else -1,
+        labels=tuple(row.labels),
+        attributes=tuple(
+            Attribute(name, _facts(type_oid, rows, known), typmod)
+            for name, type_oid, typmod in zip(
+                row.attribute_names, row.attribute_oids, row.attribute_typmods, strict=True
+            )
+        ),
+    )
+    return known[oid]
