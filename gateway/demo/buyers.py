@@ -16,6 +16,7 @@ import asyncpg
 from gateway.demo import goods
 
 IDS_PER_BUYER = 1_000_000
+IDS_PER_RUN = 10**12  # a shop that is opened again goes on with other ids
 
 Connection: TypeAlias = asyncpg.Connection
 
@@ -42,6 +43,11 @@ class Buyer:
     customer_ids: list[int] = field(default_factory=list)
     open_orders: dict[int, int] = field(default_factory=dict)  # order id -> number of lines
     made_ids: int = 0
+
+    @property
+    def first_cart_id(self) -> int:
+        """Thousands, for carts have a small key: 1000 for the first buyer of any run."""
+        return self.first_id % IDS_PER_RUN // 1000
 
     def next_id(self) -> int:
         self.made_ids += 1
@@ -136,7 +142,7 @@ async def _cancel(buyer: Buyer) -> int:
 async def _fill_cart(buyer: Buyer) -> int:
     await buyer.connection.execute(
         goods.insert("carts") + " ON CONFLICT (id) DO UPDATE SET skus = excluded.skus",
-        goods.text_of(goods.cart(buyer.rng, buyer.first_id + buyer.rng.randrange(50))),
+        goods.text_of(goods.cart(buyer.rng, buyer.first_cart_id + buyer.rng.randrange(50))),
     )
     await buyer.add("visits", goods.visit(buyer.rng))
     return 2

@@ -34,11 +34,11 @@ class Stage:
     connection: Connection
     rng: random.Random
     tally: Tally
-    made_ids: int = FIRST_ID
+    last_id: int = FIRST_ID
 
     def next_id(self) -> int:
-        self.made_ids += 1
-        return self.made_ids
+        self.last_id += 1
+        return self.last_id
 
     async def order(self, customer_id: int | None = None) -> int:
         """A customer and an order of the stage's own (two row changes); the order's id, which is the customer's too."""
@@ -90,6 +90,11 @@ async def big_import(stage: Stage) -> None:
     stage.tally.committed(row_changes)
 
 
+async def forget_imports(connection: Connection) -> None:
+    """Deletes what earlier imports have brought."""
+    await connection.execute("DELETE FROM items WHERE sku LIKE 'bulk-%'")
+
+
 async def big_import_rolled_back(stage: Stage) -> None:
     """Streamed, with a column added on the way, and rolled back: neither rows nor column may ever be seen."""
     order_id = await stage.committed_order()
@@ -99,7 +104,7 @@ async def big_import_rolled_back(stage: Stage) -> None:
         await stage.roll_back(lambda: stage.lines(order_id, 10**6, 2000))
         await stage.connection.execute("ALTER TABLE carts ADD COLUMN never integer")
         await stage.connection.execute(
-            "INSERT INTO carts SELECT 1000 + n, '{}', now(), n FROM generate_series(1, 3000) n"
+            "INSERT INTO carts SELECT 10000 + n, '{}', now(), n FROM generate_series(1, 3000) n"
         )
 
     await stage.roll_back(change)
@@ -184,13 +189,15 @@ async def _carts(stage: Stage, sku: str, count: int) -> int:
 
 async def add_column(stage: Stage) -> None:
     """In its own transaction, then used; and once more in the same transaction as the rows that use it."""
-    await stage.connection.execute("ALTER TABLE customers ADD COLUMN nickname text")
+    await stage.connection.execute("ALTER TABLE customers ADD COLUMN IF NOT EXISTS nickname text")
     async with stage.connection.transaction():
         order_id = await stage.order()
         await stage.connection.execute("UPDATE customers SET nickname = 'Añadida' WHERE id = $1", order_id)
     stage.tally.committed(3)
     async with stage.connection.transaction():
-        await stage.connection.execute("ALTER TABLE customers ADD COLUMN points integer, ADD COLUMN seen date")
+        await stage.connection.execute(
+            "ALTER TABLE customers ADD COLUMN IF NOT EXISTS points integer, ADD COLUMN IF NOT EXISTS seen date"
+        )
         row_changes = affected(
             await stage.connection.execute(
                 "UPDATE customers SET points = id % 100, seen = '-infinity' WHERE id > $1", FIRST_ID
@@ -200,7 +207,7 @@ async def add_column(stage: Stage) -> None:
 
 
 async def drop_column(stage: Stage) -> None:
-    await stage.connection.execute("ALTER TABLE customers DROP COLUMN fax")
+    await stage.connection.execute("ALTER TABLE customers DROP COLUMN IF EXISTS fax")
     await stage.committed_order()
 
 
@@ -248,19 +255,19 @@ _ODD_CUSTOMERS = """
 """
 _ODD_PAYMENTS = """
     INSERT INTO payments VALUES
-    (md5('one')::uuid, 0, 'NaN', 'NaN', '-infinity', E'{"a" : 1.50,\\n "a":  2}', ''),
-    (md5('two')::uuid, 0, 0, 1e30, '1582-10-10 00:00+00', '[]', '\\x00'),
-    (md5('three')::uuid, 0, 0, 0.0000, '1969-12-31 23:59:59.999999+00', ' 1 ', NULL)
+    (md5($1::text || 'one')::uuid, 0, 'NaN', 'NaN', '-infinity', E'{"a" : 1.50,\\n "a":  2}', ''),
+    (md5($1::text || 'two')::uuid, 0, 0, 1e30, '1582-10-10 00:00+00', '[]', '\\x00'),
+    (md5($1::text || 'three')::uuid, 0, 0, 0.0000, '1969-12-31 23:59:59.999999+00', ' 1 ', NULL)
 """
 
 
 async def odd_values(stage: Stage) -> None:
     """Values at the edges of their types, among them those that no Avro type can hold."""
     first_id = stage.next_id()
-    stage.made_ids += 10
+    stage.last_id += 10
     async with stage.connection.transaction():
         row_changes = affected(await stage.connection.execute(_ODD_CUSTOMERS, first_id))
-        row_changes += affected(await stage.connection.execute(_ODD_PAYMENTS))
+        row_changes += affected(await stage.connection.execute(_ODD_PAYMENTS, str(first_id)))
     stage.tally.committed(row_changes)
     async with stage.connection.transaction():
         await stage.connection.execute("UPDATE customers SET birthday = '2000-02-29' WHERE id = $1", first_id + 1)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import asyncpg
 
-from gateway.demo.buyers import IDS_PER_BUYER, Buyer, Connection, Tally
-from gateway.demo.scenes import BULK_ROWS, SCENES, Stage, big_import
+from gateway.demo.buyers import IDS_PER_BUYER, IDS_PER_RUN, Buyer, Connection, Tally
+from gateway.demo.scenes import BULK_ROWS, FIRST_ID, SCENES, Stage, big_import
 
 TABLES = ("customers", "orders", "items", "payments", "carts", "visits")
 SCENE_COUNT = len(SCENES) + 1
@@ -21,7 +21,7 @@ _FLOW_TIMEOUT_S = 60.0
 
 async def create_shop(dsn: str) -> None:
     """Tables and publication, all empty: what the gateway will see from its first change on."""
-    connection = await _connect(dsn)
+    connection = await connect(dsn)
     try:
         await connection.execute((Path(__file__).parent / "shop.sql").read_text())
     finally:
@@ -29,32 +29,34 @@ async def create_shop(dsn: str) -> None:
 
 
 async def run_workload(
-    dsn: str,
+    dsn: str | None,
     tally: Tally,
     *,
     seconds: float,
     seed: int,
+    run: int = 0,
     transactions_per_s: float = TRANSACTIONS_PER_S,
 ) -> None:
     """Returns when the time is over and every scene has been played; the first failure ends everything.
 
     The rows of each buyer and scene depend on the seed alone; how many transactions the buyers make depends on the
-    time.
+    time. A shop that is opened again needs another `run`. Without a `dsn` libpq's variables tell the database.
     """
     started_at = asyncio.get_running_loop().time()
+    first_id = run * IDS_PER_RUN
     scenes_done = asyncio.Event()
-    connections = [await _connect(dsn) for _ in range(BUYER_COUNT + 2)]
+    connections = [await connect(dsn) for _ in range(BUYER_COUNT + 2)]
     try:
         async with asyncio.TaskGroup() as group:
             for number, connection in enumerate(connections[:BUYER_COUNT], start=1):
-                buyer = Buyer(connection, random.Random(f"{seed}/buyer {number}"), number * IDS_PER_BUYER)
+                buyer = Buyer(connection, random.Random(f"{seed}/buyer {number}"), first_id + number * IDS_PER_BUYER)
                 interval_s = BUYER_COUNT / transactions_per_s
                 group.create_task(_buy(buyer, tally, interval_s, started_at + seconds, scenes_done))
             stage, import_stage = (
-                Stage(connection, random.Random(f"{seed}/{name}"), tally)
+                Stage(connection, random.Random(f"{seed}/{name}"), tally, first_id + FIRST_ID)
                 for name, connection in zip(("scenes", "import"), connections[BUYER_COUNT:], strict=True)
             )
-            import_stage.made_ids += IDS_PER_BUYER
+            import_stage.last_id += IDS_PER_BUYER
             imported = group.create_task(_import(import_stage, started_at + seconds * _BIG_IMPORT_AT))
             await _play(stage, started_at, seconds)
             await imported
@@ -90,7 +92,7 @@ async def _sleep_until(moment: float) -> None:
     await asyncio.sleep(moment - asyncio.get_running_loop().time())
 
 
-async def _connect(dsn: str) -> Connection:
+async def connect(dsn: str | None) -> Connection:
     return await asyncpg.connect(
         dsn, command_timeout=_FLOW_TIMEOUT_S, server_settings={"application_name": "walgate demo"}
     )

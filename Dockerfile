@@ -1,0 +1,56 @@
+# Two images from one file: `gateway` (Python only) and `spark` (the mirror: PySpark, Java, Delta). Every package is held
+# against its hash in requirements.lock, every jar against gateway/local/artifacts.lock.
+ARG PYTHON=3.13
+
+FROM python:${PYTHON}-slim AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
+WORKDIR /src
+COPY requirements-build.lock ./
+RUN python3 -m venv /build && /build/bin/python -m pip install --quiet --no-cache-dir --require-hashes -r requirements-build.lock
+ENV PATH=/build/bin:$PATH
+COPY pyproject.toml requirements.lock ./
+RUN /usr/bin/env -u VIRTUAL_ENV python3 -m venv --without-pip /app \
+ && uv pip install --quiet --no-cache --python /app/bin/python --require-hashes -c requirements.lock -r pyproject.toml
+
+FROM build AS build-spark
+RUN uv pip install --quiet --no-cache --python /app/bin/python --require-hashes -b requirements-build.lock -c requirements.lock \
+        -r pyproject.toml --extra spark
+# Delta's jars, into Spark's own folder. jgo knows the repository.
+COPY gateway/ gateway/
+RUN uv pip install --quiet --no-cache --python /build/bin/python -c requirements.lock jgo requests rich \
+ && WALGATE_CACHE=/jars python -c 'from gateway.local.artifacts import jars; jars("delta")' \
+ && find /jars -name '*.jar' -exec cp -t "$(echo /app/lib/python3*/site-packages/pyspark/jars)" {} +
+COPY README.md LICENSE ./
+COPY schemas/ schemas/
+COPY spark_consumer/ spark_consumer/
+RUN uv pip install --quiet --no-cache --python /app/bin/python --no-deps --no-build-isolation .
+
+FROM build AS build-gateway
+COPY README.md LICENSE ./
+COPY gateway/ gateway/
+COPY schemas/ schemas/
+COPY spark_consumer/ spark_consumer/
+RUN uv pip install --quiet --no-cache --python /app/bin/python --no-deps --no-build-isolation .
+
+FROM python:${PYTHON}-slim AS gateway
+LABEL org.opencontainers.image.title="walgate" org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp walgate
+COPY --from=build-gateway /app /app
+ENV PATH=/app/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 10001
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["walgate"]
+CMD ["run", "--log-format", "json"]
+
+FROM python:${PYTHON}-slim AS spark
+LABEL org.opencontainers.image.title="walgate-spark" org.opencontainers.image.licenses="Apache-2.0"
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends openjdk-21-jre-headless procps >/dev/null \
+ && rm -rf /var/lib/apt/lists/* && ln -s /usr/lib/jvm/java-21-openjdk-* /usr/lib/jvm/default \
+ && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp walgate \
+ && install -d -o walgate -g walgate /mirror
+COPY --from=build-spark /app /app
+ENV JAVA_HOME=/usr/lib/jvm/default PATH=/app/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 10001
+VOLUME /mirror
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["walgate"]

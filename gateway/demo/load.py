@@ -1,0 +1,59 @@
+"""The shop without an end: `python -m gateway.demo.load`, for a database that has it (shop.sql). Address: libpq's variables.
+
+Each round plays all scenes; what the import of a round has brought, the next round deletes, so that the shop does not grow
+without bound. `--check` tells whether a load on this machine has committed something lately: for a health check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from gateway.demo.buyers import IDS_PER_RUN, Tally
+from gateway.demo.scenes import forget_imports
+from gateway.demo.workload import connect, run_workload
+
+ROUND_S = 600.0
+TRANSACTIONS_PER_S = 20.0
+_BEAT_S = 1.0
+_STALE_S = 30.0
+_BEAT = Path(tempfile.gettempdir()) / "walgate-load"
+_LAST_RUN = f"SELECT coalesce(max(id), 0) / {IDS_PER_RUN} FROM customers"
+
+
+async def load() -> None:
+    connection = await connect(None)
+    first_run = await connection.fetchval(_LAST_RUN) + 1
+    tally = Tally()
+    beat = asyncio.create_task(_beat(tally))
+    try:
+        for run in itertools.count(first_run):
+            await forget_imports(connection)
+            await run_workload(None, tally, seconds=ROUND_S, seed=run, run=run, transactions_per_s=TRANSACTIONS_PER_S)
+    finally:
+        beat.cancel()
+        await connection.close(timeout=2)
+
+
+async def _beat(tally: Tally) -> None:
+    """Touches a file whenever the shop has committed something."""
+    seen = -1
+    while True:
+        if tally.transactions != seen:
+            seen = tally.transactions
+            _BEAT.touch()
+        await asyncio.sleep(_BEAT_S)
+
+
+def is_alive() -> bool:
+    return _BEAT.exists() and time.time() - _BEAT.stat().st_mtime < _STALE_S
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(not is_alive())
+    asyncio.run(load())
