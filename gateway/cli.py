@@ -39,7 +39,7 @@ def run(
         settings = load_settings(config)
         import uvloop
 
-        from gateway.service import serve
+        from gateway.service.supervisor import serve
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings))

@@ -53,8 +53,6 @@ class Delivery:
         frames: Frames,
         marker_topic: str,
         memory_bytes: int,
-        on_durable: Callable[[Position], None],
-        on_idle: Callable[[], None],
     ) -> None:
         self._producer = producer
         self._writer = writer
@@ -64,8 +62,8 @@ class Delivery:
         self._position = self._own.outlet(POSITION_TOPIC, 1, "the position")
         self._always = [(marker_topic, 0), (POSITION_TOPIC, 0)]
         self._memory_bytes = memory_bytes
-        self._on_durable = on_durable
-        self._on_idle = on_idle
+        self.on_durable: Callable[[Position], None] = lambda position: None
+        self.on_idle: Callable[[], None] = lambda: None
         self._open = Cycle()
         self._sealed: Cycle | None = None
         self._wake = asyncio.Event()
@@ -128,8 +126,8 @@ class Delivery:
             position = await self._deliver(cycle)
             self._delivering = self._busy = False
             failpoint("after_commit")
-            self._on_durable(position)
-            self._on_idle()
+            self.on_durable(position)
+            self.on_idle()
 
     async def _next_cycle(self) -> Cycle:
         """A sealed cycle, or the open one when it already has full batches."""

@@ -1,5 +1,2 @@
-"""One slot's life: start (start.py), read (pump.py), announce relations (announcer.py), and begin again (supervisor.py)."""
-
-from gateway.service.supervisor import serve
-
-__all__ = ["serve"]
+"""One slot's life: start (start.py, checks.py), read (pump.py), announce relations (announcer.py), begin again
+(supervisor.py). attempt.py puts one life together."""

@@ -1,6 +1,8 @@
 """One attempt: from the checks to the stream, until something ends it. Every failure leaves by an exception.
 
-checks -> producer (fences an earlier gateway) -> position -> slot -> epoch -> stream
+    checks -> topics -> producer (fences an earlier gateway) -> position -> slot -> epoch -> stream
+
+The producer is started only when nobody else reads the slot: a second gateway waits for the first one rather than fence it.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib.metadata import version as package_version
-from typing import NoReturn
 
 import asyncpg
 import structlog
 
+from gateway.events.errors import UnknownBinary
 from gateway.events.logical_message import LogicalMessageEncoder
 from gateway.events.marker import Marker
 from gateway.kafka.delivery import Delivery, Frames
@@ -27,20 +29,229 @@ from gateway.operate.errors import Retry
 from gateway.operate.failpoints import failpoint
 from gateway.operate.http import Health
 from gateway.operate.settings import Settings
-from gateway.replication.connection import ReplicationStream, connect_replication, connect_sql
+from gateway.replication.connection import connect_replication, connect_sql, leave_with
 from gateway.replication.feedback import StandbyStatus
 from gateway.replication.options import pgoutput_options, protocol_version
+from gateway.replication.slot import create_slot
+from gateway.replication.stream import ReplicationStream
 from gateway.service.announcer import Announcer
+from gateway.service.checks import Checks
 from gateway.service.pump import Pump
-from gateway.service.start import Start, decide_start
+from gateway.service.start import decide_start
+from gateway.service.tasks import run_together
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import MessageTopic
 from schemas.framing import frame
-from schemas.names import POSITION_TOPIC, message_topic, topic_name, transaction_topic, value_subject
+from schemas.names import POSITION_TOPIC, message_topic, transaction_topic, value_subject
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
 from schemas.registry import RegistryClient
 
 log = structlog.get_logger()
 
 DRAIN_TIMEOUT_S = 10.0
-LEAVE_TIMEOUT_S = 3.0
+
+
+class Attempt:
+    """`wants_text` is set when a binary value came that has no decoder: the next attempt asks for text."""
+
+    def __init__(self, settings: Settings, health: Health, *, text_only: bool) -> None:
+        self.wants_text = False
+        self._settings = settings
+        self._health = health
+        self._text_only = text_only
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set and everything received is durable; raises WalgateError."""
+        async with AsyncExitStack() as stack:
+            stack.callback(self._wait_for, "the next attempt")
+            try:
+                await self._run(stack, stop)
+            except UnknownBinary:
+                self.wants_text = True
+                raise
+
+    def _wait_for(self, what: str) -> None:
+        self._health.waiting_for = what
+        metrics.CONNECTED.set(0 if what else 1)
+
+    async def _run(self, stack: AsyncExitStack, stop: asyncio.Event) -> None:
+        settings = self._settings
+        dsn = settings.source.dsn.get_secret_value()
+        self._wait_for("PostgreSQL")
+        failpoint("before_preflight")
+        sql = await connect_sql(dsn)
+        stack.push_async_callback(_close_sql, sql)
+        checks = await Checks.load(sql, settings.source)
+        checks.before_start()
+        failpoint("after_preflight")
+
+        self._wait_for("Kafka")
+        marker_topic = transaction_topic(settings.kafka.prefix)
+        topics = Topics(settings.kafka, marker_topic)
+        await topics.start()
+        stack.push_async_callback(topics.close)
+        await topics.ensure([POSITION_TOPIC, marker_topic, message_topic(settings.kafka.prefix)])
+        await topics.check_position_topic()
+        producer = await self._start_producer(stack, checks.transactional_id)
+
+        self._wait_for("the schema registry")
+        registry = self._registry()
+        stack.push_async_callback(registry.close)
+        frames, messages_id = await self._register_fixed(registry)
+
+        writer = BatchWriter(producer.create_batch, settings.kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
+        delivery = Delivery(producer, writer, frames, marker_topic, settings.kafka.memory_bytes)
+        position = await self._position(sql, checks, delivery)
+        checks.before_stream(position)
+        position = await self._begin_epoch(position, delivery)
+
+        self._wait_for("the replication stream")
+        stream, feedback = await self._open_stream(stack, dsn, sql, checks, position)
+        announcer = Announcer(sql, registry, topics, writer, settings)
+        await announcer.prepare(checks.relations)
+        machine = TransactionMachine(
+            epoch=position.epoch,
+            resume_lsn=position.resume_lsn,
+            last_commit_lsn=position.last_commit_lsn,
+            prepared=position.prepared,
+            messages=self._message_topic(writer, messages_id, await topics.ensure([message_topic(settings.kafka.prefix)])),
+        )
+        pump = Pump(
+            stream, feedback, machine, writer, announcer, delivery, position, protocol_version(checks.server.version_num)
+        )
+        self._wait_for("")
+        log.info("streaming", slot=position.slot, epoch=position.epoch, resume_lsn=str(position.resume_lsn))
+        await run_together(
+            pump.run(),
+            delivery.run(),
+            feedback.run(),
+            checks.watch(settings.source.check_interval_s),
+            self._rest(producer),
+            until=self._drain(stop, pump, feedback),
+        )
+
+    async def _start_producer(self, stack: AsyncExitStack, transactional_id: str) -> Producer:
+        failpoint("before_producer_start")
+        producer = Producer(self._settings.kafka, transactional_id)
+        stack.push_async_callback(_abandon, producer)
+        await producer.start()
+        failpoint("after_producer_start")
+        return producer
+
+    def _registry(self) -> RegistryClient:
+        settings = self._settings.registry
+        return RegistryClient(
+            settings.url,
+            username=settings.username,
+            password=settings.password.get_secret_value() if settings.password else None,
+            ca_file=settings.ca_file,
+            timeout_s=settings.timeout_s,
+            on_incompatible=self._settings.schemas.on_incompatible,
+        )
+
+    async def _register_fixed(self, registry: RegistryClient) -> tuple[Frames, int]:
+        prefix = self._settings.kafka.prefix
+        marker_id = await registry.register(value_subject(transaction_topic(prefix)), TRANSACTION_MARKER)
+        position_id = await registry.register(value_subject(POSITION_TOPIC), POSITION)
+        messages_id = await registry.register(value_subject(message_topic(prefix)), LOGICAL_MESSAGE)
+        return Frames(frame(marker_id), frame(position_id)), messages_id
+
+    def _message_topic(self, writer: BatchWriter, schema_id: int, counts: dict[str, int]) -> MessageTopic:
+        ((topic, partition_count),) = counts.items()
+        encoder = LogicalMessageEncoder(frame(schema_id))
+        return MessageTopic(schema_id, encoder.encode, writer.outlet(topic, partition_count, "logical messages"))
+
+    async def _position(self, sql: asyncpg.Connection, checks: Checks, delivery: Delivery) -> Position:
+        """The position to go on from; the first start makes the slot."""
+        source, kafka = self._settings.source, self._settings.kafka
+        failpoint("before_position_read")
+        stored = await read_positions(kafka, kafka.delivery_timeout_s)
+        failpoint("after_position_read")
+        fresh = Position(
+            system_identifier=checks.server.system_identifier,
+            timeline=checks.server.timeline,
+            database=checks.server.database,
+            slot=source.slot,
+            prefix=kafka.prefix,
+            publications=source.publications,
+            version=package_version("walgate"),
+        )
+        start = decide_start(stored, fresh, checks.slot_flush_lsn, adopt_slot=source.adopt_slot)
+        position = start.position
+        if start.write_intent:
+            failpoint("before_slot_intent")
+            await delivery.deliver_now([], position)
+            failpoint("after_slot_intent")
+        if start.create_slot:
+            failpoint("before_slot_creation")
+            lsn = await create_slot(
+                sql,
+                source.slot,
+                version_num=checks.server.version_num,
+                two_phase=source.two_phase,
+                failover=source.failover,
+            )
+            failpoint("after_slot_creation")
+            log.info("slot_created", slot=source.slot, resume_lsn=str(lsn))
+            position = replace(position, resume_lsn=lsn)
+            await checks.reload_slot()
+        return position
+
+    async def _begin_epoch(self, position: Position, delivery: Delivery) -> Position:
+        failpoint("before_epoch_marker")
+        position = replace(position, state="ACTIVE", epoch=position.epoch + 1)
+        await delivery.deliver_now([Marker("EPOCH", 0, position.resume_lsn)], position)
+        failpoint("after_epoch_marker")
+        metrics.EPOCH.set(position.epoch)
+        return position
+
+    async def _open_stream(
+        self, stack: AsyncExitStack, dsn: str, sql: asyncpg.Connection, checks: Checks, position: Position
+    ) -> tuple[ReplicationStream, StandbyStatus]:
+        source = self._settings.source
+        feedback_timeout_s = checks.server.wal_sender_timeout_s
+        failpoint("before_start_replication")
+        stream = await connect_replication(dsn)
+        stack.push_async_callback(stream.close)
+        await checks.same_server(stream)
+        options = pgoutput_options(
+            checks.server.version_num,
+            source.publications,
+            binary=checks.use_binary(text_only=self._text_only),
+            streaming=source.large_transactions == "stream",
+            two_phase=checks.slot_is_two_phase,
+            messages=source.messages,
+            origin=source.origin if checks.server.version_num >= 160000 else "any",
+        )
+        feedback = StandbyStatus(stream, Lsn(position.resume_lsn), feedback_timeout_s)
+        await stream.start(source.slot, Lsn(position.resume_lsn), options)
+        leave_with(sql, stream)
+        failpoint("after_start_replication")
+        return stream, feedback
+
+    async def _rest(self, producer: Producer) -> None:
+        """A producer near the end of its sequence numbers is given up like a failed one."""
+        while not producer.is_worn:
+            await asyncio.sleep(10)
+        raise Retry("the producer's sequence numbers come near their end: a new one takes over")
+
+    async def _drain(self, stop: asyncio.Event, pump: Pump, feedback: StandbyStatus) -> None:
+        """After `stop`: read no more, wait until what was read is durable where a transaction ends, tell PostgreSQL."""
+        await stop.wait()
+        failpoint("shutdown_requested")
+        log.info("stopping")
+        try:
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                await pump.drain()
+                failpoint("shutdown_drained")
+        except TimeoutError:
+            log.warning("stopped_with_work_under_way", note="it will be sent again")
+
+
+async def _close_sql(sql: asyncpg.Connection) -> None:
+    sql.terminate()
+
+
+async def _abandon(producer: Producer) -> None:
+    await producer.abandon()
+    failpoint("producer_abandoned")

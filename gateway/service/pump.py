@@ -7,12 +7,14 @@ and nothing here answers PostgreSQL: that is `gateway/replication/feedback.py`, 
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from gateway.kafka.delivery import Delivery
 from gateway.kafka.outlet import BatchWriter
 from gateway.kafka.position import Position, advance
 from gateway.lsn import Lsn
+from gateway.operate import metrics
 from gateway.operate.failpoints import failpoint
 from gateway.pgoutput import (
     Begin,
@@ -28,11 +30,12 @@ from gateway.pgoutput import (
     StreamStart,
     StreamStop,
     Truncate,
+    Type,
     decode,
 )
-from gateway.replication.connection import ReplicationStream
 from gateway.replication.feedback import StandbyStatus
 from gateway.replication.frames import KEEPALIVE, XLOG_DATA, split
+from gateway.replication.stream import ReplicationStream
 from gateway.service.announcer import Announcer
 from gateway.transactions.machine import ROW_KINDS, TransactionMachine
 
@@ -70,6 +73,7 @@ class Pump:
         machine: TransactionMachine,
         writer: BatchWriter,
         announcer: Announcer,
+        delivery: Delivery,
         position: Position,
         protocol_version: int,
     ) -> None:
@@ -82,18 +86,43 @@ class Pump:
         self._protocol_version = protocol_version
         self._unsealed_bytes = 0
         self._idle_since = time.monotonic()
-        self.draining = False
-        self.delivery: Delivery  # set by the owner: both know each other
+        self._stopping = False
+        self._settled = asyncio.Event()
+        self._delivery = delivery
+        delivery.on_durable = self._durable
+        delivery.on_idle = self._idle
 
     async def run(self) -> None:
-        while not self.draining:
+        while not self._stopping:
             data = await self._stream.read()
             failpoint("socket_read")
             self._writer.tick()
             await self._take(data)
-            self.delivery.offer()
-            self.seal_if_due()
-            await self.delivery.room()
+            self._delivery.offer()
+            self._idle()
+            await self._delivery.room()
+        await asyncio.Event().wait()  # the end is drain's to say
+
+    async def drain(self) -> None:
+        """Read no more; return when what was read is durable and PostgreSQL has been told."""
+        self._stopping = True
+        while not (self.is_settled or (self._delivery.may_seal and not self._machine.at_boundary)):
+            self._settled.clear()
+            await self._settled.wait()
+        self._feedback.step()
+
+    def _durable(self, position: Position) -> None:
+        self._feedback.acknowledge(position.resume_lsn)
+        failpoint("flush_lsn_moved")
+        metrics.FLUSH_LSN.set(position.resume_lsn)
+        metrics.CYCLES.inc()
+
+    def _idle(self) -> None:
+        """Kafka is free, or a read is done: end the cycle if one can end here."""
+        if self._may_seal():
+            self._seal()
+        if self._stopping:
+            self._settled.set()
 
     async def _take(self, data: bytes) -> None:
         """Every frame of one read. The loop of the rows: see bench/ before adding to it."""
@@ -115,12 +144,14 @@ class Pump:
             elif kind == KEEPALIVE:
                 self._keepalive(lsn, reply_requested=bool(start))
         self._unsealed_bytes += len(data) - sealed_at
-        self._feedback.received(received_lsn)
+        self._feedback.receive(received_lsn)
         failpoint("decoded")
 
     def _control(self, payload: bytes, change_lsn: int) -> None:
         machine = self._machine
         message = decode(payload, in_stream=machine.in_stream, protocol_version=self._protocol_version)
+        if isinstance(message, Type):
+            self._announcer.note_type(message)
         machine.receive(message, change_lsn)
         point = _FAILPOINTS.get(type(message))
         if point is not None:
@@ -136,21 +167,16 @@ class Pump:
 
     # -- where a cycle ends ---------------------------------------------------------------------------------------------
 
-    def seal_if_due(self) -> None:
-        """End the cycle if one can end here; called after each read and whenever a commit to Kafka is done."""
-        if self._may_seal():
-            self._seal()
-
     def _may_seal(self) -> bool:
         machine = self._machine
-        return machine.at_boundary and self.delivery.may_seal and (machine.owes_markers or self._writer.has_records)
+        return machine.at_boundary and self._delivery.may_seal and (machine.owes_markers or self._writer.has_records)
 
     def _seal(self) -> None:
         machine = self._machine
         self._position = advance(
             self._position, machine.resume_lsn, machine.last_commit_lsn, tuple(machine.prepared.values())
         )
-        self.delivery.seal(machine.take_markers(), self._position)
+        self._delivery.seal(machine.take_markers(), self._position)
         failpoint("cycle_sealed")
         self._unsealed_bytes = 0
         self._idle_since = time.monotonic()
@@ -158,7 +184,7 @@ class Pump:
     @property
     def is_settled(self) -> bool:
         """Everything that was received and can be durable is durable."""
-        return self._machine.at_boundary and self.delivery.is_quiet and not self._machine.owes_markers
+        return self._machine.at_boundary and self._delivery.is_quiet and not self._machine.owes_markers
 
     def _keepalive(self, end_lsn: int, *, reply_requested: bool) -> None:
         """The idle rule: with nothing pending, what the server has read may become our position - durable first, as the
@@ -171,5 +197,3 @@ class Pump:
                 failpoint("before_idle_advance")
                 self._machine.resume_lsn = Lsn(end_lsn)
                 self._seal()
-        if reply_requested:
-            self._feedback.reply_requested()

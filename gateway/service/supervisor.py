@@ -18,8 +18,10 @@ from contextlib import suppress
 
 import structlog
 
-from gateway.operate.errors import Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.operate import metrics
+from gateway.operate.errors import Retry, RetrySlowly, WalgateError
 from gateway.operate.failpoints import failpoint
+from gateway.operate.http import Health, start_http
 from gateway.operate.settings import Settings
 from gateway.service.attempt import Attempt
 
@@ -51,41 +53,26 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     _tune_garbage_collection()
+    health = Health()
+    if settings.http.port is not None:
+        port = start_http(settings.http.host, settings.http.port, health)
+        log.info("http", url=f"http://{settings.http.host}:{port}/readyz")
     backoff = Backoff()
     text_only = False
     while not stop.is_set():
         begun = time.monotonic()
-        attempt = Attempt(settings, text_only=text_only)
+        attempt = Attempt(settings, health, text_only=text_only)
         try:
             await attempt.run(stop)
             return
         except (Retry, RetrySlowly) as error:
+            metrics.ATTEMPTS.labels(type(error).__name__).inc()
             text_only = text_only or attempt.wants_text
             delay = backoff.delay_s(error, time.monotonic() - begun)
             log.warning("starting_again", reason=error.message, hint=error.hint, delay_s=round(delay, 1))
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), delay)
             failpoint("reconnect")
-
-
-def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What ended a task group: an error that needs a person before one that does not, an unknown one before both."""
-    leaves = list(_leaves(group))
-    for wanted in (StopForOperator, WalgateError):
-        unknown = [leaf for leaf in leaves if not isinstance(leaf, WalgateError)]
-        if unknown:
-            return unknown[0]
-        known = [leaf for leaf in leaves if isinstance(leaf, wanted)]
-        if known:
-            return known[0]
-    return leaves[0]
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return found
 
 
 def _tune_garbage_collection() -> None:

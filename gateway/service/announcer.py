@@ -1,0 +1,78 @@
+"""A Relation message -> a relation version ready for rows: catalog facts, schemas registered, topic made.
+
+All of this waits, and the reading waits with it; the slot is kept alive by the standby status task meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import asyncpg
+import structlog
+
+from gateway.events.row_encoder import RowEncoder
+from gateway.kafka.outlet import BatchWriter
+from gateway.kafka.topics import Topics
+from gateway.operate.failpoints import failpoint
+from gateway.operate.settings import Settings
+from gateway.pgoutput import Relation, ReplicaIdentity, Type
+from gateway.relations.catalog import PRIMARY_KEY_QUERY, TYPES_QUERY, read_types
+from gateway.relations.description import describe
+from gateway.replication.errors import classify_exception
+from gateway.transactions.transaction import RelationVersion
+from schemas.description import RelationDescription
+from schemas.names import key_subject, topic_name, value_subject
+from schemas.registry import RegistryClient
+from schemas.relation import change_schema, key_schema
+
+log = structlog.get_logger()
+
+
+class Announcer:
+    """Raises WalgateError: PostgreSQL, registry or Kafka not there, or a schema that is not compatible."""
+
+    def __init__(
+        self, sql: asyncpg.Connection, registry: RegistryClient, topics: Topics, writer: BatchWriter, settings: Settings
+    ) -> None:
+        self._sql = sql
+        self._registry = registry
+        self._topics = topics
+        self._writer = writer
+        self._prefix = settings.kafka.prefix
+        self._announced_types: dict[int, tuple[str, str]] = {}
+
+    async def prepare(self, relations: Iterable[tuple[str, str]]) -> None:
+        """Make the topics of (schema, table) in one call, before their first row: a thousand one by one take long."""
+        await self._topics.ensure(topic_name(self._prefix, namespace, name) for namespace, name in relations)
+
+    def note_type(self, message: Type) -> None:
+        """The name of a type, for when the catalog has forgotten it."""
+        self._announced_types[message.type_oid] = (message.namespace, message.name)
+
+    async def announce(self, relation: Relation) -> RelationVersion:
+        description = await self._describe(relation)
+        topic = topic_name(self._prefix, relation.namespace, relation.name)
+        failpoint("before_registry_call")
+        value_schema_id = await self._registry.register(value_subject(topic), change_schema(description, self._prefix))
+        key = key_schema(description, self._prefix)
+        key_schema_id = None if key is None else await self._registry.register(key_subject(topic), key)
+        failpoint("after_registry_call")
+        partition_count = (await self._topics.ensure([topic]))[topic]
+        keys = ", ".join(column.name for column in description.identity_columns) or "none"
+        outlet = self._writer.outlet(topic, partition_count, f"{description.qualified_name} (key: {keys})")
+        encoder = RowEncoder(description, value_schema_id, key_schema_id)
+        log.debug("relation", name=description.qualified_name, schema_id=value_schema_id)
+        return RelationVersion(description.qualified_name, value_schema_id, encoder, outlet)
+
+    async def _describe(self, relation: Relation) -> RelationDescription:
+        failpoint("before_catalog_query")
+        oids = sorted({column.type_oid for column in relation.columns})
+        primary_key: list[str] = []
+        try:
+            facts = read_types(await self._sql.fetch(TYPES_QUERY, oids))
+            if relation.replica_identity is ReplicaIdentity.FULL:
+                primary_key = [row[0] for row in await self._sql.fetch(PRIMARY_KEY_QUERY, relation.relation_oid)]
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            raise classify_exception(error, f"types of {relation.namespace}.{relation.name}") from error
+        failpoint("after_catalog_query")
+        return describe(relation, facts, primary_key, self._announced_types)
