@@ -22,6 +22,7 @@ import pytest_asyncio
 from gateway.local import Kafka, Postgres, Registry
 from gateway.local.binaries import OLDEST_VERSION
 from gateway.local.java import java_version
+from gateway.local.kafka import QUICK_START
 
 # A small buffer makes the server stream or spill with a few hundred rows.
 TEST_SETTINGS: dict[str, str | int] = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": 20}
@@ -138,7 +139,7 @@ async def _drop(admin: asyncpg.Connection, server: Postgres, name: str) -> None:
 @pytest_asyncio.fixture(scope="session")
 async def _kafka_and_registry(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Kafka, Registry]]:
     """Both start at once where the chosen tests need both; a part that no test needs is not started."""
-    kafka, registry = Kafka(), Registry()
+    kafka, registry = Kafka(jvm_options=[QUICK_START]), Registry()
     needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     try:
         async with asyncio.TaskGroup() as group:

