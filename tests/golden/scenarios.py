@@ -285,6 +285,24 @@ STREAM_ABORT_IMMEDIATE = Scenario(
         Capture("parallel", PARALLEL, immediate=True, oldest_version=16),
     ),
 )
+STREAM_ABORT_ALONE = Scenario(
+    "stream_abort_alone",
+    "18 sees that the transaction was rolled back and sends nothing of it, yet a Stream Abort of its subtransaction",
+    ITEM,
+    (
+        *WARM,
+        "BEGIN",
+        "INSERT INTO item VALUES (1, 'a')",
+        "SAVEPOINT lost",
+        "INSERT INTO item VALUES (2, 'b')",
+        FILL,
+        "ROLLBACK TO lost",
+        "INSERT INTO item VALUES (3, 'c')",
+        "ROLLBACK",
+        "INSERT INTO item VALUES (4, 'after')",
+    ),
+    (Capture("text", STREAMED), Capture("parallel", PARALLEL, oldest_version=16)),
+)
 STREAM_ORIGIN = Scenario(
     "stream_origin",
     "A streamed transaction with a replication origin",
@@ -363,6 +381,7 @@ SCENARIOS = (
     STREAM_COMMIT_IMMEDIATE,
     STREAM_ABORT,
     STREAM_ABORT_IMMEDIATE,
+    STREAM_ABORT_ALONE,
     STREAM_ORIGIN,
     TWO_PHASE_ENDS,
     STREAM_TWO_PHASE,

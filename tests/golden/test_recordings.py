@@ -125,8 +125,12 @@ def test_transactions_open_and_close_in_order(recorded: Recording) -> None:
             case StreamStop():
                 assert isinstance(current, StreamStart)
                 current = None
-            case StreamCommit() | StreamPrepare() | StreamAbort():
+            case StreamCommit() | StreamPrepare():
                 assert current is None and segments[message.xid] > 0
+            case StreamAbort():
+                assert current is None
+                alone = recorded.scenario == "stream_abort_alone" and recorded.major == 18
+                assert (segments[message.xid] > 0) != alone
             case CommitPrepared() | RollbackPrepared():
                 assert current is None
             case Message() if not message.transactional:
@@ -282,6 +286,13 @@ def test_rows_of_a_rolled_back_savepoint_carry_the_subxid_that_is_aborted(major:
     assert len(kept - {abort.subxid}) == 3  # of the transaction, of the released savepoint, and after the rollback
     (commit,) = [message for message in messages if isinstance(message, StreamCommit)]
     assert commit.xid == abort.xid != abort.subxid and commit.commit_lsn < commit.end_lsn
+
+
+def test_version_18_aborts_the_subtransaction_of_a_transaction_it_never_streamed() -> None:
+    """It saw in time that the transaction had been rolled back; the abort of a savepoint still comes. 15 streamed it."""
+    kinds = [type(message) for message in decoded_name(18, "stream_abort_alone.text")]
+    assert StreamStart not in kinds and kinds.count(StreamAbort) == 1
+    assert [type(message) for message in decoded_name(15, "stream_abort_alone.text")].count(StreamAbort) == 2
 
 
 @each_major
