@@ -1,0 +1,115 @@
+"""The gateway as operators run it: a process of its own, configured by its environment, ended by signals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+COMMAND = (str(Path(sys.executable).parent / "walgate"), "run", "--log-format", "json")
+EXIT_TIMEOUT_S = 60.0
+
+
+class GatewayProcess:
+    """Started again and again with the same settings; `settings` are names like `kafka__prefix` with their values."""
+
+    def __init__(self, log_path: Path, settings: Mapping[str, object]) -> None:
+        self.log_path = log_path
+        self._settings = dict(settings)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start_count = 0
+
+    def start(self, failpoints: str = "", **settings: object) -> None:
+        """`settings` are for this start only."""
+        assert not self.is_running
+        values = {**self._settings, **settings}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("WALGATE_")}
+        environment |= {f"WALGATE_{name.upper()}": _as_text(value) for name, value in values.items()}
+        if failpoints:
+            environment["WALGATE_FAILPOINTS"] = failpoints
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                COMMAND, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        self.start_count += 1
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        assert self._process is not None
+        return self._process.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    async def wait(self, timeout_s: float = EXIT_TIMEOUT_S) -> int:
+        """The exit code; negative: the signal that ended it. Raises TimeoutError."""
+        assert self._process is not None
+        deadline = time.monotonic() + timeout_s
+        while (code := self._process.poll()) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the gateway still runs after {timeout_s} s:\n{self.log_tail()}")
+            await asyncio.sleep(0.01)
+        return code
+
+    async def kill(self) -> None:
+        """kill -9; nothing when it has ended."""
+        if self.is_running:
+            self.signal(signal.SIGKILL)
+            await self.wait()
+
+    async def stop(self) -> int:
+        if self.is_running:
+            self.signal(signal.SIGTERM)
+        return await self.wait()
+
+    @property
+    def resident_bytes(self) -> int:
+        """Resident set, from /proc."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def log_tail(self, line_count: int = 30) -> str:
+        return "\n".join(self.log().splitlines()[-line_count:])
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Log lines of one event, as JSON."""
+        found = []
+        for line in self.log().splitlines():
+            if line.startswith("{"):
+                entry = json.loads(line)
+                if entry.get("event") == name:
+                    found.append(entry)
+        return found
+
+    async def logged(self, text: str, *, times: int = 1, timeout_s: float = 30.0) -> None:
+        """Wait until the text is in the log so often. Raises TimeoutError, AssertionError when it ends before."""
+        deadline = time.monotonic() + timeout_s
+        while self.log().count(text) < times:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{text!r} is not in the log {times} times after {timeout_s} s:\n{self.log_tail()}")
+            assert self.is_running, f"ended with {self.exit_code} before {text!r}:\n{self.log_tail()}"
+            await asyncio.sleep(0.02)
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,167 @@
+"""One run: a source database, a workload, a gateway process, and the verdict of the checker at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from tests.conftest import Database
+from tests.exactly_once.checker import check, check_attempts
+from tests.exactly_once.delivered import Decoder, Delivered, read_delivered
+from tests.exactly_once.gateway_process import GatewayProcess
+from tests.exactly_once.history import load_truth
+from tests.exactly_once.markers import COMMITTING
+from tests.exactly_once.workload import PUBLICATION, Workload, create_tables
+
+DRAIN_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Figures of a run that was found correct."""
+
+    transaction_count: int
+    event_count: int
+    record_count: int
+    attempted_record_count: int
+    epoch_count: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.transaction_count} transactions, {self.event_count} changes, {self.record_count} records "
+            f"({self.attempted_record_count} with abandoned attempts), {self.epoch_count} epochs: "
+            "0 lost, 0 doubled, 0 torn, 0 ghosts, order and LSNs true, every manifest adds up"
+        )
+
+
+class Scene:
+    """`bootstrap_servers` and `registry_url` are the direct ones, for the checker; the gateway may get others."""
+
+    def __init__(
+        self,
+        database: Database,
+        bootstrap_servers: str,
+        registry_url: str,
+        prefix: str,
+        gateway: GatewayProcess,
+        seed: int,
+    ) -> None:
+        self.database = database
+        self.bootstrap_servers = bootstrap_servers
+        self.registry_url = registry_url
+        self.prefix = prefix
+        self.gateway = gateway
+        self.workload = Workload(database.dsn, seed=seed)
+        self.connection: asyncpg.Connection
+
+    async def sql(self, statement: str, *arguments: object) -> Any:
+        return await self.connection.fetchval(statement, *arguments)
+
+    async def delivered(self, xid: int, *, timeout_s: float = DRAIN_TIMEOUT_S) -> float:
+        """Wait until the transaction's last marker is readable with read_committed; seconds that it took."""
+        begun = time.monotonic()
+        found = await asyncio.to_thread(
+            wait_for_commit, self.bootstrap_servers, self.registry_url, self.prefix, xid, timeout_s
+        )
+        assert found, f"xid {xid} was not delivered in {timeout_s} s:\n{self.gateway.log_tail()}"
+        return time.monotonic() - begun
+
+    async def finish(self, *, timeout_s: float = DRAIN_TIMEOUT_S) -> Verdict:
+        """End the workload, let the gateway drain, and judge."""
+        await self.delivered(await self.workload.finish(), timeout_s=timeout_s)
+        return await self.judge()
+
+    async def judge(self) -> Verdict:
+        """Raises AssertionError with every finding."""
+        truth = await load_truth(self.connection, PUBLICATION)
+        committed = await self.read()
+        attempted = await asyncio.to_thread(
+            read_delivered, self.bootstrap_servers, self.registry_url, self.prefix, "read_uncommitted"
+        )
+        findings = check(committed, truth, prefix=self.prefix) + check_attempts(attempted, truth)
+        assert not findings, f"{len(findings)} findings:\n" + "\n".join(map(str, findings[:20]))
+        return Verdict(
+            len(truth.transactions),
+            truth.event_count,
+            len(committed.events),
+            len(attempted.events),
+            sum(marker.value["kind"] == "EPOCH" for marker in committed.markers),
+        )
+
+    async def read(self) -> Delivered:
+        return await asyncio.to_thread(read_delivered, self.bootstrap_servers, self.registry_url, self.prefix)
+
+
+@asynccontextmanager
+async def open_scene(
+    database: Database,
+    bootstrap_servers: str,
+    registry_url: str,
+    prefix: str,
+    folder: Path,
+    *,
+    seed: int = 1,
+    **settings: object,
+) -> AsyncIterator[Scene]:
+    """`settings` go to the gateway and may replace what is set here: `source__dsn`, `kafka__bootstrap_servers`."""
+    values: dict[str, object] = {
+        "source__dsn": database.dsn,
+        "source__slot": f"slot_{prefix}",
+        "source__publications": [PUBLICATION],
+        "source__two_phase": True,
+        "kafka__bootstrap_servers": bootstrap_servers,
+        "kafka__prefix": prefix,
+        "registry__url": registry_url,
+    }
+    gateway = GatewayProcess(folder / "gateway.log", values | settings)
+    scene = Scene(database, bootstrap_servers, registry_url, prefix, gateway, seed)
+    scene.connection = await database.connect()
+    try:
+        await create_tables(scene.connection)
+        yield scene
+    except BaseException:
+        print(gateway.log_tail(60))
+        raise
+    finally:
+        await scene.workload.cancel()
+        await gateway.kill()
+        await scene.connection.close()
+
+
+def wait_for_commit(bootstrap_servers: str, registry_url: str, prefix: str, xid: int, timeout_s: float) -> bool:
+    """Follow the marker topic from its start until that transaction is committed there."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "follower",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "allow.auto.create.topics": False,
+        }
+    )
+    decoder = Decoder(registry_url)
+    topic = f"{prefix}.transaction"
+    deadline = time.monotonic() + timeout_s
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        while time.monotonic() < deadline:
+            for message in consumer.consume(1000, timeout=0.1):
+                payload = message.value()
+                if message.error() is not None or payload is None:
+                    continue
+                _, value = decoder.decode(payload)
+                if value["kind"] in COMMITTING and value["xid"] == xid:
+                    return True
+    except KafkaException as error:
+        raise AssertionError(f"following {topic}: {error}") from error
+    finally:
+        consumer.close()
+    return False
