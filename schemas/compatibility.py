@@ -1,0 +1,94 @@
+"""Which change of a relation a reader of old events with the new schema could not follow, or would follow wrongly.
+
+Registries check Avro's own rules (BACKWARD). Those know nothing of logical types: a decimal of another scale, a date that
+becomes an int, text that becomes a uuid all pass there and are then read wrongly; and they allow promotions that round
+(long to double). So this is the stricter check, and it names the column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+Schema = dict[str, Any]
+
+_EXACT_PROMOTIONS: Final = frozenset({("int", "long"), ("int", "double"), ("float", "double")})
+
+
+@dataclass(frozen=True, slots=True)
+class TypeChange:
+    """A column whose old values the new type does not hold; types as a person reads them."""
+
+    column: str
+    old_type: str
+    new_type: str
+
+
+def incompatible_columns(old: Schema, new: Schema) -> list[TypeChange]:
+    """Columns of Row and Key, in both, whose new type can not read the old one's values exactly. Other records: none."""
+    changes: dict[str, TypeChange] = {}
+    for record in ("Row", "Key"):
+        old_fields, new_fields = _fields(old, record), _fields(new, record)
+        for name, field in new_fields.items():
+            known = old_fields.get(name)
+            if known is not None and not _reads(known["type"], field["type"]):
+                column = field.get("pg.name", name)
+                changes.setdefault(column, TypeChange(column, _described(known), _described(field)))
+    return list(changes.values())
+
+
+def _fields(schema: Schema, record: str) -> dict[str, Schema]:
+    found = _find_record(schema, record)
+    return {} if found is None else {field["name"]: field for field in found["fields"]}
+
+
+def _find_record(schema: Any, name: str) -> Schema | None:
+    """The definition of a record at the top or in a union of one of the top record's fields."""
+    if schema.get("name") == name:
+        return dict(schema)
+    for field in schema.get("fields", ()):
+        branches = field["type"] if isinstance(field["type"], list) else [field["type"]]
+        for branch in branches:
+            if isinstance(branch, dict) and branch.get("type") == "record" and branch.get("name") == name:
+                return branch
+    return None
+
+
+def _reads(old: Any, new: Any) -> bool:
+    """Whether the new type reads every value of the old one, as what it was."""
+    if isinstance(old, list) and isinstance(new, list):  # always ["null", T]
+        return _reads(old[-1], new[-1])
+    old_type, new_type = _parts(old), _parts(new)
+    if old_type["type"] == "array" == new_type["type"]:
+        return _reads(old_type["items"], new_type["items"])
+    old_logical, new_logical = old_type.get("logicalType"), new_type.get("logicalType")
+    if old_logical == "decimal" == new_logical:
+        return bool(old_type["scale"] == new_type["scale"] and old_type["precision"] <= new_type["precision"])
+    if old_logical == "uuid" and new_logical is None:
+        return bool(new_type["type"] == "string")
+    if old_logical != new_logical:
+        return False
+    return old_type["type"] == new_type["type"] or (old_type["type"], new_type["type"]) in _EXACT_PROMOTIONS
+
+
+def _parts(avro: Any) -> Schema:
+    return avro if isinstance(avro, dict) else {"type": avro}
+
+
+def _described(field: Schema) -> str:
+    """`numeric (decimal(12,2))`: PostgreSQL's name where the schema tells it, and the Avro type."""
+    avro = _avro_name(field["type"])
+    pg_type = field.get("pg.type")
+    return f"{pg_type['name']} ({avro})" if pg_type and pg_type["name"] else avro
+
+
+def _avro_name(avro: Any) -> str:
+    if isinstance(avro, list):
+        return _avro_name(avro[-1])
+    parts = _parts(avro)
+    if parts["type"] == "array":
+        return f"array of {_avro_name(parts['items'])}"
+    logical = parts.get("logicalType")
+    if logical == "decimal":
+        return f"decimal({parts['precision']},{parts['scale']})"
+    return str(logical or parts["type"])
