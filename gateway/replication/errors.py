@@ -17,7 +17,9 @@ from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator,
 from gateway.replication.server_message import ServerMessage
 
 _FULL = "raise {} (needs a restart of the server), or remove what is not used"
-_NEW_SLOT = "changes since the last position can not be read any more: drop the slot and start anew, with new copies of the tables"
+_NEW_SLOT = (
+    "changes since the last position can not be read any more: drop the slot, start anew with new copies of the tables"
+)
 
 _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     # Connection

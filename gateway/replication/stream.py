@@ -80,10 +80,9 @@ class ReplicationStream(asyncio.BufferedProtocol):
 
     async def identify(self, timeout_s: float = 30.0) -> SystemIdentity:
         """IDENTIFY_SYSTEM, before `start`."""
-        self._send_query("IDENTIFY_SYSTEM", State.QUERY, "identification of the server")
-        await self._until(lambda: self._state is State.READY, timeout_s)
+        rows = await self._query("IDENTIFY_SYSTEM", timeout_s)
         try:
-            ((identifier, timeline, flush_lsn, database),) = self._rows
+            ((identifier, timeline, flush_lsn, database),) = rows
             assert identifier and timeline and flush_lsn
             return SystemIdentity(
                 identifier.decode(),
@@ -93,6 +92,13 @@ class ReplicationStream(asyncio.BufferedProtocol):
             )
         except (ValueError, AssertionError) as error:
             raise StopForOperator(f"{self._place}: the answer to IDENTIFY_SYSTEM can not be read") from error
+
+    async def timeline_history(self, timeline: int, timeout_s: float = 30.0) -> str:
+        """TIMELINE_HISTORY, before `start`; timeline 1 has none (58P01). For `timeline.check_promotion`."""
+        rows = await self._query(f"TIMELINE_HISTORY {int(timeline)}", timeout_s)
+        if len(rows) != 1 or len(rows[0]) != 2 or rows[0][1] is None:
+            raise StopForOperator(f"{self._place}: the answer can not be read")
+        return rows[0][1].decode("utf-8", "replace")
 
     async def start(self, slot: str, start_lsn: Lsn, options: Mapping[str, str], timeout_s: float = 60.0) -> None:
         """START_REPLICATION; returns when the server has agreed. On an old slot it may read much WAL before it does.
@@ -256,7 +262,13 @@ class ReplicationStream(asyncio.BufferedProtocol):
         name, _, value = body.rstrip(b"\0").decode("utf-8", "replace").partition("\0")
         return check_report(name, value, self._place)
 
-    # Waiting
+    # Asking and waiting
+
+    async def _query(self, command: str, timeout_s: float) -> list[tuple[bytes | None, ...]]:
+        """A replication command that answers with rows."""
+        self._send_query(command, State.QUERY, command)
+        await self._until(lambda: self._state is State.READY, timeout_s)
+        return self._rows
 
     def _send_query(self, query: str, state: State, doing: str) -> None:
         if self._failure is not None:
