@@ -18,7 +18,7 @@ with recursive needed (oid) as (
     cross join lateral (
         select t.typbasetype where t.typtype = 'd'
         union all
-        select t.typelem where t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc
+        select e.oid from pg_catalog.pg_type e where e.oid = t.typelem and e.typarray = t.oid
         union all
         select r.rngsubtype from pg_catalog.pg_range r where r.rngtypid = t.oid
         union all
@@ -31,14 +31,13 @@ with recursive needed (oid) as (
 select t.oid::pg_catalog.int8,
        n.nspname::pg_catalog.text,
        t.typname::pg_catalog.text,
-       case when t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc
-            then 'A' else t.typtype::pg_catalog.text end,
+       case when e.oid is null then t.typtype::pg_catalog.text else 'A' end,
        t.typsend <> 0,
        t.typdelim::pg_catalog.text,
        coalesce(case t.typtype when 'd' then t.typbasetype
                                when 'r' then r.rngsubtype
                                when 'm' then m.rngtypid
-                               else t.typelem end, 0)::pg_catalog.int8,
+                               else e.oid end, 0)::pg_catalog.int8,
        t.typtypmod,
        coalesce((select e.extname::pg_catalog.text
                  from pg_catalog.pg_depend d join pg_catalog.pg_extension e on e.oid = d.refobjid
@@ -55,6 +54,7 @@ select t.oid::pg_catalog.int8,
 from needed
 join pg_catalog.pg_type t on t.oid = needed.oid
 join pg_catalog.pg_namespace n on n.oid = t.typnamespace
+left join pg_catalog.pg_type e on e.oid = t.typelem and e.typarray = t.oid -- so not int2vector, not point
 left join pg_catalog.pg_range r on r.rngtypid = t.oid
 left join pg_catalog.pg_range m on m.rngmultitypid = t.oid
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.values import dates, floats, integers, text
+from gateway.values.arrays import array_from_binary, array_from_text
 from gateway.values.numeric import decimal_from_binary, decimal_from_text, read_decimal
 from gateway.values.reader import (
     BINARY,
@@ -83,7 +84,7 @@ _CHAR_OID = 18
 def codec(column: ColumnType) -> Codec:
     """The encoders of values in the form that `column` says: its own, or text in a key."""
     from_text = _from_text(column)
-    render = renderer(column.facts, column.typmod)
+    render = renderer(column.facts)
     from_binary = _from_binary(column, render)
     read_text = read_bytes(TEXT) if from_text is some_bytes else read_with(from_text, TEXT)
     return Codec(from_text, from_binary, render, read_text, _read_binary(column, from_binary))
@@ -94,7 +95,7 @@ def has_binary_decoder(facts: TypeFacts) -> bool:
     column = column_type(facts, -1)
     if not column.facts.sends_binary:
         return True
-    return renderer(column.facts, -1) is not None
+    return renderer(column.facts) is not None
 
 
 def _from_text(column: ColumnType) -> Encode:
@@ -102,6 +103,9 @@ def _from_text(column: ColumnType) -> Encode:
         return decimal_from_text(column.precision, column.scale)
     if column.form is Form.STRING:
         return text.char_from_text if column.facts.oid == _CHAR_OID else some_bytes
+    if column.form is Form.ARRAY:
+        assert column.element is not None
+        return array_from_text(_from_text(column.element), column.facts.delimiter)
     return _FROM_TEXT[column.form]
 
 
@@ -112,9 +116,17 @@ def _from_binary(column: ColumnType, render: Render | None) -> Encode | None:
         return some_bytes if render is text.render_same else _rendered(render)
     if column.form is Form.DECIMAL:
         return decimal_from_binary(column.precision, column.scale)
+    if column.form is Form.ARRAY:
+        return _array_from_binary(column)
     if column.form in (Form.INT, Form.LONG):
         return _INTEGER_FROM_BINARY[column.facts.oid]
     return _FROM_BINARY[column.form]
+
+
+def _array_from_binary(column: ColumnType) -> Encode | None:
+    assert column.element is not None and column.facts.element is not None
+    encode = _from_binary(column.element, renderer(column.element.facts))
+    return None if encode is None else array_from_binary(encode, column.facts.element.oid)
 
 
 def _rendered(render: Render) -> Encode:

@@ -1,16 +1,23 @@
 """Binary form -> the server's own text, for each type whose text can be written exactly from its binary form.
 
 A type that is not here has no binary decoder, and why: money (its text needs the server's lc_monetary), reg* (names need
-the catalog and the search path), tsquery (its text needs the operators' priorities), int2vector and its kin, and
-whatever an extension brings that is not named below.
+the catalog and the search path), tsquery (its text needs the operators' priorities), and whatever an extension brings
+that is not named below.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from gateway.values import dates, floats, integers, numeric, text
+from gateway.values import dates, floats, geometric, integers, network, numeric, system, text
+from gateway.values.arrays import array_renderer
+from gateway.values.bits import render_bits
+from gateway.values.composites import composite_renderer
+from gateway.values.extensions import render_hstore, render_vector
+from gateway.values.interval import render_interval
+from gateway.values.ranges import multirange_renderer, range_renderer
 from gateway.values.reader import Render
+from gateway.values.text_search import render_tsvector
 from schemas.description import Kind, TypeFacts
 
 _BUILT_IN: Final[dict[int, Render]] = {
@@ -20,46 +27,88 @@ _BUILT_IN: Final[dict[int, Render]] = {
     19: text.render_same,  # name
     20: integers.render_int8,
     21: integers.render_int2,
+    22: system.render_int2vector,
     23: integers.render_int4,
     25: text.render_same,  # text
     26: integers.render_uint4,  # oid
+    27: system.render_tid,
     28: integers.render_uint4,  # xid
     29: integers.render_uint4,  # cid
+    30: system.render_oidvector,
     114: text.render_same,  # json
     142: text.render_same,  # xml
+    600: geometric.render_points,  # point
+    601: geometric.render_lseg,
+    602: geometric.render_path,
+    603: geometric.render_points,  # box
+    604: geometric.render_polygon,
+    628: geometric.render_line,
+    650: network.render_inet,  # cidr
     700: floats.render_float4,
     701: floats.render_float8,
+    718: geometric.render_circle,
+    774: network.render_macaddr,  # macaddr8
+    829: network.render_macaddr,
+    869: network.render_inet,
     1042: text.render_same,  # bpchar
     1043: text.render_same,  # varchar
     1082: dates.render_date,
     1083: dates.render_time,
     1114: dates.render_timestamp,
     1184: dates.render_timestamptz,
+    1186: render_interval,
     1266: dates.render_timetz,
+    1560: render_bits,  # bit
+    1562: render_bits,  # varbit
     1700: numeric.render_numeric,
     1790: text.render_same,  # refcursor
     2950: text.render_uuid,
+    2970: system.render_snapshot,  # txid_snapshot
+    3220: system.render_pg_lsn,
+    3614: render_tsvector,
     3802: text.render_versioned,  # jsonb
     4072: text.render_versioned,  # jsonpath
+    5038: system.render_snapshot,  # pg_snapshot
     5069: integers.render_uint8,  # xid8
 }
 _EXTENSION: Final[dict[tuple[str, str], Render]] = {
     ("citext", "citext"): text.render_same,
+    ("hstore", "hstore"): render_hstore,
     ("ltree", "ltree"): text.render_versioned,
     ("ltree", "lquery"): text.render_versioned,
     ("ltree", "ltxtquery"): text.render_versioned,
+    ("vector", "vector"): render_vector,
 }
 
 
-def renderer(facts: TypeFacts, typmod: int) -> Render | None:
+def renderer(facts: TypeFacts) -> Render | None:
     """None where the text can not be written from the binary form."""
     if not facts.sends_binary:
         return None
-    if facts.kind is Kind.DOMAIN and facts.base is not None:
-        return renderer(facts.base, facts.base_typmod)
-    if facts.kind is Kind.ENUM:
-        return text.render_same
     if facts.kind is Kind.BASE:
         known = _BUILT_IN.get(facts.oid)
         return known if known is not None else _EXTENSION.get((facts.extension, facts.name))
-    return None
+    if facts.kind is Kind.ENUM:
+        return text.render_same
+    if facts.kind is Kind.DOMAIN and facts.base is not None:
+        return renderer(facts.base)
+    if facts.kind is Kind.COMPOSITE:
+        return _composite(facts)
+    if facts.element is None:
+        return None
+    part = renderer(facts.element)
+    if part is None:
+        return None
+    if facts.kind is Kind.ARRAY:
+        return array_renderer(part, facts.element.oid, facts.delimiter)
+    return range_renderer(part) if facts.kind is Kind.RANGE else multirange_renderer(part)
+
+
+def _composite(facts: TypeFacts) -> Render | None:
+    attributes = []
+    for attribute in facts.attributes:
+        render = renderer(attribute.facts)
+        if render is None:
+            return None
+        attributes.append((attribute.facts.oid, render))
+    return composite_renderer(attributes)

@@ -1,0 +1,45 @@
+"""Composite values: text from binary (`rowtypes.c`, record_send and record_out): count, then oid, length and value each."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+
+from gateway.values.reader import Render
+from gateway.values.special import NotRenderable
+
+_COUNT = struct.Struct("!i").unpack_from
+_ATTRIBUTE = struct.Struct("!Ii").unpack_from
+_NEEDS_QUOTES = re.compile(rb'["\\(), \t\n\r\v\f]|\A\Z')
+
+
+def composite_renderer(attributes: Sequence[tuple[int, Render]]) -> Render:
+    """`attributes`: type oid and renderer of each. A type altered since its facts were read is not rendered."""
+
+    def render(value: bytes) -> bytes:
+        if _COUNT(value)[0] != len(attributes):
+            raise NotRenderable("number of attributes")
+        place = 4
+        texts = []
+        for oid, render_attribute in attributes:
+            sent_oid, length = _ATTRIBUTE(value, place)
+            if sent_oid != oid:
+                raise NotRenderable("type of an attribute")
+            place += 8
+            if length < 0:
+                texts.append(b"")
+                continue
+            texts.append(_quoted(render_attribute(value[place : place + length])))
+            place += length
+        if place != len(value):
+            raise ValueError("composite length")
+        return b"(%b)" % b",".join(texts)
+
+    return render
+
+
+def _quoted(text: bytes) -> bytes:
+    if _NEEDS_QUOTES.search(text) is None:
+        return text
+    return b'"%b"' % text.replace(b"\\", b"\\\\").replace(b'"', b'""')

@@ -1,0 +1,44 @@
+"""pg_lsn, tid, snapshots of transaction ids, int2vector and oidvector: text from binary."""
+
+from __future__ import annotations
+
+import struct
+
+_LSN = struct.Struct("!II")
+_TID = struct.Struct("!IH")
+_SNAPSHOT = struct.Struct("!iqq").unpack_from
+_VECTOR_HEADER = struct.Struct("!iiIii").unpack_from
+_XID8 = struct.Struct("!q").iter_unpack
+
+
+def render_pg_lsn(value: bytes) -> bytes:
+    return b"%X/%X" % _LSN.unpack(value)
+
+
+def render_tid(value: bytes) -> bytes:
+    """(block, offset)."""
+    return b"(%d,%d)" % _TID.unpack(value)
+
+
+def render_snapshot(value: bytes) -> bytes:
+    """pg_snapshot and txid_snapshot: xmin:xmax:running."""
+    count, xmin, xmax = _SNAPSHOT(value)
+    running = [xid for (xid,) in _XID8(value[20:])]
+    if len(running) != count:
+        raise ValueError("number of transaction ids")
+    return b"%d:%d:%b" % (xmin, xmax, b",".join(b"%d" % xid for xid in running))
+
+
+def render_int2vector(value: bytes) -> bytes:
+    return _render_vector(value, "!ih")
+
+
+def render_oidvector(value: bytes) -> bytes:
+    return _render_vector(value, "!iI")
+
+
+def _render_vector(value: bytes, layout: str) -> bytes:
+    """Sent as an array with lower bound 0, written as numbers with spaces between."""
+    if _VECTOR_HEADER(value.ljust(20, b"\0"))[0] == 0:
+        return b""
+    return b" ".join(b"%d" % number for _, number in struct.iter_unpack(layout, value[20:]))
