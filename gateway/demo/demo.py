@@ -61,9 +61,15 @@ def run_demo(
         return 128 + signal.SIGINT
     except (WalgateError, TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         print(f"walgate demo: {error or type(error).__name__}")
-        facts |= {"equal": False, "error": (str(error) or type(error).__name__).splitlines()[0]}
+        facts |= {"equal": False, "error": _in_one_line(error)}
     print(json.dumps(facts | {"seconds_in_all": round(time.monotonic() - started_at, 1)}), flush=True)
     return 0 if facts["equal"] else _EXIT_FAILURE
+
+
+def _in_one_line(error: BaseException) -> str:
+    """First and last line: what failed, and what its log ends with."""
+    lines = (str(error) or type(error).__name__).splitlines()
+    return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1].strip()}"
 
 
 async def _demo(options: StoryOptions, facts: dict[str, Any], *, keep: bool) -> None:
