@@ -56,7 +56,8 @@ class Topics:
         missing = [topic for topic in wanted if topic not in existing]
         if missing:
             failpoint("before_topic_creation")
-            response = await self._admin.create_topics([self._new_topic(topic) for topic in missing])
+            factor = await self._replication_factor()
+            response = await self._admin.create_topics([self._new_topic(topic, factor) for topic in missing])
             for topic, code, reason in (error[:3] for error in response.topic_errors):
                 if code not in (0, _TOPIC_EXISTS):
                     raise StopForOperator(
@@ -66,11 +67,11 @@ class Topics:
                 log.info("topic_created", topic=topic)
             failpoint("after_topic_creation")
         for topic in wanted:
-            count = existing.get(topic) or self._new_topic(topic).num_partitions
+            count = existing.get(topic) or self._new_topic(topic, 1).num_partitions
             self._check(topic, count)
             self._partition_counts[topic] = count
 
-    def _new_topic(self, topic: str) -> NewTopic:
+    def _new_topic(self, topic: str, replication_factor: int) -> NewTopic:
         settings = self._settings
         config: dict[str, str] = {"max.message.bytes": str(settings.max_record_bytes)}
         partitions = 1 if topic in self._single else settings.partitions
@@ -83,7 +84,7 @@ class Topics:
                 config |= override.config
                 if override.partitions is not None and topic not in self._single:
                     partitions = override.partitions
-        return NewTopic(topic, partitions, settings.replication_factor, topic_configs=config)
+        return NewTopic(topic, partitions, replication_factor, topic_configs=config)
 
     def _check(self, topic: str, partition_count: int) -> None:
         if topic in self._single and partition_count != 1:
@@ -92,15 +93,23 @@ class Topics:
                 hint="use another kafka.prefix, or delete the topic if nothing needs it",
             )
 
+    async def _replication_factor(self) -> int:
+        """The setting, or the broker's default: aiokafka's version of the request can not leave it to the broker."""
+        if self._settings.replication_factor > 0:
+            return self._settings.replication_factor
+        node = (await self._admin.describe_cluster())["brokers"][0]["node_id"]
+        return int((await self._describe(ConfigResourceType.BROKER, str(node)))["default.replication.factor"])
+
+    async def _describe(self, kind: ConfigResourceType, name: str) -> dict[str, str]:
+        responses: list[Any] = await self._admin.describe_configs([ConfigResource(kind, name, configs=None)])
+        return {entry[0]: entry[1] for response in responses for item in response.resources for entry in item[4]}
+
     async def check_position_topic(self) -> None:
         """A position that retention may delete is no durable position."""
         try:
-            resource = ConfigResource(ConfigResourceType.TOPIC, POSITION_TOPIC, configs=None)
-            responses: list[Any] = await self._admin.describe_configs([resource])
+            policy = (await self._describe(ConfigResourceType.TOPIC, POSITION_TOPIC)).get("cleanup.policy", "")
         except (KafkaError, OSError, TimeoutError) as error:
             raise classify(error, f"reading the configuration of {POSITION_TOPIC}") from error
-        values = {entry[0]: entry[1] for response in responses for item in response.resources for entry in item[4]}
-        policy = values.get("cleanup.policy", "")
         if policy != "compact":
             raise StopForOperator(
                 f"topic {POSITION_TOPIC} has cleanup.policy={policy}: retention would delete positions",

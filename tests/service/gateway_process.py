@@ -1,0 +1,117 @@
+"""A gateway as a process of its own, and what stock clients read from Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+START_TIMEOUT_S = 30.0
+READ_TIMEOUT_S = 60.0
+
+
+@dataclass
+class GatewayProcess:
+    """`walgate run` with settings from `environment`; stderr goes to `log`."""
+
+    environment: dict[str, str]
+    log: Path
+    process: asyncio.subprocess.Process | None = field(default=None, init=False)
+
+    async def start(self, **more: str) -> None:
+        """Return when it streams. Raises AssertionError with the log when it ends or takes too long."""
+        before = self.log.read_text().count("streaming") if self.log.exists() else 0
+        await self.launch(**more)
+        await self.logged("streaming", before + 1)
+
+    async def launch(self, **more: str) -> None:
+        with self.log.open("ab") as out:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "gateway.cli", "run", env={**os.environ, **self.environment, **more}, stderr=out
+            )
+
+    async def logged(self, word: str, times: int = 1) -> None:
+        """Wait until `word` was logged so often."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self.log.exists() or self.log.read_text().count(word) < times:
+            assert self.process is not None
+            assert self.process.returncode is None, (
+                f"gateway ended ({self.process.returncode}):\n{self.log.read_text()}"
+            )
+            assert time.monotonic() < deadline, f"{word!r} was not logged:\n{self.log.read_text()}"
+            await asyncio.sleep(0.05)
+
+    async def ended(self, timeout_s: float = 30.0) -> int:
+        assert self.process is not None
+        return await asyncio.wait_for(self.process.wait(), timeout_s)
+
+    async def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.send_signal(how)
+        return await self.ended()
+
+
+@dataclass
+class Topics:
+    """Reads whole topics with confluent-kafka and its AvroDeserializer: what a stranger would use."""
+
+    bootstrap_servers: str
+    registry_url: str
+
+    def read(
+        self, topic: str, isolation: str = "read_committed", until: Callable[[list[Any]], bool] = bool
+    ) -> list[tuple[Any, Any]]:
+        """(key, value) of all records, partition by partition, again and again until `until(values)` holds."""
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        while True:
+            found = self._read_once(topic, isolation)
+            if until([value for _, value in found]):
+                return found
+            assert time.monotonic() < deadline, f"{topic}: {len(found)} records, and the condition does not hold"
+
+    def _read_once(self, topic: str, isolation: str) -> list[tuple[Any, Any]]:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap_servers,
+                "group.id": "tests",
+                "enable.auto.commit": False,
+                "isolation.level": isolation,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+            }
+        )
+        found: list[tuple[Any, Any]] = []
+        registry = SchemaRegistryClient({"url": self.registry_url})
+        decode = AvroDeserializer(registry)
+        try:
+            known = consumer.list_topics(topic, timeout=10).topics[topic]
+            if known.error is not None:
+                return []
+            for partition in sorted(known.partitions):
+                consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
+                while True:
+                    message = consumer.poll(10)
+                    assert message is not None, f"{topic}[{partition}]: no end of partition"
+                    error = message.error()
+                    if error is not None:
+                        assert error.code() == KafkaError._PARTITION_EOF, error
+                        break
+                    context = SerializationContext(topic, MessageField.VALUE)
+                    key = message.key()
+                    found.append((None if key is None else decode(key, context), decode(message.value(), context)))
+        finally:
+            consumer.close()
+            registry.__exit__()
+        return found
