@@ -7,13 +7,18 @@ from collections import defaultdict
 from gateway.pgoutput import (
     UNCHANGED,
     Begin,
+    BeginPrepare,
     Commit,
+    CommitPrepared,
     Delete,
     Insert,
     PgOutputMessage,
+    Prepare,
     Relation,
+    RollbackPrepared,
     StreamAbort,
     StreamCommit,
+    StreamPrepare,
     StreamStart,
     StreamStop,
     Truncate,
@@ -31,28 +36,35 @@ class Replica:
 
     def __init__(self) -> None:
         self.tables: dict[str, dict[Key, TupleData]] = defaultdict(dict)
-        self.committed_xids: list[int] = []
         self._relations: dict[int, Relation] = {}
         self._current: list[Change] = []
-        self._current_xid = 0
         self._streams: dict[int, list[Change]] = {}
+        self._prepared: dict[tuple[str, int], list[Change]] = {}
 
     def apply(self, message: PgOutputMessage) -> None:
         match message:
             case Relation():
                 self._relations[message.relation_oid] = message
-            case Begin():
-                self._current, self._current_xid = [], message.xid
+            case Begin() | BeginPrepare():
+                self._current = []
             case StreamStart():
                 self._current = self._streams.setdefault(message.xid, [])
             case StreamStop():
                 self._current = []
             case Commit():
-                self._commit(self._current_xid, self._current)
+                self._commit(self._current)
             case StreamCommit():
-                self._commit(message.xid, self._streams.pop(message.xid))
+                self._commit(self._streams.pop(message.xid))
             case StreamAbort():
                 self._abort(message)
+            case Prepare():
+                self._prepared[message.gid, message.xid] = self._current
+            case StreamPrepare():
+                self._prepared[message.gid, message.xid] = self._streams.pop(message.xid)
+            case CommitPrepared():
+                self._commit(self._prepared.pop((message.gid, message.xid)))
+            case RollbackPrepared():
+                del self._prepared[message.gid, message.xid]
             case Insert() | Update() | Delete() | Truncate():
                 self._current.append(message)
             case _:
@@ -66,8 +78,7 @@ class Replica:
             changes = self._streams.get(message.xid, [])
             changes[:] = [change for change in changes if change.xid != message.subxid]
 
-    def _commit(self, xid: int, changes: list[Change]) -> None:
-        self.committed_xids.append(xid)
+    def _commit(self, changes: list[Change]) -> None:
         for change in changes:
             if isinstance(change, Truncate):
                 for relation_oid in change.relation_oids:

@@ -47,14 +47,14 @@ XID = st.integers(0, LAST)
 STREAM_XID = st.integers(1, LAST)
 OID = st.integers(0, LAST)
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
-NAME = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=63)
+NAME = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 NAMESPACE = st.just("pg_catalog") | NAME.filter(bool)
 NO_FLAGS = st.just(0)
-CONTENT = st.binary(max_size=300)
+CONTENT = st.binary(max_size=30)
 TUPLE_DATA: st.SearchStrategy[TupleData] = st.lists(
-    st.none() | st.just(UNCHANGED) | st.builds(Text, CONTENT) | st.builds(Binary, CONTENT), max_size=12
+    st.none() | st.just(UNCHANGED) | st.builds(Text, CONTENT) | st.builds(Binary, CONTENT), max_size=5
 ).map(tuple)
-COLUMNS = st.lists(st.builds(Column, st.booleans(), NAME, OID, INT32), max_size=12).map(tuple)
+COLUMNS = st.lists(st.builds(Column, st.booleans(), NAME, OID, INT32), max_size=5).map(tuple)
 
 
 def _rows_with_identity(message: Callable[..., PgOutputMessage], *rest: st.SearchStrategy[TupleData]) -> Fields:

@@ -232,6 +232,16 @@ def test_infinite_times_stay_infinite(time: int) -> None:
     assert decode(payload, in_stream=False, protocol_version=1) == Begin(Lsn(5), time, 9)
 
 
+@pytest.mark.parametrize("edge", [-211_813_488_000_000_000, (1 << 63) - 2 - PG_EPOCH], ids=["first", "last"])
+def test_the_calendar_ends_where_it_ends(edge: int) -> None:
+    """Julian day 0, and the last microsecond that is not infinity when counted from 1970."""
+    payload = b"B" + struct.pack("!QqI", 5, edge, 9)
+    assert decode(payload, in_stream=False, protocol_version=1) == Begin(Lsn(5), edge + PG_EPOCH, 9)
+    beyond = edge + 1 if edge > 0 else edge - 1
+    with pytest.raises(PgOutputError):
+        decode(b"B" + struct.pack("!QqI", 5, beyond, 9), in_stream=False, protocol_version=1)
+
+
 def test_an_update_may_carry_no_identity_a_key_or_an_old_tuple() -> None:
     new = (Text(b"x"),)
     head = b"U\0\0\0\1"

@@ -29,6 +29,7 @@ SETUP = (
     "CREATE TABLE scratch (id int PRIMARY KEY)",
     "CREATE PUBLICATION pub FOR TABLE item, entry, scratch",
 )
+ENDS = ("COMMIT", "COMMIT", "ROLLBACK", "COMMIT PREPARED", "ROLLBACK PREPARED")
 RANDOM_ITEM = """INSERT INTO item SELECT id, CASE WHEN random() < 0.1 THEN 'NaN' ELSE (random() * 1e6)::numeric(20, 4) END,
     CASE WHEN random() < 0.2 THEN NULL ELSE md5(random()::text) || ' ü' END, random() * 1e9, decode(md5(random()::text), 'hex'),
     now() - random() * interval '1000 days', md5(random()::text)::uuid, jsonb_build_object('k', random()),
@@ -43,7 +44,7 @@ async def work(database: Database, number: int, seed: int) -> None:
     choose = random.Random(seed + number)
     connection = await database.connect()
     next_id = number * 1_000_000
-    for _ in range(12):
+    for _ in range(8):
         first = next_id
         size = choose.choice([1, 3, 300])  # 300 rows are more than the server keeps in memory
         next_id += 3 * size
@@ -61,11 +62,19 @@ async def work(database: Database, number: int, seed: int) -> None:
         )
         await connection.execute(f"UPDATE entry SET name = md5(random()::text) WHERE {mine} AND random() < 0.5")
         await connection.execute(f"DELETE FROM entry WHERE {mine} AND random() < 0.3")
-        await connection.execute(choose.choice(["COMMIT", "COMMIT", "ROLLBACK"]))
+        # The same gid each time: it may be used again after its transaction has ended.
+        await end(connection, choose.choice(ENDS), f"{database.name} {number}")
         await connection.execute(f"INSERT INTO scratch VALUES ({first})")
         if number == 0 and choose.random() < 0.3:
             await connection.execute("TRUNCATE scratch")
     await connection.close()
+
+
+async def end(connection: Any, how: str, gid: str) -> None:
+    if how.endswith("PREPARED"):
+        await connection.execute(f"PREPARE TRANSACTION '{gid}'")
+        how += f" '{gid}'"
+    await connection.execute(how)
 
 
 async def source_rows(connection: Any, table: str, binary: bool) -> set[TupleData]:
@@ -92,12 +101,14 @@ async def check(database: Database, seed: int) -> None:
         await connection.execute(f"SET {name} = {value}")
     for statement in SETUP:
         await connection.execute(statement)
-    await connection.execute(f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
+    major = connection.get_server_version().major
+    two_phase = major >= 15  # pgoutput of 14 sends a prepared transaction when it is committed
+    await connection.execute(f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput', false, {two_phase})")
     async with asyncio.TaskGroup() as group:
         for number in range(3):
             group.create_task(work(database, number, seed))
     streaming: list[dict[str, str]] = [{"proto_version": "1"}, {"proto_version": "2", "streaming": "on"}]
-    if connection.get_server_version().major >= 16:
+    if major >= 16:
         streaming.append({"proto_version": "4", "streaming": "parallel"})
     for options in streaming:
         for binary in (False, True):
@@ -121,6 +132,7 @@ async def check_reading(connection: Any, options: dict[str, str], binary: bool) 
         replica.apply(message)
     assert {"Insert", "Update", "Delete", "Relation", "Begin"} <= set(kinds)
     assert ("StreamCommit" in kinds) == ("streaming" in options)
+    assert ("CommitPrepared" in kinds) == (connection.get_server_version().major >= 15)
     for table in ("item", "entry", "scratch"):
         expected = await source_rows(connection, table, binary)
         assert rebuilt(replica, table) == expected, f"{table} with {options}"
