@@ -24,8 +24,9 @@ _SLOT_LAG = """
 class GatewayProcess:
     """May be killed and started again; `peak_rss_bytes` is the highest of all its lives."""
 
-    def __init__(self, guard: Guard, settings: Mapping[str, str]) -> None:
+    def __init__(self, guard: Guard, dsn: str, settings: Mapping[str, str]) -> None:
         self._guard = guard
+        self._dsn = dsn
         self._settings = settings
         self._child: Child | None = None
         self.peak_rss_bytes = 0
@@ -36,7 +37,7 @@ class GatewayProcess:
         assert self._child is not None, "not started"
         return self._child
 
-    async def start(self, connection: asyncpg.Connection) -> None:
+    async def start(self) -> None:
         """Returns when the slot is being read. Raises `PartFailed` with the last lines of its log."""
         self._child = await self._guard.start(
             "gateway",
@@ -46,10 +47,15 @@ class GatewayProcess:
         )
         self.start_count += 1
 
+        connection = await asyncpg.connect(self._dsn)
+
         async def slot_is_active() -> bool:
             return bool(await connection.fetchval(_SLOT_ACTIVE, SLOT))
 
-        await self._child.ready(slot_is_active, START_TIMEOUT_S)
+        try:
+            await self._child.ready(slot_is_active, START_TIMEOUT_S)
+        finally:
+            await connection.close(timeout=2)
 
     async def kill(self) -> None:
         """kill -9, as the machine's own memory killer would."""

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gateway.demo.verdict import MirrorTable
+from gateway.local.artifacts import jars
 from gateway.local.guard import Child, Guard
 from gateway.local.java import spark_java_home
 from gateway.lsn import Lsn
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
+DUMP_TIMEOUT_S = 180.0
 _PROGRAM = (sys.executable, "-m", "spark_consumer")
 
 
@@ -55,9 +58,7 @@ class Mirror:
             "--progress": "json",
         }
         words = [word for pair in options.items() for word in pair]
-        self._child = await self._guard.start(
-            "mirror", [*_PROGRAM, "mirror", *words], environment=_environment(), end_signal=signal.SIGTERM
-        )
+        self._child = await self._guard.start("mirror", [*_PROGRAM, "mirror", *words], environment=_environment())
 
     async def ready(self) -> None:
         """Returns when the job reads. Raises `PartFailed` with its last lines."""
@@ -82,7 +83,8 @@ class Mirror:
         return self.progress
 
     def _add(self, line: dict[str, Any]) -> None:
-        self.progress.ready = True
+        if line.get("ready"):
+            self.progress.ready = True
         if "batch" in line:
             self.progress.batches += 1
             self.progress.transactions += line["transactions"]
@@ -93,9 +95,61 @@ class Mirror:
         await self.child.stop(signal.SIGTERM, STOP_TIMEOUT_S)
 
     async def dump(self, tables: Sequence[str]) -> dict[str, MirrorTable]:
-        """The rows of the tables as the mirror holds them. Raises `PartFailed` with the program's last lines."""
-        raise NotImplementedError
+        """The rows of the tables as the mirror holds them. Raises `PartFailed` with the program's last lines.
+
+        A table that the mirror does not know has no columns and no rows.
+        """
+        path = self._guard.folder / "dump.jsonl"
+        words = [word for table in tables for word in ("--table", table)]
+        child = await self._guard.start(
+            "dump", [*_PROGRAM, "dump", "--mirror", str(self.folder), *words], log_path=path
+        )
+        if code := await asyncio.wait_for(child.wait(), DUMP_TIMEOUT_S):
+            raise child.failure(f"ended with code {code}")
+        found = await asyncio.to_thread(_read_dump, path)
+        return {table: found.get(table, MirrorTable((), ())) for table in tables}
+
+
+def _read_dump(path: Path) -> dict[str, MirrorTable]:
+    """A header line (a JSON object) for each table, then its rows (JSON arrays), which are read when they are asked for."""
+    headers: list[tuple[str, tuple[str, ...], int]] = []
+    with path.open("rb") as file:
+        for line in iter(file.readline, b""):
+            if line.startswith(b"{"):
+                header = json.loads(line)
+                headers.append((header["table"], tuple(header["columns"]), file.tell()))
+    return {table: MirrorTable(columns, _Rows(path, start)) for table, columns, start in headers}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    path: Path
+    start: int
+
+    def __iter__(self) -> Iterator[tuple[str | None, ...]]:
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            for line in file:
+                if not line.startswith(b"["):
+                    return
+                yield tuple(_as_text(value) for value in json.loads(line))
+
+
+def _as_text(value: str | list[str | None] | None) -> str | None:
+    """An array comes as a list of texts: written as PostgreSQL reads it (PostgreSQL manual, 8.15.6)."""
+    if not isinstance(value, list):
+        return value
+    return "{" + ",".join("NULL" if element is None else _quoted(element) for element in value) + "}"
+
+
+def _quoted(element: str) -> str:
+    escaped = element.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _environment() -> dict[str, str]:
-    return {"JAVA_HOME": str(spark_java_home()), "PYTHONUNBUFFERED": "1"}
+    return {
+        "JAVA_HOME": str(spark_java_home()),
+        "WALGATE_SPARK_JARS": ",".join(map(str, jars("delta"))),
+        "PYTHONUNBUFFERED": "1",
+    }

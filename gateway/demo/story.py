@@ -54,7 +54,7 @@ class Story:
         self._options = options
         self._panel = panel
         self._addresses = addresses
-        self._gateway = GatewayProcess(guard, _gateway_settings(addresses))
+        self._gateway = GatewayProcess(guard, addresses.dsn, _gateway_settings(addresses))
         self._mirror = Mirror(guard, guard.folder / "mirror")
         self._tally = Tally()
         self._delivered = Delivered()
@@ -66,24 +66,35 @@ class Story:
         connection = await asyncpg.connect(self._addresses.dsn, command_timeout=60)
         try:
             await create_shop(self._addresses.dsn)
-            await self._start(connection)
-            await self._with_watchers(self._play(connection), connection)
+            await self._start()
+            await self._with_watchers(self._play(), connection)
             verdicts = await self._judge()
         finally:
             await connection.close(timeout=2)
         facts.update(self._facts(verdicts))
 
-    async def _start(self, connection: Connection) -> None:
+    async def _start(self) -> None:
+        """Gateway and mirror at once: the mirror waits for the gateway's topics by itself."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._start_gateway())
+                group.create_task(self._start_mirror())
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        self._panel.note(f"psql   {self._addresses.dsn}")
+        self._panel.note(f"topics {self._addresses.bootstrap_servers}, schemas {self._addresses.registry_url}")
+
+    async def _start_gateway(self) -> None:
         with self._panel.step("Gateway") as step:
-            await self._gateway.start(connection)
+            await self._gateway.start()
             self._gateway_may_end = False
             step.detail = f"reads slot {SLOT}, writes topics {_PREFIX}.*"
+
+    async def _start_mirror(self) -> None:
         with self._panel.step("Spark mirror") as step:
             await self._mirror.start(self._addresses.bootstrap_servers, self._addresses.registry_url, _PREFIX)
             await self._mirror.ready()
             step.detail = "rebuilds transactions into Delta tables"
-        self._panel.note(f"psql   {self._addresses.dsn}")
-        self._panel.note(f"topics {self._addresses.bootstrap_servers}, schemas {self._addresses.registry_url}")
 
     async def _with_watchers(self, play: Any, connection: Connection) -> None:
         """`play` to its end, or to the first failure of a watcher."""
@@ -102,9 +113,9 @@ class Story:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _play(self, connection: Connection) -> None:
+    async def _play(self) -> None:
         with self._panel.step("Workload") as step:
-            await self._work(connection, step)
+            await self._work(step)
         with self._panel.step("Catch up") as step:
             await self._catch_up()
             step.detail = f"the mirror stands at {self._mirror.progress.commit_lsn}"
@@ -113,7 +124,7 @@ class Story:
         if code := await self._gateway.stop():
             raise self._gateway.child.failure(f"ended with code {code} when it was asked to stop")
 
-    async def _work(self, connection: Connection, step: Step) -> None:
+    async def _work(self, step: Step) -> None:
         seconds = self._options.seconds
         work = run_workload(self._addresses.dsn, self._tally, seconds=seconds, seed=self._options.seed)
         limit_s = seconds * 3 + _STALL_TIMEOUT_S
@@ -121,20 +132,20 @@ class Story:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
                 group.create_task(work)
                 if self._options.kill_gateway:
-                    group.create_task(self._kill_gateway(connection))
+                    group.create_task(self._kill_gateway())
         except TimeoutError:
             raise StopForOperator(f"the workload of {seconds:.0f} s was not done after {limit_s:.0f} s") from None
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         step.detail = f"{self._tally.transactions:,} transactions, {self._tally.row_changes:,} row changes committed"
 
-    async def _kill_gateway(self, connection: Connection) -> None:
+    async def _kill_gateway(self) -> None:
         await asyncio.sleep(self._options.seconds * _KILL_AT)
         self._gateway_may_end = True
         await self._gateway.kill()
         self._panel.note("kill -9 of the gateway, in the middle of the workload; it starts again")
         await asyncio.sleep(_DOWN_S)
-        await self._gateway.start(connection)
+        await self._gateway.start()
         self._gateway_may_end = False
 
     async def _catch_up(self) -> None:
