@@ -70,6 +70,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         self._state = State.READY
         self._transport: asyncio.Transport | None = None
         self._failure: WalgateError | None = None
+        self._agreed = False  # CopyBothResponse has come, whatever came after it
         self._paused = False
         self._arrived_at = clock()
         self._waiter: asyncio.Future[None] | None = None
@@ -107,8 +108,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         """
         query = start_command(slot, start_lsn, options)
         self._send_query(query, State.STARTING, f"start of replication from slot {slot} at {start_lsn}")
-        await self._until(lambda: self._state is State.COPYING, timeout_s)
-        self._place = f"replication from slot {slot}"
+        await self._until(lambda: self._agreed, timeout_s)
 
     async def read(self) -> bytes:
         """Wait for at least one whole CopyData frame; return all that are here, for `frames.split`.
@@ -240,6 +240,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
                 return self._parameter(body)
             case "W", State.STARTING:
                 self._state = State.COPYING
+                self._agreed = True
+                self._place = "replication stream"
                 self._wake()
             case "T", State.QUERY:
                 self._rows.clear()

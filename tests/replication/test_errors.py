@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import asyncpg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.replication.errors import classify, classify_exception, classify_notice
+from gateway.replication.server_message import ServerMessage
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "kind"),
+    [
+        ("08006", Retry), ("08P01", StopForOperator), ("28P01", RetrySlowly), ("28000", RetrySlowly), ("42501", RetrySlowly),
+        ("57P01", Retry), ("57P02", Retry), ("57P03", Retry), ("57014", Retry), ("57P04", DataGap), ("40001", Retry),
+        ("40P01", Retry), ("53100", RetrySlowly), ("53200", RetrySlowly), ("53300", RetrySlowly), ("53400", RetrySlowly),
+        ("42704", DataGap), ("55006", Retry), ("55000", StopForOperator), ("58P01", DataGap), ("58P02", StopForOperator),
+        ("25006", RetrySlowly), ("22023", StopForOperator), ("0A000", StopForOperator), ("42P01", StopForOperator),
+        ("XX000", StopForOperator), ("3D000", StopForOperator), ("42601", StopForOperator),
+    ],
+)  # fmt: skip
+def test_sqlstate_decides_what_happens_next(sqlstate: str, kind: type[WalgateError]) -> None:
+    error = classify(ServerMessage("ERROR", sqlstate, "text"), "start")
+    assert type(error) is kind
+    assert f"start: ERROR {sqlstate}" in error.message
+    assert kind is Retry or error.hint
+
+
+@given(st.text(st.sampled_from("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"), min_size=5, max_size=5))
+def test_unknown_sqlstates_stop_and_known_ones_have_a_class(sqlstate: str) -> None:
+    assert isinstance(
+        classify(ServerMessage("ERROR", sqlstate, "text"), "start"), Retry | RetrySlowly | StopForOperator
+    )
+
+
+def test_error_that_nobody_has_thought_of_needs_a_person() -> None:
+    assert type(classify(ServerMessage("ERROR", "P0001", "text", hint="do so"), "start")) is StopForOperator
+    assert classify(ServerMessage("ERROR", "P0001", "text", hint="do so"), "start").hint == "do so"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'can no longer access replication slot "s"',
+        'cannot read from logical replication slot "s"',
+        'can no longer get changes from replication slot "s"',
+    ],
+)
+def test_lost_slot_is_a_gap(text: str) -> None:
+    assert type(classify(ServerMessage("ERROR", "55000", text), "start")) is DataGap
+
+
+def test_row_that_is_too_large_gets_a_way_out() -> None:
+    error = classify(ServerMessage("ERROR", "XX000", "invalid memory alloc request size 1080000003"), "read")
+    assert type(error) is StopForOperator and "source.binary" in error.hint
+
+
+def test_warning_that_a_publication_is_gone_is_a_gap() -> None:
+    error = classify_notice(ServerMessage("WARNING", "55000", 'skipped loading publication "p"'), "read")
+    assert type(error) is DataGap and "publication" in error.message
+
+
+def test_warning_of_a_crash_is_a_retry() -> None:
+    assert type(classify_notice(ServerMessage("WARNING", "57P02", "terminating connection"), "read")) is Retry
+
+
+def test_any_other_warning_stops() -> None:
+    assert type(classify_notice(ServerMessage("WARNING", "01000", "hm"), "read")) is StopForOperator
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (asyncpg.InvalidPasswordError("no"), RetrySlowly),
+        (asyncpg.CannotConnectNowError("starting up"), Retry),
+        (ConnectionRefusedError(111, "refused"), Retry),
+        (TimeoutError(), Retry),
+        (asyncpg.InterfaceError("connection is closed"), Retry),
+        (asyncpg.ClientConfigurationError("bad DSN"), StopForOperator),
+        (asyncpg.ConnectionDoesNotExistError("gone"), Retry),
+        (ConnectionError("PostgreSQL server rejected SSL upgrade"), RetrySlowly),
+        (KeyError("x"), StopForOperator),
+        (Retry("already"), Retry),
+    ],
+)
+def test_exceptions_of_driver_and_socket_are_classified(raised: BaseException, kind: type[WalgateError]) -> None:
+    assert type(classify_exception(raised, "connection")) is kind

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.lsn import Lsn
+from gateway.operate.errors import StopForOperator
+from gateway.replication.connection import connect_sql
+from gateway.replication.options import (
+    pgoutput_options,
+    protocol_version,
+    quote_identifier,
+    quote_literal,
+    start_command,
+)
+from tests.conftest import Database
+
+names = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=63).filter(
+    lambda name: len(name.encode()) <= 63
+)
+
+
+@pytest.mark.parametrize(
+    ("version_num", "protocol", "streaming"),
+    [
+        (140011, "2", "on"),
+        (150002, "3", "on"),
+        (160000, "4", "parallel"),
+        (170010, "4", "parallel"),
+        (180006, "4", "parallel"),
+    ],
+)
+def test_each_version_gets_the_highest_it_has(version_num: int, protocol: str, streaming: str) -> None:
+    options = pgoutput_options(version_num, ["p"])
+    assert options["proto_version"] == protocol == str(protocol_version(version_num))
+    assert options["streaming"] == streaming
+    assert ("origin" in options) == (version_num >= 160000)
+    assert "two_phase" not in options
+
+
+def test_streaming_can_be_switched_off() -> None:
+    assert pgoutput_options(180000, ["p"], streaming=False)["streaming"] == "off"
+
+
+def test_two_phase_is_refused_before_15() -> None:
+    with pytest.raises(StopForOperator, match="two_phase"):
+        pgoutput_options(140000, ["p"], two_phase=True)
+    assert pgoutput_options(150000, ["p"], two_phase=True)["two_phase"] == "on"
+
+
+def test_origin_none_is_refused_before_16() -> None:
+    with pytest.raises(StopForOperator, match="origin"):
+        pgoutput_options(150000, ["p"], origin="none")
+
+
+def test_too_old_a_server_is_refused() -> None:
+    with pytest.raises(StopForOperator, match="13 is too old"):
+        pgoutput_options(130005, ["p"])
+
+
+def test_command_is_the_one_of_the_manual() -> None:
+    assert start_command("s", Lsn.parse("16/B374D848"), {"proto_version": "4", "publication_names": '"o\'x"'}) == (
+        "START_REPLICATION SLOT \"s\" LOGICAL 16/B374D848 (proto_version '4', publication_names '\"o''x\"')"
+    )
+
+
+@pytest.mark.parametrize("name", ["", "A", "a b", 'a"', "a" * 64, "ä", "a\n"])
+def test_what_is_no_slot_name_is_refused(name: str) -> None:
+    with pytest.raises(StopForOperator):
+        start_command(name, Lsn(0), {})
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "ä" * 32, "x" * 64])
+def test_what_is_no_identifier_is_refused(name: str) -> None:
+    with pytest.raises(StopForOperator):
+        quote_identifier(name)
+
+
+def test_option_names_are_checked() -> None:
+    with pytest.raises(StopForOperator):
+        start_command("s", Lsn(0), {"a') --": "x"})
+
+
+@given(names)
+def test_quoting_can_be_undone(name: str) -> None:
+    quoted = quote_identifier(name)
+    assert re.fullmatch('"([^"]|"")*"', quoted, re.S) and quoted[1:-1].replace('""', '"') == name
+    literal = quote_literal(quoted)
+    assert re.fullmatch("'([^']|'')*'", literal, re.S) and literal[1:-1].replace("''", "'") == quoted
+
+
+@given(names)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_quoted_names_mean_the_same_to_postgresql(database: Database, name: str) -> None:
+    sql = await connect_sql(database.dsn)
+    try:
+        assert await sql.fetchval("SELECT parse_ident($1)", quote_identifier(name)) == [name]
+    finally:
+        await sql.close()
