@@ -26,7 +26,8 @@ from gateway.operate.errors import Retry, StopForOperator
 PARALLEL = 8
 ATTEMPTS = 5
 TIMEOUT_S = 60
-CHUNK = 1 << 18
+PAUSE_S = 0.5  # after the first failed attempt; doubled each time
+CHUNK = 1 << 16
 
 
 class DownloadFailed(StopForOperator):
@@ -76,16 +77,23 @@ def _fetch_one(
     advance: Callable[[int], None],
     stop: threading.Event,
 ) -> None:
+    seen = 0
+
+    def report(have: int) -> None:
+        nonlocal seen
+        advance(have - seen)
+        seen = have
+
     wanted.path.parent.mkdir(parents=True, exist_ok=True)
     part = wanted.path.with_name(wanted.path.name + ".part")
     with _locked(part) as file:
         if wanted.path.exists() and wanted.path.stat().st_size == wanted.size:
             part.unlink(missing_ok=True)
-            advance(wanted.size)
+            report(wanted.size)
             return
         for attempt in range(ATTEMPTS):
             try:
-                _continue(session, f"{base_url}/{wanted.source}", wanted, file, advance, stop)
+                _continue(session, f"{base_url}/{wanted.source}", wanted, file, report, stop)
                 break
             except requests.RequestException as error:
                 refused = error.response is not None and error.response.status_code < 500
@@ -94,7 +102,7 @@ def _fetch_one(
                         f"{wanted.path.name} could not be downloaded: {error}",
                         hint="the next run continues where this one broke off",
                     ) from error
-                stop.wait(0.5 * 2**attempt)
+                stop.wait(PAUSE_S * 2**attempt)
         _check(wanted, file, part)
         part.rename(wanted.path)
 
@@ -104,7 +112,7 @@ def _continue(
     url: str,
     wanted: Download,
     file: BufferedRandom,
-    advance: Callable[[int], None],
+    report: Callable[[int], None],
     stop: threading.Event,
 ) -> None:
     """One request for the bytes that the part does not have yet."""
@@ -118,13 +126,13 @@ def _continue(
         response.raise_for_status()
         if have and response.status_code != requests.codes.partial_content:
             have = file.truncate(0)
-        advance(have)
+        report(have)
         for chunk in response.iter_content(CHUNK):
             if stop.is_set():
                 raise DownloadStopped(f"{wanted.path.name} was not wanted any more")
             file.write(chunk)
             have += len(chunk)
-            advance(len(chunk))
+            report(have)
             if have > wanted.size:
                 break
     file.flush()
@@ -149,8 +157,15 @@ def _locked(part: Path) -> Iterator[BufferedRandom]:
     while True:
         file = part.open("a+b")
         fcntl.flock(file, fcntl.LOCK_EX)
-        if part.exists() and part.stat().st_ino == os.fstat(file.fileno()).st_ino:
+        if _inode(part) == os.fstat(file.fileno()).st_ino:
             break
         file.close()  # the one that held it has renamed or removed it meanwhile
     with file:
         yield file
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
