@@ -83,7 +83,7 @@ def test_all_19_messages_were_recorded_from_each_version(major: int) -> None:
 @each_major
 def test_stream_abort_has_lsn_and_time_only_where_parallel_streaming_exists(major: int) -> None:
     aborts = [
-        (recorded.options["streaming"], read)
+        (recorded.options.get("streaming", "on"), read)
         for recorded in recordings()
         if recorded.major == major
         for read in decoded(recorded)
@@ -293,6 +293,11 @@ def test_version_18_aborts_the_subtransaction_of_a_transaction_it_never_streamed
     kinds = [type(message) for message in decoded_name(18, "stream_abort_alone.text")]
     assert StreamStart not in kinds and kinds.count(StreamAbort) == 1
     assert [type(message) for message in decoded_name(15, "stream_abort_alone.text")].count(StreamAbort) == 2
+
+
+def test_version_18_sends_stream_abort_even_without_streaming() -> None:
+    assert StreamAbort in [type(message) for message in decoded_name(18, "stream_abort_alone.not_streamed")]
+    assert StreamAbort not in [type(message) for message in decoded_name(15, "stream_abort_alone.not_streamed")]
 
 
 @each_major

@@ -30,7 +30,8 @@ K CommitPrepared   zero:flags lsn_set:commit_lsn lsn_set:end_lsn time:commit_tim
 r RollbackPrepared zero:flags lsn_set:prepare_end_lsn lsn_set:rollback_end_lsn rollback:times int32:xid string:gid
 p StreamPrepare    zero:flags lsn_set:prepare_lsn lsn_set:end_lsn time:prepare_time int32:xid string:gid
 """
-VERSION_2 = "SEcAp"
+# Of version 2; Stream Abort is as well, but 18 sends it in version 1.
+VERSION_2 = "SEcp"
 
 
 class Refused(Exception):

@@ -27,7 +27,8 @@ from gateway.pgoutput import (
     Update,
 )
 
-Change = Insert | Update | Delete | Truncate
+# With the relations as they were when the change came.
+Change = tuple[Insert | Update | Delete | Truncate, list[Relation]]
 Key = tuple[TupleValue, ...]
 
 
@@ -65,8 +66,10 @@ class Replica:
                 self._commit(self._prepared.pop((message.gid, message.xid)))
             case RollbackPrepared():
                 del self._prepared[message.gid, message.xid]
-            case Insert() | Update() | Delete() | Truncate():
-                self._current.append(message)
+            case Truncate():
+                self._current.append((message, [self._relations[oid] for oid in message.relation_oids]))
+            case Insert() | Update() | Delete():
+                self._current.append((message, [self._relations[message.relation_oid]]))
             case _:
                 pass
 
@@ -76,15 +79,15 @@ class Replica:
         else:
             # PostgreSQL 18 may abort a subtransaction of what it never streamed: tests/golden, stream_abort_alone.
             changes = self._streams.get(message.xid, [])
-            changes[:] = [change for change in changes if change.xid != message.subxid]
+            changes[:] = [change for change in changes if change[0].xid != message.subxid]
 
     def _commit(self, changes: list[Change]) -> None:
-        for change in changes:
-            if isinstance(change, Truncate):
-                for relation_oid in change.relation_oids:
-                    self.tables[self._relations[relation_oid].name].clear()
-            else:
-                self._change(change, self._relations[change.relation_oid])
+        for change, relations in changes:
+            for relation in relations:
+                if isinstance(change, Truncate):
+                    self.tables[relation.name].clear()
+                else:
+                    self._change(change, relation)
 
     def _change(self, change: Insert | Update | Delete, relation: Relation) -> None:
         table = self.tables[relation.name]
