@@ -3,34 +3,37 @@
 ARG PYTHON=3.13
 
 FROM python:${PYTHON}-slim AS build
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_NO_CACHE=1
 WORKDIR /src
 COPY requirements-build.lock ./
 RUN python3 -m venv /build && /build/bin/python -m pip install --quiet --no-cache-dir --require-hashes -r requirements-build.lock
 ENV PATH=/build/bin:$PATH
 COPY pyproject.toml requirements.lock ./
-RUN /usr/bin/env -u VIRTUAL_ENV python3 -m venv --without-pip /app \
- && uv pip install --quiet --no-cache --python /app/bin/python --require-hashes -c requirements.lock -r pyproject.toml
+RUN python3 -m venv --without-pip /app \
+ && uv pip install --quiet --python /app/bin/python --require-hashes -c requirements.lock -r pyproject.toml
 
-FROM build AS build-spark
-RUN uv pip install --quiet --no-cache --python /app/bin/python --require-hashes -b requirements-build.lock -c requirements.lock \
-        -r pyproject.toml --extra spark
-# Delta's jars, into Spark's own folder. jgo knows the repository.
-COPY gateway/ gateway/
-RUN uv pip install --quiet --no-cache --python /build/bin/python -c requirements.lock jgo requests rich \
- && WALGATE_CACHE=/jars python -c 'from gateway.local.artifacts import jars; jars("delta")' \
- && find /jars -name '*.jar' -exec cp -t "$(echo /app/lib/python3*/site-packages/pyspark/jars)" {} +
+FROM build AS wheel
 COPY README.md LICENSE ./
+COPY gateway/ gateway/
 COPY schemas/ schemas/
 COPY spark_consumer/ spark_consumer/
-RUN uv pip install --quiet --no-cache --python /app/bin/python --no-deps --no-build-isolation .
+RUN hatchling build --target wheel
 
 FROM build AS build-gateway
-COPY README.md LICENSE ./
+COPY --from=wheel /src/dist/ dist/
+RUN uv pip install --quiet --python /app/bin/python --no-deps dist/*.whl
+
+FROM build AS build-spark
+RUN uv pip install --quiet --python /app/bin/python --require-hashes -b requirements-build.lock -c requirements.lock \
+        -r pyproject.toml --extra spark
+# Delta's jars, into Spark's own folder; jgo knows the repository.
+RUN uv pip install --quiet --python /build/bin/python -c requirements.lock jgo requests rich
 COPY gateway/ gateway/
-COPY schemas/ schemas/
-COPY spark_consumer/ spark_consumer/
-RUN uv pip install --quiet --no-cache --python /app/bin/python --no-deps --no-build-isolation .
+RUN PYTHONPATH=$(echo /app/lib/python3*/site-packages) WALGATE_CACHE=/jars \
+        python -c 'from gateway.local.artifacts import jars; jars("delta")' \
+ && find /jars -name '*.jar' -exec cp -t "$(echo /app/lib/python3*/site-packages/pyspark/jars)" {} +
+COPY --from=wheel /src/dist/ dist/
+RUN uv pip install --quiet --python /app/bin/python --no-deps dist/*.whl
 
 FROM python:${PYTHON}-slim AS gateway
 LABEL org.opencontainers.image.title="walgate" org.opencontainers.image.licenses="Apache-2.0"

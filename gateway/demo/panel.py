@@ -22,6 +22,7 @@ from rich.text import Text
 
 LINE_EVERY_S = 5.0
 _REFRESHES_PER_S = 8
+_DETAIL_WIDTH = 50  # so that the clocks stand still
 
 State = Literal["waiting", "running", "done", "failed"]
 
@@ -115,7 +116,7 @@ class Panel:
         table.add_column(width=1)
         table.add_column(justify="right", style="dim", no_wrap=True)
         table.add_column(no_wrap=True)
-        table.add_column(overflow="ellipsis", no_wrap=True, ratio=1)
+        table.add_column(overflow="ellipsis", no_wrap=True, min_width=_DETAIL_WIDTH)
         table.add_column(justify="right", no_wrap=True)
         for number, step in enumerate(self._steps.values(), start=1):
             style = "dim" if step.state == "waiting" else ""

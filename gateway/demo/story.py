@@ -119,6 +119,7 @@ class Story:
         with self._panel.step("Catch up") as step:
             await self._catch_up()
             step.detail = f"the mirror stands at {self._mirror.progress.commit_lsn}"
+        self._panel.show(self._figures())
         await self._mirror.stop()
         self._gateway_may_end = True
         if code := await self._gateway.stop():
