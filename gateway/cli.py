@@ -12,8 +12,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator, WalgateError
+from gateway.operate.http import probe
 from gateway.operate.logs import set_up_logs
-from gateway.operate.settings import load_settings
+from gateway.operate.settings import Settings, load_settings
 
 app = typer.Typer(
     add_completion=False,
@@ -35,8 +36,8 @@ def run(
 ) -> None:
     """Run the gateway: one slot to Kafka, until SIGTERM or Ctrl-C."""
     set_up_logs(log_format)
+    settings = _load_settings(config)
     try:
-        settings = load_settings(config)
         import uvloop
 
         from gateway.service.supervisor import serve
@@ -60,9 +61,40 @@ def consume(context: typer.Context) -> None:
 
 
 @app.command()
+def demo(
+    seconds: Annotated[float, typer.Option(min=5, help="How long the shop's workload runs.")] = 30.0,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same workload.")] = 1,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep servers and data until Ctrl-C.")] = False,
+    kill_gateway: Annotated[bool, typer.Option("--kill-gateway", help="kill -9 the gateway on the way.")] = False,
+) -> None:
+    """A shop on real servers of its own: PostgreSQL to Kafka to Spark, ending with a verdict. Needs the extras local, spark."""
+    from gateway.demo.demo import run_demo
+
+    raise SystemExit(run_demo(seconds=seconds, seed=seed, keep=keep, kill_gateway=kill_gateway))
+
+
+@app.command()
+def health(config: ConfigOption = None) -> None:
+    """Ask a running gateway whether it streams: exit 0, or 1 with what it waits for. Needs http.port."""
+    settings = _load_settings(config)
+    if settings.http.port is None:
+        _fail(StopForOperator("health: http.port is not set"))
+    waiting_for = probe(settings.http.host, settings.http.port)
+    print(f"waiting for {waiting_for}" if waiting_for else "streaming")
+    raise SystemExit(_EXIT_FAILURE if waiting_for else 0)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(package_version("walgate"))
+
+
+def _load_settings(config: Path | None) -> Settings:
+    try:
+        return load_settings(config)
+    except WalgateError as error:
+        _fail(error)
 
 
 def _run_spark_job(name: str, arguments: list[str]) -> NoReturn:

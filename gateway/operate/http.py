@@ -46,7 +46,8 @@ def start_http(host: str, port: int, health: Health) -> int:
     def app(environ: dict[str, Any], answer: Answer) -> Iterable[bytes]:
         match environ["PATH_INFO"]:
             case "/metrics":
-                return metrics(environ, answer)
+                body: Iterable[bytes] = metrics(environ, answer)
+                return body
             case "/livez":
                 return _text(answer, "200 OK", "ok")
             case "/readyz":

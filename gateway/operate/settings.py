@@ -28,20 +28,27 @@ class SourceSettings(_Section):
     """PostgreSQL, the slot and what it decodes."""
 
     dsn: SecretStr = Field(description="libpq URI of the database; user needs LOGIN and REPLICATION.")
-    slot: str = Field("walgate", description="Replication slot; made on the first start.")
-    publications: tuple[str, ...] = Field(("walgate",), description="Publications, which must exist.")
-    adopt_slot: bool = Field(False, description="Take over a slot that exists although no position is known for it.")
+    slot: str = Field(default="walgate", description="Replication slot; made on the first start.")
+    publications: tuple[str, ...] = Field(default=("walgate",), description="Publications, which must exist.")
+    adopt_slot: bool = Field(
+        default=False, description="Take over a slot that exists although no position is known for it."
+    )
     two_phase: bool = Field(
-        False, description="Make the slot with two_phase: PREPARE TRANSACTION is sent at once (15+)."
+        default=False, description="Make the slot with two_phase: PREPARE TRANSACTION is sent at once (15+)."
     )
-    failover: bool = Field(False, description="Make the slot with failover: it is kept on standbys (17+).")
-    binary: Literal["auto", "on", "off"] = Field("auto", description="Binary tuples: where every type has a decoder.")
+    failover: bool = Field(default=False, description="Make the slot with failover: it is kept on standbys (17+).")
+    binary: Literal["auto", "on", "off"] = Field(
+        default="auto", description="Binary tuples: where every type has a decoder."
+    )
     large_transactions: Literal["stream", "whole"] = Field(
-        "stream", description="stream: rows are sent while a large transaction is open. whole: only after its commit."
+        default="stream",
+        description="stream: rows are sent while a large transaction is open. whole: only after its commit.",
     )
-    messages: bool = Field(True, description="Logical decoding messages.")
-    origin: Literal["any", "none"] = Field("any", description="none: leave out what came from another origin (16+).")
-    check_interval_s: float = Field(10.0, gt=0, description="Slot and publications are checked this often.")
+    messages: bool = Field(default=True, description="Logical decoding messages.")
+    origin: Literal["any", "none"] = Field(
+        default="any", description="none: leave out what came from another origin (16+)."
+    )
+    check_interval_s: float = Field(default=10.0, gt=0, description="Slot and publications are checked this often.")
 
     @field_validator("slot")
     @classmethod
@@ -67,7 +74,7 @@ class TopicOverride(_Section):
     """Other settings for the topics that a pattern matches (regular expression, the whole name)."""
 
     pattern: str
-    partitions: int | None = Field(None, ge=1)
+    partitions: int | None = Field(default=None, ge=1)
     config: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("pattern")
@@ -83,20 +90,30 @@ class TopicOverride(_Section):
 class KafkaSettings(_Section):
     """Topics and the producer."""
 
-    bootstrap_servers: str = Field("localhost:9092", description="host:port, comma-separated.")
-    prefix: str = Field("cdc", pattern=r"^[A-Za-z0-9_-]{1,60}$", description="Topics are <prefix>.<schema>.<table>.")
+    bootstrap_servers: str = Field(default="localhost:9092", description="host:port, comma-separated.")
+    prefix: str = Field(
+        default="cdc", pattern=r"^[A-Za-z0-9_-]{1,60}$", description="Topics are <prefix>.<schema>.<table>."
+    )
     delivery: Literal["exactly_once", "at_least_once"] = "exactly_once"
-    partitions: int = Field(3, ge=1, description="Of new change topics.")
-    replication_factor: int = Field(-1, ge=-1, description="Of new topics; -1: the broker's default.")
-    retention_ms: int | None = Field(None, description="Of new change and marker topics; unset: the broker's default.")
+    partitions: int = Field(default=3, ge=1, description="Of new change topics.")
+    replication_factor: int = Field(default=-1, ge=-1, description="Of new topics; -1: the broker's default.")
+    retention_ms: int | None = Field(
+        default=None, description="Of new change and marker topics; unset: the broker's default."
+    )
     topics: tuple[TopicOverride, ...] = ()
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "lz4"
-    max_record_bytes: int = Field(16 << 20, ge=1024, description="Largest record, of producer and new topics together.")
-    batch_bytes: int = Field(1 << 19, ge=1024, description="Largest batch of a partition.")
-    memory_bytes: int = Field(16 << 20, ge=1 << 20, description="Reading waits while more than this is unacknowledged.")
-    transaction_timeout_s: int = Field(900, ge=1, description="At most the broker's transaction.max.timeout.ms.")
-    request_timeout_s: int = Field(30, ge=1)
-    delivery_timeout_s: float = Field(60.0, gt=0, description="No answer for so long: a new producer.")
+    max_record_bytes: int = Field(
+        default=16 << 20, ge=1024, description="Largest record, of producer and new topics together."
+    )
+    batch_bytes: int = Field(default=1 << 19, ge=1024, description="Largest batch of a partition.")
+    memory_bytes: int = Field(
+        default=16 << 20, ge=1 << 20, description="Reading waits while more than this is unacknowledged."
+    )
+    transaction_timeout_s: int = Field(
+        default=900, ge=1, description="At most the broker's transaction.max.timeout.ms."
+    )
+    request_timeout_s: int = Field(default=30, ge=1)
+    delivery_timeout_s: float = Field(default=60.0, gt=0, description="No answer for so long: a new producer.")
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     ssl_ca_file: Path | None = None
     ssl_cert_file: Path | None = None
@@ -126,16 +143,17 @@ class KafkaSettings(_Section):
 class RegistrySettings(_Section):
     """Schema registry with the Confluent API."""
 
-    url: str = Field("http://localhost:8081", description="Apicurio: http://host:8080/apis/ccompat/v7")
+    url: str = Field(default="http://localhost:8081", description="Apicurio: http://host:8080/apis/ccompat/v7")
     username: str | None = None
     password: SecretStr | None = None
     ca_file: Path | None = None
-    timeout_s: float = Field(30.0, gt=0)
+    timeout_s: float = Field(default=30.0, gt=0)
 
 
 class SchemaSettings(_Section):
     on_incompatible: Literal["stop", "register"] = Field(
-        "stop", description="register: send a schema that readers of the old one can not read, rather than stop."
+        default="stop",
+        description="register: send a schema that readers of the old one can not read, rather than stop.",
     )
 
 
@@ -143,7 +161,7 @@ class HttpSettings(_Section):
     """Health, metrics and status page; off while no port is set."""
 
     host: str = "127.0.0.1"
-    port: int | None = Field(None, ge=0, le=65535)
+    port: int | None = Field(default=None, ge=0, le=65535)
 
 
 class Settings(BaseSettings):

@@ -67,7 +67,7 @@ def preflight(facts: Facts, expected: Expected) -> Report:
         check_publications,
     ):
         findings.extend(check(facts, expected))
-    return _report(findings)
+    return report_of(findings)
 
 
 def check_running(before: Facts, now: Facts, expected: Expected) -> Report:
@@ -77,10 +77,10 @@ def check_running(before: Facts, now: Facts, expected: Expected) -> Report:
         findings.extend(check(now, expected))
     findings.extend(check_inventory(before, now))
     known = set(preflight(before, expected).cautions)
-    return _report(finding for finding in findings if finding not in known)
+    return report_of(finding for finding in findings if finding not in known)
 
 
-def _report(findings: Iterable[Finding]) -> Report:
+def report_of(findings: Iterable[Finding]) -> Report:
     listed = list(findings)
     return Report(
         tuple(finding for finding in listed if isinstance(finding, WalgateError)),

@@ -102,22 +102,33 @@ class Attempt:
         writer = BatchWriter(producer.create_batch, settings.kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
         delivery = Delivery(producer, writer, frames, marker_topic, settings.kafka.memory_bytes)
         position = await self._position(sql, checks, delivery)
-        checks.before_stream(position)
-        position = await self._begin_epoch(position, delivery)
+        await checks.before_stream(position)
+        position = await self._begin_epoch(position, delivery, checks.server.timeline)
 
         self._wait_for("the replication stream")
         stream, feedback = await self._open_stream(stack, dsn, sql, checks, position)
-        announcer = Announcer(sql, registry, topics, writer, settings)
+        catalog = await connect_sql(dsn)  # beside the periodic check's: asyncpg runs one query a connection
+        stack.push_async_callback(_close_sql, catalog)
+        announcer = Announcer(catalog, registry, topics, writer, settings)
         await announcer.prepare(checks.relations)
         machine = TransactionMachine(
             epoch=position.epoch,
             resume_lsn=position.resume_lsn,
             last_commit_lsn=position.last_commit_lsn,
             prepared=position.prepared,
-            messages=self._message_topic(writer, messages_id, await topics.ensure([message_topic(settings.kafka.prefix)])),
+            messages=self._message_topic(
+                writer, messages_id, await topics.ensure([message_topic(settings.kafka.prefix)])
+            ),
         )
         pump = Pump(
-            stream, feedback, machine, writer, announcer, delivery, position, protocol_version(checks.server.version_num)
+            stream,
+            feedback,
+            machine,
+            writer,
+            announcer,
+            delivery,
+            position,
+            protocol_version(checks.server.version_num),
         )
         self._wait_for("")
         log.info("streaming", slot=position.slot, epoch=position.epoch, resume_lsn=str(position.resume_lsn))
@@ -125,7 +136,7 @@ class Attempt:
             pump.run(),
             delivery.run(),
             feedback.run(),
-            checks.watch(settings.source.check_interval_s),
+            checks.watch(stream, feedback),
             self._rest(producer),
             until=self._drain(stop, pump, feedback),
         )
@@ -194,12 +205,11 @@ class Attempt:
             failpoint("after_slot_creation")
             log.info("slot_created", slot=source.slot, resume_lsn=str(lsn))
             position = replace(position, resume_lsn=lsn)
-            await checks.reload_slot()
         return position
 
-    async def _begin_epoch(self, position: Position, delivery: Delivery) -> Position:
+    async def _begin_epoch(self, position: Position, delivery: Delivery, timeline: int) -> Position:
         failpoint("before_epoch_marker")
-        position = replace(position, state="ACTIVE", epoch=position.epoch + 1)
+        position = replace(position, state="ACTIVE", epoch=position.epoch + 1, timeline=timeline)
         await delivery.deliver_now([Marker("EPOCH", 0, position.resume_lsn)], position)
         failpoint("after_epoch_marker")
         metrics.EPOCH.set(position.epoch)
@@ -209,21 +219,20 @@ class Attempt:
         self, stack: AsyncExitStack, dsn: str, sql: asyncpg.Connection, checks: Checks, position: Position
     ) -> tuple[ReplicationStream, StandbyStatus]:
         source = self._settings.source
-        feedback_timeout_s = checks.server.wal_sender_timeout_s
         failpoint("before_start_replication")
         stream = await connect_replication(dsn)
         stack.push_async_callback(stream.close)
-        await checks.same_server(stream)
+        await checks.same_server(stream, position)
         options = pgoutput_options(
             checks.server.version_num,
             source.publications,
-            binary=checks.use_binary(text_only=self._text_only),
+            binary=await checks.use_binary(text_only=self._text_only),
             streaming=source.large_transactions == "stream",
-            two_phase=checks.slot_is_two_phase,
+            two_phase=source.two_phase,
             messages=source.messages,
             origin=source.origin if checks.server.version_num >= 160000 else "any",
         )
-        feedback = StandbyStatus(stream, Lsn(position.resume_lsn), feedback_timeout_s)
+        feedback = StandbyStatus(stream, Lsn(position.resume_lsn), checks.server.wal_sender_timeout_s)
         await stream.start(source.slot, Lsn(position.resume_lsn), options)
         leave_with(sql, stream)
         failpoint("after_start_replication")

@@ -1,65 +1,134 @@
-"""temporary"""
+"""The checks of gateway/replication, at the three moments when they are asked: before anything, before the stream, while
+it runs."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import replace
 
-from gateway.replication.slot import slot_facts
+import asyncpg
+import structlog
 
+from gateway.kafka.position import Position
+from gateway.lsn import Lsn
+from gateway.operate import metrics
+from gateway.operate.errors import Retry
+from gateway.operate.failpoints import failpoint
+from gateway.operate.settings import SourceSettings
+from gateway.relations.catalog import TYPES_QUERY, read_types, unknown_type
+from gateway.replication.errors import classify_exception
+from gateway.replication.facts import Caution, Expected, Facts
+from gateway.replication.feedback import StandbyStatus
+from gateway.replication.preflight import Report, check_running, load_facts, preflight, report_of
+from gateway.replication.server import ServerFacts
+from gateway.replication.stream import ReplicationStream
+from gateway.replication.timeline import check_promotion
+from gateway.values.codec import has_binary_decoder
+from schemas.description import TypeFacts
 
-@dataclass
-class Server:
-    system_identifier: str
-    timeline: int
-    database: str
-    database_oid: int
-    version_num: int
-    wal_sender_timeout_s: float
+log = structlog.get_logger()
 
 
 class Checks:
-    @classmethod
-    async def load(cls, sql, source):
-        self = cls()
-        self.sql = sql
-        self.source = source
-        row = await sql.fetchrow(
-            "select (select system_identifier::text from pg_control_system()) as s, (select timeline_id from pg_control_checkpoint()) as t,"
-            " current_database() as d, (select oid from pg_database where datname=current_database()) as o, current_setting('server_version_num')::int as v,"
-            " (select setting::int/1000.0 from pg_settings where name='wal_sender_timeout') as w"
+    """`sql` is the connection of the attempt; errors are raised, cautions are logged once."""
+
+    def __init__(self, sql: asyncpg.Connection, source: SourceSettings, facts: Facts) -> None:
+        self._sql = sql
+        self._source = source
+        self._facts = facts
+        self._expected = Expected(
+            slot=source.slot, publications=source.publications, two_phase=source.two_phase, failover=source.failover
         )
-        self.server = Server(row["s"], row["t"], row["d"], row["o"], row["v"], float(row["w"]))
-        self.relations = [(r[0], r[1]) for r in await sql.fetch("select distinct schemaname, tablename from pg_publication_tables where pubname = any($1)", list(source.publications))]
-        await self.reload_slot()
-        return self
+        self._told: set[Caution] = set()
 
-    async def reload_slot(self):
-        self.slot = await slot_facts(self.sql, self.source.slot)
+    @classmethod
+    async def load(cls, sql: asyncpg.Connection, source: SourceSettings) -> Checks:
+        return cls(sql, source, await load_facts(sql, source.slot, source.publications))
 
     @property
-    def transactional_id(self):
-        return f"walgate.{self.server.system_identifier}.{self.server.database_oid}.{self.source.slot}"
+    def server(self) -> ServerFacts:
+        return self._facts.server
 
     @property
-    def slot_flush_lsn(self):
-        return self.slot.confirmed_flush_lsn if self.slot else None
+    def slot_flush_lsn(self) -> Lsn | None:
+        return None if self._facts.slot is None else self._facts.slot.confirmed_flush_lsn
 
     @property
-    def slot_is_two_phase(self):
-        return self.slot.two_phase
+    def transactional_id(self) -> str:
+        return f"walgate.{self.server.system_identifier}.{self.server.database_oid}.{self._source.slot}"
 
-    def use_binary(self, text_only):
-        return self.source.binary == "on" or (self.source.binary == "auto" and not text_only)
+    @property
+    def relations(self) -> list[tuple[str, str]]:
+        """(schema, table) of everything published."""
+        publications = self._facts.publications.values()
+        return sorted({(r.namespace, r.name) for publication in publications for r in publication.relations})
 
-    def before_start(self):
-        pass
+    def before_start(self) -> None:
+        """What can be said without a position: in particular that nobody else reads the slot."""
+        self._raise(preflight(self._facts, replace(self._expected, adopt_slot=True)))
 
-    def before_stream(self, position):
-        pass
+    async def before_stream(self, position: Position) -> None:
+        """Everything, against the position; the slot exists now."""
+        self._facts = await load_facts(self._sql, self._source.slot, self._source.publications)
+        self._expected = replace(
+            self._expected,
+            resume_lsn=position.resume_lsn,
+            system_identifier=position.system_identifier,
+            timeline=position.timeline,
+            database=position.database,
+        )
+        self._raise(preflight(self._facts, self._expected))
 
-    async def same_server(self, stream):
-        await stream.identify()
+    async def same_server(self, stream: ReplicationStream, position: Position) -> None:
+        """A DSN may name several hosts, and a server may be promoted: who really sends?"""
+        identity = await stream.identify()
+        if identity.system_identifier != self.server.system_identifier or identity.timeline != self.server.timeline:
+            raise Retry("the replication connection reached another server than the SQL connection")
+        if identity.timeline != position.timeline:
+            history = await stream.timeline_history(identity.timeline)
+            findings = check_promotion(position.resume_lsn, position.timeline, identity.timeline, history)
+            self._raise(report_of(findings))
 
-    async def watch(self, interval_s):
-        await asyncio.Event().wait()
+    async def use_binary(self, *, text_only: bool) -> bool:
+        """`auto`: binary tuples where every published column's type has a binary decoder."""
+        if self._source.binary != "auto" or text_only:
+            return self._source.binary == "on" and not text_only
+        oids = sorted(
+            {
+                column.type_oid
+                for publication in self._facts.publications.values()
+                for relation in publication.relations
+                for column in relation.columns
+            }
+        )
+        try:
+            facts = read_types(await self._sql.fetch(TYPES_QUERY, oids))
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            raise classify_exception(error, "types of the published columns") from error
+        undecodable = [facts[oid].name if oid in facts else "?" for oid in oids if not _is_decodable(oid, facts)]
+        if undecodable:
+            log.info("text_tuples", types_without_binary_decoder=undecodable)
+        return not undecodable
+
+    async def watch(self, stream: ReplicationStream, feedback: StandbyStatus) -> None:
+        """The periodic check, until cancelled. Raises what it finds."""
+        before = self._facts
+        while True:
+            await asyncio.sleep(self._source.check_interval_s)
+            failpoint("before_periodic_check")
+            now = await load_facts(self._sql, self._source.slot, self._source.publications)
+            expected = replace(self._expected, resume_lsn=feedback.flush_lsn, backend_pid=stream.backend_pid)
+            self._raise(check_running(before, now, expected))
+            failpoint("after_periodic_check")
+            metrics.SERVER_LSN.set(now.server.flush_lsn)
+
+    def _raise(self, report: Report) -> None:
+        for caution in report.cautions:
+            if caution not in self._told:
+                self._told.add(caution)
+                log.warning("caution", message=caution.message, hint=caution.hint)
+        report.raise_errors()
+
+
+def _is_decodable(oid: int, facts: dict[int, TypeFacts]) -> bool:
+    return has_binary_decoder(facts.get(oid) or unknown_type(oid))

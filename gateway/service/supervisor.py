@@ -41,7 +41,7 @@ class Backoff:
         if lasted_s >= HEALTHY_S:
             self._failures = 0
         first, longest = _DELAYS_S[RetrySlowly if isinstance(error, RetrySlowly) else Retry]
-        delay = min(first * 2**self._failures, longest)
+        delay: float = min(first * 2**self._failures, longest)
         self._failures = min(self._failures + 1, 16)
         return delay
 

@@ -15,12 +15,16 @@ async def run_together(*endless: Coroutine[Any, Any, None], until: Coroutine[Any
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         while not tasks[-1].done() and not any(task.exception() for task in done):
-            done, _ = await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                [task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED
+            )
     finally:
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-    errors = [error for error in results if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError)]
+    errors = [
+        error for error in results if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError)
+    ]
     if errors:
         raise worst(errors)
 

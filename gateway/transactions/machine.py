@@ -382,7 +382,7 @@ class TransactionMachine:
                     None,
                     transaction.origin,
                     manifest if whole else None,
-                )  # fmt: skip
+                )
             )
 
     # -- two-phase ------------------------------------------------------------------------------------------------------

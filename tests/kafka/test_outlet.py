@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 from zlib import crc32
 
@@ -9,7 +10,7 @@ from aiokafka.record.memory_records import MemoryRecords
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.events.manifest import RANGE_GAP, RANGE_RECORDS, Manifest
+from gateway.events.manifest import RANGE_RECORDS, Manifest
 from gateway.kafka.outlet import Batch, BatchWriter, RecordTooLarge
 
 BATCH_BYTES = 2000
@@ -22,7 +23,7 @@ def writer(max_record_bytes: int = 10_000) -> BatchWriter:
 def records(batch: Batch) -> list[tuple[bytes | None, bytes]]:
     """What a reader finds in the batch, by aiokafka's own decoder."""
     content: Any = MemoryRecords(bytes(batch.builder._build()))
-    found = []
+    found: list[tuple[bytes | None, bytes]] = []
     while content.has_next():
         found.extend((record.key, record.value) for record in content.next_batch())
     return found
@@ -108,7 +109,7 @@ def test_ranges_are_disjoint_bounded_and_count_every_record(pieces: list[tuple[i
         offset += count
     ranges = manifest.ranges["t", 0]
     assert sum(piece.record_count for piece in ranges) == sum(count for count, _ in pieces)
-    for before, after in zip(ranges, ranges[1:], strict=False):
+    for before, after in itertools.pairwise(ranges):
         assert before.last_offset < after.first_offset
     for first, last in claimed:
         assert sum(piece.first_offset <= first and last <= piece.last_offset for piece in ranges) == 1

@@ -113,5 +113,5 @@ class Topics:
                     found.append((None if key is None else decode(key, context), decode(message.value(), context)))
         finally:
             consumer.close()
-            registry.__exit__()
+            registry.__exit__()  # type: ignore[no-untyped-call]
         return found

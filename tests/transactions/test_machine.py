@@ -77,7 +77,11 @@ def test_ordinals_count_over_all_tables_and_a_key_change_is_one_event_of_two_rec
     stream.row(b"U", content=b"moved")
     stream.row(b"I")
     commit(stream, 1000)
-    assert [(e.operation, e.ordinal) for e in stream.rows.events] == [("DELETE:v1", 0), ("UPDATE:v1", 0), ("INSERT:v1", 1)]
+    assert [(e.operation, e.ordinal) for e in stream.rows.events] == [
+        ("DELETE:v1", 0),
+        ("UPDATE:v1", 0),
+        ("INSERT:v1", 1),
+    ]
     manifest = stream.machine.take_markers()[-1].manifest
     assert manifest is not None and manifest.event_count == 2
     assert sum(piece.record_count for pieces in manifest.ranges.values() for piece in pieces) == 3
@@ -123,7 +127,13 @@ def test_an_aborted_subtransaction_is_named_in_the_manifest_and_its_rows_still_c
     stream.receive(StreamAbort(10, 11, Lsn(500), TIME))
     stream.receive(StreamCommit(10, 0, Lsn(900), Lsn(940), TIME))
     abort, end = stream.machine.take_markers()[-2:]
-    assert (abort.kind, abort.xid, abort.subxid, abort.marker_lsn, abort.manifest) == ("STREAM_ABORT", 10, 11, 500, None)
+    assert (abort.kind, abort.xid, abort.subxid, abort.marker_lsn, abort.manifest) == (
+        "STREAM_ABORT",
+        10,
+        11,
+        500,
+        None,
+    )
     assert end.manifest is not None
     assert (end.manifest.aborted_subxids, end.manifest.event_count) == ([11], 3)
 
@@ -216,7 +226,11 @@ def test_a_transactional_message_is_an_event_of_its_transaction() -> None:
     commit(stream, 1000)
     manifest = stream.machine.take_markers()[-1].manifest
     assert manifest is not None
-    assert (manifest.event_count, manifest.schema_ids, set(manifest.ranges)) == (2, [7, 99], {("cdc.public.t", 0), ("cdc.message", 0)})
+    assert (manifest.event_count, manifest.schema_ids, set(manifest.ranges)) == (
+        2,
+        [7, 99],
+        {("cdc.public.t", 0), ("cdc.message", 0)},
+    )
 
 
 def test_the_origin_is_on_rows_and_markers_that_follow() -> None:
