@@ -21,7 +21,7 @@ from tests.exactly_once.history import load_truth
 from tests.exactly_once.markers import COMMITTING
 from tests.exactly_once.workload import PUBLICATION, Workload, create_tables
 
-DRAIN_TIMEOUT_S = 120.0
+DRAIN_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,12 @@ class Scene:
         self.gateway = gateway
         self.workload = Workload(database.dsn, seed=seed)
         self.connection: asyncpg.Connection
+
+    async def streaming(self, failpoints: str = "", **settings: object) -> None:
+        """Start the gateway and wait until its stream is open: from the first time on, what commits is to be delivered."""
+        before = len(self.gateway.events("streaming"))
+        self.gateway.start(failpoints, **settings)
+        await self.gateway.logged('"streaming"', times=before + 1)
 
     async def sql(self, statement: str, *arguments: object) -> Any:
         return await self.connection.fetchval(statement, *arguments)
@@ -119,6 +125,7 @@ async def open_scene(
         "source__two_phase": True,
         "kafka__bootstrap_servers": bootstrap_servers,
         "kafka__prefix": prefix,
+        "kafka__replication_factor": 1,
         "registry__url": registry_url,
     }
     gateway = GatewayProcess(folder / "gateway.log", values | settings)
