@@ -27,6 +27,7 @@ from schemas.records import POSITION
 
 _SCHEMA = fastavro.parse_schema(POSITION)
 _FRAME_BYTES = 5
+_START = Lsn(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class Position:
     version: str
     state: str = "INTENT"
     epoch: int = 0
-    resume_lsn: Lsn = Lsn(0)
-    last_commit_lsn: Lsn = Lsn(0)
+    resume_lsn: Lsn = _START
+    last_commit_lsn: Lsn = _START
     prepared: tuple[Prepared, ...] = ()
 
     @property

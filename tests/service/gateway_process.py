@@ -78,7 +78,9 @@ class Topics:
         while True:
             found = self._read_once(topic, isolation)
             if until([value for _, value in found]):
-                return found
+                return self._read_once(
+                    topic, isolation
+                )  # partitions are read in turn: the first may have missed something
             assert time.monotonic() < deadline, f"{topic}: {len(found)} records, and the condition does not hold"
 
     def _read_once(self, topic: str, isolation: str) -> list[tuple[Any, Any]]:
