@@ -1,0 +1,150 @@
+"""The gateway as a process of its own, drained and timed.
+
+The rate is taken by the broker's own stamps (topics with LogAppendTime): from the first record of a table to the last
+transaction marker. The run is over when the slot's confirmed_flush_lsn says that everything is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import asyncpg
+
+from bench.append_times import AppendTimes
+from bench.cost import busy_s, cpu_s, peak_rss_mb
+from bench.run import Run
+from bench.scene import Backlogged
+from bench.workloads import PUBLICATION
+from gateway.local import LocalParts
+
+STREAMING_TIMEOUT_S = 120.0
+POLL_S = 0.05
+
+
+class Gateway:
+    """A running gateway; made by `running`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, slot: str, prefix: str) -> None:
+        self.process = process
+        self.slot = slot
+        self.prefix = prefix
+        self.log: list[str] = []
+
+    async def streams(self) -> None:
+        """Wait until it says that it streams; keep reading its log from then on."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(STREAMING_TIMEOUT_S):
+            while line := (await self.process.stderr.readline()).decode():
+                self.log.append(line)
+                if "streaming" in line:
+                    return
+        raise RuntimeError("the gateway ended:\n" + "".join(self.log))
+
+    async def read_log(self) -> None:
+        assert self.process.stderr is not None
+        while line := (await self.process.stderr.readline()).decode():
+            self.log.append(line)
+
+
+def environment(
+    parts: LocalParts, dsn: str, slot: str, prefix: str, more: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    stamps = [{"pattern": ".*", "config": {"message.timestamp.type": "LogAppendTime"}}]
+    return {
+        **os.environ,
+        "WALGATE_SOURCE__DSN": dsn,
+        "WALGATE_SOURCE__SLOT": slot,
+        "WALGATE_SOURCE__ADOPT_SLOT": "true",
+        "WALGATE_SOURCE__PUBLICATIONS": json.dumps([PUBLICATION]),
+        "WALGATE_KAFKA__BOOTSTRAP_SERVERS": parts.kafka.bootstrap_servers,
+        "WALGATE_KAFKA__PREFIX": prefix,
+        "WALGATE_KAFKA__TOPICS": json.dumps(stamps),
+        "WALGATE_REGISTRY__URL": parts.registry.url,
+        **(more or {}),
+    }
+
+
+@asynccontextmanager
+async def running(
+    parts: LocalParts,
+    dsn: str,
+    slot: str,
+    *,
+    compiled: Path | None = None,
+    more: Mapping[str, str] | None = None,
+) -> AsyncIterator[Gateway]:
+    """A gateway that streams. `compiled`: folder of a compiled build (bench/compiled.py) to run instead of the source."""
+    prefix = f"b{uuid4().hex[:8]}"
+    variables = environment(parts, dsn, slot, prefix, more)
+    if compiled is not None:
+        variables["PYTHONPATH"] = str(compiled)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "gateway.cli", "run", env=variables, stderr=PIPE
+    )
+    gateway = Gateway(process, slot, prefix)
+    try:
+        await gateway.streams()
+        reading = asyncio.create_task(gateway.read_log())
+        yield gateway
+        if process.returncode is not None:
+            await reading
+            raise RuntimeError("the gateway ended:\n" + "".join(gateway.log))
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.wait(), 30)
+        await reading
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def drain(
+    backlogged: Backlogged, *, binary: bool, compiled: Path | None = None, more: Mapping[str, str] | None = None
+) -> Run:
+    parts = backlogged.parts
+    sql = await backlogged.connect()
+    settings = {"WALGATE_SOURCE__BINARY": "on" if binary else "off", **(more or {})}
+    async with (
+        backlogged.slot_copy(sql) as slot,
+        running(parts, backlogged.dsn, slot, compiled=compiled, more=settings) as gateway,
+    ):
+        pid = gateway.process.pid
+        began_cpu_s, broker_cpu_s, busy = cpu_s(pid), cpu_s(parts.kafka.broker_pid), busy_s()
+        walsender_pid = await sql.fetchval("select active_pid from pg_replication_slots where slot_name = $1", slot)
+        await past(sql, gateway, backlogged.last_lsn)
+        gateway_cpu_s = cpu_s(pid) - began_cpu_s
+        walsender_cpu_s = cpu_s(walsender_pid)
+        broker_cpu_s = cpu_s(parts.kafka.broker_pid) - broker_cpu_s
+        other_cpu_s = busy_s() - busy - gateway_cpu_s - walsender_cpu_s - broker_cpu_s
+        rss_mb = peak_rss_mb(pid)
+        stamps = await asyncio.to_thread(AppendTimes(parts.kafka.bootstrap_servers, gateway.prefix).of_all)
+    await sql.close()
+    return Run(
+        rows=backlogged.changes,
+        took_s=stamps.last_s - stamps.first_s,
+        gateway_cpu_s=gateway_cpu_s,
+        walsender_cpu_s=walsender_cpu_s,
+        broker_cpu_s=broker_cpu_s,
+        other_cpu_s=other_cpu_s,
+        peak_rss_mb=rss_mb,
+    )
+
+
+async def past(sql: asyncpg.Connection, gateway: Gateway, lsn: str, timeout_s: float = 600.0) -> None:
+    """Wait until the gateway has acknowledged `lsn` to PostgreSQL."""
+    query = "select confirmed_flush_lsn > $2::text::pg_lsn from pg_replication_slots where slot_name = $1"
+    deadline = time.monotonic() + timeout_s
+    while not await sql.fetchval(query, gateway.slot, lsn):
+        if gateway.process.returncode is not None or time.monotonic() > deadline:
+            raise RuntimeError("the gateway did not get there:\n" + "".join(gateway.log))
+        await asyncio.sleep(POLL_S)

@@ -1,0 +1,135 @@
+"""What PostgreSQL is made to do before the clock starts. Sizes are those of `--scale 1`.
+
+A backlog ends with one row of a transaction of its own, so that its end is a known place in the WAL (bench/scene.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PUBLICATION = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """`load` is a DO block or procedure body with {count}; `pgbench` arguments instead run TPC-B; `last` adds one row."""
+
+    name: str
+    title: str
+    tables: str
+    load: str
+    last: str
+    count: int
+    changes_per_unit: int = 1
+    pgbench: bool = False
+
+    def units(self, scale: float) -> int:
+        return max(100, round(self.count * scale))
+
+    def changes(self, scale: float) -> int:
+        """How many changes the slot gives, the last row included."""
+        return self.units(scale) * self.changes_per_unit + 1
+
+
+_NARROW = """
+create table bench (id bigint primary key, a int, b text, c numeric(12,2), d timestamptz, e bool, f text);
+"""
+_NARROW_ROWS = """
+insert into bench
+select n, n % 1000, 'customer ' || n, (n % 100000) / 100.0, '2026-01-01Z'::timestamptz + n * interval '1 s', n % 2 = 0,
+       'a note of some length for row ' || n
+from generate_series({first}, {last}) n
+"""
+
+
+def _in_transactions(statement: str, size: int) -> str:
+    """A DO block that runs `statement` over {count} rows, `size` of them in a transaction."""
+    body = statement.format(first="i", last=f"least(i + {size - 1}, {{count}})")
+    return f"do $$ begin for i in 1..{{count}} by {size} loop {body}; commit; end loop; end $$"
+
+
+_WIDE_COLUMNS = [
+    *(f"i{n} int" for n in range(12)),
+    *(f"l{n} bigint" for n in range(8)),
+    *(f"t{n} text" for n in range(12)),
+    *(f"n{n} numeric(12,2)" for n in range(8)),
+    *(f"s{n} timestamptz" for n in range(5)),
+    *(f"b{n} bool" for n in range(4)),
+]
+_WIDE_VALUES = ", ".join(
+    [
+        *(f"n % {100 * (k + 1)}" for k in range(12)),
+        *(f"n * {k + 1}::bigint" for k in range(8)),
+        *(f"'text {k} of row ' || n" for k in range(12)),
+        *(f"(n % {10000 * (k + 1)}) / 100.0" for k in range(8)),
+        *(f"'2026-01-01Z'::timestamptz + n * interval '{k + 1} s'" for k in range(5)),
+        *(f"n % {k + 2} = 0" for k in range(4)),
+    ]
+)
+
+W1 = Backlog(
+    "W1",
+    "inserts of 7 columns, 100 in a transaction",
+    _NARROW,
+    _in_transactions(_NARROW_ROWS, 100),
+    _NARROW_ROWS.format(first="0", last="0"),
+    1_000_000,
+)
+W2 = Backlog(
+    "W2",
+    "pgbench TPC-B: 3 updates and an insert in a transaction",
+    "alter table pgbench_history add column hid bigserial primary key",
+    "",
+    "update pgbench_branches set bbalance = 0 where bid = 1",
+    60_000,
+    changes_per_unit=4,
+    pgbench=True,
+)
+W4 = Backlog(
+    "W4",
+    "inserts of 50 columns, 100 in a transaction",
+    f"create table bench (id bigint primary key, {', '.join(_WIDE_COLUMNS)})",
+    _in_transactions(f"insert into bench select n, {_WIDE_VALUES} from generate_series({{first}}, {{last}}) n", 100),
+    "insert into bench (id) values (0)",
+    150_000,
+)
+W5 = Backlog(
+    "W5",
+    "inserts of 2 kB, 100 in a transaction",
+    "create table bench (id bigint primary key, body text); alter table bench alter body set storage external",
+    _in_transactions(
+        "insert into bench select n, repeat(md5(n::text), 62) from generate_series({first}, {last}) n", 100
+    ),
+    "insert into bench (id) values (0)",
+    250_000,
+)
+W6 = Backlog(
+    "W6",
+    "updates of 7 columns with REPLICA IDENTITY FULL, 100 in a transaction",
+    _NARROW
+    + "alter table bench replica identity full;"
+    + _NARROW_ROWS.format(first="1", last="50000")
+    + "; alter table bench set (fillfactor = 50, autovacuum_enabled = off); create index on bench (a)",
+    "do $$ begin for i in 1..{count} by 100 loop"
+    " update bench set a = a + 1, d = d + interval '1 s' where id between (i % 50000) and (i % 50000) + 99;"
+    " commit; end loop; end $$",
+    "update bench set a = 0 where id = 1",
+    400_000,
+)
+TABLES = Backlog(
+    "T1000",
+    "inserts of 7 columns into 1,000 tables in turn, 100 in a transaction",
+    "do $$ begin for t in 0..999 loop execute format('create table bench%s (id bigint primary key, a int, b text,"
+    " c numeric(12,2), d timestamptz, e bool, f text)', t); end loop; end $$; " + _NARROW,
+    "do $$ begin for i in 1..{count} by 100 loop execute format('insert into bench%s select n, n %% 1000,"
+    " ''customer '' || n, (n %% 100000) / 100.0, ''2026-01-01Z''::timestamptz + n * interval ''1 s'', n %% 2 = 0,"
+    " ''a note of some length for row '' || n from generate_series(%s, %s) n', i / 100 %% 1000, i, i + 99);"
+    " commit; end loop; end $$",
+    _NARROW_ROWS.format(first="0", last="0"),
+    500_000,
+)
+
+BACKLOGS = {backlog.name: backlog for backlog in (W1, W2, W4, W5, W6, TABLES)}
+
+LARGE_ROWS = 1_000_000
+"""W3: one transaction of so many rows of W1's table, live."""
