@@ -3,7 +3,7 @@
 ARG PYTHON=3.13
 
 FROM python:${PYTHON}-slim AS build
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_NO_CACHE=1
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1
 WORKDIR /src
 COPY requirements-build.lock ./
 RUN python3 -m venv /build && /build/bin/python -m pip install --quiet --no-cache-dir --require-hashes -r requirements-build.lock
