@@ -11,7 +11,7 @@ import logging
 import platform
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
@@ -31,18 +31,21 @@ TERMINATE_TIMEOUT_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A database of one test."""
+    """A database of one test. Its end takes the connections, slots and prepared transactions that the test left."""
 
     server: Postgres
     name: str
+    connections: list[asyncpg.Connection] = field(default_factory=list)
 
     @property
     def dsn(self) -> str:
         return self.server.database_dsn(self.name)
 
     async def connect(self) -> asyncpg.Connection:
-        """A new connection as superuser; the test closes it, or the end of the database does."""
-        return await self.server.connect(self.name)
+        """A new connection as superuser."""
+        connection = await self.server.connect(self.name)
+        self.connections.append(connection)
+        return connection
 
 
 class StartedVersions(logging.Handler):
@@ -114,9 +117,12 @@ async def _new_database(server: Postgres) -> AsyncIterator[Database]:
     name = f"test_{uuid4().hex[:12]}"
     admin = await server.connect()
     await admin.execute(f"CREATE DATABASE {name}")
+    database = Database(server, name)
     try:
-        yield Database(server, name)
+        yield database
     finally:
+        for connection in database.connections:
+            connection.terminate()
         await _drop(admin, server, name)
         await admin.close()
 
