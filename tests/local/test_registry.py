@@ -1,0 +1,21 @@
+"""The registry answers by the Confluent API and keeps its schemas through a restart."""
+
+from __future__ import annotations
+
+from confluent_kafka.schema_registry import Schema
+from confluent_kafka.schema_registry._async.schema_registry_client import AsyncSchemaRegistryClient
+
+from gateway.local import Registry
+
+
+async def test_a_schema_outlives_stop_and_kill() -> None:
+    async with Registry() as registry:
+        client = AsyncSchemaRegistryClient({"url": registry.url})
+        schema_id = await client.register_schema("kept-value", Schema('"string"', "AVRO"))
+        await registry.stop()
+        assert registry.server_pid is None
+        await registry.start()
+        await registry.kill()
+        await registry.start()
+        client = AsyncSchemaRegistryClient({"url": registry.url})
+        assert (await client.get_schema(schema_id)).schema_str == '"string"'
