@@ -62,8 +62,6 @@ def _messages(entries: list[dict[str, str]]) -> Iterator[RecordedMessage]:
     in_stream = False
     for entry in entries:
         payload = bytes.fromhex(entry["hex"])
-        if payload[:1] == STREAM_STOP:
-            in_stream = False
         yield RecordedMessage(Lsn.parse(entry["lsn"]), int(entry["xid"]), payload, in_stream)
-        if payload[:1] == STREAM_START:
-            in_stream = True
+        if payload[:1] in (STREAM_START, STREAM_STOP):
+            in_stream = payload[:1] == STREAM_START

@@ -1,0 +1,67 @@
+"""What real servers sent passes through the state machine: every recorded conversation is a legal one and ends clean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.pgoutput import (
+    Commit,
+    CommitPrepared,
+    Message,
+    PgOutputMessage,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    StreamCommit,
+    StreamPrepare,
+    decode,
+)
+from gateway.transactions.machine import ROW_KINDS
+from gateway.transactions.transaction import RelationVersion
+from tests.golden.recording import RecordedMessage, Recording, recordings
+from tests.transactions.stream import RecordingEncoder, Stream
+
+COMMITS = (Commit, StreamCommit, CommitPrepared)
+
+
+def replay(recorded: Recording) -> tuple[Stream, list[PgOutputMessage]]:
+    stream = Stream()
+    messages = [replay_one(stream, raw, recorded.protocol_version) for raw in recorded.messages]
+    return stream, messages
+
+
+def replay_one(stream: Stream, raw: RecordedMessage, protocol_version: int) -> PgOutputMessage:
+    assert stream.machine.in_stream == raw.in_stream
+    message = decode(raw.payload, in_stream=raw.in_stream, protocol_version=protocol_version)
+    if raw.payload[0] in ROW_KINDS:
+        stream.machine.change(raw.payload, 0, len(raw.payload), raw.change_lsn)
+    elif isinstance(message, Relation):
+        encoder: Any = RecordingEncoder()
+        version = RelationVersion(message.name, 7, encoder, stream.rows)
+        stream.machine.announce(message.relation_oid, message.xid, version)
+    else:
+        stream.machine.receive(message, raw.change_lsn)
+    return message
+
+
+def resume_lsn(message: PgOutputMessage) -> int:
+    match message:
+        case Commit() | StreamCommit() | CommitPrepared() | Prepare() | StreamPrepare():
+            return message.end_lsn
+        case RollbackPrepared():
+            return message.rollback_end_lsn
+        case Message(transactional=False):
+            return message.message_lsn
+        case _:
+            return 0
+
+
+@pytest.mark.parametrize("recorded", recordings(), ids=lambda recorded: recorded.name)
+def test_a_recorded_stream_ends_at_a_boundary_with_nothing_open(recorded: Recording) -> None:
+    stream, messages = replay(recorded)
+    machine = stream.machine
+    assert machine.at_boundary and not machine.open_streams and not machine.prepared
+    assert machine.transaction_count == sum(isinstance(message, COMMITS) for message in messages)
+    assert machine.resume_lsn == max(map(resume_lsn, messages))
