@@ -27,6 +27,7 @@ from gateway.local.kafka import QUICK_START
 # A small buffer makes the server stream or spill with a few hundred rows.
 TEST_SETTINGS: dict[str, str | int] = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": 20}
 TERMINATE_TIMEOUT_MS = 10_000
+SERVERS = frozenset({"postgres", "postgres_oldest", "start_postgres", "kafka", "registry"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,15 @@ async def registry(_kafka_and_registry: tuple[Kafka, Registry]) -> Registry:
 @pytest.fixture
 def topic_prefix() -> str:
     return f"t{uuid4().hex[:10]}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What a test asks for says what it is: `make unit`, `make integration` and `make e2e` choose by it."""
+    for item in items:
+        if "e2e" in item.path.parts:
+            item.add_marker("e2e")
+        elif SERVERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("integration")
 
 
 def pytest_configure() -> None:

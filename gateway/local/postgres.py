@@ -172,8 +172,8 @@ class Postgres:
         return True
 
     async def connect(self, database: str = "postgres") -> asyncpg.Connection:
-        """A new connection as superuser."""
-        return await asyncpg.connect(self.database_dsn(database), timeout=10)
+        """A new connection as superuser; PGSSLMODE of the environment does not matter."""
+        return await asyncpg.connect(self.database_dsn(database), ssl="prefer", timeout=10)
 
     async def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
         """Stops the server and keeps its data. `immediate` is a crash of the server: the next start recovers."""
