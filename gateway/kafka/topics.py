@@ -18,6 +18,13 @@ from gateway.operate.settings import KafkaSettings
 from schemas.names import POSITION_TOPIC
 
 log = structlog.get_logger()
+_COMPACTED = {
+    "cleanup.policy": "compact",
+    # Every Kafka transaction writes a position, and a start reads them all: let the compaction keep up.
+    "segment.ms": "600000",
+    "segment.bytes": str(16 << 20),
+    "min.cleanable.dirty.ratio": "0.1",
+}
 _TOPIC_EXISTS = TopicAlreadyExistsError.errno
 
 
@@ -76,7 +83,7 @@ class Topics:
         config: dict[str, str] = {"max.message.bytes": str(settings.max_record_bytes)}
         partitions = 1 if topic in self._single else settings.partitions
         if topic == POSITION_TOPIC:
-            config["cleanup.policy"] = "compact"
+            config |= _COMPACTED
         elif settings.retention_ms is not None:
             config["retention.ms"] = str(settings.retention_ms)
         for override in settings.topics:

@@ -8,7 +8,8 @@ The producer is started only when nobody else reads the slot: a second gateway w
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import version as package_version
 
@@ -49,6 +50,7 @@ from schemas.registry import RegistryClient
 log = structlog.get_logger()
 
 DRAIN_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 2.0
 
 
 class Attempt:
@@ -56,6 +58,7 @@ class Attempt:
 
     def __init__(self, settings: Settings, health: Health, *, text_only: bool) -> None:
         self.wants_text = False
+        self.is_streaming = False
         self._settings = settings
         self._health = health
         self._text_only = text_only
@@ -89,14 +92,14 @@ class Attempt:
         marker_topic = transaction_topic(settings.kafka.prefix)
         topics = Topics(settings.kafka, marker_topic)
         await topics.start()
-        stack.push_async_callback(topics.close)
+        stack.push_async_callback(_close, topics.close)
         await topics.ensure([POSITION_TOPIC, marker_topic, message_topic(settings.kafka.prefix)])
         await topics.check_position_topic()
         producer = await self._start_producer(stack, checks.transactional_id)
 
         self._wait_for("the schema registry")
         registry = self._registry()
-        stack.push_async_callback(registry.close)
+        stack.push_async_callback(_close, registry.close)
         frames, messages_id = await self._register_fixed(registry)
 
         writer = BatchWriter(producer.create_batch, settings.kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
@@ -131,6 +134,7 @@ class Attempt:
             protocol_version(checks.server.version_num),
         )
         self._wait_for("")
+        self.is_streaming = True
         log.info("streaming", slot=position.slot, epoch=position.epoch, resume_lsn=str(position.resume_lsn))
         await run_together(
             pump.run(),
@@ -221,7 +225,7 @@ class Attempt:
         source = self._settings.source
         failpoint("before_start_replication")
         stream = await connect_replication(dsn)
-        stack.push_async_callback(stream.close)
+        stack.push_async_callback(_close, stream.close)
         await checks.same_server(stream, position)
         options = pgoutput_options(
             checks.server.version_num,
@@ -255,6 +259,13 @@ class Attempt:
                 failpoint("shutdown_drained")
         except TimeoutError:
             log.warning("stopped_with_work_under_way", note="it will be sent again")
+
+
+async def _close(close: Callable[[], Awaitable[None]]) -> None:
+    """An attempt that failed has no time for goodbyes: what can not be closed is left to the process."""
+    with suppress(TimeoutError, OSError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await close()
 
 
 async def _close_sql(sql: asyncpg.Connection) -> None:

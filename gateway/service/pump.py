@@ -86,6 +86,7 @@ class Pump:
         self._protocol_version = protocol_version
         self._unsealed_bytes = 0
         self._idle_since = time.monotonic()
+        self._idle_position: Position | None = None
         self._stopping = False
         self._settled = asyncio.Event()
         self._delivery = delivery
@@ -112,6 +113,8 @@ class Pump:
         self._feedback.step()
 
     def _durable(self, position: Position) -> None:
+        if position is self._idle_position:
+            failpoint("after_idle_advance")
         self._feedback.acknowledge(position.resume_lsn)
         failpoint("flush_lsn_moved")
         metrics.FLUSH_LSN.set(position.resume_lsn)
@@ -197,3 +200,4 @@ class Pump:
                 failpoint("before_idle_advance")
                 self._machine.resume_lsn = Lsn(end_lsn)
                 self._seal()
+                self._idle_position = self._position

@@ -63,7 +63,7 @@ async def serve(settings: Settings) -> None:
         begun = time.monotonic()
         attempt = Attempt(settings, health, text_only=text_only)
         try:
-            await attempt.run(stop)
+            await _until_stopped(attempt, stop)
             return
         except (Retry, RetrySlowly) as error:
             metrics.ATTEMPTS.labels(type(error).__name__).inc()
@@ -73,6 +73,20 @@ async def serve(settings: Settings) -> None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), delay)
             failpoint("reconnect")
+
+
+async def _until_stopped(attempt: Attempt, stop: asyncio.Event) -> None:
+    """A stop ends an attempt that does not stream yet at once; one that streams drains by itself."""
+    running = asyncio.create_task(attempt.run(stop))
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not running.done() and not attempt.is_streaming:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        return
+    await running
 
 
 def _tune_garbage_collection() -> None:
