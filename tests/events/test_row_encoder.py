@@ -1,0 +1,353 @@
+"""Rows in Avro: byte for byte what fastavro writes for the event that was meant, whole; and nothing from rubbish."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import fastavro
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.events.context import Context
+from gateway.events.errors import KeyNotSent, UnknownBinary, UnreadableValue
+from gateway.events.row_encoder import RowEncoder
+from gateway.pgoutput import UNCHANGED, Binary, PgOutputError, Text, TupleValue
+from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.framing import frame
+from schemas.relation import change_schema, key_schema
+from tests.events.rows import (
+    ALL,
+    BOOL,
+    DATE,
+    EVERYDAY,
+    INT4,
+    INT8,
+    NUMERIC,
+    TEXT,
+    ColumnKind,
+    avro_bytes,
+    avro_row,
+    facts,
+    relation,
+    rows,
+    wire_row,
+)
+from tests.pgoutput.writer import write_tuple_data
+from tests.values.oracle import read_avro
+
+CONTEXT = Context(771, -1, 3, 0x16B374D848, 1_790_000_000_000_000, "remote")
+IN_PROGRESS = Context(771, 775, 3, None, None, None)
+VALUE_ID, KEY_ID = 7, 300_000
+CHANGE_LSN, ORDINAL = 0x16B374D000, 130
+BEFORE, AFTER = b"\xff" * 5, b"nnn\0"
+"""Bytes around the message, as in a full read buffer."""
+
+Row = tuple[TupleValue, ...]
+
+
+def encoder_of(description: RelationDescription) -> RowEncoder:
+    return RowEncoder(description, VALUE_ID, KEY_ID if description.identity_columns else None)
+
+
+def encode(
+    encoder: RowEncoder, operation: str, payload: bytes, context: Context = CONTEXT
+) -> tuple[bytes | None, bytes, tuple[bytes | None, bytes] | None]:
+    data = BEFORE + payload + AFTER
+    method = {"insert": encoder.insert, "update": encoder.update, "delete": encoder.delete}[operation]
+    key, value, *moved = method(data, len(BEFORE), len(BEFORE) + len(payload), context, CHANGE_LSN, ORDINAL)
+    return key, value, moved[0] if moved else None  # type: ignore[return-value]
+
+
+def new(row: Row) -> bytes:
+    return b"N" + write_tuple_data(row)
+
+
+def key_tuple(row: Row) -> bytes:
+    return b"K" + write_tuple_data(row)
+
+
+def old(row: Row) -> bytes:
+    return b"O" + write_tuple_data(row)
+
+
+def event(description: RelationDescription, value: bytes) -> dict[str, Any]:
+    assert value[:5] == frame(VALUE_ID)
+    return read_avro(value, parsed(description))
+
+
+def key_event(description: RelationDescription, key: bytes | None) -> dict[str, Any] | None:
+    if key is None:
+        return None
+    assert key[:5] == frame(KEY_ID)
+    return read_avro(key, parsed_key(description))
+
+
+@cache
+def parsed(description: RelationDescription) -> Any:
+    return fastavro.parse_schema(change_schema(description, "cdc"))
+
+
+@cache
+def parsed_key(description: RelationDescription) -> Any:
+    schema = key_schema(description, "cdc")
+    assert schema is not None
+    return fastavro.parse_schema(schema)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("kinds", [ALL, EVERYDAY, (TEXT,), (BOOL, INT4, TEXT)], ids=len)
+@settings(max_examples=40)
+@given(data=st.data(), context=st.sampled_from([CONTEXT, IN_PROGRESS]))
+def test_an_insert_is_what_fastavro_writes(
+    kinds: tuple[ColumnKind, ...], binary: bool, data: st.DataObject, context: Context
+) -> None:
+    description = relation(kinds)
+    encoder = encoder_of(description)
+    for _ in range(2):  # the encoder learns on the first row whether the server sends binary
+        values = data.draw(rows(kinds))
+        key, value, _ = encode(encoder, "insert", new(wire_row(kinds, values, binary=binary)), context)
+        expected = {
+            "op": "INSERT", "xid": context.xid, "subxid": context.subxid, "epoch": context.epoch, "change_lsn": CHANGE_LSN,
+            "ordinal": ORDINAL, "commit_lsn": context.commit_lsn, "commit_time": context.commit_time,
+            "origin": context.origin, "key_change": False, "old_key": None, "before": None,
+            "after": avro_row(description, values), "unchanged": [], "special": {},
+        }  # fmt: skip
+        assert value == frame(VALUE_ID) + avro_bytes(parsed(description), expected)
+        assert key == frame(KEY_ID) + avro_bytes(parsed_key(description), {"c0": values[0]})
+
+
+@given(rows(ALL), rows(ALL))
+def test_text_and_binary_rows_give_the_same_records(first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
+    description = relation(ALL, (0, 3), ReplicaIdentity.FULL)
+    of_text, of_binary = encoder_of(description), encoder_of(description)
+    text, binary = ([wire_row(ALL, row, binary=form) for row in (first, second)] for form in (False, True))
+    assert messages_of(of_text, *text) == messages_of(of_binary, *binary)
+
+
+def messages_of(encoder: RowEncoder, first: Row, second: Row) -> list[Any]:
+    return [
+        encode(encoder, "insert", new(first)),
+        encode(encoder, "update", old(first) + new(second)),
+        encode(encoder, "update", new(second)),
+        encode(encoder, "delete", old(first)),
+    ]
+
+
+def test_an_update_under_the_same_key_is_one_record() -> None:
+    kinds = (INT8, TEXT)
+    description = relation(kinds)
+    key, value, moved = encode(encoder_of(description), "update", new(wire_row(kinds, (5, "a"), binary=True)))
+    assert moved is None
+    assert key_event(description, key) == {"c0": 5}
+    assert event(description, value)["op"] == "UPDATE"
+    assert event(description, value)["after"] == {"c0": 5, "c1": "a"}
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_changed_key_gives_a_delete_under_the_old_one(binary: bool) -> None:
+    kinds = (INT8, TEXT)
+    description = relation(kinds)
+    payload = key_tuple(wire_row(kinds, (5, None), binary=binary)) + new(wire_row(kinds, (6, "a"), binary=binary))
+    key, value, moved = encode(encoder_of(description), "update", payload)
+    assert moved is not None
+    assert key_event(description, key) == {"c0": 6}
+    assert key_event(description, moved[0]) == {"c0": 5}
+    update, gone = event(description, value), event(description, moved[1])
+    assert (update["op"], update["key_change"], update["old_key"]) == ("UPDATE", False, {"c0": 5})
+    assert (gone["op"], gone["key_change"], gone["old_key"]) == ("DELETE", True, {"c0": 5})
+    assert gone["before"] is None
+    assert gone["after"] is None
+    identity = ("xid", "subxid", "epoch", "change_lsn", "ordinal", "commit_lsn", "commit_time", "origin")
+    assert all(update[name] == gone[name] for name in identity)
+
+
+def test_a_key_tuple_with_the_same_key_is_no_change_of_the_key() -> None:
+    """The server sends one where an identity column is stored out of line, whatever its value."""
+    kinds = (TEXT, INT8)
+    description = relation(kinds)
+    payload = key_tuple((Text(b"long"), None)) + new((UNCHANGED, Text(b"1")))
+    key, value, moved = encode(encoder_of(description), "update", payload)
+    assert moved is None
+    assert key_event(description, key) == {"c0": "long"}
+    assert event(description, value)["unchanged"] == ["c0"]
+    assert event(description, value)["old_key"] == {"c0": "long"}
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_under_full_the_old_tuple_is_the_before_image(binary: bool) -> None:
+    kinds = (INT8, TEXT)
+    description = relation(kinds, (0,), ReplicaIdentity.FULL)
+    encoder = encoder_of(description)
+    same = old(wire_row(kinds, (5, "a"), binary=binary)) + new(wire_row(kinds, (5, "b"), binary=binary))
+    for _ in range(2):
+        key, value, moved = encode(encoder, "update", same)
+        assert moved is None
+        assert key_event(description, key) == {"c0": 5}
+        assert event(description, value)["before"] == {"c0": 5, "c1": "a"}
+        assert event(description, value)["after"] == {"c0": 5, "c1": "b"}
+        assert event(description, value)["old_key"] is None
+    other = old(wire_row(kinds, (5, "a"), binary=binary)) + new(wire_row(kinds, (6, None), binary=binary))
+    key, value, moved = encode(encoder, "update", other)
+    assert moved is not None
+    assert key_event(description, moved[0]) == {"c0": 5}
+    assert event(description, moved[1])["key_change"] is True
+    assert event(description, moved[1])["before"] == {"c0": 5, "c1": "a"}
+    assert event(description, value)["after"] == {"c0": 6, "c1": None}
+
+
+def test_under_full_an_unchanged_identity_column_is_taken_from_the_old_tuple() -> None:
+    kinds = (TEXT, INT8)
+    description = relation(kinds, (0,), ReplicaIdentity.FULL)
+    payload = old((Text(b"long"), Text(b"1"))) + new((UNCHANGED, Text(b"2")))
+    key, value, moved = encode(encoder_of(description), "update", payload)
+    assert moved is None
+    assert key_event(description, key) == {"c0": "long"}
+    assert event(description, value)["before"] == {"c0": "long", "c1": 1}
+    assert event(description, value)["after"] == {"c0": None, "c1": 2}
+    assert event(description, value)["unchanged"] == ["c0"]
+
+
+def test_a_delete_carries_the_key_tuple_or_the_old_tuple() -> None:
+    kinds = (INT8, TEXT)
+    description = relation(kinds)
+    key, value, _ = encode(encoder_of(description), "delete", key_tuple((Text(b"5"), None)))
+    assert key_event(description, key) == {"c0": 5}
+    assert event(description, value)["old_key"] == {"c0": 5}
+    assert event(description, value)["key_change"] is False
+    full = relation(kinds, (0,), ReplicaIdentity.FULL)
+    key, value, _ = encode(encoder_of(full), "delete", old((Text(b"5"), Text(b"x"))))
+    assert key_event(full, key) == {"c0": 5}
+    assert event(full, value)["before"] == {"c0": 5, "c1": "x"}
+    assert event(full, value)["old_key"] is None
+
+
+def test_a_truncate_has_neither_key_nor_rows() -> None:
+    description = relation()
+    told = event(description, encoder_of(description).truncate(CONTEXT, CHANGE_LSN, ORDINAL))
+    assert told["op"] == "TRUNCATE"
+    assert (told["old_key"], told["before"], told["after"]) == (None, None, None)
+
+
+def test_null_unchanged_and_special_stay_three_things() -> None:
+    kinds = (INT8, TEXT, NUMERIC, NUMERIC)
+    description = relation(kinds)
+    payload = new((Text(b"1"), UNCHANGED, Text(b"NaN"), None))
+    for operation in ("insert", "update"):
+        told = event(description, encode(encoder_of(description), operation, payload)[1])
+        assert told["after"] == {"c0": 1, "c1": None, "c2": None, "c3": None}
+        assert told["unchanged"] == ["c1"]
+        assert told["special"] == {"c2": "NaN"}
+
+
+def test_special_values_of_both_images_do_not_mix() -> None:
+    kinds = (INT8, DATE)
+    description = relation(kinds, (0,), ReplicaIdentity.FULL)
+    payload = old((Text(b"1"), Text(b"infinity"))) + new((Text(b"1"), Text(b"-infinity")))
+    told = event(description, encode(encoder_of(description), "update", payload)[1])
+    assert told["special"] == {"before.c1": "infinity", "c1": "-infinity"}
+    gone = event(description, encode(encoder_of(description), "delete", old((Text(b"1"), Text(b"infinity"))))[1])
+    assert gone["special"] == {"before.c1": "infinity"}
+
+
+@pytest.mark.parametrize("values", [("1.50", b"infinity"), ("NaN", b"2026-01-01"), ("1.50", b"0044-03-15 BC")])
+def test_key_columns_that_may_be_special_are_text_in_the_key(values: tuple[str, bytes]) -> None:
+    kinds = (NUMERIC, DATE)
+    description = relation(kinds, (0, 1))
+    key, _, _ = encode(encoder_of(description), "insert", new((Text(values[0].encode()), Text(values[1]))))
+    assert key_event(description, key) == {"c0": values[0], "c1": values[1].decode()}
+
+
+def test_a_relation_without_identity_has_no_keys() -> None:
+    description = relation(EVERYDAY, (), ReplicaIdentity.NOTHING)
+    key, value, _ = encode(encoder_of(description), "insert", new(wire_row(EVERYDAY, (None,) * 7, binary=False)))
+    assert key is None
+    assert event(description, value)["after"] == avro_row(description, (None,) * 7)
+
+
+def test_a_relation_without_columns_still_has_rows() -> None:
+    description = relation((), ())
+    key, value, _ = encode(encoder_of(description), "insert", new(()))
+    assert key is None
+    assert event(description, value)["after"] == {}
+
+
+def test_a_column_without_send_function_comes_as_text_among_binary_ones() -> None:
+    acl = TypeFacts(1033, "pg_catalog", "aclitem", Kind.BASE, sends_binary=False)
+    columns = (ColumnDescription("id", facts(20, "int8"), -1, True), ColumnDescription("acl", acl, -1, False))
+    description = RelationDescription(1, "public", "t", ReplicaIdentity.DEFAULT, columns)
+    encoder = encoder_of(description)
+    for _ in range(2):
+        _, value, _ = encode(encoder, "insert", new((Binary(struct.pack("!q", 4)), Text(b"a=r/b"))))
+        assert event(description, value)["after"] == {"id": 4, "acl": "a=r/b"}
+
+
+def test_a_binary_value_of_an_unknown_type_asks_for_text() -> None:
+    columns = (ColumnDescription("price", TypeFacts(790, "pg_catalog", "money", Kind.BASE), -1, False),)
+    description = RelationDescription(1, "public", "t", ReplicaIdentity.DEFAULT, columns)
+    for operation, letter in (("insert", b"N"), ("update", b"N"), ("delete", b"O")):
+        with pytest.raises(UnknownBinary, match=r"public\.t, column price: .* money"):
+            encode(encoder_of(description), operation, letter + write_tuple_data((Binary(bytes(8)),)))
+    _, value, _ = encode(encoder_of(description), "insert", new((Text("1,00 €".encode()),)))
+    assert event(description, value)["after"] == {"price": "1,00 €"}
+
+
+def test_an_identity_column_that_was_not_sent_stops() -> None:
+    description = relation((TEXT, INT8))
+    with pytest.raises(KeyNotSent, match=r"public\.shop orders, column c0"):
+        encode(encoder_of(description), "update", new((UNCHANGED, Text(b"1"))))
+
+
+def test_a_value_that_is_not_of_its_type_is_named_but_not_shown() -> None:
+    description = relation((INT8, BOOL))
+    with pytest.raises(UnreadableValue, match=r"column c0: a value is not a int8 in text form") as caught:
+        encode(encoder_of(description), "insert", new((Text(b"secret"), None)))
+    assert "secret" not in str(caught.value)
+    with pytest.raises(UnreadableValue, match="int8 in binary form"):
+        encode(encoder_of(description), "insert", new((Binary(b"\0\0\0\1"), None)))
+
+
+PAYLOADS = {
+    "insert": new(wire_row(EVERYDAY, (1, 2, "text", None, None, True, "x"), binary=True)),
+    "update": old(wire_row(EVERYDAY, (1, 2, "text", None, None, True, "x"), binary=True))
+    + new(wire_row(EVERYDAY, (1, 2, "text", None, None, True, None), binary=True)),
+    "delete": key_tuple(wire_row(EVERYDAY, (1, None, None, None, None, None, None), binary=True)),
+}
+
+
+@pytest.mark.parametrize("operation", PAYLOADS)
+def test_every_prefix_of_a_row_is_refused(operation: str) -> None:
+    payload = PAYLOADS[operation]
+    encoder = encoder_of(relation())
+    encode(encoder, operation, payload)
+    for length in range(len(payload)):
+        data = BEFORE + payload + AFTER
+        method = {"insert": encoder.insert, "update": encoder.update, "delete": encoder.delete}[operation]
+        with pytest.raises(PgOutputError):
+            method(data, len(BEFORE), len(BEFORE) + length, CONTEXT, CHANGE_LSN, ORDINAL)
+
+
+@pytest.mark.parametrize("operation", PAYLOADS)
+@pytest.mark.parametrize("rubbish", [b"\0", b"n", b"N", PAYLOADS["insert"]])
+def test_bytes_after_a_row_are_refused(operation: str, rubbish: bytes) -> None:
+    with pytest.raises(PgOutputError):
+        encode(encoder_of(relation()), operation, PAYLOADS[operation] + rubbish)
+
+
+@pytest.mark.parametrize("count", [0, 6, 8])
+def test_a_tuple_with_another_number_of_columns_is_refused(count: int) -> None:
+    with pytest.raises(PgOutputError, match="column count"):
+        encode(encoder_of(relation()), "insert", new((None,) * count))
+
+
+@given(
+    payload=st.binary(max_size=80),
+    operation=st.sampled_from(["insert", "update", "delete"]),
+    start=st.sampled_from([b"", b"N\0\2", b"O\0\2", b"K\0\2"]),
+)
+def test_arbitrary_bytes_raise_nothing_but_the_documented_errors(payload: bytes, operation: str, start: bytes) -> None:
+    with suppress(PgOutputError, UnreadableValue, KeyNotSent):
+        encode(encoder_of(relation((INT8, NUMERIC))), operation, start + payload)
