@@ -26,6 +26,7 @@ from typing import Final, Protocol
 
 from gateway.lsn import Lsn
 from gateway.operate.errors import Retry, WalgateError
+from gateway.operate.failpoints import failpoint
 
 LEAST_INTERVAL_S: Final = 0.1
 LEAVE_AFTER_S: Final = 3.0
@@ -153,7 +154,9 @@ class StandbyStatus:
         self._due = False
         self._sent_at = now
         self._asked_server = ask
+        failpoint("before_standby_status")
         self._link.send_standby_status(self.received_lsn, self.flush_lsn, reply_requested=ask)
+        failpoint("after_standby_status")
 
     def _wait_s(self, now: float, silence_s: float) -> float:
         half_s = self.silence_limit_s / 2

@@ -44,6 +44,7 @@ def check(delivered: Delivered, truth: Truth, *, prefix: str) -> list[Finding]:
     ]
     findings += _check_unclaimed(rows, claimed)
     findings += _check_commit_order(delivered.events)
+    findings += _check_messages(delivered.events, truth)
     return findings
 
 
@@ -305,6 +306,17 @@ def _check_unclaimed(rows: Rows, claimed: set[tuple[int, int]]) -> Iterator[Find
     for (xid, epoch), records in rows.items():
         if (xid, epoch) not in claimed and any(record.value["commit_lsn"] is not None for record in records):
             yield Finding(Defect.TORN, f"{len(records)} committed records of xid {xid} epoch {epoch} without a marker")
+
+
+def _check_messages(events: Iterable[Record], truth: Truth) -> Iterator[Finding]:
+    """Logical messages outside transactions, which a rollback does not undo."""
+    found = Counter(record.value["message_lsn"] for record in events if not record.value["xid"])
+    wanted = Counter(truth.message_lsns)
+    if lost := wanted - found:
+        yield Finding(Defect.LOST, f"{lost.total()} messages outside transactions, the first at {min(lost):X}")
+    for message_lsn in found - wanted:
+        known = message_lsn in wanted
+        yield Finding(Defect.DOUBLED if known else Defect.GHOST, f"message outside transactions at {message_lsn:X}")
 
 
 def _check_commit_order(events: Iterable[Record]) -> Iterator[Finding]:

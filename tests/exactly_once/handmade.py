@@ -173,6 +173,20 @@ class Handmade:
         self._commit("COMMIT_PREPARED", xid, committed, manifest, gid=gid)
         return records
 
+    def message(self) -> Record:
+        """A logical message outside transactions."""
+        message_lsn = self.tick()
+        topic = f"{PREFIX}.message"
+        value = {
+            "op": "MESSAGE", "xid": 0, "subxid": -1, "epoch": self.epoch, "change_lsn": message_lsn, "ordinal": 0,
+            "commit_lsn": None, "commit_time": None, "transactional": False, "message_lsn": message_lsn, "content": b"0",
+        }  # fmt: skip
+        record = Record(topic, 0, self.place(topic, 0), None, 3, value)
+        self.delivered.events.insert(0, record)
+        self.truth.message_lsns.append(message_lsn)
+        self.position()
+        return record
+
     def _commit(self, kind: str, xid: int, committed: Committed, manifest: dict[str, Any], **fields: Any) -> None:
         self.marker(
             kind, xid, committed.commit_lsn, end_lsn=committed.end_lsn, time=committed.commit_time, manifest=manifest,
@@ -188,6 +202,7 @@ def everything() -> Handmade:
     made.plain(501, 1)
     made.streamed(502, 2)
     made.plain(504, 3)
+    made.message()
     made.prepared(505, 4)
     made.truncating(506, 5)
     made.moving(507, 6)

@@ -11,7 +11,6 @@ Two witnesses, neither of which is the gateway:
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -27,6 +26,7 @@ SCHEMA = """
     CREATE TABLE history.statements (
         number bigint NOT NULL, step int NOT NULL, operation text NOT NULL, relation text NOT NULL, keys bigint[] NOT NULL
     );
+    CREATE TABLE history.noise (payload text);
 """
 
 
@@ -67,9 +67,11 @@ class Logged:
 
 @dataclass(slots=True)
 class Truth:
-    """Committed transactions with at least one published change, in commit order where there is a witness."""
+    """Committed transactions with at least one published change, in commit order where there is a witness; and the LSNs of
+    the logical messages that belong to no transaction."""
 
     transactions: list[Logged] = field(default_factory=list)
+    message_lsns: list[int] = field(default_factory=list)
 
     @property
     def event_count(self) -> int:
@@ -84,13 +86,14 @@ async def create_history(connection: asyncpg.Connection) -> None:
 
 async def load_truth(connection: asyncpg.Connection, publication: str) -> Truth:
     """Both witnesses together. Raises AssertionError where they disagree: then the test itself is wrong."""
-    witnessed = {one.xid: one for one in await _ask_witness(connection, publication)}
+    committed, message_lsns = await _ask_witness(connection, publication)
+    witnessed = {one.xid: one for one in committed}
     statements: dict[int, list[Statement]] = {}
     for row in await connection.fetch("SELECT * FROM history.statements ORDER BY number, step"):
         if row["keys"] or row["operation"] in ("TRUNCATE", "MESSAGE"):
             statement = Statement(row["step"], row["operation"], row["relation"], tuple(row["keys"]))
             statements.setdefault(row["number"], []).append(statement)
-    truth = Truth()
+    truth = Truth(message_lsns=message_lsns)
     for row in await connection.fetch("SELECT number, xid, shape FROM history.transactions"):
         if row["number"] in statements:
             assert row["xid"] in witnessed, f"transaction {row['number']} is in the log but was not decoded"
@@ -101,23 +104,28 @@ async def load_truth(connection: asyncpg.Connection, publication: str) -> Truth:
     return truth
 
 
-async def _ask_witness(connection: asyncpg.Connection, publication: str) -> Sequence[Committed]:
-    """Peeks, so that it may be asked again. Only Begin and Commit are read (PostgreSQL manual, 54.9)."""
+async def _ask_witness(connection: asyncpg.Connection, publication: str) -> tuple[list[Committed], list[int]]:
+    """Peeks, so that it may be asked again. Only Begin, Commit and Message are read (PostgreSQL manual, 54.9)."""
     rows = await connection.fetch(
         """
         SELECT data FROM pg_logical_slot_peek_binary_changes($1, NULL, NULL,
             'proto_version', '1', 'publication_names', $2, 'messages', 'true')
-        WHERE get_byte(data, 0) = ascii('B') OR get_byte(data, 0) = ascii('C')
+        WHERE get_byte(data, 0) IN (ascii('B'), ascii('C'), ascii('M'))
         """,
         WITNESS_SLOT,
         publication,
     )
     found: list[Committed] = []
+    message_lsns: list[int] = []
     xid = 0
     for (data,) in rows:
         if data[:1] == b"B":
             (xid,) = struct.unpack_from("!I", data, 17)
+        elif data[:1] == b"M":
+            flags, message_lsn = struct.unpack_from("!BQ", data, 1)
+            if not flags & 1:
+                message_lsns.append(message_lsn)
         else:
             commit_lsn, end_lsn, microseconds = struct.unpack_from("!QQq", data, 2)
             found.append(Committed(xid, commit_lsn, end_lsn, _PG_EPOCH + timedelta(microseconds=microseconds)))
-    return found
+    return found, message_lsns

@@ -105,6 +105,21 @@ def a_truncate_is_twice_in_one_partition(made: Handmade) -> None:
     repeat(made, row(made, 506, 0))
 
 
+@breaks(Defect.LOST)
+def a_message_outside_transactions_is_missing(made: Handmade) -> None:
+    made.delivered.events.remove(made.delivered.events[0])
+
+
+@breaks(Defect.DOUBLED)
+def a_message_outside_transactions_is_there_twice(made: Handmade) -> None:
+    repeat(made, made.delivered.events[0])
+
+
+@breaks(Defect.GHOST)
+def a_message_outside_transactions_was_never_written(made: Handmade) -> None:
+    made.truth.message_lsns.clear()
+
+
 @breaks(Defect.TORN)
 def one_row_of_a_transaction_is_missing(made: Handmade) -> None:
     made.delivered.events.remove(row(made, 504, 1))
@@ -303,7 +318,7 @@ def a_value_is_not_the_one_that_was_written(made: Handmade) -> None:
 
 @breaks(Defect.POSITION)
 def a_position_goes_back(made: Handmade) -> None:
-    made.delivered.positions[2].value["resume_lsn"] = 1
+    made.delivered.positions[1].value["resume_lsn"] = 1
 
 
 @breaks(Defect.POSITION)

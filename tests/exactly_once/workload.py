@@ -19,8 +19,8 @@ from tests.exactly_once.history import create_history
 PUBLICATION = "work"
 TABLES = ("plain", "full", "bare", "large", "changing", "emptied")
 KEYED = ("plain", "full", "large", "changing", "emptied")
-STREAM_ROWS = 1200
-"""About 170 kB: with logical_decoding_work_mem = 64 kB sent while the transaction is open."""
+STREAM_ROWS = 500
+"""About 100 kB: with logical_decoding_work_mem = 64 kB sent while the transaction is open."""
 
 _TABLES = """
     CREATE SCHEMA work;
@@ -66,7 +66,7 @@ class Workload:
     """`start` lets it run in the background, `finish` ends it and returns the xid of a last, small transaction."""
 
     def __init__(
-        self, dsn: str, *, seed: int, workers: int = 4, weights: Mapping[str, int] = WEIGHTS, pause_s: float = 0.02
+        self, dsn: str, *, seed: int, workers: int = 4, weights: Mapping[str, int] = WEIGHTS, pause_s: float = 0.2
     ) -> None:
         self._dsn = dsn
         self._seed = seed
@@ -79,6 +79,7 @@ class Workload:
         self.rolled_back_count = 0
 
     def start(self) -> None:
+        self._stopping = False
         self._tasks = [asyncio.create_task(self._work(number)) for number in range(self._worker_count)]
 
     async def run_transactions(self, count: int) -> None:
@@ -103,10 +104,18 @@ class Workload:
                 "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
             ):
                 await connection.execute(f"COMMIT PREPARED '{gid}'")
+        finally:
+            await connection.close()
+        return await self.one_transaction("plain", 1)
+
+    async def one_transaction(self, table: str, row_count: int, filling: int = 60) -> int:
+        """Insert so many rows in a transaction of its own; its xid."""
+        connection = await asyncpg.connect(self._dsn)
+        try:
             session = Session(connection, random.Random(self._seed))
-            await session.begin("last")
-            await session.insert("plain", 1)
-            await connection.execute("COMMIT")
+            await session.begin("one")
+            await session.insert(table, row_count, filling)
+            await session.end()
             return session.xid
         finally:
             await connection.close()

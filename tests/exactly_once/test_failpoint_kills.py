@@ -1,0 +1,129 @@
+"""SIGKILL at every failpoint, one after the other, under one mixed load: the checker judges them all at the end.
+
+Some points are only reached when something happens: `PROVOKED` says what. Those of the first start have a slot of their own.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from gateway.local import Kafka, Registry
+from gateway.operate.failpoints import FAILPOINTS
+from tests.conftest import Database
+from tests.exactly_once.scene import Scene, open_scene
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+FIRST_START = (
+    "before_slot_intent",
+    "after_slot_intent",
+    "before_slot_creation",
+    "after_slot_creation",
+    "before_topic_creation",
+    "after_topic_creation",
+)
+SELDOM = (
+    "stream",
+    "prepare",
+    "truncate",
+    "message",
+    "slot",
+    "start",
+    "position_read",
+    "epoch",
+    "preflight",
+    "shutdown",
+)
+"""Points with such a word in their name are hit on the first time; the others on one of the first five."""
+
+
+async def _end_the_walsender(scene: Scene) -> None:
+    await scene.gateway.logged('"streaming"', times=len(scene.gateway.events("streaming")) + 1)
+    await scene.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
+
+
+async def _ask_to_stop(scene: Scene) -> None:
+    await scene.gateway.logged('"streaming"', times=len(scene.gateway.events("streaming")) + 1)
+    scene.gateway.signal(signal.SIGTERM)
+
+
+async def _write_much(scene: Scene) -> None:
+    """More at once than may be under way to Kafka."""
+    await scene.workload.one_transaction("plain", 20_000)
+
+
+async def _write_what_is_not_published(scene: Scene) -> None:
+    """20 MB of WAL, again and again until a pause of the published load is met."""
+    while scene.gateway.is_running:
+        await scene.connection.execute(
+            "INSERT INTO history.noise SELECT repeat('x', 2000) FROM generate_series(1, 10000); TRUNCATE history.noise"
+        )
+
+
+PROVOKED: Mapping[str, Callable[[Scene], Awaitable[None]]] = {
+    "reconnect": _end_the_walsender,
+    "producer_abandoned": _end_the_walsender,
+    "shutdown_requested": _ask_to_stop,
+    "shutdown_drained": _ask_to_stop,
+    "reading_paused": _write_much,
+    "before_idle_advance": _write_what_is_not_published,
+    "after_idle_advance": _write_what_is_not_published,
+}
+
+
+async def _kill_at(scene: Scene, name: str, nth: int) -> None:
+    scene.gateway.start(f"{name}:kill:{nth}")
+    provoke = PROVOKED.get(name)
+    if provoke is not None:
+        await provoke(scene)
+    assert await scene.gateway.wait(60) == -signal.SIGKILL, f"{name}: {scene.gateway.log_tail()}"
+
+
+async def _kill_at_all(scene: Scene, rounds: int, generator: random.Random) -> int:
+    names = [name for name in FAILPOINTS if name not in FIRST_START]
+    for _ in range(rounds):
+        generator.shuffle(names)
+        for name in names:
+            seldom = name in PROVOKED or any(word in name for word in SELDOM)
+            await _kill_at(scene, name, 1 if seldom else generator.randint(1, 5))
+    return rounds * len(names)
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+async def test_a_kill_at_any_failpoint_loses_doubles_and_invents_nothing(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, rounds: int
+) -> None:
+    async with open_scene(
+        database,
+        kafka.bootstrap_servers,
+        registry.url,
+        topic_prefix,
+        tmp_path,
+        seed=rounds,
+        kafka__memory_bytes=1 << 20,
+        source__check_interval_s=0.5,
+    ) as scene:
+        await scene.streaming()
+        scene.workload.start()
+        await scene.gateway.kill()
+        kills = await _kill_at_all(scene, rounds, random.Random(rounds))
+        scene.gateway.start()
+        verdict = await scene.finish()
+        print(f"{kills} kills at {len(FAILPOINTS) - len(FIRST_START)} failpoints: {verdict}")
+
+
+@pytest.mark.parametrize("name", FIRST_START)
+async def test_a_first_start_that_is_killed_repairs_itself(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, name: str
+) -> None:
+    async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
+        await _kill_at(scene, name, 1)
+        await scene.streaming()
+        await scene.workload.run_transactions(20)
+        verdict = await scene.finish()
+        assert verdict.epoch_count == 1
