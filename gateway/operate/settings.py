@@ -5,6 +5,7 @@ Secrets come from the environment or from a file named by the `_FILE` variant of
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import ssl
@@ -122,6 +123,12 @@ class KafkaSettings(_Section):
     sasl_username: str | None = None
     sasl_password: SecretStr | None = None
 
+    @field_validator("topics", mode="before")
+    @classmethod
+    def _json(cls, value: Any) -> Any:
+        """In the environment: a JSON array of objects."""
+        return json.loads(value) if isinstance(value, str) else value
+
     def client_options(self) -> dict[str, Any]:
         """Arguments that aiokafka's producer, consumer and admin client share."""
         options: dict[str, Any] = {
@@ -173,6 +180,7 @@ class Settings(BaseSettings):
         extra="forbid",
         frozen=True,
         nested_model_default_partial_update=True,
+        enable_decoding=False,
     )
 
     source: SourceSettings
