@@ -26,6 +26,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = local_session("tests", java_home=spark_java_home(), jars=jars("delta"), cores=2, settings=settings)
     yield session
     gateway = session.sparkContext._gateway
+    assert gateway is not None
     with warnings.catch_warnings():
         # py4j leaves sockets to the collector of garbage.
         warnings.simplefilter("ignore", ResourceWarning)

@@ -17,7 +17,8 @@ from uuid import uuid4
 
 import fastavro
 from confluent_kafka import Message, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts

@@ -1,0 +1,8 @@
+"""`python -m spark_consumer`: the jobs, as `walgate mirror` and `walgate consume` start them."""
+
+from __future__ import annotations
+
+from spark_consumer.jobs import app
+
+if __name__ == "__main__":
+    app()

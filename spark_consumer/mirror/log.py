@@ -1,0 +1,91 @@
+"""Relations without replica identity: every change is appended, nothing is looked for.
+
+Columns of the relation, then `_op`, `_commit_lsn`, `_commit_time`, `_ordinal` and `_special`. `_op` is INSERT, DELETE (the old row),
+UPDATE (the new row), UPDATE_BEFORE (the old row of an UPDATE, where the stream has it) or TRUNCATE (all columns null): added up, they give
+the rows that are there now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from spark_consumer.frames import INSTANT, TEXTS
+from spark_consumer.mirror.events import BEFORE, fill_from_before, special_of_row
+from spark_consumer.mirror.shape import TableShape
+
+_POSITION = [("_op", pa.string()), ("_commit_lsn", pa.int64()), ("_commit_time", INSTANT), ("_ordinal", pa.int64())]
+
+
+def log_schema(shape: TableShape) -> pa.Schema:
+    return pa.schema([*shape.row, *(pa.field(*column) for column in _POSITION), pa.field(shape.special_column, TEXTS)])
+
+
+def log_table_schema(shape: TableShape) -> StructType:
+    """Columns of the Delta table."""
+    return from_arrow_schema(log_schema(shape))
+
+
+def log_rows(records: DataFrame, shape: TableShape, texts: Mapping[int, str]) -> DataFrame:
+    """Raw records of one table as rows of its log; `texts`: schema id -> JSON text of every schema they have."""
+    columns = records.select("op", "commit_lsn", "commit_time", "ordinal", "schema_id", "value")
+    decode = partial(decode_rows, shape=shape, schemas=texts)
+    return columns.mapInArrow(decode, log_table_schema(shape)).coalesce(2)
+
+
+def decode_rows(
+    batches: Iterator[pa.RecordBatch], shape: TableShape, schemas: Mapping[int, str]
+) -> Iterator[pa.RecordBatch]:
+    """For mapInArrow: log_rows."""
+    for batch in batches:
+        ids = batch.column("schema_id").to_numpy()
+        for schema_id in np.unique(ids).tolist():
+            part = batch.filter(pa.array(ids == schema_id))
+            _, before, after, unchanged, special = shape.frame.decode(
+                part.column("value").cast(pa.binary()), schemas[schema_id]
+            )
+            old_special = _special_of_before(special)
+            row, _, special = fill_from_before(before, after, unchanged, special)
+            operation = part.column("op").cast(pa.string())
+            old_words = pa.array([word if word == "DELETE" else "UPDATE_BEFORE" for word in operation.to_pylist()])
+            yield _rows(part, before, old_words, old_special, np.flatnonzero(before.is_valid()), shape)
+            new = row.is_valid().to_numpy(zero_copy_only=False) | (np.array(operation.to_pylist()) == "TRUNCATE")
+            yield _rows(part, row, operation, special_of_row(special), np.flatnonzero(new), shape)
+
+
+def _rows(
+    part: pa.RecordBatch, row: pa.Array, words: pa.Array, special: pa.Array, chosen: np.ndarray, shape: TableShape
+) -> pa.RecordBatch:
+    columns = [
+        *row.flatten(),
+        words,
+        *(part.column(name) for name in ("commit_lsn", "commit_time", "ordinal")),
+        special,
+    ]
+    schema = log_schema(shape)
+    fitted = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(fitted, schema=schema).take(pa.array(chosen))
+
+
+def _special_of_before(special: pa.Array) -> pa.Array:
+    if not len(special.keys):
+        return special
+    return pa.array(
+        [
+            [(name.removeprefix(BEFORE), text) for name, text in entries if name.startswith(BEFORE)]
+            for entries in special.to_pylist()
+        ],
+        TEXTS,
+    )
+
+
+def not_yet(frame: DataFrame, applied_commit_lsn: int) -> DataFrame:
+    """Rows behind what the table has: a new checkpoint may cut batches elsewhere."""
+    return frame.where(f.col("_commit_lsn") > applied_commit_lsn)

@@ -1,0 +1,88 @@
+"""The mirror manifest: after each batch, which version of every table belongs together.
+
+Delta commits each table by itself. A reader that takes all tables at the versions of one row here sees the source exactly as
+it was behind one commit; a reader that takes the newest version of each may see a batch half done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark_consumer.errors import MirrorError
+from spark_consumer.lsn import format_lsn, parse_lsn
+from spark_consumer.mirror.layout import manifest_path, table_path
+from spark_consumer.mirror.merge import write_once
+from spark_consumer.mirror.target import exists
+from spark_consumer.tables import TableName
+
+_SCHEMA = "batch bigint, commit_lsn bigint, commit_time timestamp, tables map<string, bigint>"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """`tables`: Delta version of every table that is there, by its name, behind the transaction at `commit_lsn`."""
+
+    batch: int
+    commit_lsn: int
+    commit_time: datetime | None
+    tables: Mapping[str, int]
+
+
+def record(spark: SparkSession, path: str, picture: Picture) -> None:
+    """Appends a picture, once for its commit LSN."""
+    row = (picture.batch, picture.commit_lsn, picture.commit_time, dict(picture.tables))
+    write_once(spark.createDataFrame([row], _SCHEMA).coalesce(1), manifest_path(path), "append", picture.commit_lsn)
+
+
+def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> Picture | None:
+    """The newest picture that is not behind `at`: "latest", a commit LSN (text or number) or a commit time. None: no batch yet.
+
+    Raises MirrorError when the mirror has batches, but none as old as `at`.
+    """
+    location = manifest_path(path)
+    if not exists(spark, location):
+        return None
+    frame = spark.read.format("delta").load(location)
+    chosen = frame
+    if isinstance(at, datetime):
+        chosen = frame.where(f.col("commit_time") <= f.lit(at))
+    elif at != "latest":
+        chosen = frame.where(f.col("commit_lsn") <= (parse_lsn(at) if isinstance(at, str) else at))
+    found = chosen.orderBy(f.col("commit_lsn").desc()).head()
+    if found is None and at != "latest":
+        first = frame.agg(f.min("commit_lsn")).head()
+        raise MirrorError(
+            f"the mirror begins at {format_lsn(first[0])}, which is after {at}" if first else "the mirror is empty"
+        )
+    return None if found is None else Picture(found.batch, found.commit_lsn, found.commit_time, found.tables)
+
+
+class MirrorPicture(dict[str, DataFrame]):
+    """The tables of one picture, by name: `pictures["public.orders"]`."""
+
+    def __init__(self, source: Picture, frames: Mapping[str, DataFrame]) -> None:
+        super().__init__(frames)
+        self.commit_lsn = source.commit_lsn
+        self.commit_time = source.commit_time
+
+
+def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> MirrorPicture:
+    """All tables of a mirror as one transaction of the source left them. `at` as in `picture`. Raises MirrorError."""
+    found = picture(spark, path, at)
+    if found is None:
+        raise MirrorError(f"{path} has no mirror, or one without a batch")
+    return MirrorPicture(
+        found, {name: _at_version(spark, path, name, version) for name, version in found.tables.items()}
+    )
+
+
+def _at_version(spark: SparkSession, path: str, name: str, version: int) -> DataFrame:
+    reader: Any = spark.read.format("delta").option("versionAsOf", version)
+    frame: DataFrame = reader.load(table_path(path, TableName.parse(name)))
+    return frame

@@ -1,0 +1,103 @@
+"""What a mirrored table looks like: the source's columns by their own names, and `_special` beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from spark_consumer.frames import TEXTS, TableFrame
+from spark_consumer.registry import Schema
+
+SPECIAL = "_special"
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """One version of a relation, as the mirror sees it. It pickles into tasks.
+
+    `key`: columns of the replica identity (the primary key under FULL); empty: no identity, the table is an append-only log.
+    `uncertain_key`: those of the key whose Avro type cannot hold every value, so that their text in `special` belongs to the key.
+    """
+
+    frame: TableFrame
+    key: tuple[str, ...]
+    uncertain_key: frozenset[str]
+
+    @classmethod
+    def of(cls, change: Schema) -> TableShape:
+        """From a table's value schema. Raises UnsupportedSchema."""
+        frame = TableFrame.of(change)
+        fields = _row_fields(change)
+        row = frame.schema.field("after").type
+        key = tuple(
+            frame.names.get(field["name"], field["name"])
+            for field in fields
+            if field.get("pg.type", {}).get("key") and not field_is_array(field)
+        )
+        if any(field.get("pg.type", {}).get("key") and field_is_array(field) for field in fields):
+            key = ()  # PostgreSQL's text of an array in old_key is not comparable with the array in a row
+        key_type = frame.schema.field("old_key").type
+        written = {field.name: field.type for field in key_type}
+        uncertain = {name for name in key if name in written and not written[name].equals(row.field(name).type)}
+        return cls(frame, key, frozenset(uncertain))
+
+    @property
+    def row(self) -> pa.StructType:
+        return self.frame.schema.field("after").type
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self.row)
+
+    @cached_property
+    def special_column(self) -> str:
+        """`_special`, with more underscores where the source has such a column itself."""
+        name = SPECIAL
+        while name in self.columns:
+            name = f"_{name}"
+        return name
+
+    @property
+    def key_struct(self) -> pa.StructType:
+        """The key's columns, and behind them the special texts of the uncertain ones."""
+        fields = [pa.field(name, self.row.field(name).type) for name in self.key]
+        return pa.struct(
+            [*fields, *(pa.field(special_key(name), pa.string()) for name in self.key if name in self.uncertain_key)]
+        )
+
+    @property
+    def events(self) -> pa.Schema:
+        """Columns of keyed events: see events.py."""
+        return pa.schema(
+            [
+                ("key", self.key_struct),
+                ("origin", self.key_struct),
+                ("deleted", pa.bool_()),
+                ("row", self.row),
+                ("unchanged", pa.list_(pa.field("element", pa.string()))),
+                ("special", TEXTS),
+                ("commit_lsn", pa.int64()),
+                ("ordinal", pa.int64()),
+            ]
+        )
+
+
+def special_key(name: str) -> str:
+    return f"special of {name}"
+
+
+def _row_fields(change: Schema) -> list[dict[str, Any]]:
+    """Fields of the record Row: it is defined where it is first used, in `before` or `after`."""
+    for field in change["fields"]:
+        if field["name"] in ("before", "after"):
+            for branch in field["type"]:
+                if isinstance(branch, dict) and branch.get("type") == "record":
+                    return list(branch["fields"])
+    return []
+
+
+def field_is_array(field: dict[str, Any]) -> bool:
+    return any(isinstance(branch, dict) and branch.get("type") == "array" for branch in field["type"])

@@ -1,0 +1,88 @@
+"""Delta tables of a mirror: how they are made, how they get and lose columns, which version they have.
+
+Columns are mapped by name (delta.columnMapping.mode), so that any PostgreSQL name is allowed and a column can be dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import DataType, StructType
+
+# One application id for all mirrors: a table belongs to one mirror, and versions are commit LSNs, which only rise.
+APPLICATION = "walgate-mirror"
+_PROPERTIES = {"delta.columnMapping.mode": "name"}
+
+
+def exists(spark: SparkSession, location: str) -> bool:
+    return bool(DeltaTable.isDeltaTable(spark, location))
+
+
+def create(spark: SparkSession, location: str, schema: StructType, comment: str) -> None:
+    """An empty table; nothing where there is one already."""
+    builder = DeltaTable.createIfNotExists(spark).location(location).addColumns(schema).comment(comment)
+    for name, value in _PROPERTIES.items():
+        builder = builder.property(name, value)
+    builder.execute()
+
+
+def align(spark: SparkSession, location: str, wanted: StructType) -> None:
+    """Gives a table exactly the wanted columns. Each step is a commit of its own and is not repeated when it is there already.
+
+    A new column is null in the rows that are there; a column whose type changed is cast, which rewrites the table.
+    """
+    there = {field.name: field.dataType for field in spark.read.format("delta").load(location).schema}
+    wants = {field.name: field.dataType for field in wanted}
+    dropped = [name for name in there if name not in wants]
+    if dropped:
+        spark.sql(f"ALTER TABLE {sql_table(location)} DROP COLUMNS ({', '.join(map(quoted, dropped))})")
+    added = [f"{quoted(name)} {_sql_type(spark, kind)}" for name, kind in wants.items() if name not in there]
+    if added:
+        spark.sql(f"ALTER TABLE {sql_table(location)} ADD COLUMNS ({', '.join(added)})")
+    changed = {name: kind for name, kind in wants.items() if name in there and there[name] != kind}
+    if changed:
+        _cast(spark, location, changed)
+
+
+def _cast(spark: SparkSession, location: str, changed: dict[str, DataType]) -> None:
+    """ALTER COLUMN TYPE in PostgreSQL rewrites the rows without telling the stream: so do we."""
+    frame: DataFrame = spark.read.format("delta").load(location)
+    columns = [
+        f.col(quoted(name)).cast(changed[name]).alias(name) if name in changed else f.col(quoted(name))
+        for name in frame.columns
+    ]
+    frame.select(*columns).write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(location)
+
+
+def _sql_type(spark: SparkSession, kind: DataType) -> str:
+    java: Any = spark._jvm
+    return str(java.org.apache.spark.sql.types.DataType.fromJson(kind.json()).sql())
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def sql_table(location: str) -> str:
+    return f"delta.{quoted(location)}"
+
+
+def _snapshot(spark: SparkSession, location: str) -> Any:
+    """Delta's own snapshot, through py4j: the history of a table would cost a job."""
+    java: Any = spark._jvm
+    log = java.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, location)
+    # update(stalenessAcceptable = false) with Scala's defaults for the rest
+    return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
+
+
+def version(spark: SparkSession, location: str) -> int:
+    return int(_snapshot(spark, location).version())
+
+
+def applied_commit_lsn(spark: SparkSession, location: str) -> int:
+    """The commit LSN of the last batch that a table took in; -1: none."""
+    found = _snapshot(spark, location).transactions().get(APPLICATION)
+    return int(found.get()) if found.isDefined() else -1
