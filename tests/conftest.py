@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import platform
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,6 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 import asyncpg
+import hypothesis
 import pytest
 import pytest_asyncio
 
@@ -187,6 +189,12 @@ def pytest_configure() -> None:
     logger = logging.getLogger("gateway.local")
     logger.setLevel(logging.INFO)
     logger.addHandler(_started)
+    # Properties are not to fail because the computer is busy. WALGATE_EXAMPLES=10000 for a long run.
+    examples = int(os.environ.get("WALGATE_EXAMPLES", "100"))
+    hypothesis.settings.register_profile(
+        "walgate", deadline=None, max_examples=examples, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("walgate")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
