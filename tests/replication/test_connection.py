@@ -1,0 +1,465 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+import pytest_asyncio
+import uvloop
+
+from gateway.local import Postgres
+from gateway.lsn import Lsn
+from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.replication.connection import connect_replication, connect_sql, leave_with
+from gateway.replication.feedback import StandbyStatus
+from gateway.replication.frames import XLOG_DATA, split
+from gateway.replication.options import pgoutput_options
+from gateway.replication.slot import create_slot, slot_facts
+from gateway.replication.stream import ReplicationStream
+from tests.conftest import Database
+from tests.replication.throttle import throttle
+
+pytestmark = pytest.mark.integration
+
+StartPostgres = Callable[..., Awaitable[Postgres]]
+Scenario = Callable[[], Coroutine[Any, Any, None]]
+OPTIONS = pgoutput_options(180000, ["p"])
+PLAIN = pgoutput_options(180000, ["p"], streaming=False)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def on_loop(request: pytest.FixtureRequest) -> Callable[[Scenario], Awaitable[None]]:
+    """Runs a scenario on a new loop of each kind, in a thread of its own."""
+    run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run if request.param == "asyncio" else uvloop.run
+
+    async def on(scenario: Scenario) -> None:
+        await asyncio.to_thread(lambda: run(scenario()))
+
+    return on
+
+
+@contextlib.asynccontextmanager
+async def sql_of(dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await connect_sql(dsn)
+    try:
+        yield connection
+    finally:
+        connection.terminate()
+
+
+@pytest.fixture
+async def sql(database: Database) -> AsyncIterator[asyncpg.Connection]:
+    async with sql_of(database.dsn) as connection:
+        yield connection
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    dsn: str, slot: str, start_lsn: Lsn, options: dict[str, str] = OPTIONS
+) -> AsyncIterator[ReplicationStream]:
+    stream = await connect_replication(dsn)
+    try:
+        await stream.start(slot, start_lsn, options)
+        yield stream
+    finally:
+        await stream.close()
+
+
+async def prepared_slot(dsn: str, slot: str, tables: str = "CREATE TABLE t (id int PRIMARY KEY, v text)") -> Lsn:
+    async with sql_of(dsn) as sql:
+        await sql.execute(f"{tables}; CREATE PUBLICATION p FOR ALL TABLES")
+        return await create_slot(sql, slot, version_num=180000)
+
+
+async def wal_end(sql: asyncpg.Connection) -> Lsn:
+    return Lsn.parse(await sql.fetchval("SELECT pg_current_wal_lsn()::text"))
+
+
+async def read_until(stream: ReplicationStream, end: Lsn) -> list[tuple[int, bytes]]:
+    """(start LSN, payload) of every XLogData frame until a keepalive or frame has passed `end`."""
+    rows: list[tuple[int, bytes]] = []
+    async with asyncio.timeout(30):
+        while True:
+            data = await stream.read()
+            for kind, lsn, third, frame_end in split(data):
+                if kind == XLOG_DATA:
+                    rows.append((lsn, data[third:frame_end]))
+                if lsn >= end:
+                    return rows
+
+
+WORKLOAD = """
+INSERT INTO t SELECT g, repeat('x', g % 50) FROM generate_series(1, 300) AS g;
+UPDATE t SET v = 'new' WHERE id % 10 = 0;
+DELETE FROM t WHERE id > 290;
+BEGIN; INSERT INTO t SELECT g, repeat('y', 100) FROM generate_series(1000, 5000) AS g; SAVEPOINT a;
+INSERT INTO t SELECT g, repeat('z', 100) FROM generate_series(6000, 8000) AS g; ROLLBACK TO a; COMMIT;
+SELECT pg_logical_emit_message(false, 'free', 'here');
+TRUNCATE t;
+"""
+
+
+async def test_frames_are_byte_for_byte_what_sql_gives_of_a_second_slot(
+    database: Database, on_loop: Callable[[Scenario], Awaitable[None]]
+) -> None:
+    ours, other = f"a_{database.name}", f"b_{database.name}"
+
+    async def scenario() -> None:
+        start_lsn = await prepared_slot(database.dsn, ours)
+        async with sql_of(database.dsn) as sql:
+            await sql.execute("SELECT pg_copy_logical_replication_slot($1, $2)", ours, other)
+            for statement in WORKLOAD.strip().split("\n"):
+                await sql.execute(statement)
+            end = await wal_end(sql)
+            await sql.execute("SELECT pg_logical_emit_message(true, 'end', '')")  # something to send behind `end`
+            async with opened(database.dsn, ours, start_lsn) as stream:
+                rows = [row for row in await read_until(stream, end) if row[0] < end]
+            pairs = [word for option in OPTIONS.items() for word in option]
+            found = await sql.fetch(
+                "SELECT lsn::text, data FROM pg_logical_slot_peek_binary_changes($1, NULL, NULL, VARIADIC $2)",
+                other,
+                pairs,
+            )
+        expected = [(Lsn.parse(lsn), data) for lsn, data in found if Lsn.parse(lsn) < end]
+        # A walsender sends 0/0 with what is not the last message of a change (WalSndPrepareWrite); SQL has it.
+        expected = [(Lsn(0) if data[:1] == b"R" else lsn, data) for lsn, data in expected]
+        assert len(rows) == len(expected)
+        assert [n for n, (row, wanted) in enumerate(zip(rows, expected, strict=True)) if row != wanted] == []
+        assert {b"S", b"E", b"A", b"c", b"B", b"C", b"I", b"U", b"D", b"T", b"M"} <= {row[1][:1] for row in rows}
+
+    await on_loop(scenario)
+
+
+async def test_restart_at_the_acknowledged_lsn_sends_only_what_came_later(
+    sql: asyncpg.Connection, database: Database
+) -> None:
+    start_lsn = await prepared_slot(database.dsn, database.name)
+    await sql.execute("INSERT INTO t VALUES (1, 'first')")
+    end = await wal_end(sql)
+    async with opened(database.dsn, database.name, start_lsn) as stream:
+        status = StandbyStatus(stream, start_lsn, 60)
+        assert [row[1][:1] for row in await read_until(stream, end)] == [b"B", b"R", b"I", b"C"]
+        status.acknowledge(end)
+        status.step()
+    await sql.execute("INSERT INTO t VALUES (2, 'second')")
+    slot = await slot_facts(sql, database.name)
+    assert slot is not None and slot.confirmed_flush_lsn == end
+    async with opened(database.dsn, database.name, end) as stream:
+        rows = await read_until(stream, await wal_end(sql))
+    assert [row[1][:1] for row in rows] == [b"B", b"R", b"I", b"C"]
+    assert b"second" in rows[2][1]
+
+
+async def test_slot_in_use_is_retried(database: Database) -> None:
+    start_lsn = await prepared_slot(database.dsn, database.name)
+    async with opened(database.dsn, database.name, start_lsn):
+        with pytest.raises(Retry, match="55006"):
+            async with opened(database.dsn, database.name, start_lsn):
+                pass
+
+
+async def test_missing_slot_is_a_gap(database: Database) -> None:
+    with pytest.raises(DataGap, match="42704"):
+        async with opened(database.dsn, "nobody_made_it", Lsn(0)):
+            pass
+
+
+async def test_option_that_the_server_does_not_know_stops(database: Database) -> None:
+    await prepared_slot(database.dsn, database.name)
+    with pytest.raises(StopForOperator):
+        async with opened(database.dsn, database.name, Lsn(0), {**OPTIONS, "proto_version": "99"}):
+            pass
+
+
+async def test_publication_that_is_dropped_ends_the_stream_before_a_commit_without_its_rows(
+    sql: asyncpg.Connection, database: Database
+) -> None:
+    start_lsn = await prepared_slot(database.dsn, database.name)
+    async with opened(database.dsn, database.name, start_lsn, PLAIN) as stream:
+        await sql.execute("INSERT INTO t VALUES (1, 'kept')")
+        assert len(await read_until(stream, await wal_end(sql))) == 4
+        await sql.execute("DROP PUBLICATION p")
+        await sql.execute("INSERT INTO t VALUES (2, 'dropped')")
+        with pytest.raises(DataGap, match="publication"):
+            await read_without_commit(stream)
+
+
+async def read_without_commit(stream: ReplicationStream) -> None:
+    while True:
+        data = await stream.read()
+        assert b"C" not in [data[third : third + 1] for kind, _, third, _ in split(data) if kind == XLOG_DATA]
+
+
+@pytest.mark.parametrize("name", ["it's", 'quo"te', "a,b", " ", "Groß", "x';--", '""', "\\"])
+async def test_publication_may_have_any_name(sql: asyncpg.Connection, database: Database, name: str) -> None:
+    await sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    await sql.execute('CREATE PUBLICATION "{}" FOR TABLE t; CREATE PUBLICATION other'.format(name.replace('"', '""')))
+    start_lsn = await create_slot(sql, database.name, version_num=180000)
+    await sql.execute("INSERT INTO t VALUES (1)")
+    async with opened(database.dsn, database.name, start_lsn, pgoutput_options(180000, [name, "other"])) as stream:
+        assert len(await read_until(stream, await wal_end(sql))) == 4
+
+
+async def test_identity_is_that_of_the_server(sql: asyncpg.Connection, database: Database) -> None:
+    stream = await connect_replication(database.dsn)
+    found = await stream.identify()
+    assert found.system_identifier == str(await sql.fetchval("SELECT system_identifier FROM pg_control_system()"))
+    assert (found.timeline, found.database) == (1, database.name)
+    assert (
+        await sql.fetchval("SELECT backend_type FROM pg_stat_activity WHERE pid = $1", stream.backend_pid)
+        == "walsender"
+    )
+    await stream.close()
+
+
+async def test_wrong_password_and_unknown_database_are_classified(database: Database, postgres: Postgres) -> None:
+    with pytest.raises(StopForOperator, match="3D000"):
+        await connect_replication(postgres.database_dsn("there_is_none"))
+    with pytest.raises(RetrySlowly, match="28000"):
+        await connect_sql(database.dsn.replace("postgres@", "nobody_of_this_name@"))
+
+
+async def test_role_without_replication_is_refused_with_the_remedy(sql: asyncpg.Connection, database: Database) -> None:
+    role = f"r_{database.name}"
+    await sql.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        with pytest.raises(RetrySlowly, match="REPLICATION") as caught:
+            await connect_replication(database.dsn.replace("postgres@", f"{role}@"))
+        assert "ALTER ROLE" in caught.value.hint
+    finally:
+        await sql.execute(f"DROP ROLE {role}")
+
+
+async def test_nobody_at_the_address_is_retried() -> None:
+    with pytest.raises(Retry):
+        await connect_replication("postgresql://postgres@127.0.0.1:1/x")
+
+
+async def test_idle_connection_lives_longer_than_the_timeout(sql: asyncpg.Connection, database: Database) -> None:
+    start_lsn = await prepared_slot(database.dsn, database.name)
+    async with opened(f"{database.dsn}?wal_sender_timeout=600ms", database.name, start_lsn) as stream:
+        task = asyncio.create_task(StandbyStatus(stream, start_lsn, 0.6).run())
+        await asyncio.sleep(2)  # three timeouts
+        await sql.execute("INSERT INTO t VALUES (1, 'late')")
+        assert len(await read_until(stream, await wal_end(sql))) == 4
+        task.cancel()
+
+
+async def test_reader_that_stops_reading_keeps_the_slot_and_little_memory(
+    database: Database, on_loop: Callable[[Scenario], Awaitable[None]]
+) -> None:
+    async def scenario() -> None:
+        start_lsn = await prepared_slot(database.dsn, database.name)
+        async with sql_of(database.dsn) as sql:
+            await sql.execute("INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 64000) AS g")
+            end = await wal_end(sql)
+        async with opened(f"{database.dsn}?wal_sender_timeout=1s", database.name, start_lsn, PLAIN) as stream:
+            status = StandbyStatus(stream, start_lsn, 1)
+            task = asyncio.create_task(status.run())
+            async with asyncio.timeout(30):
+                while not stream.is_paused:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(3)  # three timeouts
+            assert stream.failure is None
+            assert stream.buffered_bytes <= 4 << 20
+            size = sum(len(payload) for _, payload in await read_until(stream, end))
+            assert size > 64_000_000
+            task.cancel()
+
+    await on_loop(scenario)
+
+
+async def test_huge_message_may_take_longer_than_the_timeout(
+    sql: asyncpg.Connection, database: Database, postgres: Postgres
+) -> None:
+    start_lsn = await prepared_slot(database.dsn, database.name)
+    await sql.execute("SELECT pg_logical_emit_message(true, 'huge', repeat('x', 60000000))")
+    end = await wal_end(sql)
+    async with throttle("127.0.0.1", postgres.port, 20_000_000) as port:
+        dsn = database.dsn.replace(f":{postgres.port}/", f":{port}/") + "?wal_sender_timeout=1s"
+        async with opened(dsn, database.name, start_lsn) as stream:
+            task = asyncio.create_task(StandbyStatus(stream, start_lsn, 1).run())
+            started_at = time.monotonic()
+            rows = await read_until(stream, end)
+            assert time.monotonic() - started_at > 2
+            assert max(len(payload) for _, payload in rows) > 60_000_000
+            task.cancel()
+
+
+async def stopped_within(server: Postgres, mode: str) -> float:
+    started_at = time.monotonic()
+    await server.stop(mode)  # type: ignore[arg-type]
+    return time.monotonic() - started_at
+
+
+async def failure_of(stream: ReplicationStream) -> WalgateError:
+    while True:
+        try:
+            await stream.read()
+        except WalgateError as ended:
+            return ended
+
+
+async def test_fast_stop_waits_a_few_seconds_for_a_reader_that_can_not_acknowledge(
+    start_postgres: StartPostgres,
+) -> None:
+    server = await start_postgres()
+    start_lsn = await prepared_slot(server.dsn, "s")
+    sql = await server.connect()
+    stream = await connect_replication(server.dsn)
+    await stream.start("s", start_lsn, PLAIN)
+    task = asyncio.create_task(StandbyStatus(stream, start_lsn, 60).run())
+    await sql.execute("INSERT INTO t VALUES (1, 'not in Kafka')")
+    await read_until(stream, await wal_end(sql))
+    assert await stopped_within(server, "fast") < 5
+    assert "shutting down" in (await failure_of(stream)).message
+    await task
+    await stream.close()
+
+
+async def test_fast_stop_does_not_wait_for_a_reader_that_has_acknowledged(start_postgres: StartPostgres) -> None:
+    server = await start_postgres()
+    start_lsn = await prepared_slot(server.dsn, "s")
+    sql = await server.connect()
+    stream = await connect_replication(server.dsn)
+    await stream.start("s", start_lsn, PLAIN)
+    status = StandbyStatus(stream, start_lsn, 60)
+    task = asyncio.create_task(status.run())
+    await sql.execute("INSERT INTO t VALUES (1, 'in Kafka')")
+    await read_until(stream, await wal_end(sql))
+
+    async def acknowledge_all() -> WalgateError:
+        with contextlib.suppress(Retry):
+            while True:
+                for _, lsn, _, _ in split(await stream.read()):
+                    status.acknowledge(lsn)
+        assert stream.failure is not None
+        return stream.failure
+
+    reader = asyncio.create_task(acknowledge_all())
+    assert await stopped_within(server, "fast") < 2
+    assert "ended the stream" in (await reader).message
+    task.cancel()
+    await stream.close()
+
+
+@pytest.mark.parametrize("mode", ["immediate", "kill"])
+async def test_crash_of_the_server_is_retried(start_postgres: StartPostgres, mode: str) -> None:
+    server = await start_postgres()
+    start_lsn = await prepared_slot(server.dsn, "s")
+    stream = await connect_replication(server.dsn)
+    await stream.start("s", start_lsn, PLAIN)
+    await (server.kill() if mode == "kill" else server.stop("immediate"))
+    assert isinstance(await failure_of(stream), Retry)
+    await stream.close()
+    await server.start()
+    async with opened(server.dsn, "s", start_lsn) as again:
+        assert again.failure is None
+
+
+async def test_paused_reader_leaves_when_the_sql_connection_is_ended(start_postgres: StartPostgres) -> None:
+    server = await start_postgres()
+    start_lsn = await prepared_slot(server.dsn, "s")
+    sql = await server.connect()
+    await sql.execute("INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 30000) AS g")
+    stream = await connect_replication(server.dsn)
+    leave_with(sql, stream)
+    await stream.start("s", start_lsn, PLAIN)
+    task = asyncio.create_task(StandbyStatus(stream, start_lsn, 60).run())
+    async with asyncio.timeout(20):
+        while not stream.is_paused:
+            await asyncio.sleep(0.01)
+    assert await stopped_within(server, "fast") < 5
+    assert isinstance(await failure_of(stream), Retry)
+    task.cancel()
+    await stream.close()
+
+
+def certificate(folder: Path) -> dict[str, bytes]:
+    """A self-signed certificate of 127.0.0.1."""
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost "
+        "-addext subjectAltName=IP:127.0.0.1 -keyout server.key -out server.crt"
+    )
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return {name: (folder / name).read_bytes() for name in ("server.key", "server.crt")}
+
+
+@pytest_asyncio.fixture(scope="module")
+async def tls(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Postgres, Path]]:
+    """A server that takes only TLS and SCRAM, and its certificate."""
+    folder = tmp_path_factory.mktemp("tls")
+    hba = [
+        "hostssl all all 127.0.0.1/32 scram-sha-256",
+        "hostnossl all postgres 127.0.0.1/32 trust",
+        "hostnossl all all 127.0.0.1/32 reject",
+    ]
+    async with Postgres(17, files=certificate(folder), hba=hba, settings={"ssl": "on"}) as server:
+        async with sql_of(server.dsn) as sql:
+            await sql.execute("CREATE ROLE gate LOGIN SUPERUSER REPLICATION PASSWORD 'secret'")
+        yield server, folder / "server.crt"
+
+
+async def test_stream_runs_over_verified_tls_and_scram(
+    tls: tuple[Postgres, Path], on_loop: Callable[[Scenario], Awaitable[None]]
+) -> None:
+    server, root = tls
+    name = f"test_{uuid4().hex[:12]}"
+    async with sql_of(server.dsn) as sql:
+        await sql.execute(f"CREATE DATABASE {name}")
+    dsn = f"postgresql://gate:secret@127.0.0.1:{server.port}/{name}?sslmode=verify-full&sslrootcert={root}"
+
+    async def scenario() -> None:
+        start_lsn = await prepared_slot(dsn, name)
+        async with sql_of(dsn) as sql, opened(f"{dsn}&wal_sender_timeout=1s", name, start_lsn, PLAIN) as stream:
+            await sql.execute("INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 20000) AS g")
+            end = await wal_end(sql)
+            assert await sql.fetchval("SELECT ssl FROM pg_stat_ssl WHERE pid = $1", stream.backend_pid)
+            task = asyncio.create_task(StandbyStatus(stream, start_lsn, 1).run())
+            async with asyncio.timeout(20):
+                while not stream.is_paused:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(1.5)
+            assert stream.buffered_bytes <= 4 << 20
+            rows = await read_until(stream, end)
+            assert len([row for row in rows if row[1][:1] == b"I"]) == 20000
+            task.cancel()
+
+    await on_loop(scenario)
+
+
+async def test_certificate_that_can_not_be_verified_is_refused(tls: tuple[Postgres, Path], tmp_path: Path) -> None:
+    certificate(tmp_path)  # another one
+    base = f"postgresql://gate:secret@127.0.0.1:{tls[0].port}/postgres"
+    for options, kind in (
+        (f"sslmode=verify-full&sslrootcert={tmp_path / 'server.crt'}", StopForOperator),
+        ("sslmode=disable", RetrySlowly),  # pg_hba.conf rejects it
+    ):
+        with pytest.raises(kind):
+            await connect_replication(f"{base}?{options}")
+    with pytest.raises(RetrySlowly) as caught:
+        await connect_replication(base.replace("secret", "wrong") + "?sslmode=require")
+    assert "wrong" not in str(caught.value)
+
+
+async def test_server_without_tls_is_never_used_in_the_clear_when_tls_is_asked_for(database: Database) -> None:
+    with pytest.raises(RetrySlowly, match="SSL"):
+        await connect_replication(f"{database.dsn}?sslmode=require")
+
+
+@pytest.mark.filterwarnings("error")
+async def test_nothing_is_left_open_when_a_connection_is_forgotten(sql: asyncpg.Connection, database: Database) -> None:
+    """asyncpg's own object must not warn or abort the transport that it no longer owns."""
+    start_lsn = await prepared_slot(database.dsn, database.name)
+    async with opened(database.dsn, database.name, start_lsn, PLAIN) as stream:
+        gc.collect()
+        await sql.execute("INSERT INTO t VALUES (1, 'x')")
+        assert len(await read_until(stream, await wal_end(sql))) == 4
