@@ -73,7 +73,7 @@ class StandbyStatus:
         self._wake = asyncio.Event()
         self._due = True  # something to tell before the timer
         self._sent_at = -float("inf")
-        self._asked_server = False
+        self._asked_at: float | None = None  # since when the server owes us a sign of life
         self._storm_since: float | None = None
         self._last_request_at = -float("inf")
         self._advanced_at = -float("inf")
@@ -93,12 +93,15 @@ class StandbyStatus:
             self._tell()
 
     def reply_soon(self) -> None:
-        """The server asks for a reply."""
+        """The server asks for a reply. It gets one at once, also before `run` has begun, unless the last one is too new."""
         now = self._clock()
         if now - self._last_request_at > _STORM_GAP_S:
             self._storm_since = now
         self._last_request_at = now
-        self._tell()
+        if now - self._sent_at >= LEAST_INTERVAL_S:
+            self._send(now, ask=False)
+        else:
+            self._tell()
 
     @property
     def server_is_stopping(self) -> bool:
@@ -134,31 +137,30 @@ class StandbyStatus:
         """Do what is due now. Returns the seconds to the next step unless woken, None when the connection was ended."""
         now = self._clock()
         silence_s = self._link.silence_s()
-        if silence_s >= self.silence_limit_s:
+        half_s = self.silence_limit_s / 2
+        if silence_s < half_s:
+            self._asked_at = None
+        elif self._asked_at is not None and now - self._asked_at >= half_s:
+            # Counted from our question: a process that was stopped, or started this task late, was silent itself.
             self._link.fail(Retry(f"PostgreSQL has sent nothing for {silence_s:.0f} s, although it was asked to"))
             return None
         if self._must_leave(now):
             self._link.fail(Retry("PostgreSQL is shutting down, and what it has sent is not durable in Kafka yet"))
             return None
-        ask = silence_s >= self.silence_limit_s / 2
-        if not ask:
-            self._asked_server = False
-        if self._due or now - self._sent_at >= self.interval_s or (ask and not self._asked_server):
+        ask = silence_s >= half_s
+        if self._due or now - self._sent_at >= self.interval_s or (ask and self._asked_at is None):
             early_s = self._sent_at + LEAST_INTERVAL_S - now
             if early_s > 0:
                 return early_s
+            if ask and self._asked_at is None:
+                self._asked_at = now
             self._send(now, ask)
-        return self._wait_s(now, silence_s)
+        to_silence_s = half_s - silence_s if self._asked_at is None else self._asked_at + half_s - now
+        return max(min(self._sent_at + self.interval_s - now, to_silence_s), LEAST_INTERVAL_S / 10)
 
     def _send(self, now: float, ask: bool) -> None:
         self._due = False
         self._sent_at = now
-        self._asked_server = ask
         failpoint("before_standby_status")
         self._link.send_standby_status(self.received_lsn, self.flush_lsn, reply_requested=ask)
         failpoint("after_standby_status")
-
-    def _wait_s(self, now: float, silence_s: float) -> float:
-        half_s = self.silence_limit_s / 2
-        to_silence_s = half_s - silence_s if silence_s < half_s else self.silence_limit_s - silence_s
-        return max(min(self._sent_at + self.interval_s - now, to_silence_s), LEAST_INTERVAL_S / 10)

@@ -114,7 +114,6 @@ def test_reply_is_sent_at_once_when_the_last_one_is_old() -> None:
     status.step()
     wire.now = wire.arrived_at = 1005.0
     wire.on_reply_request()
-    status.step()
     assert [at for at, *_ in wire.sent] == [1000.0, 1005.0]
 
 
@@ -194,6 +193,18 @@ def test_silent_server_that_answers_is_kept() -> None:
         pass_time(wire, status, 6)
         assert wire.sent[-1][3] or wire.sent[-2][3]
         wire.arrived_at = wire.now
+    assert wire.failure is None
+
+
+def test_process_that_was_stopped_itself_asks_before_it_gives_up() -> None:
+    wire = Wire()
+    status = wire.status(wal_sender_timeout_s=10)
+    status.step()
+    wire.now += 100
+    status.step()
+    assert wire.failure is None and wire.sent[-1][3]
+    wire.arrived_at = wire.now
+    pass_time(wire, status, 9)
     assert wire.failure is None
 
 
