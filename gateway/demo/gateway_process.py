@@ -11,7 +11,6 @@ import asyncpg
 
 from gateway.local.guard import Child, Guard
 
-SLOT = "walgate"
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 _SLOT_ACTIVE = "SELECT active FROM pg_replication_slots WHERE slot_name = $1"
@@ -24,9 +23,10 @@ _SLOT_LAG = """
 class GatewayProcess:
     """May be killed and started again; `peak_rss_bytes` is the highest of all its lives."""
 
-    def __init__(self, guard: Guard, dsn: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, guard: Guard, dsn: str, slot: str, settings: Mapping[str, str]) -> None:
         self._guard = guard
         self._dsn = dsn
+        self._slot = slot
         self._settings = settings
         self._child: Child | None = None
         self.peak_rss_bytes = 0
@@ -50,7 +50,7 @@ class GatewayProcess:
         connection = await asyncpg.connect(self._dsn)
 
         async def slot_is_active() -> bool:
-            return bool(await connection.fetchval(_SLOT_ACTIVE, SLOT))
+            return bool(await connection.fetchval(_SLOT_ACTIVE, self._slot))
 
         try:
             await self._child.ready(slot_is_active, START_TIMEOUT_S)
@@ -79,6 +79,6 @@ class GatewayProcess:
         return self.peak_rss_bytes
 
 
-async def slot_lag_bytes(connection: asyncpg.Connection) -> int:
+async def slot_lag_bytes(connection: asyncpg.Connection, slot: str) -> int:
     """WAL that PostgreSQL keeps for the slot because it is not confirmed."""
-    return await connection.fetchval(_SLOT_LAG, SLOT) or 0
+    return await connection.fetchval(_SLOT_LAG, slot) or 0

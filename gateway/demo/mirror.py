@@ -95,10 +95,7 @@ class Mirror:
         await self.child.stop(signal.SIGTERM, STOP_TIMEOUT_S)
 
     async def dump(self, tables: Sequence[str]) -> dict[str, MirrorTable]:
-        """The rows of the tables as the mirror holds them. Raises `PartFailed` with the program's last lines.
-
-        A table that the mirror does not know has no columns and no rows.
-        """
+        """The rows of the tables as the mirror holds them. Raises `PartFailed` with the program's last lines."""
         path = self._guard.folder / "dump.jsonl"
         words = [word for table in tables for word in ("--table", table)]
         child = await self._guard.start(
@@ -106,8 +103,7 @@ class Mirror:
         )
         if code := await asyncio.wait_for(child.wait(), DUMP_TIMEOUT_S):
             raise child.failure(f"ended with code {code}")
-        found = await asyncio.to_thread(_read_dump, path)
-        return {table: found.get(table, MirrorTable((), ())) for table in tables}
+        return await asyncio.to_thread(_read_dump, path)
 
 
 def _read_dump(path: Path) -> dict[str, MirrorTable]:
@@ -132,19 +128,7 @@ class _Rows:
             for line in file:
                 if not line.startswith(b"["):
                     return
-                yield tuple(_as_text(value) for value in json.loads(line))
-
-
-def _as_text(value: str | list[str | None] | None) -> str | None:
-    """An array comes as a list of texts: written as PostgreSQL reads it (PostgreSQL manual, 8.15.6)."""
-    if not isinstance(value, list):
-        return value
-    return "{" + ",".join("NULL" if element is None else _quoted(element) for element in value) + "}"
-
-
-def _quoted(element: str) -> str:
-    escaped = element.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+                yield tuple(json.loads(line))
 
 
 def _environment() -> dict[str, str]:

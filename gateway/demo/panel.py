@@ -84,8 +84,9 @@ class Panel:
         self._end(step, "done")
 
     def show(self, figures: Mapping[str, str]) -> None:
+        news = figures != self._figures
         self._figures = dict(figures)
-        if self._live is None and time.monotonic() - self._printed_at >= LINE_EVERY_S:
+        if self._live is None and news and time.monotonic() - self._printed_at >= LINE_EVERY_S:
             self._printed_at = time.monotonic()
             self._print("      " + " | ".join(f"{label} {text}" for label, text in figures.items()))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,9 @@ import asyncpg
 
 from gateway.demo.buyers import Connection, Tally
 from gateway.demo.delivered import Delivered, follow
-from gateway.demo.gateway_process import SLOT, GatewayProcess, slot_lag_bytes
+from gateway.demo.gateway_process import GatewayProcess, slot_lag_bytes
 from gateway.demo.mirror import Mirror
-from gateway.demo.panel import Panel, Step
+from gateway.demo.panel import Panel
 from gateway.demo.verdict import TableVerdict, compare_table, connect_for_verdict
 from gateway.demo.workload import SCENE_COUNT, TABLES, create_shop, run_workload
 from gateway.local.guard import Guard
@@ -27,9 +27,8 @@ from gateway.operate.errors import StopForOperator
 from schemas.names import transaction_topic
 
 STEPS = ("Gateway", "Spark mirror", "Workload", "Catch up", "Verdict")
-_PREFIX = "cdc"
 _REFRESH_S = 0.25
-_STALL_TIMEOUT_S = 120.0
+_STALL_TIMEOUT_S = 240.0
 _KILL_AT = 0.4  # of the workload's time: the big import is open or just committed
 _DOWN_S = 1.0
 _MEGABYTE = 1_000_000
@@ -44,9 +43,13 @@ class StoryOptions:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
+    """Where everything is, and the names that this story may use there."""
+
     dsn: str
     bootstrap_servers: str
     registry_url: str
+    prefix: str = "cdc"
+    slot: str = "walgate"
 
 
 class Story:
@@ -54,7 +57,7 @@ class Story:
         self._options = options
         self._panel = panel
         self._addresses = addresses
-        self._gateway = GatewayProcess(guard, addresses.dsn, _gateway_settings(addresses))
+        self._gateway = GatewayProcess(guard, addresses.dsn, addresses.slot, _gateway_settings(addresses))
         self._mirror = Mirror(guard, guard.folder / "mirror")
         self._tally = Tally()
         self._delivered = Delivered()
@@ -74,31 +77,20 @@ class Story:
         facts.update(self._facts(verdicts))
 
     async def _start(self) -> None:
-        """Gateway and mirror at once: the mirror waits for the gateway's topics by itself."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._start_gateway())
-                group.create_task(self._start_mirror())
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        self._panel.note(f"psql   {self._addresses.dsn}")
-        self._panel.note(f"topics {self._addresses.bootstrap_servers}, schemas {self._addresses.registry_url}")
-
-    async def _start_gateway(self) -> None:
+        """The mirror's program starts first, for it takes longest; it waits for the gateway's topics by itself."""
+        await self._mirror.start(
+            self._addresses.bootstrap_servers, self._addresses.registry_url, self._addresses.prefix
+        )
         with self._panel.step("Gateway") as step:
             await self._gateway.start()
             self._gateway_may_end = False
-            step.detail = f"reads slot {SLOT}, writes topics {_PREFIX}.*"
+            step.detail = f"reads slot {self._addresses.slot}, writes topics {self._addresses.prefix}.*"
+        self._panel.note(f"psql   {self._addresses.dsn}")
+        self._panel.note(f"topics {self._addresses.bootstrap_servers}, schemas {self._addresses.registry_url}")
 
-    async def _start_mirror(self) -> None:
-        with self._panel.step("Spark mirror") as step:
-            await self._mirror.start(self._addresses.bootstrap_servers, self._addresses.registry_url, _PREFIX)
-            await self._mirror.ready()
-            step.detail = "rebuilds transactions into Delta tables"
-
-    async def _with_watchers(self, play: Any, connection: Connection) -> None:
+    async def _with_watchers(self, play: Coroutine[Any, Any, None], connection: Connection) -> None:
         """`play` to its end, or to the first failure of a watcher."""
-        topic = transaction_topic(_PREFIX)
+        topic = transaction_topic(self._addresses.prefix)
         tasks = [
             asyncio.create_task(play),
             asyncio.create_task(follow(self._addresses.bootstrap_servers, topic, self._delivered)),
@@ -114,8 +106,8 @@ class Story:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _play(self) -> None:
-        with self._panel.step("Workload") as step:
-            await self._work(step)
+        """The shop opens at once, and the mirror joins when Spark is there: it misses nothing."""
+        await _together(self._await_mirror(), self._work())
         with self._panel.step("Catch up") as step:
             await self._catch_up()
             step.detail = f"the mirror stands at {self._mirror.progress.commit_lsn}"
@@ -125,20 +117,23 @@ class Story:
         if code := await self._gateway.stop():
             raise self._gateway.child.failure(f"ended with code {code} when it was asked to stop")
 
-    async def _work(self, step: Step) -> None:
-        seconds = self._options.seconds
-        work = run_workload(self._addresses.dsn, self._tally, seconds=seconds, seed=self._options.seed)
+    async def _await_mirror(self) -> None:
+        with self._panel.step("Spark mirror") as step:
+            await self._mirror.ready()
+            step.detail = "rebuilds transactions into Delta tables"
+
+    async def _work(self) -> None:
+        seconds, tally = self._options.seconds, self._tally
+        parts = [run_workload(self._addresses.dsn, tally, seconds=seconds, seed=self._options.seed)]
+        if self._options.kill_gateway:
+            parts.append(self._kill_gateway())
         limit_s = seconds * 3 + _STALL_TIMEOUT_S
-        try:
-            async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
-                group.create_task(work)
-                if self._options.kill_gateway:
-                    group.create_task(self._kill_gateway())
-        except TimeoutError:
-            raise StopForOperator(f"the workload of {seconds:.0f} s was not done after {limit_s:.0f} s") from None
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        step.detail = f"{self._tally.transactions:,} transactions, {self._tally.row_changes:,} row changes committed"
+        with self._panel.step("Workload") as step:
+            try:
+                await asyncio.wait_for(_together(*parts), limit_s)
+            except TimeoutError:
+                raise StopForOperator(f"the workload of {seconds:.0f} s was not done after {limit_s:.0f} s") from None
+            step.detail = f"{tally.transactions:,} transactions, {tally.row_changes:,} row changes committed"
 
     async def _kill_gateway(self) -> None:
         await asyncio.sleep(self._options.seconds * _KILL_AT)
@@ -197,7 +192,7 @@ class Story:
             for child, may_end in ((self._gateway.child, self._gateway_may_end), (self._mirror.child, False)):
                 if child.exit_code is not None and not may_end:
                     raise child.failure(f"ended with code {child.exit_code}")
-            self._slot_lag_bytes = await slot_lag_bytes(connection)
+            self._slot_lag_bytes = await slot_lag_bytes(connection, self._addresses.slot)
             self._panel.show(self._figures())
             await asyncio.sleep(_REFRESH_S)
 
@@ -231,6 +226,16 @@ class Story:
         }
 
 
+async def _together(*work: Coroutine[Any, Any, None]) -> None:
+    """All at once; the first failure ends the others and is raised by itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in work:
+                group.create_task(one)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
 def verdict_line(verdicts: Sequence[TableVerdict]) -> str:
     rows = sum(verdict.source_rows for verdict in verdicts)
     wrong = [verdict.table for verdict in verdicts if not verdict.equal]
@@ -253,10 +258,10 @@ def complaints(verdict: TableVerdict) -> list[str]:
 def _gateway_settings(addresses: Addresses) -> dict[str, str]:
     return {
         "WALGATE_SOURCE__DSN": addresses.dsn,
-        "WALGATE_SOURCE__SLOT": SLOT,
+        "WALGATE_SOURCE__SLOT": addresses.slot,
         "WALGATE_SOURCE__TWO_PHASE": "true",
         "WALGATE_KAFKA__BOOTSTRAP_SERVERS": addresses.bootstrap_servers,
-        "WALGATE_KAFKA__PREFIX": _PREFIX,
+        "WALGATE_KAFKA__PREFIX": addresses.prefix,
         "WALGATE_REGISTRY__URL": addresses.registry_url,
     }
 
