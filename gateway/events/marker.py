@@ -34,8 +34,18 @@ class Marker:
     manifest: Manifest | None = None
 
 
+FIRST_TIME, LAST_TIME = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""Microseconds of the Unix epoch: 0001-01-01 and the end of 9999, what readers of timestamp-micros can hold."""
+
+
+def readable_time(time: int) -> int | None:
+    """None for a commit time that no reader can hold: `pg_replication_origin_xact_setup` may set it to infinity."""
+    return time if FIRST_TIME <= time <= LAST_TIME else None
+
+
 def encode_marker(frame: bytes, marker: Marker, epoch: int) -> bytes:
     """`frame` is the Confluent frame of the marker schema; `epoch` the incarnation that writes."""
+    time = None if marker.time is None else readable_time(marker.time)
     parts = [
         frame,
         _KINDS[marker.kind],
@@ -44,7 +54,7 @@ def encode_marker(frame: bytes, marker: Marker, epoch: int) -> bytes:
         encode_long(epoch),
         encode_long(marker.marker_lsn),
         _NULL if marker.end_lsn is None else _SOME + encode_long(marker.end_lsn),
-        _NULL if marker.time is None else _SOME + encode_long(marker.time),
+        _NULL if time is None else _SOME + encode_long(time),
         _optional_text(marker.gid),
         _optional_text(marker.origin),
     ]

@@ -47,7 +47,7 @@ from typing import Any
 
 from gateway.events.context import Context
 from gateway.events.manifest import Manifest
-from gateway.events.marker import Marker
+from gateway.events.marker import Marker, readable_time
 from gateway.lsn import Lsn
 from gateway.operate.errors import DataGap, StopForOperator
 from gateway.pgoutput import (
@@ -241,7 +241,7 @@ class TransactionMachine:
     def _begin(self, message: Begin, change_lsn: int) -> None:
         self._demand_no_transaction("Begin", change_lsn)
         self._active.clear()
-        self._current = self._open(message.xid, message.commit_lsn, message.commit_time)
+        self._current = self._open(message.xid, message.commit_lsn, readable_time(message.commit_time))
 
     def _commit(self, message: Commit, change_lsn: int) -> None:
         transaction = self._demand_transaction("Commit", change_lsn)

@@ -84,6 +84,11 @@ def test_a_marker_is_read_back_by_fastavro(marker: Marker, epoch: int) -> None:
     }
 
 
+def test_a_time_that_no_reader_can_hold_is_left_out() -> None:
+    for time in (2**63 - 1, -(2**63), 253_402_300_800_000_000):
+        assert read(TRANSACTION_MARKER, encode_marker(FRAME, Marker("COMMIT", 1, 2, time=time), 1))["time"] is None
+
+
 def test_the_time_of_a_marker_is_microseconds_of_the_unix_epoch() -> None:
     marker = Marker("COMMIT", 1, 2, time=1_700_000_000_123_456)
     assert (

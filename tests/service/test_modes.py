@@ -1,0 +1,188 @@
+"""Settings that change what is delivered, and starts that must be refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tests.conftest import Database
+from tests.service.gateway_process import GatewayProcess, Topics
+from tests.service.test_gateway import committed
+
+NewGateway = Callable[..., GatewayProcess]
+EXIT_CONFIGURATION = 78
+
+
+async def test_whole_transactions_are_sent_after_their_commit_and_never_split(
+    database: Database, new_gateway: NewGateway, topics: Topics, topic_prefix: str
+) -> None:
+    sql = await database.connect()
+    await sql.execute("CREATE TABLE t (id int PRIMARY KEY, pad text); CREATE PUBLICATION walgate FOR ALL TABLES")
+    gateway = new_gateway(
+        WALGATE_SOURCE__LARGE_TRANSACTIONS="whole",
+        WALGATE_KAFKA__MEMORY_BYTES=str(1 << 20),
+        WALGATE_KAFKA__BATCH_BYTES="65536",
+        WALGATE_KAFKA__COMPRESSION="none",
+    )
+    await gateway.start()
+    await sql.execute("INSERT INTO t SELECT n, repeat(md5(n::text), 8) FROM generate_series(1, 10000) n")  # 3 MB
+    markers = await committed(topics, topic_prefix, 1)
+    assert [m["kind"] for m in markers] == ["EPOCH", "BEGIN", "COMMIT"]
+    rows = [value for _, value in await asyncio.to_thread(topics.read, f"{topic_prefix}.public.t")]
+    assert {row["commit_lsn"] for row in rows} == {markers[-1]["marker_lsn"]}
+    assert sorted(row["after"]["id"] for row in rows) == list(range(1, 10001))
+    await sql.close()
+
+
+async def test_at_least_once_delivers_without_kafka_transactions(
+    database: Database, new_gateway: NewGateway, topics: Topics, topic_prefix: str
+) -> None:
+    sql = await database.connect()
+    await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR ALL TABLES")
+    gateway = new_gateway(WALGATE_KAFKA__DELIVERY="at_least_once")
+    await gateway.start()
+    await sql.execute("INSERT INTO t SELECT generate_series(1, 100)")
+    await committed(topics, topic_prefix, 1)
+    assert await gateway.stop() == 0
+    await gateway.start()
+    await sql.execute("INSERT INTO t VALUES (101)")
+    markers = await committed(topics, topic_prefix, 2)
+    assert [m["epoch"] for m in markers if m["kind"] == "EPOCH"] == [1, 2]
+    await sql.close()
+
+
+async def test_the_oldest_server_is_read_in_its_own_protocol(
+    database_oldest: Database, new_gateway: NewGateway, topics: Topics, topic_prefix: str
+) -> None:
+    sql = await database_oldest.connect()
+    await sql.execute("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE PUBLICATION walgate FOR ALL TABLES")
+    await new_gateway(WALGATE_SOURCE__DSN=database_oldest.dsn).start()
+    await sql.execute("INSERT INTO t SELECT n, 'note' FROM generate_series(1, 5000) n")
+    await sql.execute("UPDATE t SET note = 'new' WHERE id = 1")
+    markers = await committed(topics, topic_prefix, 2)
+    assert [m["kind"] for m in markers if "COMMIT" in m["kind"]] == ["STREAM_COMMIT", "COMMIT"]  # type: ignore[operator]
+    rows = [value for _, value in await asyncio.to_thread(topics.read, f"{topic_prefix}.public.t")]
+    assert sorted(row["after"]["id"] for row in rows if row["op"] == "INSERT") == list(range(1, 5001))
+    await sql.close()
+
+
+async def test_text_and_binary_tuples_make_equal_records(
+    database: Database, new_gateway: NewGateway, topics: Topics, topic_prefix: str
+) -> None:
+    sql = await database.connect()
+    await sql.execute(
+        "CREATE TABLE t (id bigint PRIMARY KEY, a int, b text, c numeric(12,2), d timestamptz, e bool, f float8, g date, h uuid,"
+        " i jsonb, j bytea, k int[]); CREATE PUBLICATION walgate FOR ALL TABLES"
+    )
+    prefixes = {"on": f"{topic_prefix}b", "off": f"{topic_prefix}t"}
+    for binary, prefix in prefixes.items():
+        gateway = new_gateway(WALGATE_SOURCE__BINARY=binary, WALGATE_SOURCE__SLOT=prefix, WALGATE_KAFKA__PREFIX=prefix)
+        await gateway.start()
+    await sql.execute(
+        "INSERT INTO t SELECT n, n * 7, 'text ' || n, n / 7.0, 'epoch'::timestamptz + n * interval '1 hour', n % 2 = 0,"
+        " n / 3.0::float8, 'epoch'::date + n, gen_random_uuid(), jsonb_build_object('n', n), decode(md5(n::text), 'hex'),"
+        " array[n, null, -n] FROM generate_series(1, 200) n"
+    )
+    found = []
+    for prefix in prefixes.values():
+        await committed(topics, prefix, 1)
+        rows = await asyncio.to_thread(topics.read, f"{prefix}.public.t")
+        found.append(sorted((value["after"]["id"], key, value["after"]) for key, value in rows))
+    assert len(found[0]) == 200
+    assert found[0] == found[1]
+    await sql.close()
+
+
+async def test_names_that_are_no_avro_names_keep_their_true_name(
+    database: Database, new_gateway: NewGateway, topics: Topics, topic_prefix: str
+) -> None:
+    sql = await database.connect()
+    await sql.execute(
+        'CREATE SCHEMA "Sch.ema"; CREATE TABLE "Sch.ema"."my ""table"" 🦉" ("the id" int PRIMARY KEY, "Über" text, "über" text);'
+        ' CREATE PUBLICATION "my ""pub"" 🦉" FOR ALL TABLES'
+    )
+    await new_gateway(WALGATE_SOURCE__PUBLICATIONS='my "pub" 🦉').start()
+    await sql.execute("""INSERT INTO "Sch.ema"."my ""table"" 🦉" VALUES (1, 'upper', 'lower')""")
+    await committed(topics, topic_prefix, 1)
+    topic = f"{topic_prefix}.Sch-2eema.my-20-22table-22-20-f0-9f-a6-89"
+    ((key, value),) = await asyncio.to_thread(topics.read, topic)
+    assert list(key.values()) == [1]
+    assert list(value["after"].values()) == [1, "upper", "lower"]
+    await sql.close()
+
+
+async def test_a_second_gateway_waits_and_takes_over(
+    database: Database, new_gateway: NewGateway, topics: Topics, topic_prefix: str
+) -> None:
+    sql = await database.connect()
+    await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR ALL TABLES")
+    first, second = new_gateway(), new_gateway()
+    await first.start()
+    await second.launch()
+    await second.logged("is in use by process")
+    await sql.execute("INSERT INTO t VALUES (1)")
+    await committed(topics, topic_prefix, 1)
+    assert await first.stop() == 0
+    await second.logged("streaming")
+    await sql.execute("INSERT INTO t VALUES (2)")
+    markers = await committed(topics, topic_prefix, 2)
+    assert [m["epoch"] for m in markers if m["kind"] == "EPOCH"] == [1, 2]
+    rows = await asyncio.to_thread(topics.read, f"{topic_prefix}.public.t")
+    assert sorted(value["after"]["id"] for _, value in rows) == [1, 2]
+    await sql.close()
+
+
+async def test_a_prefix_of_another_slot_is_refused(
+    database: Database, new_gateway: NewGateway, topic_prefix: str
+) -> None:
+    sql = await database.connect()
+    await sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES")
+    first = new_gateway()
+    await first.start()
+    await first.stop()
+    other = new_gateway(WALGATE_SOURCE__SLOT=f"{topic_prefix}_other")
+    await other.launch()
+    assert await other.ended() == EXIT_CONFIGURATION
+    assert "belongs to slot" in other.log.read_text()
+    await sql.close()
+
+
+PUBLICATION = "CREATE PUBLICATION walgate FOR ALL TABLES"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "says"),
+    [
+        ([], "publication walgate does not exist"),
+        ([PUBLICATION, "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"], "adopt_slot"),
+        ([PUBLICATION, "SELECT pg_create_physical_replication_slot('{slot}')"], "physical"),
+    ],
+)
+async def test_a_start_that_can_not_go_well_says_what_to_do(
+    prepare: list[str], says: str, database: Database, new_gateway: NewGateway, topic_prefix: str
+) -> None:
+    sql = await database.connect()
+    for statement in prepare:
+        await sql.execute(statement.format(slot=topic_prefix))
+    gateway = new_gateway()
+    await gateway.launch()
+    assert await gateway.ended() != 0
+    text = gateway.log.read_text()
+    assert says in text
+    assert "hint:" in text
+    await sql.execute(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1", topic_prefix
+    )
+    await sql.close()
+
+
+async def test_a_stop_ends_a_start_that_waits(database: Database, new_gateway: NewGateway) -> None:
+    sql = await database.connect()
+    await sql.execute(PUBLICATION)
+    gateway = new_gateway(WALGATE_KAFKA__BOOTSTRAP_SERVERS="127.0.0.1:9")
+    await gateway.launch()
+    await gateway.logged("starting_again")
+    assert await gateway.stop() == 0
+    await sql.close()
