@@ -40,7 +40,7 @@ def check(delivered: Delivered, truth: Truth, *, prefix: str) -> list[Finding]:
     findings += [
         Finding(Defect.LOST, f"transaction {logged.number} (xid {logged.xid}, {logged.shape}) has no marker")
         for logged in truth.transactions
-        if logged.xid not in committed_xids
+        if logged.statements and logged.xid not in committed_xids
     ]
     findings += _check_unclaimed(rows, claimed)
     findings += _check_commit_order(delivered.events)

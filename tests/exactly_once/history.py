@@ -67,8 +67,8 @@ class Logged:
 
 @dataclass(slots=True)
 class Truth:
-    """Committed transactions with at least one published change, in commit order where there is a witness; and the LSNs of
-    the logical messages that belong to no transaction."""
+    """Committed transactions, in commit order where there is a witness; and the LSNs of the logical messages that belong to
+    no transaction. A transaction without statements changed nothing that is published, or rolled all of it back."""
 
     transactions: list[Logged] = field(default_factory=list)
     message_lsns: list[int] = field(default_factory=list)
@@ -95,11 +95,10 @@ async def load_truth(connection: asyncpg.Connection, publication: str) -> Truth:
             statements.setdefault(row["number"], []).append(statement)
     truth = Truth(message_lsns=message_lsns)
     for row in await connection.fetch("SELECT number, xid, shape FROM history.transactions"):
-        if row["number"] in statements:
-            assert row["xid"] in witnessed, f"transaction {row['number']} is in the log but was not decoded"
-            truth.transactions.append(
-                Logged(row["number"], row["xid"], tuple(statements[row["number"]]), row["shape"], witnessed[row["xid"]])
-            )
+        done = tuple(statements.get(row["number"], ()))
+        decoded = witnessed.get(row["xid"])
+        assert decoded or not done, f"transaction {row['number']} is in the log but was not decoded"
+        truth.transactions.append(Logged(row["number"], row["xid"], done, row["shape"], decoded))
     truth.transactions.sort(key=lambda logged: logged.committed.commit_lsn if logged.committed else 0)
     return truth
 

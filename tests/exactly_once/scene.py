@@ -95,7 +95,7 @@ class Scene:
         findings = check(committed, truth, prefix=self.prefix) + check_attempts(attempted, truth)
         assert not findings, f"{len(findings)} findings:\n" + "\n".join(map(str, findings[:20]))
         return Verdict(
-            len(truth.transactions),
+            sum(1 for logged in truth.transactions if logged.statements),
             truth.event_count,
             len(committed.events),
             len(attempted.events),
@@ -121,7 +121,7 @@ async def open_scene(
     values: dict[str, object] = {
         "source__dsn": database.dsn,
         "source__slot": f"slot_{prefix}",
-        "source__publications": [PUBLICATION],
+        "source__publications": PUBLICATION,
         "source__two_phase": True,
         "kafka__bootstrap_servers": bootstrap_servers,
         "kafka__prefix": prefix,
