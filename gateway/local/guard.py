@@ -146,6 +146,8 @@ class Guard:
         `environment` is added to this process's own; `end_signal` is what it gets when the guard ends.
         Raises `PartFailed`.
         """
+        if self._events.done():
+            raise PartFailed(f"{name} can not be started: its guard has ended")
         child = Child(self, name, log_path or self.folder / f"{name}.log")
         self._children[name] = child
         self._starting[name] = asyncio.get_running_loop().create_future()

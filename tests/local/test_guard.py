@@ -99,6 +99,8 @@ async def test_children_end_when_the_guard_itself_is_killed() -> None:
     os.kill(guard.pid, signal.SIGKILL)
     assert await child.wait() == -signal.SIGKILL
     await until(lambda: not runs(child.pid))
+    with pytest.raises(PartFailed, match="its guard has ended"):
+        await guard.start("late", ["true"])
     await guard.close()
     shutil.rmtree(guard.folder)
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from confluent_kafka.schema_registry import Schema
-from confluent_kafka.schema_registry._async.schema_registry_client import AsyncSchemaRegistryClient
+from confluent_kafka.schema_registry import AsyncSchemaRegistryClient, Schema
 
 from gateway.local import Registry
 
 
 async def test_a_schema_outlives_stop_and_kill() -> None:
     async with Registry() as registry:
-        client = AsyncSchemaRegistryClient({"url": registry.url})
-        schema_id = await client.register_schema("kept-value", Schema('"string"', "AVRO"))
+        async with AsyncSchemaRegistryClient({"url": registry.url}) as client:
+            schema_id = await client.register_schema("kept-value", Schema('"string"', "AVRO"))
         await registry.stop()
         assert registry.server_pid is None
         await registry.start()
         await registry.kill()
         await registry.start()
-        client = AsyncSchemaRegistryClient({"url": registry.url})
-        assert (await client.get_schema(schema_id)).schema_str == '"string"'
+        async with AsyncSchemaRegistryClient({"url": registry.url}) as client:
+            assert (await client.get_schema(schema_id)).schema_str == '"string"'
