@@ -75,8 +75,11 @@ def decode_position(value: bytes) -> Position:
         ) from error
 
 
-async def read_positions(settings: KafkaSettings, timeout_s: float) -> dict[bytes, Position]:
-    """The newest position of every slot, by key; what other transactions left open or aborted is not seen."""
+async def read_positions(
+    settings: KafkaSettings, marker_topic: str, timeout_s: float
+) -> tuple[dict[bytes, Position], int]:
+    """The newest position of every slot, by key, and the end offset of the marker topic. What other transactions left open or
+    aborted is not seen."""
     consumer = AIOKafkaConsumer(
         **settings.client_options(),
         isolation_level="read_committed",
@@ -87,11 +90,11 @@ async def read_positions(settings: KafkaSettings, timeout_s: float) -> dict[byte
     try:
         async with asyncio.timeout(timeout_s):
             await consumer.start()
-            place = TopicPartition(POSITION_TOPIC, 0)
+            place, markers = TopicPartition(POSITION_TOPIC, 0), TopicPartition(marker_topic, 0)
             consumer.assign([place])
-            end = (await consumer.end_offsets([place]))[place]
+            ends = await consumer.end_offsets([place, markers])
             await consumer.seek_to_beginning(place)
-            while await consumer.position(place) < end:
+            while await consumer.position(place) < ends[place]:
                 for record in (await consumer.getmany(place, timeout_ms=200)).get(place, []):
                     if record.key is not None and record.value is not None:
                         newest[record.key] = record.value
@@ -99,7 +102,7 @@ async def read_positions(settings: KafkaSettings, timeout_s: float) -> dict[byte
         raise classify(error, f"reading {POSITION_TOPIC}") from error
     finally:
         await consumer.stop()
-    return {key: decode_position(value) for key, value in newest.items()}
+    return {key: decode_position(value) for key, value in newest.items()}, ends[markers]
 
 
 def advance(position: Position, resume_lsn: int, last_commit_lsn: int, prepared: tuple[Prepared, ...]) -> Position:

@@ -180,7 +180,7 @@ class Attempt:
         """The position to go on from; the first start makes the slot."""
         source, kafka = self._settings.source, self._settings.kafka
         failpoint("before_position_read")
-        stored = await read_positions(kafka, kafka.delivery_timeout_s)
+        stored, marker_end = await read_positions(kafka, transaction_topic(kafka.prefix), kafka.delivery_timeout_s)
         failpoint("after_position_read")
         fresh = Position(
             system_identifier=checks.server.system_identifier,
@@ -191,7 +191,7 @@ class Attempt:
             publications=source.publications,
             version=package_version("walgate"),
         )
-        start = decide_start(stored, fresh, checks.slot_flush_lsn, adopt_slot=source.adopt_slot)
+        start = decide_start(stored, fresh, checks.slot_flush_lsn, marker_end, adopt_slot=source.adopt_slot)
         position = start.position
         if start.write_intent:
             failpoint("before_slot_intent")

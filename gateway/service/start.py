@@ -24,14 +24,20 @@ class Start:
 
 
 def decide_start(
-    stored: Mapping[bytes, Position], fresh: Position, slot_flush_lsn: Lsn | None, *, adopt_slot: bool
+    stored: Mapping[bytes, Position],
+    fresh: Position,
+    slot_flush_lsn: Lsn | None,
+    marker_end_offset: int,
+    *,
+    adopt_slot: bool,
 ) -> Start:
     """`fresh` is the position of a slot that was never read; `slot_flush_lsn` is the confirmed_flush_lsn of the slot, None
-    where there is none. Raises StopForOperator, DataGap."""
+    where there is none; `marker_end_offset` is that of the marker topic. Raises StopForOperator, DataGap."""
     _refuse_foreign_prefix(stored, fresh)
     known = stored.get(fresh.key)
     if known is None:
         if slot_flush_lsn is None:
+            _refuse_used_prefix(fresh, marker_end_offset)
             return Start(fresh, write_intent=True, create_slot=True)
         if not adopt_slot:
             raise StopForOperator(
@@ -39,6 +45,7 @@ def decide_start(
                 hint="if nothing else reads it and it may go on from its confirmed_flush_lsn, set source.adopt_slot=true; "
                 f"else drop it: select pg_drop_replication_slot('{fresh.slot}')",
             )
+        _refuse_used_prefix(fresh, marker_end_offset)
         return Start(replace(fresh, resume_lsn=slot_flush_lsn), write_intent=True)
     current = replace(known, publications=fresh.publications, version=fresh.version)
     if known.state == "INTENT":
@@ -51,7 +58,23 @@ def decide_start(
             hint="what was written since is lost to it. Take a new slot name (source.slot) and a new kafka.prefix, and "
             "load the tables anew",
         )
+    if marker_end_offset == 0:
+        raise DataGap(
+            f"the marker topic of prefix {known.prefix!r} is empty, but slot {known.slot} has written there up to "
+            f"{known.resume_lsn}: it was deleted and made again",
+            hint="readers can not tell what is committed any more: take a new slot and a new kafka.prefix, and load the "
+            "tables anew",
+        )
     return Start(current)
+
+
+def _refuse_used_prefix(fresh: Position, marker_end_offset: int) -> None:
+    """Epochs begin at 1 with a new position: in topics that hold an epoch 1 already, rows of both would look alike."""
+    if marker_end_offset > 0:
+        raise StopForOperator(
+            f"prefix {fresh.prefix!r} was used before, but no position is known for slot {fresh.slot}",
+            hint="set another kafka.prefix, or delete the topics of this one",
+        )
 
 
 def _refuse_foreign_prefix(stored: Mapping[bytes, Position], fresh: Position) -> None:
