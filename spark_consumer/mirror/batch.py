@@ -2,6 +2,8 @@
 
 Idempotent: a batch that is run again (Spark repeats the last one after a crash) skips what it has written, table by table. See
 merge.py for how, and pictures.py for what readers see meanwhile.
+
+A small batch is folded in this process (replay.py), a large one in Spark (fold.py): a Spark job costs 50-200 ms whatever it does.
 """
 
 from __future__ import annotations
@@ -11,27 +13,24 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 from spark_consumer.mirror import pictures, target
-from spark_consumer.mirror.chain import Event, State, replay
-from spark_consumer.mirror.events import decode_events
-from spark_consumer.mirror.fold import STATE, last_states, moved_keys, position
 from spark_consumer.mirror.layout import table_path
-from spark_consumer.mirror.log import log_rows, log_table_schema, not_yet
-from spark_consumer.mirror.merge import merge, once, rows, same_key, write_once
+from spark_consumer.mirror.log import decode_rows, log_rows, log_table_schema, not_yet
+from spark_consumer.mirror.merge import merge, once, rows, write_once
+from spark_consumer.mirror.parts import BatchContent, TablePart, batch_content
 from spark_consumer.mirror.shape import TableShape
+from spark_consumer.mirror.states import small_states, spark_states, table_schema
 from spark_consumer.registry import SchemaCache
-from spark_consumer.tables import TableName
 
 TABLES_AT_ONCE = 2
+SMALL_CHANGES = 20_000
+SMALL_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +46,14 @@ class BatchReport:
 
 
 @dataclass(frozen=True, slots=True)
-class TablePart:
-    """What a batch holds of one table. `newest`: schema id of its last record; `cut`: position of its last TRUNCATE."""
+class TableWork:
+    """One table in one batch. `applied`: commit LSN that the table has taken in before; -1: it is new, and empty."""
 
-    table: TableName
-    changes: int
-    schema_ids: list[int]
-    newest: int
-    cut: tuple[int, int] | None
+    location: str
+    part: TablePart
+    shape: TableShape
+    texts: dict[int, str]  # schema id -> JSON text
+    applied: int
 
 
 @dataclass
@@ -77,183 +76,79 @@ class Mirror:
             raw = raw.where(f.col("commit_lsn") > self._last.commit_lsn)
         raw = raw.where(f.col("table").isNotNull()).persist()
         try:
-            totals = raw.agg(
-                f.max("commit_lsn"), f.count_distinct("commit_lsn"), f.max("commit_time"), f.count("*")
-            ).head()
-            if totals is None or totals[0] is None:
+            content = batch_content(raw)
+            if content is None:
                 return
-            parts = table_parts(raw)
-            versions = self._write_tables(spark, raw, parts, totals[0])
-            self._record(spark, batch, totals, versions)
+            self._write_tables(spark, raw, content)
         finally:
             raw.unpersist()
-        changes = {str(part.table): part.changes for part in parts}
-        self.report(BatchReport(batch, totals[0], totals[1], totals[3], changes, time.monotonic() - began))
+        self._record(spark, batch, content)
+        tables = {str(part.table): part.changes for part in content.parts}
+        seconds = time.monotonic() - began
+        self.report(BatchReport(batch, content.commit_lsn, content.transactions, content.changes, tables, seconds))
 
-    def _write_tables(
-        self, spark: SparkSession, raw: DataFrame, parts: list[TablePart], commit_lsn: int
-    ) -> dict[str, int]:
-        """The version of each table behind this batch. Tables are made and altered before `once`, which holds for every
-        write of the session: Delta would take such a commit for the batch's own."""
-        waiting = []
-        for part in parts:
-            shape = TableShape.of(self.schemas[part.newest])
-            location = table_path(self.path, part.table)
-            applied = prepare(spark, location, part, shape)
-            if applied < commit_lsn:
-                waiting.append((location, part, shape, applied))
-        with once(spark, commit_lsn), ThreadPoolExecutor(TABLES_AT_ONCE) as threads:
-            for future in [threads.submit(self._write, spark, raw, *item, commit_lsn) for item in waiting]:
+    def _write_tables(self, spark: SparkSession, raw: DataFrame, content: BatchContent) -> None:
+        """Tables are made and altered before `once`, which holds for every write of the session: Delta would take such a commit
+        for the batch's own."""
+        work = [self._prepare(spark, part) for part in content.parts]
+        work = [item for item in work if item.applied < content.commit_lsn]
+        small = content.changes <= SMALL_CHANGES and content.value_bytes <= SMALL_BYTES
+        records = raw.toArrow() if small and work else None
+        with once(spark, content.commit_lsn), ThreadPoolExecutor(TABLES_AT_ONCE) as threads:
+            for future in [threads.submit(write_table, spark, item, raw, records, content.commit_lsn) for item in work]:
                 future.result()
-        return {str(part.table): target.version(spark, table_path(self.path, part.table)) for part in parts}
 
-    def _write(
-        self,
-        spark: SparkSession,
-        raw: DataFrame,
-        location: str,
-        part: TablePart,
-        shape: TableShape,
-        applied: int,
-        commit_lsn: int,
-    ) -> None:
+    def _prepare(self, spark: SparkSession, part: TablePart) -> TableWork:
+        shape = TableShape.of(self.schemas[part.newest])
         texts = {schema_id: json.dumps(self.schemas[schema_id]) for schema_id in part.schema_ids}
-        records = raw.where(f.col("table") == str(part.table))
-        if shape.key:
-            self._write_states(spark, location, records, part, shape, texts, commit_lsn)
-        else:
-            log = not_yet(log_rows(records, shape, texts), applied)
-            write_once(log, location, "append", commit_lsn)
+        location = table_path(self.path, part.table)
+        wanted = table_schema(shape) if shape.key else log_table_schema(shape)
+        if not target.exists(spark, location):
+            target.create(spark, location, wanted, f"mirror of {part.table}")
+            return TableWork(location, part, shape, texts, -1)
+        target.align(spark, location, wanted)
+        return TableWork(location, part, shape, texts, target.applied_commit_lsn(spark, location))
 
-    def _write_states(
-        self,
-        spark: SparkSession,
-        location: str,
-        records: DataFrame,
-        part: TablePart,
-        shape: TableShape,
-        texts: dict[int, str],
-        commit_lsn: int,
-    ) -> None:
-        kept = records.where(f.col("op") != "TRUNCATE")
-        if part.cut is not None:
-            cut_lsn, cut_ordinal = part.cut
-            later = (f.col("commit_lsn") == cut_lsn) & (f.col("ordinal") > cut_ordinal)
-            kept = kept.where((f.col("commit_lsn") > cut_lsn) | later)
-        events = keyed(kept, shape, texts).persist()
-        try:
-            unsent, chained = unsent_columns(events)
-            base = None if part.cut is not None else spark.read.format("delta").load(location)
-            states = chained_states(spark, events, base, shape, unsent) if chained else last_states(events, unsent)
-            if part.cut is not None:
-                write_once(rows(states, shape), location, "overwrite", commit_lsn)
-            else:
-                merge(spark, location, states, shape, unsent)
-        finally:
-            events.unpersist()
-
-    def _record(self, spark: SparkSession, batch: int, totals: Row, versions: dict[str, int]) -> None:
-        before = {} if self._last is None else dict(self._last.tables)
-        picture = pictures.Picture(batch, totals[0], totals[2], before | versions)
+    def _record(self, spark: SparkSession, batch: int, content: BatchContent) -> None:
+        versions = {} if self._last is None else dict(self._last.tables)
+        for part in content.parts:
+            versions[str(part.table)] = target.version(spark, table_path(self.path, part.table))
+        picture = pictures.Picture(batch, content.commit_lsn, content.commit_time, versions)
         pictures.record(spark, self.path, picture)
         self._last = picture
 
 
-def prepare(spark: SparkSession, location: str, part: TablePart, shape: TableShape) -> int:
-    """Makes or alters the table: the commit LSN it has taken in; -1: none yet."""
-    wanted = table_schema(shape) if shape.key else log_table_schema(shape)
-    if not target.exists(spark, location):
-        target.create(spark, location, wanted, f"mirror of {part.table}")
-        return -1
-    target.align(spark, location, wanted)
-    return target.applied_commit_lsn(spark, location)
-
-
-def table_schema(shape: TableShape) -> StructType:
-    """Columns of the Delta table."""
-    columns = from_arrow_schema(pa.schema(list(shape.row)))
-    special = StructField(shape.special_column, MapType(StringType(), StringType()))
-    return StructType([*columns.fields, special])
-
-
-def table_parts(raw: DataFrame) -> list[TablePart]:
-    """What the batch holds, largest table first. One job over the columns beside the value."""
-    truncate = f.when(f.col("op") == "TRUNCATE", position())
-    found = (
-        raw.groupBy("table")
-        .agg(
-            f.count("*").alias("changes"),
-            f.collect_set("schema_id").alias("schema_ids"),
-            f.max_by("schema_id", position()).alias("newest"),
-            f.max(truncate).alias("cut"),
-        )
-        .orderBy(f.col("changes").desc())
-        .collect()
-    )
-    return [
-        TablePart(
-            TableName.parse(row["table"]),
-            row["changes"],
-            sorted(row["schema_ids"]),
-            row["newest"],
-            None if row["cut"] is None else (row["cut"]["commit_lsn"], row["cut"]["ordinal"]),
-        )
-        for row in found
-    ]
-
-
-def keyed(records: DataFrame, shape: TableShape, texts: dict[int, str]) -> DataFrame:
-    """Keyed events (events.py) of raw records of one table."""
-    columns = records.select("op", "commit_lsn", "ordinal", "schema_id", "value")
-    decode = partial(decode_events, shape=shape, schemas=texts)
-    return columns.mapInArrow(decode, from_arrow_schema(shape.events))
-
-
-def unsent_columns(events: DataFrame) -> tuple[set[str], bool]:
-    """Every name in `unchanged`, and whether a change of key has one."""
-    unsent = f.size("unchanged") > 0
-    found = events.agg(
-        f.array_distinct(f.flatten(f.collect_set("unchanged"))).alias("names"),
-        f.max(f.when(f.col("origin").isNotNull(), unsent).otherwise(False)).alias("chained"),
-    ).head()
-    assert found is not None
-    return set(found["names"] or ()), bool(found["chained"])
-
-
-def chained_states(
-    spark: SparkSession, events: DataFrame, base: DataFrame | None, shape: TableShape, unsent: set[str]
-) -> DataFrame:
-    """As last_states; the keys that changed are replayed one event after the other, in this process."""
-    keys = moved_keys(events, shape).persist()
+def write_table(
+    spark: SparkSession, work: TableWork, raw: DataFrame, records: pa.Table | None, commit_lsn: int
+) -> None:
+    """One table's part of a batch. `records`: the whole batch, where it is small."""
+    name = str(work.part.table)
+    mine = raw.where(f.col("table") == name)
+    own = None if records is None else records.filter(pa.compute.equal(records["table"], name))
+    if not work.shape.key:
+        _append_log(spark, work, mine, own, commit_lsn)
+        return
+    events: Any = None
     try:
-        aside = last_states(events.join(keys, "key", "left_anti"), unsent)
-        moving = events.join(f.broadcast(keys), "key", "left_semi")
-        ordered = moving.orderBy("commit_lsn", "ordinal", "deleted").collect()
-        held = {} if base is None else _held(base, keys, shape)
+        if own is None:
+            states, unsent, events = spark_states(spark, work.location, mine, work.part, work.shape, work.texts)
+        else:
+            states, unsent = small_states(spark, work.location, own, work.part, work.shape, work.texts)
+        if work.part.cut is not None:
+            write_once(rows(states, work.shape), work.location, "overwrite", commit_lsn)
+        elif work.applied < 0:  # a new table is empty
+            write_once(rows(states, work.shape), work.location, "append", commit_lsn)
+        else:
+            merge(spark, work.location, states, work.shape, unsent)
     finally:
-        keys.unpersist()
-    states = replay(map(_event, ordered), held)
-    kind = aside.schema
-    replayed = spark.createDataFrame([_state_row(key, state) for key, state in states.items()], kind)
-    return aside.select(*STATE).unionByName(replayed)
+        if events is not None:
+            events.unpersist()
 
 
-def _held(base: DataFrame, keys: DataFrame, shape: TableShape) -> dict[Any, State]:
-    """Rows of the target under the keys."""
-    found = base.alias("t").join(f.broadcast(keys).alias("s"), same_key(shape)).select("t.*", "s.key").collect()
-    special = shape.special_column
-    return {
-        row["key"]: State({name: row[name] for name in shape.columns}, dict(row[special] or {}), frozenset())
-        for row in found
-    }
-
-
-def _event(row: Row) -> Event:
-    content = None if row["row"] is None else row["row"].asDict()
-    return Event(row["key"], row["origin"], row["deleted"], content, frozenset(row["unchanged"]), row["special"])
-
-
-def _state_row(key: object, state: State | None) -> tuple[object, ...]:
-    if state is None:
-        return (key, True, None, [], {})
-    return (key, False, state.row, sorted(state.unknown), state.special)
+def _append_log(spark: SparkSession, work: TableWork, mine: DataFrame, own: pa.Table | None, commit_lsn: int) -> None:
+    if own is None:
+        log = log_rows(mine, work.shape, work.texts)
+    else:
+        batches = list(decode_rows(iter(own.combine_chunks().to_batches()), work.shape, work.texts))
+        log = spark.createDataFrame(pa.Table.from_batches(batches), log_table_schema(work.shape))
+    write_once(not_yet(log, work.applied), work.location, "append", commit_lsn)

@@ -2,7 +2,7 @@
 
 In the order of (commit_lsn, ordinal) the last event of a key decides, and a column it did not send has the value of the last
 event that did: since a new row sends all its columns, that event is never older than a deletion in between. The one
-exception is a change of key with columns that were not sent, whose values are under another key: see chain.py.
+exception is a change of key with columns that were not sent, whose values are under another key: see replay.py.
 """
 
 from __future__ import annotations

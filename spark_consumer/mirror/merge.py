@@ -31,9 +31,9 @@ def once(spark: SparkSession, commit_lsn: int) -> Iterator[None]:
         spark.conf.unset(f"{_CONF}txnVersion")
 
 
-def write_once(frame: DataFrame, location: str, mode: str, commit_lsn: int) -> None:
+def write_once(frame: DataFrame, location: str, mode: str, commit_lsn: int, *, merge_schema: bool = False) -> None:
     """Append to, or overwrite, a Delta table, once for this commit LSN."""
-    writer = frame.write.format("delta").mode(mode)
+    writer = frame.write.format("delta").mode(mode).option("mergeSchema", merge_schema)
     writer.option("txnAppId", APPLICATION).option("txnVersion", commit_lsn).save(location)
 
 

@@ -100,7 +100,7 @@ def logs(draw: st.DrawFn) -> Logs:
             # Epochs tell transactions with equal xids apart, as they do in a gateway.
             record = Record(
                 operation, xids[who], subxid, who, ordinals[who], double and operation == DELETE, alive and not double
-            )  # noqa: B023
+            )
             offset = partitions[topic, number].append(record)  # noqa: B023
             placed[who].setdefault((topic, number), []).append(offset)  # noqa: B023
 

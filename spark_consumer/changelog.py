@@ -1,0 +1,90 @@
+"""A changelog: every committed change of every table, appended once.
+
+    <path>/<schema>/<table>     Delta: one table, columns of the typed frame; a repeated batch is skipped by its commit LSN
+                                Parquet: one folder a batch, `commit_lsn=<of its last transaction>`, overwritten by a repetition
+
+The columns are those of `format("walgate")` with `table`; a table that gets a column has it from then on (mergeSchema).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_consumer.frames import TableFrame
+from spark_consumer.mirror.batch import BatchReport
+from spark_consumer.mirror.layout import table_path
+from spark_consumer.mirror.merge import write_once
+from spark_consumer.mirror.parts import TablePart, batch_content
+from spark_consumer.registry import SchemaCache
+
+
+@dataclass
+class Changelog:
+    """Appends batches; `apply` is the function for foreachBatch."""
+
+    path: str
+    format: str  # delta or parquet
+    schemas: SchemaCache
+    report: Callable[[BatchReport], None] = lambda _: None
+
+    def apply(self, raw: DataFrame, batch: int) -> None:
+        """`raw`: frames.RAW, whole transactions."""
+        began = time.monotonic()
+        raw = raw.where(f.col("table").isNotNull()).persist()
+        try:
+            content = batch_content(raw)
+            if content is None:
+                return
+            for part in content.parts:
+                self._append(raw.where(f.col("table") == str(part.table)), part, content.commit_lsn)
+        finally:
+            raw.unpersist()
+        tables = {str(part.table): part.changes for part in content.parts}
+        seconds = time.monotonic() - began
+        self.report(BatchReport(batch, content.commit_lsn, content.transactions, content.changes, tables, seconds))
+
+    def _append(self, records: DataFrame, part: TablePart, commit_lsn: int) -> None:
+        frame = TableFrame.of(self.schemas[part.newest])
+        texts = {schema_id: json.dumps(self.schemas[schema_id]) for schema_id in part.schema_ids}
+        changes = typed(records, frame, texts)
+        location = table_path(self.path, part.table)
+        if self.format == "delta":
+            write_once(changes, location, "append", commit_lsn, merge_schema=True)
+        else:
+            changes.write.mode("overwrite").parquet(f"{location}/commit_lsn={commit_lsn}")
+
+
+def typed(records: DataFrame, frame: TableFrame, texts: Mapping[int, str]) -> DataFrame:
+    """The typed frame of raw records of one table; `texts`: schema id -> JSON text of every schema they have."""
+    columns = records.select(*head_columns(frame), "schema_id", "value")
+    return columns.mapInArrow(partial(decode_changes, frame=frame, schemas=texts), from_arrow_schema(frame.schema))
+
+
+def head_columns(frame: TableFrame) -> list[str]:
+    """op to change_lsn: raw and typed frames have them alike."""
+    names: list[str] = frame.schema.names
+    return names[: names.index("old_key")]
+
+
+def decode_changes(
+    batches: Iterator[pa.RecordBatch], frame: TableFrame, schemas: Mapping[int, str]
+) -> Iterator[pa.RecordBatch]:
+    """For mapInArrow over raw records of one table."""
+    for batch in batches:
+        ids = batch.column("schema_id").to_numpy()
+        for schema_id in np.unique(ids).tolist():
+            part = batch.filter(pa.array(ids == schema_id))
+            values = part.column("value").cast(pa.binary())
+            head = [part.column(name).cast(frame.schema.field(name).type) for name in head_columns(frame)]
+            columns = [*head, *frame.decode(values, schemas[schema_id])]
+            yield pa.RecordBatch.from_arrays(columns, schema=frame.schema)

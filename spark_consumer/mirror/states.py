@@ -1,0 +1,107 @@
+"""Raw records of one table in one batch -> the last state of each key, by Spark or in this process."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import MapType, StringType, StructField, StructType
+
+from spark_consumer.mirror.events import decode_events
+from spark_consumer.mirror.fold import STATE, last_states, moved_keys
+from spark_consumer.mirror.merge import same_key
+from spark_consumer.mirror.parts import TablePart
+from spark_consumer.mirror.replay import borrowed_keys, replay_events
+from spark_consumer.mirror.replay import states as replayed_states
+from spark_consumer.mirror.shape import TableShape
+from spark_consumer.mirror.target import quoted
+
+Cut = tuple[int, int] | None
+
+
+def table_schema(shape: TableShape) -> StructType:
+    """Columns of the Delta table."""
+    columns = from_arrow_schema(pa.schema(list(shape.row)))
+    special = StructField(shape.special_column, MapType(StringType(), StringType()))
+    return StructType([*columns.fields, special])
+
+
+def state_schema(shape: TableShape) -> StructType:
+    return from_arrow_schema(pa.schema([shape.events.field(name) for name in STATE]))
+
+
+def small_states(
+    spark: SparkSession, location: str, records: pa.Table, part: TablePart, shape: TableShape, texts: dict[int, str]
+) -> tuple[DataFrame, set[str]]:
+    """States of few records, and the columns whose value only the target has."""
+    kept = records.filter(_behind(records, part.cut)).combine_chunks()
+    batches = list(decode_events(iter(kept.to_batches()), shape, texts))
+    table = _resolved(spark, location, pa.Table.from_batches(batches, shape.events), shape)
+    frame = spark.createDataFrame(table, state_schema(shape))
+    return frame, set(pc.unique(pc.list_flatten(table["unchanged"])).to_pylist())
+
+
+def _resolved(spark: SparkSession, location: str, events: pa.Table, shape: TableShape) -> pa.Table:
+    ordered, outcomes = replay_events(events)
+    borrowed = borrowed_keys(outcomes)
+    held = _held(spark, location, ordered, shape) if borrowed else None
+    return replayed_states(ordered, outcomes, held, shape)
+
+
+def _behind(records: pa.Table, cut: Cut) -> pa.ChunkedArray:
+    """Changes of rows behind the last TRUNCATE."""
+    mask = pc.not_equal(records["op"], "TRUNCATE")
+    if cut is None:
+        return mask
+    same = pc.and_(pc.equal(records["commit_lsn"], cut[0]), pc.greater(records["ordinal"], cut[1]))
+    return pc.and_(mask, pc.or_(pc.greater(records["commit_lsn"], cut[0]), same))
+
+
+def _held(spark: SparkSession, location: str, ordered: pa.Table, shape: TableShape) -> pa.Table:
+    """Key, row and special of the target's rows under every old key."""
+    origins = ordered.filter(ordered["origin"].is_valid()).select(["origin"]).rename_columns(["key"])
+    schema = from_arrow_schema(pa.schema([shape.events.field("key")]))
+    keys = spark.createDataFrame(origins, schema).distinct()
+    base = spark.read.format("delta").load(location).alias("t")
+    row = f.struct(*(f.col(f"t.{quoted(name)}").alias(name) for name in shape.columns)).alias("row")
+    special = f.coalesce(f.col(f"t.{quoted(shape.special_column)}"), f.create_map().cast("map<string,string>"))
+    found = base.join(f.broadcast(keys).alias("s"), same_key(shape)).select("s.key", row, special.alias("special"))
+    wanted = pa.schema([shape.events.field(name) for name in ("key", "row", "special")])
+    return found.toArrow().cast(wanted)
+
+
+def spark_states(
+    spark: SparkSession, location: str, records: DataFrame, part: TablePart, shape: TableShape, texts: dict[int, str]
+) -> tuple[DataFrame, set[str], DataFrame]:
+    """States of many records, the columns that some event did not send, and the persisted events: unpersist them in the end."""
+    kept = records.where(f.col("op") != "TRUNCATE")
+    if part.cut is not None:
+        cut_lsn, cut_ordinal = part.cut
+        later = (f.col("commit_lsn") == cut_lsn) & (f.col("ordinal") > cut_ordinal)
+        kept = kept.where((f.col("commit_lsn") > cut_lsn) | later)
+    columns = kept.select("op", "commit_lsn", "ordinal", "schema_id", "value")
+    decode = partial(decode_events, shape=shape, schemas=texts)
+    events = columns.mapInArrow(decode, from_arrow_schema(shape.events)).persist()
+    unsent, moved_unsent = _unsent_columns(events)
+    if not moved_unsent:
+        return last_states(events, unsent), unsent, events
+    keys = moved_keys(events, shape)
+    aside = last_states(events.join(keys, "key", "left_anti"), unsent).select(*STATE)
+    moving = events.join(keys, "key", "left_semi").toArrow().select(shape.events.names).cast(shape.events)
+    replayed = _resolved(spark, location, moving, shape)
+    frame = spark.createDataFrame(replayed, state_schema(shape))
+    return aside.unionByName(frame), unsent, events
+
+
+def _unsent_columns(events: DataFrame) -> tuple[set[str], bool]:
+    """Every name in `unchanged`, and whether a change of key has one."""
+    found = events.agg(
+        f.array_distinct(f.flatten(f.collect_set("unchanged"))).alias("names"),
+        f.max(f.col("origin").isNotNull() & (f.size("unchanged") > 0)).alias("moved"),
+    ).head()
+    assert found is not None
+    return set(found["names"] or ()), bool(found["moved"])

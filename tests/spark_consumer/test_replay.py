@@ -1,0 +1,76 @@
+"""Folding of keyed events: changes of key that were not sent whole, deletions and new rows, against a plain model of a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_consumer.mirror.replay import Key, Outcome, replay
+
+COLUMNS = ("a", "b")
+Row = dict[str, int]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[dict[Key, Row], list[dict[str, Any]], dict[Key, Row]]:
+    """A table, events over it, and the table behind them."""
+    rows = {(key,): dict.fromkeys(COLUMNS, key * 10) for key in draw(st.sets(st.integers(0, 4)))}
+    before = {key: dict(row) for key, row in rows.items()}
+    events: list[dict[str, Any]] = []
+    for value in range(100, 100 + draw(st.integers(0, 15))):
+        key = (draw(st.integers(0, 5)),)
+        if key not in rows:
+            rows[key] = dict.fromkeys(COLUMNS, value)
+            events.append({"key": key, "origin": None, "deleted": False, "row": dict(rows[key]), "unchanged": []})
+            continue
+        what = draw(st.sampled_from(["update", "move", "delete"]))
+        if what == "delete":
+            del rows[key]
+            events.append({"key": key, "origin": None, "deleted": True, "row": None, "unchanged": []})
+            continue
+        unsent = sorted(draw(st.sets(st.sampled_from(COLUMNS))))
+        new = {name: rows[key][name] if name in unsent else value for name in COLUMNS}
+        sent = {name: None if name in unsent else value for name in COLUMNS}
+        free = [(other,) for other in range(6) if (other,) not in rows]
+        if what == "move" and free:
+            to = draw(st.sampled_from(free))
+            del rows[key]
+            rows[to] = new
+            events.append({"key": to, "origin": key, "deleted": False, "row": sent, "unchanged": unsent})
+            events.append({"key": key, "origin": None, "deleted": True, "row": None, "unchanged": []})
+        else:
+            rows[key] = new
+            events.append({"key": key, "origin": None, "deleted": False, "row": sent, "unchanged": unsent})
+    return before, events, rows
+
+
+def applied(before: dict[Key, Row], events: list[dict[str, Any]], outcomes: dict[Key, Outcome]) -> dict[Key, Row]:
+    """What a MERGE of the outcomes makes of the table."""
+    after = dict(before)
+    for key, outcome in outcomes.items():
+        after.pop(key, None)
+        if outcome.deleted:
+            continue
+        row = dict(events[outcome.last]["row"])
+        row |= {name: events[place]["row"][name] for name, place in outcome.told.items()}
+        row |= {name: before[key][name] for name in outcome.kept}
+        row |= {name: before[other][name] for name, other in outcome.borrowed.items()}
+        after[key] = row
+    return after
+
+
+@settings(max_examples=500, deadline=None)
+@given(histories())
+def test_outcomes_make_of_the_table_what_the_events_did(
+    history: tuple[dict[Key, Row], list[dict[str, Any]], dict[Key, Row]],
+) -> None:
+    before, events, after = history
+    columns = [[event[name] for event in events] for name in ("key", "origin", "deleted", "unchanged")]
+    assert applied(before, events, replay(*columns)) == after
+
+
+def test_a_row_without_unsent_columns_needs_nothing_from_the_target() -> None:
+    (outcome,) = replay([(1,)], [None], [False], [[]]).values()
+    assert (outcome.told, outcome.kept, outcome.borrowed) == ({}, set(), {})
