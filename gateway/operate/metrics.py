@@ -31,8 +31,3 @@ UNDER_WAY = Gauge(
 )
 OPEN_STREAMS = Gauge("walgate_open_streams", "Transactions in progress of which rows were sent.", registry=REGISTRY)
 PREPARED = Gauge("walgate_prepared_transactions", "Prepared transactions that wait for their end.", registry=REGISTRY)
-COMMIT_TIME = Gauge(
-    "walgate_commit_time_seconds",
-    "Commit time of the newest durable transaction, Unix time by the server's clock.",
-    registry=REGISTRY,
-)

@@ -42,6 +42,9 @@ from gateway.transactions.machine import ROW_KINDS, TransactionMachine
 SEAL_BYTES = 1 << 18
 """Within one read, a boundary ends a cycle only after so many bytes: at the end of a read any boundary does."""
 
+OPEN_BYTES = 8 << 20
+"""After so many bytes also batches that are not full leave: a transaction over a thousand tables has as many open ones."""
+
 IDLE_INTERVAL_S = 10.0
 IDLE_BYTES = 16 << 20
 """An idle slot's position is made durable this often, or after so much WAL of others."""
@@ -85,8 +88,10 @@ class Pump:
         self._position = position
         self._protocol_version = protocol_version
         self._unsealed_bytes = 0
+        self._open_bytes = 0
         self._idle_since = time.monotonic()
         self._idle_position: Position | None = None
+        self._sealed_counts = self._durable_counts = (0, 0)
         self._stopping = False
         self._settled = asyncio.Event()
         self._delivery = delivery
@@ -99,6 +104,10 @@ class Pump:
             failpoint("socket_read")
             self._writer.tick()
             await self._take(data)
+            self._open_bytes += len(data)
+            if self._open_bytes >= OPEN_BYTES:
+                self._writer.close_all()
+                self._open_bytes = 0
             self._delivery.offer()
             self._idle()
             await self._delivery.room()
@@ -117,8 +126,19 @@ class Pump:
             failpoint("after_idle_advance")
         self._feedback.acknowledge(position.resume_lsn)
         failpoint("flush_lsn_moved")
-        metrics.FLUSH_LSN.set(position.resume_lsn)
+        self._measure(position)
+
+    def _measure(self, position: Position) -> None:
+        machine, (events, transactions) = self._machine, self._sealed_counts
+        metrics.EVENTS.inc(events - self._durable_counts[0])
+        metrics.TRANSACTIONS.inc(transactions - self._durable_counts[1])
+        self._durable_counts = self._sealed_counts
         metrics.CYCLES.inc()
+        metrics.FLUSH_LSN.set(position.resume_lsn)
+        metrics.RECEIVED_LSN.set(self._feedback.received_lsn)
+        metrics.UNDER_WAY.set(self._delivery.under_way_bytes)
+        metrics.OPEN_STREAMS.set(machine.open_streams)
+        metrics.PREPARED.set(len(machine.prepared))
 
     def _idle(self) -> None:
         """Kafka is free, or a read is done: end the cycle if one can end here."""
@@ -179,6 +199,7 @@ class Pump:
         self._position = advance(
             self._position, machine.resume_lsn, machine.last_commit_lsn, tuple(machine.prepared.values())
         )
+        self._sealed_counts = (machine.event_count, machine.transaction_count)
         self._delivery.seal(machine.take_markers(), self._position)
         failpoint("cycle_sealed")
         self._unsealed_bytes = 0
