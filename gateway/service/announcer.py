@@ -19,6 +19,7 @@ from gateway.pgoutput import Relation, ReplicaIdentity, Type
 from gateway.relations.catalog import PRIMARY_KEY_QUERY, TYPES_QUERY, read_types
 from gateway.relations.description import describe
 from gateway.replication.errors import classify_exception
+from gateway.service.schema_errors import classified_schema_errors
 from gateway.transactions.transaction import RelationVersion
 from schemas.description import RelationDescription
 from schemas.names import key_subject, topic_name, value_subject
@@ -43,7 +44,9 @@ class Announcer:
 
     async def prepare(self, relations: Iterable[tuple[str, str]]) -> None:
         """Make the topics of (schema, table) in one call, before their first row: a thousand one by one take long."""
-        await self._topics.ensure(topic_name(self._prefix, namespace, name) for namespace, name in relations)
+        with classified_schema_errors():
+            topics = [topic_name(self._prefix, namespace, name) for namespace, name in relations]
+        await self._topics.ensure(topics)
 
     def note_type(self, message: Type) -> None:
         """The name of a type, for when the catalog has forgotten it."""
@@ -51,11 +54,14 @@ class Announcer:
 
     async def announce(self, relation: Relation) -> RelationVersion:
         description = await self._describe(relation)
-        topic = topic_name(self._prefix, relation.namespace, relation.name)
         failpoint("before_registry_call")
-        value_schema_id = await self._registry.register(value_subject(topic), change_schema(description, self._prefix))
-        key = key_schema(description, self._prefix)
-        key_schema_id = None if key is None else await self._registry.register(key_subject(topic), key)
+        with classified_schema_errors():
+            topic = topic_name(self._prefix, relation.namespace, relation.name)
+            value_schema_id = await self._registry.register(
+                value_subject(topic), change_schema(description, self._prefix)
+            )
+            key = key_schema(description, self._prefix)
+            key_schema_id = None if key is None else await self._registry.register(key_subject(topic), key)
         failpoint("after_registry_call")
         partition_count = (await self._topics.ensure([topic]))[topic]
         keys = ", ".join(column.name for column in description.identity_columns) or "none"

@@ -38,6 +38,7 @@ from gateway.replication.stream import ReplicationStream
 from gateway.service.announcer import Announcer
 from gateway.service.checks import Checks
 from gateway.service.pump import Pump
+from gateway.service.schema_errors import classified_schema_errors
 from gateway.service.start import decide_start
 from gateway.service.tasks import run_together
 from gateway.transactions.machine import TransactionMachine
@@ -166,9 +167,10 @@ class Attempt:
 
     async def _register_fixed(self, registry: RegistryClient) -> tuple[Frames, int]:
         prefix = self._settings.kafka.prefix
-        marker_id = await registry.register(value_subject(transaction_topic(prefix)), TRANSACTION_MARKER)
-        position_id = await registry.register(value_subject(POSITION_TOPIC), POSITION)
-        messages_id = await registry.register(value_subject(message_topic(prefix)), LOGICAL_MESSAGE)
+        with classified_schema_errors():
+            marker_id = await registry.register(value_subject(transaction_topic(prefix)), TRANSACTION_MARKER)
+            position_id = await registry.register(value_subject(POSITION_TOPIC), POSITION)
+            messages_id = await registry.register(value_subject(message_topic(prefix)), LOGICAL_MESSAGE)
         return Frames(frame(marker_id), frame(position_id)), messages_id
 
     def _message_topic(self, writer: BatchWriter, schema_id: int, counts: dict[str, int]) -> MessageTopic:

@@ -1,0 +1,20 @@
+"""What an error of the schemas means for the gateway. `schemas` knows no gateway, so its errors are classed here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gateway.operate.errors import Retry, StopForOperator
+from schemas.errors import RegistryUnavailable, SchemaError
+
+
+@contextmanager
+def classified_schema_errors() -> Iterator[None]:
+    """A registry that is away comes back: Retry. Everything else needs a person: StopForOperator."""
+    try:
+        yield
+    except RegistryUnavailable as error:
+        raise Retry(error.message, hint=error.hint) from error
+    except SchemaError as error:
+        raise StopForOperator(error.message, hint=error.hint) from error
