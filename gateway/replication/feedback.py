@@ -31,6 +31,8 @@ from gateway.operate.failpoints import failpoint
 LEAST_INTERVAL_S: Final = 0.1
 LEAVE_AFTER_S: Final = 3.0
 LONGEST_SILENCE_S: Final = 30.0
+# A short wal_sender_timeout says how patient the server is; a busy server may still be slow to answer.
+SHORTEST_SILENCE_S: Final = 5.0
 # Beyond this gap two requests are not of one shutdown: in service the server asks once in half of wal_sender_timeout.
 _STORM_GAP_S: Final = 0.5
 _NO_TIMEOUT_S: Final = 60.0
@@ -52,7 +54,7 @@ class Link(Protocol):
 class StandbyStatus:
     """Received and flushed LSN of one connection, and the task (`run`) that reports them.
 
-    `wal_sender_timeout_s`: the server's setting, 0 when it is off.
+    `wal_sender_timeout_s`: the server's setting, 0 when it is off. `silence_limit_s` follows from it unless given.
     """
 
     def __init__(
@@ -61,11 +63,12 @@ class StandbyStatus:
         resume_lsn: Lsn,
         wal_sender_timeout_s: float,
         *,
+        silence_limit_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         timeout_s = wal_sender_timeout_s or _NO_TIMEOUT_S
         self.interval_s = timeout_s / 3
-        self.silence_limit_s = min(timeout_s, LONGEST_SILENCE_S)
+        self.silence_limit_s = silence_limit_s or max(min(timeout_s, LONGEST_SILENCE_S), SHORTEST_SILENCE_S)
         self.received_lsn = resume_lsn
         self.flush_lsn = resume_lsn
         self._link = link

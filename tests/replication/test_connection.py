@@ -73,10 +73,10 @@ async def opened(
         await stream.close()
 
 
-async def prepared_slot(dsn: str, slot: str, tables: str = "CREATE TABLE t (id int PRIMARY KEY, v text)") -> Lsn:
+async def prepared_slot(dsn: str, slot: str, *, version_num: int = 180000) -> Lsn:
     async with sql_of(dsn) as sql:
-        await sql.execute(f"{tables}; CREATE PUBLICATION p FOR ALL TABLES")
-        return await create_slot(sql, slot, version_num=180000)
+        await sql.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION p FOR ALL TABLES")
+        return await create_slot(sql, slot, version_num=version_num)
 
 
 async def wal_end(sql: asyncpg.Connection) -> Lsn:
@@ -189,13 +189,26 @@ async def test_publication_that_is_dropped_ends_the_stream_before_a_commit_witho
         await sql.execute("DROP PUBLICATION p")
         await sql.execute("INSERT INTO t VALUES (2, 'dropped')")
         with pytest.raises(DataGap, match="publication"):
-            await read_without_commit(stream)
+            await read_without(stream, b"C")
 
 
-async def read_without_commit(stream: ReplicationStream) -> None:
+async def test_publication_that_is_dropped_is_an_error_on_the_oldest_version(database_oldest: Database) -> None:
+    dsn, name = database_oldest.dsn, database_oldest.name
+    start_lsn = await prepared_slot(dsn, name, version_num=140000)
+    options = pgoutput_options(140000, ["p"])
+    async with sql_of(dsn) as sql, opened(dsn, name, start_lsn, options) as stream:
+        await sql.execute("INSERT INTO t VALUES (1, 'kept')")
+        assert len(await read_until(stream, await wal_end(sql))) == 4
+        await sql.execute("DROP PUBLICATION p")
+        await sql.execute("INSERT INTO t VALUES (2, 'dropped')")
+        with pytest.raises(DataGap, match="42704"):
+            await read_without(stream, b"I")  # the DROP itself is an empty transaction here
+
+
+async def read_without(stream: ReplicationStream, message: bytes) -> None:
     while True:
         data = await stream.read()
-        assert b"C" not in [data[third : third + 1] for kind, _, third, _ in split(data) if kind == XLOG_DATA]
+        assert message not in [data[third : third + 1] for kind, _, third, _ in split(data) if kind == XLOG_DATA]
 
 
 @pytest.mark.parametrize("name", ["it's", 'quo"te', "a,b", " ", "Groß", "x';--", '""', "\\"])

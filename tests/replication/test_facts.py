@@ -21,8 +21,6 @@ from gateway.replication.server import server_facts
 from gateway.replication.slot import create_slot, drop_slot, slot_facts
 from tests.conftest import Database
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture(params=["database", "database_oldest"])
 def source(request: pytest.FixtureRequest) -> Database:

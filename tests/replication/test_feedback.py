@@ -208,6 +208,12 @@ def test_process_that_was_stopped_itself_asks_before_it_gives_up() -> None:
     assert wire.failure is None
 
 
+def test_short_timeout_of_the_server_does_not_make_us_impatient() -> None:
+    wire = Wire()
+    pass_time(wire, wire.status(wal_sender_timeout_s=1), 4.9)
+    assert wire.failure is None
+
+
 def test_silence_is_noticed_within_30_seconds_whatever_the_timeout() -> None:
     for timeout_s in (0, 60, 3600):
         wire = Wire()

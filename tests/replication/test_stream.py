@@ -283,7 +283,7 @@ async def test_silent_server_is_asked_and_then_given_up() -> None:
             statuses.append((await peer.receive())[1])
 
     async with streaming(black_hole) as stream:
-        status = StandbyStatus(stream, Lsn(5), 0.6)
+        status = StandbyStatus(stream, Lsn(5), 0.6, silence_limit_s=0.6)
         task = asyncio.create_task(status.run())
         with pytest.raises(Retry, match="sent nothing"):
             await stream.read()
