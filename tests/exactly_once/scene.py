@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -60,6 +61,7 @@ class Scene:
         self.prefix = prefix
         self.gateway = gateway
         self.workload = Workload(database.dsn, seed=seed)
+        self.workload_random = random.Random(seed)
         self.connection: asyncpg.Connection
 
     async def streaming(self, failpoints: str = "", **settings: object) -> None:
@@ -67,6 +69,24 @@ class Scene:
         before = len(self.gateway.events("streaming"))
         self.gateway.start(failpoints, **settings)
         await self.gateway.logged('"streaming"', times=before + 1)
+
+    async def reconnect(self) -> None:
+        """After the server was restarted."""
+        self.connection.terminate()
+        self.connection = await self.database.connect()
+
+    async def ends(self, *texts: str, timeout_s: float = 60.0) -> None:
+        """The gateway ends by itself with an error that a person must see, and says all of this."""
+        code = await self.gateway.wait(timeout_s)
+        tail = self.gateway.log_tail()
+        assert code > 0, f"ended with {code}:\n{tail}"
+        assert "Traceback" not in tail, tail
+        for text in texts:
+            assert text in tail, f"{text!r} is not in:\n{tail}"
+
+    async def commits(self, table: str = "plain", row_count: int = 1, filling: int = 60) -> float:
+        """One more transaction; the seconds until it is readable."""
+        return await self.delivered(await self.workload.one_transaction(table, row_count, filling))
 
     async def sql(self, statement: str, *arguments: object) -> Any:
         return await self.connection.fetchval(statement, *arguments)
@@ -79,6 +99,14 @@ class Scene:
         )
         assert found, f"xid {xid} was not delivered in {timeout_s} s:\n{self.gateway.log_tail()}"
         return time.monotonic() - begun
+
+    async def sent(self, relation: str, record_count: int, *, timeout_s: float = 60.0) -> None:
+        """Wait until so many records of a relation are in its topic, whether their transaction is committed or not."""
+        topic = f"{self.prefix}.{relation}"
+        deadline = time.monotonic() + timeout_s
+        while await asyncio.to_thread(end_offsets, self.bootstrap_servers, topic) < record_count:
+            assert time.monotonic() < deadline, f"{topic} has no {record_count} records:\n{self.gateway.log_tail()}"
+            await asyncio.sleep(0.1)
 
     async def finish(self, *, timeout_s: float = DRAIN_TIMEOUT_S) -> Verdict:
         """End the workload, let the gateway drain, and judge."""
@@ -141,6 +169,19 @@ async def open_scene(
         await scene.workload.cancel()
         await gateway.kill()
         await scene.connection.close()
+
+
+def end_offsets(bootstrap_servers: str, topic: str) -> int:
+    """Sum of the high watermarks of a topic's partitions; 0 where it does not exist."""
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "follower"})
+    try:
+        partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        places = [TopicPartition(topic, partition) for partition in partitions]
+        return sum(consumer.get_watermark_offsets(place, timeout=10)[1] for place in places)
+    except KafkaException:
+        return 0
+    finally:
+        consumer.close()
 
 
 def wait_for_commit(bootstrap_servers: str, registry_url: str, prefix: str, xid: int, timeout_s: float) -> bool:

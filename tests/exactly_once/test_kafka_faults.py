@@ -1,0 +1,280 @@
+"""The broker goes away, comes back, answers late, answers nothing, refuses: under load, judged by the checker."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from gateway.local import Registry
+from tests.conftest import Database
+from tests.exactly_once.proxy import ProxiedKafka
+from tests.exactly_once.scene import Scene, open_scene
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+BACK_WITHIN_S = 10.0
+
+
+class Place:
+    """What every test here needs."""
+
+    def __init__(self, database: Database, broker: ProxiedKafka, registry: Registry, prefix: str, folder: Path) -> None:
+        self.database = database
+        self.broker = broker
+        self.registry = registry
+        self.prefix = prefix
+        self.folder = folder
+        self.admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+
+    @asynccontextmanager
+    async def scene(self, **settings: Any) -> AsyncIterator[Scene]:
+        values = {"kafka__bootstrap_servers": self.broker.proxied_servers} | settings
+        async with open_scene(
+            self.database, self.broker.bootstrap_servers, self.registry.url, self.prefix, self.folder, **values
+        ) as scene:
+            yield scene
+
+    def set_topic(self, topic: str, name: str, value: str) -> None:
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        for future in self.admin.incremental_alter_configs([resource]).values():
+            future.result(30)
+
+    def delete_topic(self, topic: str) -> None:
+        for future in self.admin.delete_topics([topic]).values():
+            future.result(30)
+
+
+@pytest.fixture
+def place(
+    database: Database, proxied_kafka: ProxiedKafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> Place:
+    proxied_kafka.proxy.heal()
+    return Place(database, proxied_kafka, registry, topic_prefix, tmp_path)
+
+
+@pytest.mark.parametrize("away_s", [8, pytest.param(120, marks=pytest.mark.long)])
+async def test_a_broker_that_is_away_under_load_costs_only_time(place: Place, away_s: int) -> None:
+    """K1: the slot stays alive, nothing is confirmed, memory is bounded, and it goes on soon after."""
+    async with place.scene(kafka__delivery_timeout_s=5, kafka__request_timeout_s=3) as scene:
+        await scene.streaming()
+        scene.workload.start()
+        await scene.workload.run_transactions(20)
+        await place.broker.proxy.refuse()
+        flush = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = $1"
+        await asyncio.sleep(1)  # what was committed before may still be confirmed
+        before = await scene.sql(flush, f"slot_{place.prefix}")
+        await asyncio.sleep(away_s)
+        assert scene.gateway.is_running
+        assert scene.gateway.resident_bytes < 300 << 20
+        assert await scene.sql(flush, f"slot_{place.prefix}") == before
+        await place.broker.proxy.accept()
+        last_xid = await scene.workload.finish()
+        seconds = await scene.delivered(last_xid)
+        verdict = await scene.judge()
+        print(f"broker away for {away_s} s: caught up {seconds:.1f} s after; {verdict}")
+
+
+@pytest.mark.parametrize("hard", [False, True], ids=["stopped", "killed"])
+async def test_a_broker_that_is_restarted_under_load_loses_nothing(place: Place, hard: bool) -> None:
+    """K3: the only broker is also the transaction coordinator."""
+    async with place.scene(kafka__delivery_timeout_s=10, kafka__request_timeout_s=5) as scene:
+        await scene.streaming()
+        scene.workload.start()
+        await scene.workload.run_transactions(20)
+        await (place.broker.kill() if hard else place.broker.stop())
+        await scene.workload.run_transactions(20)
+        await place.broker.start()
+        begun = time.monotonic()
+        seconds = await scene.commits()
+        verdict = await scene.finish()
+        print(f"first new transaction readable {time.monotonic() - begun:.1f} s ({seconds:.1f} s) after; {verdict}")
+
+
+async def test_connections_to_the_broker_that_are_cut_at_random_lose_nothing(place: Place) -> None:
+    """K6: requests and answers, of producing and of committing, are lost at any byte."""
+    generator = random.Random(6)
+    async with place.scene(kafka__delivery_timeout_s=5, kafka__request_timeout_s=3) as scene:
+        await scene.streaming()
+        scene.workload.start()
+        for _ in range(12):
+            await scene.workload.run_transactions(4)
+            direction = generator.choice(("to_server", "to_client"))
+            if generator.random() < 0.5:
+                place.broker.proxy.cut()
+            else:
+                place.broker.proxy.cut_after(generator.randint(1, 3000), direction)  # type: ignore[arg-type]
+        place.broker.proxy.heal()
+        print(await scene.finish())
+
+
+async def test_a_broker_that_falls_silent_is_given_up_after_the_delivery_timeout(place: Place) -> None:
+    """K1, P16 towards Kafka: no reset, no answer. aiokafka's calls would wait for ever."""
+    async with place.scene(kafka__delivery_timeout_s=2, kafka__request_timeout_s=2) as scene:
+        await scene.streaming()
+        await scene.commits()
+        place.broker.proxy.black_hole()
+        xid = await scene.workload.one_transaction("plain", 10)
+        await scene.gateway.logged('"starting_again"', timeout_s=20)
+        place.broker.proxy.heal()
+        place.broker.proxy.cut()
+        await scene.delivered(xid)
+        verdict = await scene.finish()
+        assert verdict.epoch_count >= 2
+
+
+async def test_answers_of_the_broker_that_are_lost_do_not_double_anything(place: Place) -> None:
+    """K6, G3: the broker does what it was told, but nobody hears that; also the answer to a commit."""
+    async with place.scene(kafka__delivery_timeout_s=2, kafka__request_timeout_s=2) as scene:
+        await scene.streaming()
+        scene.workload.start()
+        for _ in range(4):
+            await scene.workload.run_transactions(5)
+            starts = scene.gateway.log().count('"starting_again"')
+            place.broker.proxy.black_hole("to_client")
+            await scene.gateway.logged('"starting_again"', times=starts + 1, timeout_s=30)
+            place.broker.proxy.heal()
+            place.broker.proxy.cut()
+        print(await scene.finish())
+
+
+async def test_a_gateway_that_is_stopped_beyond_the_transaction_timeout_starts_again(place: Place) -> None:
+    """K4, G6: the broker aborts its transaction and fences it while it sleeps."""
+    async with place.scene(kafka__transaction_timeout_s=1, kafka__memory_bytes=1 << 20) as scene:
+        await scene.streaming()
+        scene.workload.start()
+        for _ in range(3):
+            await scene.workload.run_transactions(5)
+            scene.gateway.signal(signal.SIGSTOP)
+            await asyncio.sleep(4)
+            scene.gateway.signal(signal.SIGCONT)
+        print(await scene.finish())
+
+
+async def test_two_gateways_on_one_slot_never_deliver_both(place: Place, tmp_path: Path) -> None:
+    """G7: the second waits; when the first is stopped it takes over, and the first one is fenced when it wakes."""
+    async with place.scene() as scene:
+        await scene.streaming()
+        scene.workload.start()
+        second = type(scene.gateway)(tmp_path / "second.log", scene.gateway._settings)
+        try:
+            second.start()
+            await second.logged('"starting_again"')
+            assert '"streaming"' not in second.log()
+            await scene.workload.run_transactions(10)
+            scene.gateway.signal(signal.SIGSTOP)
+            # The slot is freed when the walsender gives the sleeping one up; not before wal_sender_timeout, so by hand.
+            await scene.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
+            await second.logged('"streaming"', timeout_s=60)
+            scene.gateway.signal(signal.SIGCONT)
+            verdict = await scene.finish()
+            assert verdict.epoch_count >= 2
+            assert scene.gateway.is_running, "the one that was fenced waits for its turn"
+        finally:
+            await second.kill()
+
+
+async def test_a_row_that_is_too_large_stops_the_gateway_and_is_not_skipped(place: Place) -> None:
+    """K7, T13: named with table, key columns, size and remedy; after the remedy it is delivered."""
+    async with place.scene(kafka__max_record_bytes=100_000) as scene:
+        await scene.streaming()
+        await scene.commits()
+        xid = await scene.workload.one_transaction("plain", 1, filling=200_000)
+        await scene.ends("plain", "id", "max_record_bytes")
+        assert "xxxxxxxxxx" not in scene.gateway.log()
+        scene.gateway.start(kafka__max_record_bytes=1_000_000)
+        await scene.ends("max.message.bytes")
+        for topic in place.admin.list_topics(timeout=30).topics:
+            if topic.startswith(place.prefix):
+                place.set_topic(topic, "max.message.bytes", "1000000")
+        scene.gateway.start(kafka__max_record_bytes=1_000_000)
+        await scene.delivered(xid)
+        print(await scene.finish())
+
+
+async def test_too_few_replicas_are_waited_for(place: Place) -> None:
+    """K9."""
+    async with place.scene(kafka__delivery_timeout_s=3, kafka__request_timeout_s=2) as scene:
+        await scene.streaming()
+        await scene.commits()
+        topic = f"{place.prefix}.work.plain"
+        place.set_topic(topic, "min.insync.replicas", "2")
+        xid = await scene.workload.one_transaction("plain", 10)
+        await scene.gateway.logged('"starting_again"', timeout_s=30)
+        place.set_topic(topic, "min.insync.replicas", "1")
+        await scene.delivered(xid)
+        print(await scene.finish())
+
+
+async def test_a_topic_that_is_deleted_in_flight_is_not_made_anew_silently(place: Place) -> None:
+    """K12: readers would find manifests that point into nothing."""
+    async with place.scene(kafka__delivery_timeout_s=3, kafka__request_timeout_s=2) as scene:
+        await scene.streaming()
+        await scene.commits()
+        place.delete_topic(f"{place.prefix}.work.plain")
+        await scene.workload.one_transaction("plain", 10)
+        await scene.ends(f"{place.prefix}.work.plain")
+
+
+async def test_a_lost_position_topic_stops_the_start(place: Place) -> None:
+    """K14: what was delivered, nobody can tell any more; the slot alone does not say."""
+    async with place.scene() as scene:
+        await scene.streaming()
+        await scene.commits()
+        await scene.gateway.stop()
+        place.delete_topic("walgate.position")
+        scene.gateway.start()
+        await scene.ends("no position is known", "adopt_slot")
+
+
+async def test_a_position_topic_that_may_forget_stops_the_start(place: Place) -> None:
+    """K14: cleanup.policy=delete."""
+    try:
+        for future in place.admin.create_topics([NewTopic("walgate.position", 1, 1)]).values():
+            future.result(30)
+    except KafkaException:
+        place.set_topic("walgate.position", "cleanup.policy", "delete")
+    async with place.scene() as scene:
+        scene.gateway.start()
+        await scene.ends("walgate.position", "cleanup.policy")
+    place.set_topic("walgate.position", "cleanup.policy", "compact")
+
+
+async def test_a_prefix_that_belongs_to_another_slot_is_refused(place: Place) -> None:
+    """One slot, one prefix: markers of two slots in one topic would have no order."""
+    async with place.scene() as scene:
+        await scene.streaming()
+        await scene.gateway.stop()
+        scene.gateway.start(source__slot="another_slot")
+        await scene.ends("belongs to slot")
+
+
+@pytest.mark.parametrize("share", ["to_server", "to_client"])
+async def test_a_slow_broker_slows_the_reading_and_not_the_slot(place: Place, share: str) -> None:
+    """P19: back-pressure all the way, memory bounded, keepalives answered."""
+    async with place.scene(kafka__memory_bytes=1 << 20, kafka__compression="none") as scene:
+        await scene.streaming()
+        place.broker.proxy.throttle(500_000, share)  # type: ignore[arg-type]
+        xid = await scene.workload.one_transaction("plain", 20_000)
+        await scene.delivered(xid)
+        assert scene.gateway.resident_bytes < 300 << 20
+        place.broker.proxy.heal()
+        verdict = await scene.finish()
+        assert verdict.epoch_count == 1

@@ -1,0 +1,192 @@
+"""Large things: rows, transactions, savepoints, numbers of tables and of open transactions. Memory stays flat."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.local import Kafka, Registry
+from tests.conftest import Database
+from tests.exactly_once.scene import Scene, open_scene
+from tests.exactly_once.workload import PUBLICATION, Session
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+RESIDENT_LIMIT_BYTES = 200 << 20
+SLOPE_LIMIT_BYTES_PER_MINUTE = 1 << 20
+
+
+class Memory:
+    """Resident set of the gateway, sampled until `end`."""
+
+    def __init__(self, scene: Scene, interval_s: float = 0.2) -> None:
+        self._scene = scene
+        self._interval_s = interval_s
+        self.samples: list[tuple[float, int]] = []
+        self._task = asyncio.create_task(self._sample())
+
+    async def _sample(self) -> None:
+        while True:
+            self.samples.append((time.monotonic(), self._scene.gateway.resident_bytes))
+            await asyncio.sleep(self._interval_s)
+
+    def end(self) -> tuple[int, float]:
+        """(highest bytes, slope in bytes a minute over the second half)"""
+        self._task.cancel()
+        half = self.samples[len(self.samples) // 2 :]
+        times = [when - half[0][0] for when, _ in half]
+        sizes = [size for _, size in half]
+        mean_time, mean_size = sum(times) / len(times), sum(sizes) / len(sizes)
+        spread = sum((when - mean_time) ** 2 for when in times) or 1.0
+        slope = sum((when - mean_time) * (size - mean_size) for when, size in zip(times, sizes, strict=True)) / spread
+        return max(size for _, size in self.samples), slope * 60
+
+
+@pytest.mark.parametrize(
+    "row_count",
+    [100_000, pytest.param(1_000_000, marks=pytest.mark.long), pytest.param(5_000_000, marks=pytest.mark.long)],
+)
+@pytest.mark.parametrize("how", ["stream", "whole"])
+async def test_memory_is_flat_through_a_transaction_of_any_size(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, row_count: int, how: str
+) -> None:
+    """T1."""
+    async with open_scene(
+        database,
+        kafka.bootstrap_servers,
+        registry.url,
+        topic_prefix,
+        tmp_path,
+        source__large_transactions=how,
+        source__two_phase=False,
+    ) as scene:
+        await scene.streaming()
+        await scene.commits(row_count=1000)
+        memory = Memory(scene)
+        begun = time.monotonic()
+        await scene.delivered(await scene.workload.one_transaction("plain", row_count), timeout_s=600)
+        seconds = time.monotonic() - begun
+        highest, slope = memory.end()
+        print(
+            f"{row_count} rows in one transaction ({how}): {seconds:.0f} s, highest resident set {highest >> 20} MB, "
+            f"slope {slope / (1 << 20):+.2f} MB a minute"
+        )
+        assert highest < RESIDENT_LIMIT_BYTES
+        if row_count >= 1_000_000:
+            assert slope < SLOPE_LIMIT_BYTES_PER_MINUTE
+        else:
+            await scene.finish()
+
+
+async def test_a_kill_in_the_middle_of_a_large_transaction_voids_its_rows(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """G5, T1: rows of a savepoint are sent, the gateway dies, the savepoint is rolled back, the rest commits."""
+    async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
+        await scene.streaming()
+        connection = await database.connect()
+        session = Session(connection, scene.workload_random)
+        await session.begin("ghosts")
+        await session.insert("plain", 2000)
+        await connection.execute("SAVEPOINT s")
+        await session.insert("full", 2000)
+        await scene.sent("work.full", 100)
+        await scene.gateway.kill()
+        await connection.execute("ROLLBACK TO s")
+        await session.insert("plain", 1)
+        await session.end()
+        await connection.close()
+        await scene.streaming()
+        verdict = await scene.finish()
+        assert verdict.attempted_record_count > verdict.record_count or verdict.epoch_count == 2
+        print(verdict)
+
+
+async def test_ten_thousand_savepoints_of_which_every_tenth_is_rolled_back(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """T2."""
+    async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
+        await scene.streaming()
+        await scene.connection.execute(
+            """
+            DO $$
+            DECLARE number bigint := nextval('history.number');
+            BEGIN
+                INSERT INTO history.transactions VALUES (number, pg_current_xact_id()::text::bigint & 4294967295, 'deep');
+                FOR n IN 1..10000 LOOP
+                    BEGIN
+                        INSERT INTO work.plain VALUES (-n, number, number || '/' || -n || '/');
+                        INSERT INTO history.statements VALUES (number, n, 'INSERT', 'work.plain', ARRAY[-n]);
+                        IF n % 10 = 0 THEN RAISE EXCEPTION 'back'; END IF;
+                    EXCEPTION WHEN raise_exception THEN NULL;
+                    END;
+                END LOOP;
+            END $$
+            """
+        )
+        verdict = await scene.finish()
+        assert verdict.event_count == 9001
+
+
+async def test_fifty_interleaved_large_transactions_are_kept_apart(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """T3: every one is open while every other one sends."""
+    async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
+        await scene.streaming()
+        await scene.commits(row_count=1000)
+        memory = Memory(scene)
+        sessions = [Session(await database.connect(), scene.workload_random) for _ in range(50)]
+        for session in sessions:
+            await session.begin("interleaved")
+        for _ in range(4):
+            for session in sessions:
+                await session.insert("plain", 150)
+        for number, session in enumerate(sessions):
+            await session.end(commit=number % 5 != 0)
+            await session.connection.close()
+        verdict = await scene.finish()
+        highest, _ = memory.end()
+        print(f"50 interleaved transactions: highest resident set {highest >> 20} MB; {verdict}")
+        assert highest < RESIDENT_LIMIT_BYTES
+
+
+async def test_rows_of_ten_megabytes_pass(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
+        await scene.streaming()
+        await scene.commits(row_count=5, filling=10_000_000)
+        await scene.finish()
+
+
+@pytest.mark.parametrize("table_count", [100, pytest.param(1000, marks=pytest.mark.long)])
+async def test_many_tables_in_one_transaction(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, table_count: int
+) -> None:
+    """T5."""
+    async with open_scene(
+        database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path, kafka__partitions=1
+    ) as scene:
+        for start in range(0, table_count, 100):
+            names = [f"work.many_{number}" for number in range(start, min(start + 100, table_count))]
+            for name in names:
+                await scene.connection.execute(
+                    f"CREATE TABLE {name} (id bigint PRIMARY KEY, number bigint, payload text)"
+                )
+            await scene.connection.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE {', '.join(names)}")
+        await scene.streaming()
+        session = Session(await database.connect(), scene.workload_random)
+        begun = time.monotonic()
+        await session.begin("many tables")
+        for number in range(table_count):
+            await session.insert(f"many_{number}", 2)
+        await session.end()
+        await session.connection.close()
+        await scene.delivered(session.xid, timeout_s=400)
+        print(f"{table_count} new tables in one transaction: {time.monotonic() - begun:.1f} s")
+        await scene.finish()

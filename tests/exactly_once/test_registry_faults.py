@@ -1,0 +1,174 @@
+"""The schema registry is away, slow, of another mind: nothing is sent without its schema, and the slot stays alive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.local import Kafka, Registry
+from gateway.local.ports import HOST
+from tests.conftest import Database
+from tests.exactly_once.conftest import WAL_SENDER_TIMEOUT_S
+from tests.exactly_once.proxy import FaultProxy
+from tests.exactly_once.scene import Scene, open_scene
+from tests.exactly_once.workload import PUBLICATION
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+class Place:
+    def __init__(
+        self, database: Database, kafka: Kafka, registry: Registry, proxy: FaultProxy, prefix: str, folder: Path
+    ) -> None:
+        self.database = database
+        self.kafka = kafka
+        self.registry = registry
+        self.proxy = proxy
+        self.prefix = prefix
+        self.folder = folder
+
+    @asynccontextmanager
+    async def scene(self, **settings: Any) -> AsyncIterator[Scene]:
+        url = self.registry.url.replace(f":{self.registry.port}", f":{self.proxy.port}")
+        values: dict[str, Any] = {"registry__url": url, "registry__timeout_s": 3.0} | settings
+        async with open_scene(
+            self.database, self.kafka.bootstrap_servers, self.registry.url, self.prefix, self.folder, **values
+        ) as scene:
+            yield scene
+
+
+@pytest.fixture
+def place(
+    own_database: Database,
+    kafka: Kafka,
+    registry: Registry,
+    registry_proxy: FaultProxy,
+    topic_prefix: str,
+    tmp_path: Path,
+) -> Place:
+    return Place(own_database, kafka, registry, registry_proxy, topic_prefix, tmp_path)
+
+
+async def test_a_registry_that_is_away_at_the_start_is_waited_for(place: Place) -> None:
+    """R1."""
+    await place.proxy.refuse()
+    async with place.scene() as scene:
+        scene.gateway.start()
+        await scene.gateway.logged('"starting_again"', times=2)
+        await place.proxy.accept()
+        await scene.gateway.logged('"streaming"')
+        await scene.commits()
+        await scene.finish()
+
+
+async def test_a_registry_that_goes_away_holds_back_only_what_is_new(place: Place) -> None:
+    """R1: known schemas go on; a relation that needs a new one waits, and is delivered when the registry is back."""
+    async with place.scene() as scene:
+        await scene.streaming()
+        await scene.commits()
+        await place.proxy.refuse()
+        await scene.commits()
+        await scene.connection.execute("ALTER TABLE work.plain ADD COLUMN extra int")
+        xid = await scene.workload.one_transaction("plain", 10)
+        await scene.gateway.logged('"starting_again"', times=2)
+        assert scene.gateway.is_running
+        await place.proxy.accept()
+        await scene.delivered(xid)
+        await scene.finish()
+
+
+async def test_a_slow_registry_does_not_cost_the_stream(place: Place) -> None:
+    """R2: a call that takes longer than wal_sender_timeout."""
+    async with place.scene(registry__timeout_s=60.0) as scene:
+        await scene.streaming()
+        await scene.commits()
+        place.proxy.delay(WAL_SENDER_TIMEOUT_S * 1.5, "to_client")
+        await scene.commits("full", row_count=10)
+        place.proxy.heal()
+        assert (await scene.finish()).epoch_count == 1
+
+
+async def test_an_incompatible_change_of_type_stops_with_table_column_and_types(place: Place) -> None:
+    """R3: and nothing is lost: with on_incompatible=register, or after the column was changed back, it goes on."""
+    async with place.scene() as scene:
+        await scene.connection.execute("ALTER TABLE work.plain ADD COLUMN amount int")
+        await scene.streaming()
+        await scene.commits()
+        await scene.connection.execute("ALTER TABLE work.plain ALTER COLUMN amount TYPE text")
+        xid = await scene.workload.one_transaction("plain", 1)
+        await scene.ends("work.plain", "amount", "on_incompatible")
+        scene.gateway.start(schemas__on_incompatible="register")
+        await scene.delivered(xid)
+        await scene.finish()
+
+
+async def test_names_that_avro_and_kafka_do_not_know_pass(place: Place) -> None:
+    """R4, T19: quotes, dots, emoji, capitals; two that differ only in such a character stay two."""
+    names = ["a-b", "a_b", 'Q"uote', "dot.ted", "größe", "smile 😀", "SELECT", "x" * 63]
+    async with place.scene() as scene:
+        for name in names:
+            quoted = '"' + name.replace('"', '""') + '"'
+            await scene.connection.execute(f"CREATE TABLE work.{quoted} (id bigint PRIMARY KEY, {quoted} text)")
+            await scene.connection.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE work.{quoted}")
+        await scene.streaming()
+        for number, name in enumerate(names):
+            quoted = '"' + name.replace('"', '""') + '"'
+            await scene.connection.execute(f"INSERT INTO work.{quoted} VALUES ({number}, $1)", name)
+        await scene.commits()
+        delivered = await scene.read()
+        found = {record.value["after"]["id"]: record for record in delivered.events if "work.plain" not in record.topic}
+        assert sorted(found) == list(range(len(names)))
+        assert len({record.topic for record in found.values()}) == len(names)
+        for number, name in enumerate(names):
+            values = dict(found[number].value["after"])
+            assert values.pop("id") == number
+            assert list(values.values()) == [name]
+
+
+@pytest.mark.parametrize(
+    ("answer", "goes_on"),
+    [
+        (b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n", False),
+        (b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n", False),
+        (b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n", True),
+        (b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n", True),
+        (b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\nnot JSON!", False),
+        (b"rubbish\r\n\r\n", True),
+    ],
+    ids=["401", "403", "429", "503", "redirect", "not-json", "not-http"],
+)
+async def test_a_registry_with_bad_answers_is_never_half_believed(place: Place, answer: bytes, goes_on: bool) -> None:
+    """R6: what may pass is tried again; what will not, is told. No traceback, no endless wait."""
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(respond, HOST, 0)
+    async with server, place.scene() as scene:
+        place.proxy.target_port = server.sockets[0].getsockname()[1]
+        scene.gateway.start()
+        if goes_on:
+            await scene.gateway.logged('"starting_again"', times=2)
+            place.proxy.target_port = place.registry.port
+            place.proxy.cut()
+            await scene.gateway.logged('"streaming"')
+            return
+        deadline = asyncio.get_running_loop().time() + 40
+        while scene.gateway.is_running and '"starting_again"' not in scene.gateway.log():
+            assert asyncio.get_running_loop().time() < deadline, scene.gateway.log_tail()
+            await asyncio.sleep(0.1)
+        assert "registry" in scene.gateway.log()
+        assert "Traceback" not in scene.gateway.log()
