@@ -7,7 +7,7 @@ import asyncio
 
 from bench import floor, walgate
 from bench.run import Run
-from bench.scene import Backlogged, Scene
+from bench.scene import Scene
 from bench.workloads import BACKLOGS
 
 

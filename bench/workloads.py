@@ -34,7 +34,7 @@ class Backlog:
 _NARROW = """
 create table bench (id bigint primary key, a int, b text, c numeric(12,2), d timestamptz, e bool, f text);
 """
-_NARROW_ROWS = """
+W1_ROWS = """
 insert into bench
 select n, n % 1000, 'customer ' || n, (n % 100000) / 100.0, '2026-01-01Z'::timestamptz + n * interval '1 s', n % 2 = 0,
        'a note of some length for row ' || n
@@ -67,12 +67,14 @@ _WIDE_VALUES = ", ".join(
     ]
 )
 
+W4_ROWS = f"insert into bench select n, {_WIDE_VALUES} from generate_series({{first}}, {{last}}) n"
+
 W1 = Backlog(
     "W1",
     "inserts of 7 columns, 100 in a transaction",
     _NARROW,
-    _in_transactions(_NARROW_ROWS, 100),
-    _NARROW_ROWS.format(first="0", last="0"),
+    _in_transactions(W1_ROWS, 100),
+    W1_ROWS.format(first="0", last="0"),
     1_000_000,
 )
 W2 = Backlog(
@@ -89,7 +91,7 @@ W4 = Backlog(
     "W4",
     "inserts of 50 columns, 100 in a transaction",
     f"create table bench (id bigint primary key, {', '.join(_WIDE_COLUMNS)})",
-    _in_transactions(f"insert into bench select n, {_WIDE_VALUES} from generate_series({{first}}, {{last}}) n", 100),
+    _in_transactions(W4_ROWS, 100),
     "insert into bench (id) values (0)",
     150_000,
 )
@@ -108,7 +110,7 @@ W6 = Backlog(
     "updates of 7 columns with REPLICA IDENTITY FULL, 100 in a transaction",
     _NARROW
     + "alter table bench replica identity full;"
-    + _NARROW_ROWS.format(first="1", last="50000")
+    + W1_ROWS.format(first="1", last="50000")
     + "; alter table bench set (fillfactor = 50, autovacuum_enabled = off); create index on bench (a)",
     "do $$ begin for i in 1..{count} by 100 loop"
     " update bench set a = a + 1, d = d + interval '1 s' where id between (i % 50000) and (i % 50000) + 99;"
@@ -125,7 +127,7 @@ TABLES = Backlog(
     " ''customer '' || n, (n %% 100000) / 100.0, ''2026-01-01Z''::timestamptz + n * interval ''1 s'', n %% 2 = 0,"
     " ''a note of some length for row '' || n from generate_series(%s, %s) n', i / 100 %% 1000, i, i + 99);"
     " commit; end loop; end $$",
-    _NARROW_ROWS.format(first="0", last="0"),
+    W1_ROWS.format(first="0", last="0"),
     500_000,
 )
 

@@ -1,0 +1,264 @@
+"""`python -m bench.encode`: the gateway's own work on a row, by stages, without network.
+
+Takes a stream from a real server as it came, then replays it through the same objects that the service uses. Each figure is
+the best of many replays in CPU time, so that it holds on a busy computer too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka.producer.message_accumulator import BatchBuilder
+from rich.console import Console
+from rich.table import Table
+
+from bench.workloads import PUBLICATION, W1, W1_ROWS, W4, W4_ROWS
+from gateway.events.row_encoder import RowEncoder
+from gateway.kafka.outlet import BatchWriter
+from gateway.kafka.position import Position
+from gateway.local import Postgres
+from gateway.lsn import Lsn
+from gateway.pgoutput import Relation
+from gateway.relations.catalog import TYPES_QUERY, read_types
+from gateway.relations.description import describe
+from gateway.replication.connection import connect_replication
+from gateway.replication.frames import XLOG_DATA, split
+from gateway.replication.inbox import Inbox
+from gateway.replication.options import pgoutput_options
+from gateway.service.pump import Pump
+from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.transaction import MessageTopic, RelationVersion
+
+CHUNK = 1 << 18
+"""Bytes that arrive at once, and are taken at once: what a busy connection gives."""
+
+NO_COMPRESSION, LZ4 = 0, 3
+"""Codes of Kafka's record batch."""
+
+COPY_BOTH = b"W\0\0\0\7\0\0\0"
+W3COLUMNS = (
+    "create table bench (id bigint primary key, a int, b text)",
+    "insert into bench select n, n % 1000, 'customer ' || n from generate_series({first}, {last}) n",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Frames of one slot, first to last, and what the catalog says about their relation."""
+
+    title: str
+    data: bytes
+    rows: int
+    version_num: int
+    facts: dict[int, Any]
+
+
+async def capture(postgres: Postgres, title: str, tables: str, rows: str, count: int, *, binary: bool) -> Capture:
+    sql = await postgres.connect()
+    await sql.execute(f"drop publication if exists {PUBLICATION}; drop table if exists bench; {tables}")
+    await sql.execute(f"create publication {PUBLICATION} for all tables")
+    slot = "encode"
+    await sql.execute("select pg_create_logical_replication_slot($1, 'pgoutput')", slot)
+    for first in range(1, count, 100):
+        await sql.execute(rows.format(first=first, last=first + 99))
+    version_num = sql.get_server_version().major * 10000
+    oids = [
+        row[0]
+        for row in await sql.fetch("select distinct atttypid from pg_attribute where attrelid = 'bench'::regclass")
+    ]
+    facts = read_types(await sql.fetch(TYPES_QUERY, oids))
+    stream = await connect_replication(postgres.dsn)
+    options = pgoutput_options(
+        version_num, (PUBLICATION,), binary=binary, streaming=False, two_phase=False, messages=False, origin="any"
+    )
+    await stream.start(slot, Lsn(0), options)
+    pieces = []
+    seen = 0
+    while seen < count:
+        piece = await stream.read()
+        pieces.append(piece)
+        seen += sum(1 for kind, _, start, _ in split(piece) if kind == XLOG_DATA and piece[start] == ord("I"))
+    await stream.close()
+    while await sql.fetchval("select active from pg_replication_slots where slot_name = $1", slot):
+        await asyncio.sleep(0.05)
+    await sql.execute("select pg_drop_replication_slot($1)", slot)
+    await sql.close()
+    return Capture(f"{title}, {'binary' if binary else 'text'}", b"".join(pieces), count, version_num, facts)
+
+
+# -- the stages, each with all before it -----------------------------------------------------------------------------------
+
+
+def receive(captured: Capture) -> list[bytes]:
+    """Bytes into the inbox as a socket gives them, out as whole frames."""
+    inbox = Inbox(lambda kind, body: True, lambda lsn, reply: None)
+    _fill(inbox, COPY_BOTH)
+    view = memoryview(captured.data)
+    taken = []
+    for start in range(0, len(view), CHUNK):
+        _fill(inbox, view[start : start + CHUNK])
+        taken.append(inbox.take())
+    return taken
+
+
+def _fill(inbox: Inbox, data: bytes | memoryview) -> None:
+    space = inbox.space()
+    space[: len(data)] = data
+    inbox.add(len(data))
+
+
+def walk(captured: Capture) -> None:
+    """The loop over the frames, nothing done with them."""
+    for data in receive(captured):
+        for _ in split(data):
+            pass
+
+
+class _Nowhere:
+    """An outlet that drops its records, so that encoding is measured alone."""
+
+    def append(self, key: bytes | None, value: bytes, manifest: object) -> None: ...
+
+    def append_everywhere(self, value: bytes, manifest: object) -> None: ...
+
+
+class _Announcer:
+    """Relation versions from the captured facts; no registry, no topics."""
+
+    def __init__(self, captured: Capture, outlet: Any) -> None:
+        self._captured = captured
+        self._outlet = outlet
+
+    async def announce(self, relation: Relation) -> RelationVersion:
+        description = describe(relation, self._captured.facts)
+        return RelationVersion(relation.name, 1, RowEncoder(description, 1, 2), self._outlet)
+
+
+class _Stand:
+    """Takes the place of stream, feedback and delivery: nothing may be sealed, nothing is acknowledged."""
+
+    may_seal = is_quiet = False
+    on_durable: Any = None
+    on_idle: Any = None
+
+    def receive(self, received_lsn: int) -> None: ...
+
+
+def _pump(captured: Capture, writer: BatchWriter, outlet: Any) -> Pump:
+    messages = MessageTopic(3, lambda *_: b"", outlet)
+    machine = TransactionMachine(epoch=1, resume_lsn=0, last_commit_lsn=0, prepared=(), messages=messages)
+    stand: Any = _Stand()
+    announcer: Any = _Announcer(captured, outlet)
+    position = Position("1", 1, "bench", "bench", "bench", (PUBLICATION,), "1")
+    return Pump(stand, stand, machine, writer, announcer, stand, position, 4)
+
+
+def _builder(compression: int) -> Callable[[], BatchBuilder]:
+    return lambda: BatchBuilder(1 << 19, compression, is_transactional=1)
+
+
+def encode(captured: Capture) -> None:
+    """State machine and row encoder."""
+    pump = _pump(captured, BatchWriter(_builder(NO_COMPRESSION), 1 << 24), _Nowhere())
+    for data in receive(captured):
+        _run(pump._take(data))
+
+
+def batch(captured: Capture) -> None:
+    """Records appended to batches."""
+    _batch(captured, NO_COMPRESSION, send=False)
+
+
+def send(captured: Capture) -> None:
+    """Batches made ready to send: lz4 and CRC."""
+    _batch(captured, LZ4, send=True)
+
+
+def _batch(captured: Capture, compression: int, *, send: bool) -> None:
+    writer = BatchWriter(_builder(compression), 1 << 24)
+    pump = _pump(captured, writer, writer.outlet("bench.public.bench", 3, "bench"))
+    for data in receive(captured):
+        _run(pump._take(data))
+        if send:
+            _build(writer)
+        writer.ready.clear()
+    if send:
+        writer.close_all()
+        _build(writer)
+
+
+def _build(writer: BatchWriter) -> None:
+    for ready in writer.ready:
+        ready.builder._build()
+
+
+def _run(coroutine: Any) -> None:
+    """A coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("waited")
+
+
+STAGES: tuple[tuple[str, Callable[[Capture], object]], ...] = (
+    ("receive", receive),
+    ("frames", walk),
+    ("encode", encode),
+    ("batch", batch),
+    ("lz4 and crc", send),
+)
+
+
+def measure(captured: Capture, repeat: int) -> list[float]:
+    """Microseconds of CPU a row of each stage with all before it."""
+    best = [float("inf")] * len(STAGES)
+    for _ in range(repeat):
+        for index, (_, stage) in enumerate(STAGES):
+            begun = time.process_time()
+            stage(captured)
+            best[index] = min(best[index], time.process_time() - begun)
+    return [seconds / captured.rows * 1e6 for seconds in best]
+
+
+async def _captures(rows: int, only: str) -> list[Capture]:
+    shapes = [
+        ("3 columns", *W3COLUMNS, rows),
+        ("7 columns", W1.tables, W1_ROWS, rows),
+        ("50 columns", W4.tables, W4_ROWS, rows // 5),
+    ]
+    async with Postgres() as postgres:
+        return [
+            await capture(postgres, title, tables, statement, count, binary=binary)
+            for title, tables, statement, count in shapes
+            for binary in (True, False)
+            if only in f"{title}, {'binary' if binary else 'text'}"
+        ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.encode", description=__doc__)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--only", default="")
+    arguments = parser.parse_args()
+    captures = asyncio.run(_captures(arguments.rows, arguments.only))
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 100)
+    table = Table("us of CPU a row", *(name for name, _ in STAGES), "sum")
+    for captured in captures:
+        sums = measure(captured, arguments.repeat)
+        steps = [late - early for early, late in zip([0.0, *sums], sums, strict=False)]
+        table.add_row(captured.title, *(f"{step:.2f}" for step in steps), f"{sums[-1]:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
