@@ -13,12 +13,13 @@ from typing import Any, Final
 import asyncpg
 
 from gateway.operate.errors import Retry
-from gateway.replication.errors import classify_exception
+from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.feedback import LEAVE_AFTER_S, LONGEST_SILENCE_S
 from gateway.replication.inbox import CAPACITY
 from gateway.replication.stream import PINNED_REPORTS, ReplicationStream, check_report
 
 APPLICATION_NAME: Final = "walgate"
+_COMMAND_TIMEOUT_S: Final = 60.0
 # Values are read as text in these forms; the session's settings win over those of server, database and role.
 PINNED_SETTINGS: Final = {
     "DateStyle": "ISO",
@@ -53,8 +54,12 @@ class _HandedOver(asyncpg.Connection):  # type: ignore[misc]  # asyncpg's own st
 
 
 async def connect_sql(dsn: str, *, timeout_s: float = 30.0) -> asyncpg.Connection:
-    """An ordinary connection for catalog queries. Raises classified errors."""
-    return await _connect(dsn, timeout_s, "connection to PostgreSQL", dict(PINNED_SETTINGS))
+    """An ordinary connection for catalog queries, which may take a minute each. Raises classified errors."""
+    connection: asyncpg.Connection = await _connect(
+        dsn, timeout_s, "connection to PostgreSQL", dict(PINNED_SETTINGS), command_timeout=_COMMAND_TIMEOUT_S
+    )
+    _detect_dead_peer(connection._transport.get_extra_info("socket"), LONGEST_SILENCE_S)
+    return connection
 
 
 async def connect_replication(
@@ -82,7 +87,7 @@ async def connect_replication(
 async def _connect(dsn: str, timeout_s: float, doing: str, settings: dict[str, str], **options: Any) -> Any:
     try:
         return await asyncpg.connect(dsn, timeout=timeout_s, server_settings=settings, **options)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError) as error:
+    except (*DRIVER_ERRORS, ValueError) as error:
         raise classify_exception(error, doing) from error
 
 

@@ -16,6 +16,9 @@ import asyncpg
 from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.replication.server_message import ServerMessage
 
+DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+"""What asyncpg and the socket raise: for `except`, then `classify_exception`."""
+
 _FULL = "raise {} (needs a restart of the server), or remove what is not used"
 _NEW_SLOT = (
     "changes since the last position can not be read any more: drop the slot, start anew with new copies of the tables"
@@ -125,6 +128,8 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
         return Retry(f"{doing}: no answer in time")
     if isinstance(error, OSError):
         return Retry(text)
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return RetrySlowly(text, hint="no host of the DSN is a primary: a failover may be under way")
     if isinstance(error, asyncpg.InterfaceError):
         # "connection is closed" and the like; wrong arguments are ClientConfigurationError, also a ValueError.
         return StopForOperator(text, hint="check the DSN") if isinstance(error, ValueError) else Retry(text)

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import asyncpg
 
-from gateway.replication.errors import classify_exception
+from gateway.operate.errors import Retry
+from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 
 # attnames and rowfilter came with 15, pubgencols with 18; as JSON a missing column reads as null.
 PUBLICATION_QUERY: Final = """
@@ -133,7 +134,10 @@ async def publication_facts(sql: asyncpg.Connection, names: Sequence[str]) -> di
         async with sql.transaction(isolation="repeatable_read", readonly=True):
             publications = await sql.fetch(PUBLICATION_QUERY, list(names))
             relations = await sql.fetch(RELATION_QUERY, list(names))
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except (asyncpg.UndefinedTableError, asyncpg.InternalServerError) as error:
+        # pg_publication_tables opens each table, and has no lock on it yet.
+        raise Retry(f"a table went while the publications were read: {error.sqlstate}") from error
+    except DRIVER_ERRORS as error:
         raise classify_exception(error, "facts of the publications") from error
     return parse_publications([json.loads(row[0]) for row in publications], [json.loads(row[0]) for row in relations])
 

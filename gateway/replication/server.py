@@ -9,7 +9,7 @@ from typing import Any, Final
 import asyncpg
 
 from gateway.lsn import Lsn
-from gateway.replication.errors import classify_exception
+from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 
 # current_setting knows no unit, pg_settings does; a name that this version lacks is just not there.
 _SETTINGS: Final = (
@@ -109,6 +109,6 @@ async def server_facts(sql: asyncpg.Connection) -> ServerFacts:
     """Needs no right but to connect. Raises classified errors."""
     try:
         row = await sql.fetchval(SERVER_QUERY, list(_SETTINGS))
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except DRIVER_ERRORS as error:
         raise classify_exception(error, "facts of the server") from error
     return parse_server(json.loads(row))

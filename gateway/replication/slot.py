@@ -10,10 +10,11 @@ import asyncpg
 
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
-from gateway.replication.errors import classify_exception
+from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.options import checked_slot
 
 PLUGIN = "pgoutput"
+_CREATION_TIMEOUT_S = 3600.0
 # As JSON, because each version has other columns: a missing one reads as null.
 SLOT_QUERY = "SELECT to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1"
 
@@ -69,7 +70,7 @@ async def slot_facts(sql: asyncpg.Connection, name: str) -> SlotFacts | None:
     """None when there is no such slot. Raises classified errors."""
     try:
         row = await sql.fetchval(SLOT_QUERY, name)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except DRIVER_ERRORS as error:
         raise classify_exception(error, f"facts of slot {name}") from error
     return None if row is None else parse_slot(json.loads(row))
 
@@ -79,8 +80,9 @@ async def create_slot(
 ) -> Lsn:
     """Make a permanent logical slot; returns its consistent point, from which on it sends everything that commits.
 
-    The server waits for the end of every transaction that is open and writes. Raises classified errors: StopForOperator
-    when the slot exists (42710), and for what the version has not. 14 has slots with two_phase, but not in its pgoutput.
+    The server waits, an hour at most, for the end of every transaction that is open and writes. Raises classified
+    errors: StopForOperator when the slot exists (42710), and for what the version has not. 14 has slots with two_phase,
+    but no pgoutput that sends them.
     """
     checked_slot(name)
     if two_phase and version_num < 150000:
@@ -93,8 +95,8 @@ async def create_slot(
         query += ", $4"
         arguments.append(failover)
     try:
-        return Lsn.parse(await sql.fetchval(query + ")", *arguments))
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        return Lsn.parse(await sql.fetchval(query + ")", *arguments, timeout=_CREATION_TIMEOUT_S))
+    except DRIVER_ERRORS as error:
         raise classify_exception(error, f"creation of slot {name}") from error
 
 
@@ -103,5 +105,5 @@ async def drop_slot(sql: asyncpg.Connection, name: str) -> None:
     query = "SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots WHERE slot_name = $1"
     try:
         await sql.execute(query, name)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except DRIVER_ERRORS as error:
         raise classify_exception(error, f"removal of slot {name}") from error

@@ -102,7 +102,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         return rows[0][1].decode("utf-8", "replace")
 
     async def start(self, slot: str, start_lsn: Lsn, options: Mapping[str, str], timeout_s: float = 60.0) -> None:
-        """START_REPLICATION; returns when the server has agreed. On an old slot it may read much WAL before it does.
+        """START_REPLICATION; returns when the server has agreed, which it does before it reads any WAL.
 
         Raises the classified ErrorResponse: slot missing DataGap, in use Retry, option refused StopForOperator, ...
         """

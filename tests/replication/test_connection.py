@@ -251,6 +251,11 @@ async def test_role_without_replication_is_refused_with_the_remedy(sql: asyncpg.
         await sql.execute(f"DROP ROLE {role}")
 
 
+async def test_hosts_without_a_primary_are_tried_again(database: Database) -> None:
+    with pytest.raises(RetrySlowly, match="TargetServer"):
+        await connect_sql(f"{database.dsn}?target_session_attrs=standby")
+
+
 async def test_nobody_at_the_address_is_retried() -> None:
     with pytest.raises(Retry):
         await connect_replication("postgresql://postgres@127.0.0.1:1/x")

@@ -81,6 +81,7 @@ def test_any_other_warning_stops() -> None:
         (asyncpg.ClientConfigurationError("bad DSN"), StopForOperator),
         (asyncpg.ConnectionDoesNotExistError("gone"), Retry),
         (ConnectionError("PostgreSQL server rejected SSL upgrade"), RetrySlowly),
+        (asyncpg.TargetServerAttributeNotMatched("no host is a primary"), RetrySlowly),
         (KeyError("x"), StopForOperator),
         (Retry("already"), Retry),
     ],
