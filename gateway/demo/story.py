@@ -22,13 +22,14 @@ from gateway.demo.mirror import Mirror
 from gateway.demo.panel import Panel
 from gateway.demo.verdict import TableVerdict, compare_table, connect_for_verdict
 from gateway.demo.workload import SCENE_COUNT, TABLES, create_shop, run_workload
-from gateway.local.guard import Guard
+from gateway.local.guard import Child, Guard
 from gateway.operate.errors import StopForOperator
 from schemas.names import transaction_topic
 
 STEPS = ("Gateway", "Spark mirror", "Workload", "Catch up", "Verdict")
 _REFRESH_S = 0.25
 _STALL_TIMEOUT_S = 240.0
+_BATCH_TIMEOUT_S = 600.0  # a batch may be the whole import, and the machine busy
 _KILL_AT = 0.4  # of the workload's time: the big import is open or just committed
 _DOWN_S = 1.0
 _MEGABYTE = 1_000_000
@@ -63,6 +64,7 @@ class Story:
         self._delivered = Delivered()
         self._slot_lag_bytes = 0
         self._gateway_may_end = True
+        self._mirror_may_end = False
 
     async def tell(self, facts: dict[str, Any]) -> None:
         """Fills `facts` with the verdict. Raises `PartFailed` or `StopForOperator` when it does not come to one."""
@@ -112,8 +114,8 @@ class Story:
             await self._catch_up()
             step.detail = f"the mirror stands at {self._mirror.progress.commit_lsn}"
         self._panel.show(self._figures())
+        self._mirror_may_end = self._gateway_may_end = True
         await self._mirror.stop()
-        self._gateway_may_end = True
         if code := await self._gateway.stop():
             raise self._gateway.child.failure(f"ended with code {code} when it was asked to stop")
 
@@ -146,29 +148,17 @@ class Story:
 
     async def _catch_up(self) -> None:
         """Until every transaction is in Kafka, and the last of them in the mirror."""
-        delivered, tally = self._delivered, self._tally
-        await self._advance(
-            lambda: delivered.transactions, lambda: delivered.transactions >= tally.transactions, "Kafka"
+        delivered, tally, mirror = self._delivered, self._tally, self._mirror.progress
+        await _advance(
+            self._gateway.child, _STALL_TIMEOUT_S, lambda: delivered.transactions, lambda: tally.transactions
         )
         if delivered.transactions != tally.transactions:
             raise StopForOperator(
                 f"{tally.transactions} transactions were committed, {delivered.transactions} are in the marker topic"
             )
-        progress = self._mirror.progress
-        await self._advance(
-            lambda: progress.commit_lsn, lambda: progress.commit_lsn >= delivered.last_commit_lsn, "mirror"
+        await _advance(
+            self._mirror.child, _BATCH_TIMEOUT_S, lambda: mirror.commit_lsn, lambda: delivered.last_commit_lsn
         )
-
-    async def _advance(self, measure: Callable[[], int], done: Callable[[], bool], name: str) -> None:
-        """Returns when `done`; raises when `measure` stands still for too long."""
-        seen, moved_at = measure(), time.monotonic()
-        while not done():
-            await asyncio.sleep(_REFRESH_S)
-            if measure() != seen:
-                seen, moved_at = measure(), time.monotonic()
-            elif time.monotonic() - moved_at > _STALL_TIMEOUT_S:
-                child = self._mirror.child if name == "mirror" else self._gateway.child
-                raise child.failure(f"made no progress for {_STALL_TIMEOUT_S:.0f} s ({name} stands at {seen})")
 
     async def _judge(self) -> list[TableVerdict]:
         with self._panel.step("Verdict") as step:
@@ -189,7 +179,10 @@ class Story:
         while True:
             self._mirror.read_progress()
             self._gateway.measure()
-            for child, may_end in ((self._gateway.child, self._gateway_may_end), (self._mirror.child, False)):
+            for child, may_end in (
+                (self._gateway.child, self._gateway_may_end),
+                (self._mirror.child, self._mirror_may_end),
+            ):
                 if child.exit_code is not None and not may_end:
                     raise child.failure(f"ended with code {child.exit_code}")
             self._slot_lag_bytes = await slot_lag_bytes(connection, self._addresses.slot)
@@ -234,6 +227,17 @@ async def _together(*work: Coroutine[Any, Any, None]) -> None:
                 group.create_task(one)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
+
+
+async def _advance(child: Child, stall_s: float, measure: Callable[[], int], goal: Callable[[], int]) -> None:
+    """Returns when the measure has reached the goal. Raises `PartFailed` when it stands still for too long."""
+    seen, moved_at = measure(), time.monotonic()
+    while seen < goal():
+        await asyncio.sleep(_REFRESH_S)
+        if measure() != seen:
+            seen, moved_at = measure(), time.monotonic()
+        elif time.monotonic() - moved_at > stall_s:
+            raise child.failure(f"made no progress for {stall_s:.0f} s")
 
 
 def verdict_line(verdicts: Sequence[TableVerdict]) -> str:
