@@ -78,6 +78,12 @@ _READ_BINARY: dict[int, Reader] = {
     1114: dates.read_timestamp,
     1184: dates.read_timestamp,
 }
+_READ_TEXT: dict[Form, Reader] = {
+    Form.BOOLEAN: integers.read_bool_text,
+    Form.INT: integers.read_int_text,
+    Form.LONG: integers.read_int_text,
+    Form.TIMESTAMPTZ: dates.read_timestamptz_text,
+}
 _CHAR_OID = 18
 
 
@@ -86,8 +92,7 @@ def codec(column: ColumnType) -> Codec:
     from_text = _from_text(column)
     render = renderer(column.facts)
     from_binary = _from_binary(column, render)
-    read_text = read_bytes(TEXT) if from_text is some_bytes else read_with(from_text, TEXT)
-    return Codec(from_text, from_binary, render, read_text, _read_binary(column, from_binary))
+    return Codec(from_text, from_binary, render, _read_text(column, from_text), _read_binary(column, from_binary))
 
 
 def has_binary_decoder(facts: TypeFacts) -> bool:
@@ -134,6 +139,13 @@ def _rendered(render: Render) -> Encode:
         return some_bytes(render(value))
 
     return encode
+
+
+def _read_text(column: ColumnType, from_text: Encode) -> Reader:
+    if from_text is some_bytes:
+        return read_bytes(TEXT)
+    known = _READ_TEXT.get(column.form)
+    return read_with(from_text, TEXT) if known is None else known
 
 
 def _read_binary(column: ColumnType, from_binary: Encode | None) -> Reader:

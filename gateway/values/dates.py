@@ -12,7 +12,7 @@ from datetime import date
 from typing import Final
 
 from gateway.events.varint import CHUNK_MASK, LAST, MORE, SOME_MORE, encode_some_long
-from gateway.values.reader import AVRO_NULL, BINARY, NULL, Append, Unusual
+from gateway.values.reader import AVRO_NULL, BINARY, LENGTH, NULL, TEXT, Append, Unusual
 from gateway.values.special import Special
 
 _INT4 = struct.Struct("!i")
@@ -34,22 +34,22 @@ _FOUR_CHUNKS_HIGH: Final = 1 << 55
 _DATE = re.compile(rb"(\d{4})-(\d\d)-(\d\d)")
 _CLOCK = re.compile(rb"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
 _OFFSET = re.compile(rb"([+-])(\d\d)(?::(\d\d))?(?::(\d\d))?")
-_REMEMBERED_DAYS: Final = 4096
+_REMEMBERED_MINUTES: Final = 4096
 
 
-class _Days(dict[bytes, int]):
-    """ISO date -> microseconds at its midnight; rows of one time share few dates."""
+class _Minutes(dict[bytes, int]):
+    """`yyyy-mm-dd hh:mm:` -> microseconds; rows of one time share few minutes."""
 
     def __missing__(self, text: bytes) -> int:
-        micros = _days_of_text(text) * _DAY_MICROS
-        if len(self) >= _REMEMBERED_DAYS:
+        micros = _days_of_text(text[:10]) * _DAY_MICROS + _MINUTES_OF_DAY[text[11:]]
+        if len(self) >= _REMEMBERED_MINUTES:
             self.clear()
         self[text] = micros
         return micros
 
 
-_days = _Days()
-_MINUTES: Final = {b"%02d:%02d:" % (m // 60, m % 60): m * 60_000_000 for m in range(1440)}
+_minutes = _Minutes()
+_MINUTES_OF_DAY: Final = {b"%02d:%02d:" % (m // 60, m % 60): m * 60_000_000 for m in range(1440)}
 _SECONDS: Final = {b"%02d" % second: second * 1_000_000 for second in range(60)}
 
 
@@ -97,7 +97,7 @@ def _micros_of_clock(text: bytes) -> int:
 def timestamp_from_text(value: bytes) -> bytes:
     """`yyyy-mm-dd hh:mm:ss[.ffffff]`. Special: infinity, BC, years beyond 9999."""
     try:
-        micros = _days[value[:10]] + _MINUTES[value[11:17]] + _SECONDS[value[17:19]]
+        micros = _minutes[value[:17]] + _SECONDS[value[17:19]]
     except KeyError:
         raise Special from None
     if len(value) > 19:
@@ -125,6 +125,38 @@ def _timestamptz_with_offset(value: bytes) -> bytes:
     if not _FIRST_MICROS <= micros <= _LAST_MICROS:
         raise Special
     return encode_some_long(micros)
+
+
+def read_timestamptz_text(data: bytes, position: int, append: Append) -> int:
+    """timestamptz in UTC where it lies; whatever is not `yyyy-mm-dd hh:mm:ss[.ffffff]+00` goes the general way."""
+    if data[position] == TEXT:
+        start = position + 5
+        end: int = start + LENGTH(data, position + 1)[0]
+        fraction = data[start + 19 : end - 3]
+        if data[end - 3 : end] != b"+00" or (fraction and (fraction[0] != 46 or not fraction[1:].isdigit())):
+            append(timestamptz_from_text(data[start:end]))
+            return end
+        try:
+            micros = _minutes[data[start : start + 17]] + _SECONDS[data[start + 17 : start + 19]]
+        except KeyError:
+            raise Special from None
+        if fraction:
+            micros += int(fraction[1:].ljust(6, b"0"))
+        if _FOUR_CHUNKS_LOW <= micros < _FOUR_CHUNKS_HIGH:
+            zigzag = micros << 1
+            append(
+                SOME_MORE[zigzag & CHUNK_MASK]
+                + MORE[zigzag >> 14 & CHUNK_MASK]
+                + MORE[zigzag >> 28 & CHUNK_MASK]
+                + LAST[zigzag >> 42]
+            )
+        else:
+            append(encode_some_long(micros))
+        return end
+    if data[position] == NULL:
+        append(AVRO_NULL)
+        return position + 1
+    raise Unusual
 
 
 def timestamp_from_binary(value: bytes) -> bytes:

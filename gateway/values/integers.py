@@ -6,7 +6,7 @@ import struct
 from typing import Final
 
 from gateway.events.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, LAST, SOME_LAST, SOME_MORE, encode_some_long
-from gateway.values.reader import AVRO_NULL, BINARY, NULL, Append, Unusual
+from gateway.values.reader import AVRO_NULL, BINARY, LENGTH, NULL, TEXT, Append, Unusual
 from gateway.values.special import Special
 
 _TWO_CHUNKS: Final = CHUNK * CHUNK
@@ -141,6 +141,35 @@ def read_int8(data: bytes, position: int, append: Append) -> int:
         else:
             append(encode_some_long(number))
         return position + 13
+    if data[position] == NULL:
+        append(AVRO_NULL)
+        return position + 1
+    raise Unusual
+
+
+def read_bool_text(data: bytes, position: int, append: Append) -> int:
+    if data[position] == TEXT:
+        append(_TRUE if data[position + 5] == 116 else _FALSE)  # 't'
+        return position + 6
+    if data[position] == NULL:
+        append(AVRO_NULL)
+        return position + 1
+    raise Unusual
+
+
+def read_int_text(data: bytes, position: int, append: Append) -> int:
+    if data[position] == TEXT:
+        start = position + 5
+        end: int = start + LENGTH(data, position + 1)[0]
+        number = int(data[start:end])
+        zigzag = number << 1 if number >= 0 else (-number << 1) - 1
+        if zigzag < CHUNK:
+            append(SOME_LAST[zigzag])
+        elif zigzag < _TWO_CHUNKS:
+            append(SOME_MORE[zigzag & CHUNK_MASK] + LAST[zigzag >> CHUNK_BITS])
+        else:
+            append(encode_some_long(number))
+        return end
     if data[position] == NULL:
         append(AVRO_NULL)
         return position + 1

@@ -29,7 +29,8 @@ TEXT: Final = ord("t")
 BINARY: Final = ord("b")
 
 AVRO_NULL: Final = b"\0"
-LENGTH = struct.Struct("!i").unpack_from
+LENGTH = struct.Struct("!I").unpack_from
+"""Read without a sign: a negative length then points beyond every row, and one comparison is saved."""
 
 SOME_LENGTH: Final[tuple[bytes, ...]] = tuple(encode_some_long(length) for length in range(8192))
 """Union branch 1 and the length of a string or of bytes."""
@@ -70,7 +71,7 @@ def read_bytes(kind: int) -> Reader:
             length: int = LENGTH(data, position + 1)[0]
             start = position + 5
             end = start + length
-            append((SOME_LENGTH[length] if 0 <= length < 8192 else encode_some_long(length)) + data[start:end])
+            append((SOME_LENGTH[length] if length < 8192 else encode_some_long(length)) + data[start:end])
             return end
         if data[position] == NULL:
             append(AVRO_NULL)
