@@ -74,63 +74,58 @@ class BatchWriter:
 
 
 class PartitionBuffer:
-    """The open batch of one topic-partition."""
+    """The open batch of one topic-partition; `TopicOutlet.append` puts the records in."""
 
-    __slots__ = ("_append", "_builder", "_count", "_first", "_manifest", "_outlet", "_pieces", "_writer", "partition")
+    __slots__ = ("_builder", "_first", "_outlet", "_pieces", "_writer", "add", "count", "manifest", "partition")
 
     def __init__(self, writer: BatchWriter, outlet: TopicOutlet, partition: int) -> None:
         self._writer = writer
         self._outlet = outlet
         self.partition = partition
-        self._manifest: Manifest | None = _CLOSED
-        self._count = 0
+        self.manifest: Manifest | None = _CLOSED
+        self.count = 0
+        self.add: Any = None
         self._first = 0
         self._pieces: list[tuple[Manifest, int, int]] = []
         self._builder: Any = None
-        self._append: Any = None
 
-    def append(self, key: bytes | None, value: bytes, manifest: Manifest | None) -> None:
-        if manifest is not self._manifest:
-            self._switch(manifest)
-        if self._append(self._count, self._writer.timestamp_ms, key, value, _NO_HEADERS) is None:
-            self.close()
-            self._writer.open.remove(self)
-            self._switch(manifest)
-            if self._append(0, self._writer.timestamp_ms, key, value, _NO_HEADERS) is None:
-                raise self._too_large(len(value))
-        self._count += 1
-
-    def _switch(self, manifest: Manifest | None) -> None:
+    def switch(self, manifest: Manifest | None) -> None:
         """The next record belongs to another transaction than the last one, or opens a new batch."""
-        if self._manifest is _CLOSED:
+        if self.manifest is _CLOSED:
             self._builder = self._writer.create_batch()
-            self._append = (
-                self._builder._builder.append
-            )  # the C builder: BatchBuilder.append costs 0.6 us more a record
+            self.add = self._builder._builder.append  # the C builder: BatchBuilder.append costs 0.6 us more a record
             self._writer.open.append(self)
         else:
             self._end_piece()
-        self._manifest = manifest
-        self._first = self._count
+        self.manifest = manifest
+        self._first = self.count
+
+    def begin_next(self, key: bytes | None, value: bytes, manifest: Manifest | None) -> None:
+        """The batch is full: hand it over, and put the record first into a new one."""
+        self.close()
+        self._writer.open.remove(self)
+        self.switch(manifest)
+        if self.add(0, self._writer.timestamp_ms, key, value, _NO_HEADERS) is None:
+            raise self._too_large(len(value))
 
     def _end_piece(self) -> None:
-        if self._manifest is not None and self._count > self._first:
-            self._pieces.append((self._manifest, self._first, self._count - self._first))
+        if self.manifest is not None and self.count > self._first:
+            self._pieces.append((self.manifest, self._first, self.count - self._first))
 
     def close(self) -> None:
         """Hand the batch over; the caller takes this buffer off the writer's list of open ones."""
         self._end_piece()
         builder = self._builder
-        builder._relative_offset = self._count  # what BatchBuilder.append would have counted
+        builder._relative_offset = self.count  # what BatchBuilder.append would have counted
         builder.close()
         size = builder.size()
         if size > self._writer.max_record_bytes:
             raise self._too_large(size)
         self._writer.ready.append(Batch(self._outlet.topic, self.partition, builder, size, self._pieces))
-        self._manifest = _CLOSED
-        self._builder = self._append = None
+        self.manifest = _CLOSED
+        self._builder = self.add = None
         self._pieces = []
-        self._count = 0
+        self.count = 0
 
     def _too_large(self, size: int) -> RecordTooLarge:
         return RecordTooLarge(
@@ -144,18 +139,27 @@ class PartitionBuffer:
 class TopicOutlet:
     """The partitions of one topic. Satisfies `gateway.transactions.transaction.Outlet`."""
 
-    __slots__ = ("_buffers", "_count", "owner", "topic")
+    __slots__ = ("_buffers", "_count", "_writer", "owner", "topic")
 
     def __init__(self, writer: BatchWriter, topic: str, partition_count: int) -> None:
         self.topic = topic
         self.owner = topic
         self._count = partition_count
+        self._writer = writer
         self._buffers = [PartitionBuffer(writer, self, partition) for partition in range(partition_count)]
 
-    def append(self, key: bytes | None, value: bytes, manifest: Manifest | None) -> None:
-        """Partition = crc32(key) % n, librdkafka's `consistent`; without a key always the first."""
-        self._buffers[0 if key is None else crc32(key) % self._count].append(key, value, manifest)
+    def append(
+        self, key: bytes | None, value: bytes, manifest: Manifest | None, buffer: PartitionBuffer | None = None
+    ) -> None:
+        """Partition = crc32(key) % n, librdkafka's `consistent`; without a key the first, or the one of `buffer`."""
+        if buffer is None:
+            buffer = self._buffers[0 if key is None else crc32(key) % self._count]
+        if manifest is not buffer.manifest:
+            buffer.switch(manifest)
+        if buffer.add(buffer.count, self._writer.timestamp_ms, key, value, _NO_HEADERS) is None:
+            buffer.begin_next(key, value, manifest)
+        buffer.count += 1
 
     def append_everywhere(self, value: bytes, manifest: Manifest | None) -> None:
         for buffer in self._buffers:
-            buffer.append(None, value, manifest)
+            self.append(None, value, manifest, buffer)

@@ -41,9 +41,10 @@ existed) and ignored, while a *commit* of one is an error; PostgreSQL sends the 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
+
+from librt.strings import read_i32_be
 
 from gateway.events.context import Context
 from gateway.events.manifest import Manifest
@@ -72,8 +73,8 @@ from gateway.transactions.transaction import MessageTopic, Prepared, RelationVer
 
 INSERT, UPDATE, DELETE = b"IUD"
 ROW_KINDS = frozenset(b"IUD")
-_OID = struct.Struct("!I").unpack_from
-_XID_OID = struct.Struct("!II").unpack_from
+_UNSIGNED: Final = 0xFFFFFFFF
+"""Oids and xids are unsigned, what librt reads is not. Its reading takes 0.02 us, that of struct 0.06."""
 
 
 class OutOfOrder(StopForOperator):
@@ -164,12 +165,11 @@ class TransactionMachine:
             raise self._out_of_order(f"a row message ({chr(data[position])})", "inside a transaction", change_lsn)
         row = position + 5
         if self.in_stream:
-            subxid, relation_oid = _XID_OID(data, position + 1)
+            subxid = read_i32_be(data, position + 1) & _UNSIGNED
             row += 4
             if subxid != transaction.context_subxid:
                 self._enter(transaction, subxid)
-        else:
-            (relation_oid,) = _OID(data, position + 1)
+        relation_oid = read_i32_be(data, row - 4) & _UNSIGNED
         version = self._active.get(relation_oid)
         if version is None:
             version = self._activate(transaction, relation_oid, change_lsn)
