@@ -75,36 +75,37 @@ def test_the_first_reachable_temporary_folder_is_taken(tmp_path: Path) -> None:
         reachable_folder([hidden], stranger)
 
 
-def _python_for_nobody() -> list[str]:
-    """An interpreter of this version that the account can start: this one may lie in root's home."""
+def _pythons(account: Account | None) -> list[str]:
+    """Interpreters of this version that the account can start: this one may lie in root's home."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    candidates = [
-        sys.executable,
-        *filter(None, (shutil.which(version, path=path) for path in ("/usr/local/bin", "/usr/bin"))),
-    ]
-    return [one for one in candidates if reachable(Path(one), NOBODY)]
+    others = (shutil.which(version, path=path) for path in ("/usr/local/bin", "/usr/bin"))
+    return [one for one in (sys.executable, *filter(None, others)) if reachable(Path(one), account)]
+
+
+ORDINARY = NOBODY if AS_ROOT else None
 
 
 @pytest.mark.skipif(
-    not AS_ROOT or not _python_for_nobody() or not reachable(ROOT, NOBODY),
-    reason="an ordinary user shows it by every other test; root needs an interpreter and a clone that others can read",
+    not _pythons(ORDINARY) or not reachable(ROOT, ORDINARY),
+    reason="as root, an ordinary user needs an interpreter of this version and a clone that others can read",
 )
-def test_an_ordinary_user_runs_it_as_itself(tmp_path: Path) -> None:
+def test_an_ordinary_user_runs_it_as_itself() -> None:
+    identity = {"user": ORDINARY.uid, "group": ORDINARY.gid} if ORDINARY else {}
     said = subprocess.run(
-        [_python_for_nobody()[0], "-c", ORDINARY_USER],
+        [_pythons(ORDINARY)[0], "-c", ORDINARY_USER],
         env={
             "PATH": os.environ["PATH"],
             "PYTHONPATH": f"{ROOT}:{sysconfig.get_path('purelib')}",
             "HOME": "/nonexistent",
         },
         cwd="/",
-        user=NOBODY.uid,
-        group=NOBODY.gid,
-        extra_groups=[],
+        extra_groups=[] if ORDINARY else None,
         capture_output=True,
         text=True,
         check=True,
+        **identity,
     )
+    expected = ORDINARY.uid if ORDINARY else os.getuid()
     user, owner, answer, folder = json.loads(said.stdout)
-    assert (user, owner, answer) == (NOBODY.uid, NOBODY.uid, 42)
+    assert (user, owner, answer) == (expected, expected, 42)
     assert not Path(folder).exists()

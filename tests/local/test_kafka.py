@@ -10,6 +10,8 @@ from gateway.local import Kafka
 from gateway.local.kafka import QUICK_START
 from gateway.local.ports import answers
 
+pytestmark = pytest.mark.integration
+
 
 async def _send(kafka: Kafka, topic: str, value: bytes) -> None:
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers, transactional_id="local")

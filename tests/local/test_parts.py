@@ -8,6 +8,8 @@ from gateway.local import Kafka, LocalParts, PartFailed, Postgres
 from gateway.local.ports import answers
 from tests.conftest import Database
 
+pytestmark = pytest.mark.integration
+
 
 async def test_a_failing_part_takes_the_others_down() -> None:
     kafka = Kafka(settings={"log.segment.bytes": "no number"})

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from confluent_kafka.schema_registry import AsyncSchemaRegistryClient, Schema
 
 from gateway.local import Registry
+
+pytestmark = pytest.mark.integration
 
 
 async def test_a_schema_outlives_stop_and_kill() -> None:
