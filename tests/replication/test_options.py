@@ -84,6 +84,11 @@ def test_option_names_are_checked() -> None:
         start_command("s", Lsn(0), {"a') --": "x"})
 
 
+def test_zero_byte_can_not_be_quoted() -> None:
+    with pytest.raises(StopForOperator):
+        quote_literal("a\0b")
+
+
 @given(names)
 def test_quoting_can_be_undone(name: str) -> None:
     quoted = quote_identifier(name)
