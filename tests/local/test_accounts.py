@@ -90,7 +90,6 @@ ORDINARY = NOBODY if AS_ROOT else None
     reason="as root, an ordinary user needs an interpreter of this version and a clone that others can read",
 )
 def test_an_ordinary_user_runs_it_as_itself() -> None:
-    identity = {"user": ORDINARY.uid, "group": ORDINARY.gid} if ORDINARY else {}
     said = subprocess.run(
         [_pythons(ORDINARY)[0], "-c", ORDINARY_USER],
         env={
@@ -99,11 +98,12 @@ def test_an_ordinary_user_runs_it_as_itself() -> None:
             "HOME": "/nonexistent",
         },
         cwd="/",
+        user=ORDINARY.uid if ORDINARY else None,
+        group=ORDINARY.gid if ORDINARY else None,
         extra_groups=[] if ORDINARY else None,
         capture_output=True,
         text=True,
         check=True,
-        **identity,
     )
     expected = ORDINARY.uid if ORDINARY else os.getuid()
     user, owner, answer, folder = json.loads(said.stdout)
