@@ -5,24 +5,19 @@
 
 from __future__ import annotations
 
-import json
-import signal
 import sys
-import threading
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from spark_consumer.errors import ConsumerError, OptionError
-from spark_consumer.lsn import format_lsn, parse_lsn
-from spark_consumer.mirror.batch import BatchReport
+from spark_consumer.lsn import parse_lsn
+from spark_consumer.run import Run
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-Progress = Literal["lines", "json"]
 Servers = Annotated[str, typer.Option("--bootstrap-servers", help="Kafka brokers.")]
 RegistryUrl = Annotated[str, typer.Option("--registry", help="URL of the schema registry (Confluent API).")]
 Prefix = Annotated[str, typer.Option(help="Prefix of the topics.")]
@@ -204,66 +199,6 @@ def _run(
         _fail(problem)
 
 
-def _fail(problem: Exception) -> None:
+def _fail(problem: Exception) -> NoReturn:
     print(f"walgate: {problem}", file=sys.stderr)
     raise SystemExit(1)
-
-
-class Run:
-    """One job as it runs: says what it does, and knows when to stop."""
-
-    def __init__(self, options: Any, until: int | None, progress: str) -> None:
-        self.options = options
-        self.stopping = threading.Event()
-        self._until = until
-        self._progress = progress
-        self._commit_lsn = -1
-        self._position = 0
-
-    def stop_on_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.stopping.set())
-
-    def say(self, facts: dict[str, Any], line: str) -> None:
-        print(json.dumps(facts) if self._progress == "json" else line, flush=True)
-
-    def report(self, report: BatchReport) -> None:
-        self._commit_lsn = report.commit_lsn
-        lsn = format_lsn(report.commit_lsn)
-        facts = {**asdict(report), "commit_lsn": lsn, "seconds": round(report.seconds, 3)}
-        tables = ", ".join(f"{name} {changes:,}" for name, changes in report.tables.items())
-        counts = f"{report.transactions:,} transactions, {report.changes:,} changes"
-        self.say(facts, f"batch {report.batch}: {counts} to {lsn} in {report.seconds:.1f} s ({tables})")
-
-    def wait_for_topic(self) -> None:
-        """The gateway makes the topics at its first start, which may be after ours."""
-        from spark_consumer.errors import SourceUnavailable
-
-        told = False
-        while not self.stopping.is_set():
-            try:
-                self.options.broker.offsets(self.options.marker_topic)
-                return
-            except SourceUnavailable as problem:
-                if not told:
-                    self.say(
-                        {"waiting": self.options.marker_topic}, f"waiting for {self.options.marker_topic}: {problem}"
-                    )
-                told = True
-                self.stopping.wait(0.5)
-
-    def watch(self, query: Any) -> None:
-        """Until the query ends, a signal comes, or everything up to --until-lsn is written. Raises the query's own error."""
-        self.say({"ready": True}, "reading")
-        while not query.awaitTermination(0.2):
-            if self.stopping.is_set() or self._is_done():
-                query.stop()
-                return
-
-    def _is_done(self) -> bool:
-        if self._until is None:
-            return False
-        return self._commit_lsn >= self._until or self._delivered_beyond()
-
-    def _delivered_beyond(self) -> bool:
-        return False

@@ -172,16 +172,11 @@ class Transaction:
         size = self.feeder.range_records
         for (topic, partition), offsets in places.items():
             offsets.sort()
-            for piece in (offsets[start : start + size] for start in range(0, len(offsets), size)):
-                ranges.append(
-                    {
-                        "topic": topic,
-                        "partition": partition,
-                        "first_offset": piece[0],
-                        "last_offset": piece[-1],
-                        "record_count": len(piece),
-                    }
-                )
+            pieces = [offsets[start : start + size] for start in range(0, len(offsets), size)]
+            names = ("topic", "partition", "first_offset", "last_offset", "record_count")
+            ranges += [
+                dict(zip(names, (topic, partition, piece[0], piece[-1], len(piece)), strict=True)) for piece in pieces
+            ]
         return {
             "epoch": self.epoch, "event_count": len(self.changes), "aborted_subxids": sorted(self.aborted),
             "schema_ids": self.schema_ids, "ranges": ranges,
@@ -204,7 +199,7 @@ class Feeder:
         self.epoch = 1
         self._lsn = 0x1_0000_0000
         self._xid = 700
-        self._admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+        self._admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 2})
         self._registry = SchemaRegistryClient({"url": registry_url})
         self._transactional_id = uuid4().hex
         self._producer: Producer | None = None
@@ -267,7 +262,7 @@ class Feeder:
     def open(self) -> None:
         """A new producer and its first Kafka transaction. Of one that was there, everything uncommitted is aborted."""
         self._producer = Producer(
-            {"bootstrap.servers": self.bootstrap_servers, "transactional.id": self._transactional_id, "linger.ms": 2,
+            {"bootstrap.servers": self.bootstrap_servers, "transactional.id": self._transactional_id, "linger.ms": 2, "log_level": 2,
              "queue.buffering.max.messages": 2_000_000}
         )  # fmt: skip
         self._producer.init_transactions(30)

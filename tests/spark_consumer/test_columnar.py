@@ -204,7 +204,7 @@ def test_a_named_type_is_known_by_name_at_its_second_use() -> None:
     row = {"type": "record", "name": "Row", "fields": [{"name": "a", "type": ["null", "long"]}]}
     fields = [{"name": "before", "type": ["null", row]}, {"name": "after", "type": ["null", "Row"]}]
     schema = {"type": "record", "name": "Change", "namespace": "cdc.public.t", "fields": fields}
-    rows = [{"before": None, "after": {"a": 5}}, {"before": {"a": None}, "after": None}]
+    rows: list[dict[str, Any]] = [{"before": None, "after": {"a": 5}}, {"before": {"a": None}, "after": None}]
     assert decode(schema, [encode(schema, row) for row in rows]) == rows
 
 

@@ -1,23 +1,173 @@
-"""The data source on a real broker and registry: what it gives is the truth, or an error."""
+"""The data sources on a real broker and registry: what they give is the truth, or an error."""
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.spark_consumer.feeder import INT8, TEXT, Change, Feeder, Table, relation
+from tests.spark_consumer.workload import Workload
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 ACCOUNTS = relation("accounts", {"id": INT8, "owner": TEXT}, ("id",))
 
 
-def test_a_batch_read_gives_the_typed_changes_of_a_table_in_order(spark: SparkSession, feeder: Feeder) -> None:
+def load(spark: SparkSession, feeder: Feeder, format: str = "walgate", **options: str) -> DataFrame:  # noqa: A002
+    return spark.read.format(format).options(**feeder.options(**options)).load()
+
+
+def positions(changes: list[Change]) -> list[tuple[Any, ...]]:
+    return [(c.table and c.table.name, c.op, c.commit_lsn, c.ordinal, c.change_lsn) for c in changes]
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_a_random_workload_comes_out_as_it_happened(spark: SparkSession, feeder: Feeder, seed: int) -> None:
+    feeder.range_records = 25
+    workload = Workload(feeder, seed)
+    for _ in range(150):
+        workload.step()
+    workload.finish()
+    raw = load(spark, feeder, includeMessages="true").orderBy("commit_lsn", "ordinal").collect()
+    assert [(r.table, r.op, r.commit_lsn, r.ordinal, r.change_lsn) for r in raw] == positions(feeder.truth)
+    for table in workload.tables:
+        typed = load(spark, feeder, table=table.name).orderBy("commit_lsn", "ordinal").toArrow().to_pylist()
+        expected = [change for change in feeder.truth if change.table is table]
+        found = [(row["op"], row["commit_lsn"], row["ordinal"]) for row in typed]
+        assert found == [(change.op, change.commit_lsn, change.ordinal) for change in expected]
+        for row, change in zip(typed, expected, strict=True):
+            assert row["after"] == (None if change.op == "DELETE" else change.after)
+            assert row["before"] == change.before
+            assert row["old_key"] == change.old_key
+            assert tuple(row["unchanged"]) == change.unchanged
+
+
+def test_a_stream_gives_whole_transactions_within_its_limit(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
     accounts = feeder.table(ACCOUNTS)
-    for number in range(3):
+    for size in (1, 1, 30, 2, 2):
         transaction = feeder.begin()
-        transaction.insert(accounts, {"id": number, "owner": f"owner {number}"})
-        transaction.update(accounts, {"id": number, "owner": f"owner {number}"}, {"id": number, "owner": None})
+        for _ in range(size):
+            transaction.insert(accounts, {"id": len(feeder.truth), "owner": None})
         transaction.commit()
-        feeder.kafka_commit()
-    frame = spark.read.format("walgate").options(**feeder.options(table="public.accounts")).load()
-    rows = frame.orderBy("commit_lsn", "ordinal").collect()
-    expected = [(change.op, change.commit_lsn, change.ordinal, change.row) for change in feeder.truth]
-    assert [(row.op, row.commit_lsn, row.ordinal, row.after.asDict()) for row in rows] == expected
+    feeder.kafka_commit()
+    batches: list[list[int]] = []
+
+    def collect(frame: DataFrame, _: int) -> None:
+        batches.append(sorted(row.commit_lsn for row in frame.collect()))
+
+    options = feeder.options(maxChangesPerTrigger="10")
+    stream = spark.readStream.format("walgate").options(**options).load().writeStream.foreachBatch(collect)
+    stream.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination()
+    assert [len(batch) for batch in batches] == [2, 30, 4]
+    assert [lsn for batch in batches for lsn in batch] == [change.commit_lsn for change in feeder.truth]
+
+
+def test_transactions_are_a_frame_of_their_own(spark: SparkSession, feeder: Feeder) -> None:
+    accounts = feeder.table(ACCOUNTS)
+    transaction = feeder.begin()
+    transaction.insert(accounts, {"id": 1, "owner": None})
+    commit_lsn = transaction.commit()
+    feeder.kafka_commit()
+    (row,) = load(spark, feeder, "walgate-transactions").collect()
+    assert (row.commit_lsn, row.xid, row.kind, row.tables, row.event_count) == (
+        commit_lsn, transaction.xid, "COMMIT", ["public.accounts"], 1,
+    )  # fmt: skip
+
+
+def test_positions_bound_a_batch_read(spark: SparkSession, feeder: Feeder) -> None:
+    accounts = feeder.table(ACCOUNTS)
+    lsns = []
+    for number in range(5):
+        transaction = feeder.begin()
+        transaction.insert(accounts, {"id": number, "owner": None})
+        lsns.append(transaction.commit())
+    feeder.kafka_commit()
+    options = {"startingPosition": f"lsn:{lsns[1]}", "endingPosition": f"lsn:{lsns[3]}"}
+    found = sorted(row.commit_lsn for row in load(spark, feeder, **options).collect())
+    assert found == lsns[2:4]
+
+
+def spoil_range(name: str, difference: int) -> Callable[[dict[str, Any]], None]:
+    def spoil(marker: dict[str, Any]) -> None:
+        marker["manifest"]["ranges"][0][name] += difference
+
+    return spoil
+
+
+def spoil_epoch(marker: dict[str, Any]) -> None:
+    marker["manifest"]["epoch"] += 1
+
+
+def spoil_order(marker: dict[str, Any]) -> None:
+    marker["marker_lsn"] = 1
+
+
+def spoil_manifest(marker: dict[str, Any]) -> None:
+    marker["manifest"] = None
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (spoil_range("record_count", -1), "manifest says"),
+        (spoil_range("last_offset", 50), "no record at offset"),
+        (spoil_epoch, "manifest says"),
+        (spoil_order, "does not come after"),
+        (spoil_manifest, "has no manifest"),
+    ],
+)
+def test_a_damaged_marker_stops_the_read_in_time(
+    spark: SparkSession, feeder: Feeder, damage: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    accounts = feeder.table(ACCOUNTS)
+    good = feeder.begin()
+    good.insert(accounts, {"id": 0, "owner": None})
+    good.commit()
+    bad = feeder.begin()
+    for number in range(1, 4):
+        bad.insert(accounts, {"id": number, "owner": None})
+    bad.commit(damage=damage)
+    feeder.kafka_commit()
+    began = time.monotonic()
+    with pytest.raises(Exception, match=message):
+        load(spark, feeder, noProgressTimeout="5").collect()
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"maxChangePerTriger": "5"}, "Did you mean maxChangesPerTrigger"),
+        ({"table": "accounts"}, "schema.table"),
+        ({"startingPosition": "soon"}, "Write earliest"),
+        ({"table": "public.a", "tables": "public.b"}, "contradict"),
+        ({"kafka.isolation.level": "read_uncommitted"}, "set by the reader itself"),
+        ({"kafka.no.such.setting": "1"}, "No such configuration property"),
+    ],
+)
+def test_a_wrong_option_is_refused(spark: SparkSession, options: dict[str, str], message: str) -> None:
+    needed = {"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://127.0.0.1:1"}
+    with pytest.raises(Exception, match=message):
+        spark.read.format("walgate").options(**needed, **options).load()
+
+
+def test_old_and_new_records_come_in_the_newest_columns(spark: SparkSession, feeder: Feeder) -> None:
+    old = feeder.table(ACCOUNTS)
+    first = feeder.begin()
+    first.insert(old, {"id": 1, "owner": "a"})
+    first.commit()
+    wider = relation("accounts", {"id": INT8, "city": TEXT}, ("id",))
+    new: Table = feeder.alter(old, wider)
+    second = feeder.begin()
+    second.insert(new, {"id": 2, "city": "b"})
+    second.commit()
+    feeder.kafka_commit()
+    rows = load(spark, feeder, table="public.accounts").orderBy("commit_lsn").collect()
+    assert [row.after.asDict() for row in rows] == [{"id": 1, "city": None}, {"id": 2, "city": "b"}]
