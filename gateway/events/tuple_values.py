@@ -100,6 +100,21 @@ class TupleCodec:
             key.append(self._encode_value(each, index, kind, value)[0])
         return key
 
+    def encode_key_at(self, data: bytes, position: int) -> list[bytes]:
+        """The key of a tuple that was read already, so that nothing needs to be checked again."""
+        key: list[bytes] = []
+        place, column = position + 3, 0
+        for index, each in self._keys:
+            while True:
+                kind = data[place]
+                start = place + 5
+                place = place + 1 if kind in (NULL, UNCHANGED) else start + _LENGTH(data, place + 1)[0]
+                column += 1
+                if column > index:
+                    break
+            key.append(self._encode_value(each, index, kind, data[start:place])[0])
+        return key
+
     def _encode_value(self, each: Codec, index: int, kind: int, value: bytes) -> tuple[bytes, bytes | None]:
         """Avro bytes, and the text where they are null because the value is special."""
         if kind in (NULL, UNCHANGED):

@@ -243,6 +243,37 @@ def test_null_unchanged_and_special_stay_three_things() -> None:
         assert told["special"] == {"c2": "NaN"}
 
 
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("identity", [(1,), (2,), (2, 3), (0, 2)], ids=str)
+@given(data=st.data())
+@settings(max_examples=30)
+def test_keys_are_the_same_whatever_else_the_row_holds(
+    identity: tuple[int, ...], binary: bool, data: st.DataObject
+) -> None:
+    """Fast or with care, with NULLs, UNCHANGED and special values around: a row's key is that of its identity columns."""
+    kinds = (TEXT, INT8, NUMERIC, DATE, TEXT)
+    description = relation(kinds, identity)
+    values = data.draw(rows(kinds))
+    plain = wire_row(kinds, values, binary=binary)
+    odd = tuple(
+        value if index in identity else data.draw(st.sampled_from([value, None, UNCHANGED]))
+        for index, value in enumerate(plain)
+    )
+    encoder = encoder_of(description)
+    encode(encoder, "insert", new(plain))
+    key, value, _ = encode(encoder, "update", new(odd))
+    expected = {
+        f"c{index}": kinds[index].text(values[index]).decode()
+        if kinds[index] in (NUMERIC, DATE) and values[index] is not None
+        else values[index]
+        for index in identity
+    }
+    assert key_event(description, key) == expected
+    unchanged = [f"c{index}" for index, each in enumerate(odd) if each is UNCHANGED]
+    assert event(description, value)["unchanged"] == unchanged
+    assert encode(encoder_of(description), "insert", new(plain))[0] == key
+
+
 def test_special_values_of_both_images_do_not_mix() -> None:
     kinds = (INT8, DATE)
     description = relation(kinds, (0,), ReplicaIdentity.FULL)
