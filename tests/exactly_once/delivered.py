@@ -82,11 +82,21 @@ def partition_counts(bootstrap_servers: str, prefix: str) -> dict[str, int]:
 
 
 def read_delivered(
-    bootstrap_servers: str, registry_url: str, prefix: str, isolation: Isolation = "read_committed"
+    bootstrap_servers: str,
+    registry_url: str,
+    prefix: str,
+    isolation: Isolation = "read_committed",
+    namespace: str | None = None,
 ) -> Delivered:
-    """Everything below the prefix from the first offset to the end as it is now, and the positions of this prefix."""
+    """Everything below the prefix from the first offset to the end as it is now, and the positions of this prefix.
+
+    With `namespace`: of the change topics only those of this schema.
+    """
     decoder = Decoder(registry_url)
-    delivered = Delivered(partition_counts=partition_counts(bootstrap_servers, prefix))
+    counts = partition_counts(bootstrap_servers, prefix)
+    if namespace is not None:
+        counts = {t: n for t, n in counts.items() if t.count(".") == 1 or t.startswith(f"{prefix}.{namespace}.")}
+    delivered = Delivered(partition_counts=counts)
     for topic, partition, offset, key, payload in read_raw(
         bootstrap_servers, delivered.partition_counts.items(), isolation
     ):
