@@ -18,7 +18,7 @@ from gateway.operate.settings import Settings
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
 from gateway.relations.catalog import PRIMARY_KEY_QUERY, TYPES_QUERY, read_types
 from gateway.relations.description import describe
-from gateway.replication.errors import classify_exception
+from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.transactions.transaction import RelationVersion
 from schemas.description import RelationDescription
@@ -78,7 +78,7 @@ class Announcer:
             facts = read_types(await self._sql.fetch(TYPES_QUERY, oids))
             if relation.replica_identity is ReplicaIdentity.FULL:
                 primary_key = [row[0] for row in await self._sql.fetch(PRIMARY_KEY_QUERY, relation.relation_oid)]
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        except DRIVER_ERRORS as error:
             raise classify_exception(error, f"types of {relation.namespace}.{relation.name}") from error
         failpoint("after_catalog_query")
         return describe(relation, facts, primary_key, self._announced_types)

@@ -24,7 +24,6 @@ from gateway.kafka.outlet import RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.position import Position, read_positions
 from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Topics
-from gateway.lsn import Lsn
 from gateway.operate import metrics
 from gateway.operate.errors import Retry
 from gateway.operate.failpoints import failpoint
@@ -83,57 +82,45 @@ class Attempt:
         dsn = settings.source.dsn.get_secret_value()
         self._wait_for("PostgreSQL")
         failpoint("before_preflight")
-        sql = await connect_sql(dsn)
-        stack.push_async_callback(_close_sql, sql)
+        sql = await self._connect_sql(stack, dsn)
         checks = await Checks.load(sql, settings.source)
         checks.before_start()
         failpoint("after_preflight")
 
         self._wait_for("Kafka")
-        marker_topic = transaction_topic(settings.kafka.prefix)
-        topics = Topics(settings.kafka, marker_topic)
-        await topics.start()
-        stack.push_async_callback(_close, topics.close)
-        await topics.ensure([POSITION_TOPIC, marker_topic, message_topic(settings.kafka.prefix)])
-        await topics.check_position_topic()
+        topics = await self._topics(stack)
         producer = await self._start_producer(stack, checks.transactional_id)
-
         self._wait_for("the schema registry")
         registry = self._registry()
         stack.push_async_callback(_close, registry.close)
         frames, messages_id = await self._register_fixed(registry)
 
         writer = BatchWriter(producer.create_batch, settings.kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
-        delivery = Delivery(producer, writer, frames, marker_topic, settings.kafka.memory_bytes)
+        delivery = Delivery(
+            producer, writer, frames, transaction_topic(settings.kafka.prefix), settings.kafka.memory_bytes
+        )
         position = await self._position(sql, checks, delivery)
         await checks.before_stream(position)
+        self._wait_for("the replication stream")
+        stream = await connect_replication(dsn)
+        stack.push_async_callback(_close, stream.close)
+        await checks.same_server(stream, position)
         position = await self._begin_epoch(position, delivery, checks.server.timeline)
 
-        self._wait_for("the replication stream")
-        stream, feedback = await self._open_stream(stack, dsn, sql, checks, position)
-        catalog = await connect_sql(dsn)  # beside the periodic check's: asyncpg runs one query a connection
-        stack.push_async_callback(_close_sql, catalog)
-        announcer = Announcer(catalog, registry, topics, writer, settings)
+        # A connection beside the periodic check's: asyncpg runs one query at a time.
+        announcer = Announcer(await self._connect_sql(stack, dsn), registry, topics, writer, settings)
         await announcer.prepare(checks.relations)
         machine = TransactionMachine(
             epoch=position.epoch,
             resume_lsn=position.resume_lsn,
             last_commit_lsn=position.last_commit_lsn,
             prepared=position.prepared,
-            messages=self._message_topic(
-                writer, messages_id, await topics.ensure([message_topic(settings.kafka.prefix)])
-            ),
+            messages=await self._message_topic(topics, writer, messages_id),
         )
-        pump = Pump(
-            stream,
-            feedback,
-            machine,
-            writer,
-            announcer,
-            delivery,
-            position,
-            protocol_version(checks.server.version_num),
-        )
+        feedback = await self._start_stream(stream, checks, position)
+        leave_with(sql, stream)
+        protocol = protocol_version(checks.server.version_num)
+        pump = Pump(stream, feedback, machine, writer, announcer, delivery, position, protocol)
         self._wait_for("")
         self.is_streaming = True
         log.info("streaming", slot=position.slot, epoch=position.epoch, resume_lsn=str(position.resume_lsn))
@@ -143,8 +130,22 @@ class Attempt:
             feedback.run(),
             checks.watch(stream, feedback),
             self._rest(producer),
-            until=self._drain(stop, pump, feedback),
+            until=self._drain(stop, pump),
         )
+
+    async def _connect_sql(self, stack: AsyncExitStack, dsn: str) -> asyncpg.Connection:
+        sql = await connect_sql(dsn)
+        stack.callback(sql.terminate)
+        return sql
+
+    async def _topics(self, stack: AsyncExitStack) -> Topics:
+        prefix = self._settings.kafka.prefix
+        topics = Topics(self._settings.kafka, transaction_topic(prefix))
+        await topics.start()
+        stack.push_async_callback(_close, topics.close)
+        await topics.ensure([POSITION_TOPIC, transaction_topic(prefix), message_topic(prefix)])
+        await topics.check_position_topic()
+        return topics
 
     async def _start_producer(self, stack: AsyncExitStack, transactional_id: str) -> Producer:
         failpoint("before_producer_start")
@@ -173,8 +174,9 @@ class Attempt:
             messages_id = await registry.register(value_subject(message_topic(prefix)), LOGICAL_MESSAGE)
         return Frames(frame(marker_id), frame(position_id)), messages_id
 
-    def _message_topic(self, writer: BatchWriter, schema_id: int, counts: dict[str, int]) -> MessageTopic:
-        ((topic, partition_count),) = counts.items()
+    async def _message_topic(self, topics: Topics, writer: BatchWriter, schema_id: int) -> MessageTopic:
+        topic = message_topic(self._settings.kafka.prefix)
+        partition_count = (await topics.ensure([topic]))[topic]
         encoder = LogicalMessageEncoder(frame(schema_id))
         return MessageTopic(schema_id, encoder.encode, writer.outlet(topic, partition_count, "logical messages"))
 
@@ -201,6 +203,7 @@ class Attempt:
             failpoint("after_slot_intent")
         if start.create_slot:
             failpoint("before_slot_creation")
+            log.info("creating_slot", slot=source.slot, note="waits for every open transaction that writes")
             lsn = await create_slot(
                 sql,
                 source.slot,
@@ -221,14 +224,9 @@ class Attempt:
         metrics.EPOCH.set(position.epoch)
         return position
 
-    async def _open_stream(
-        self, stack: AsyncExitStack, dsn: str, sql: asyncpg.Connection, checks: Checks, position: Position
-    ) -> tuple[ReplicationStream, StandbyStatus]:
+    async def _start_stream(self, stream: ReplicationStream, checks: Checks, position: Position) -> StandbyStatus:
         source = self._settings.source
         failpoint("before_start_replication")
-        stream = await connect_replication(dsn)
-        stack.push_async_callback(_close, stream.close)
-        await checks.same_server(stream, position)
         options = pgoutput_options(
             checks.server.version_num,
             source.publications,
@@ -236,13 +234,12 @@ class Attempt:
             streaming=source.large_transactions == "stream",
             two_phase=source.two_phase,
             messages=source.messages,
-            origin=source.origin if checks.server.version_num >= 160000 else "any",
+            origin=source.origin,
         )
-        feedback = StandbyStatus(stream, Lsn(position.resume_lsn), checks.server.wal_sender_timeout_s)
-        await stream.start(source.slot, Lsn(position.resume_lsn), options)
-        leave_with(sql, stream)
+        feedback = StandbyStatus(stream, position.resume_lsn, checks.server.wal_sender_timeout_s)
+        await stream.start(source.slot, position.resume_lsn, options)
         failpoint("after_start_replication")
-        return stream, feedback
+        return feedback
 
     async def _rest(self, producer: Producer) -> None:
         """A producer near the end of its sequence numbers is given up like a failed one."""
@@ -250,7 +247,7 @@ class Attempt:
             await asyncio.sleep(10)
         raise Retry("the producer's sequence numbers come near their end: a new one takes over")
 
-    async def _drain(self, stop: asyncio.Event, pump: Pump, feedback: StandbyStatus) -> None:
+    async def _drain(self, stop: asyncio.Event, pump: Pump) -> None:
         """After `stop`: read no more, wait until what was read is durable where a transaction ends, tell PostgreSQL."""
         await stop.wait()
         failpoint("shutdown_requested")
@@ -268,10 +265,6 @@ async def _close(close: Callable[[], Awaitable[None]]) -> None:
     with suppress(TimeoutError, OSError):
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await close()
-
-
-async def _close_sql(sql: asyncpg.Connection) -> None:
-    sql.terminate()
 
 
 async def _abandon(producer: Producer) -> None:

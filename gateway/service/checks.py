@@ -16,10 +16,11 @@ from gateway.operate.errors import Retry
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import SourceSettings
 from gateway.relations.catalog import TYPES_QUERY, read_types, unknown_type
-from gateway.replication.errors import classify_exception
+from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.facts import Caution, Expected, Facts
 from gateway.replication.feedback import StandbyStatus
 from gateway.replication.preflight import Report, check_running, load_facts, preflight, report_of
+from gateway.replication.publication import published_types
 from gateway.replication.server import ServerFacts
 from gateway.replication.stream import ReplicationStream
 from gateway.replication.timeline import check_promotion
@@ -93,17 +94,10 @@ class Checks:
         """`auto`: binary tuples where every published column's type has a binary decoder."""
         if self._source.binary != "auto" or text_only:
             return self._source.binary == "on" and not text_only
-        oids = sorted(
-            {
-                column.type_oid
-                for publication in self._facts.publications.values()
-                for relation in publication.relations
-                for column in relation.columns
-            }
-        )
+        oids = sorted(published_types(dict(self._facts.publications)))
         try:
             facts = read_types(await self._sql.fetch(TYPES_QUERY, oids))
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        except DRIVER_ERRORS as error:
             raise classify_exception(error, "types of the published columns") from error
         undecodable = [facts[oid].name if oid in facts else "?" for oid in oids if not _is_decodable(oid, facts)]
         if undecodable:
