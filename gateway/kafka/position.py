@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from gateway.events.manifest import Manifest, Range
-from gateway.kafka.producer import classify
+from gateway.kafka.producer import STOP_TIMEOUT_S, classify
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
 from gateway.operate.settings import KafkaSettings
@@ -101,7 +102,9 @@ async def read_positions(
     except (KafkaError, TimeoutError, OSError) as error:
         raise classify(error, f"reading {POSITION_TOPIC}") from error
     finally:
-        await consumer.stop()
+        with suppress(TimeoutError, KafkaError):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await consumer.stop()
     return {key: decode_position(value) for key, value in newest.items()}, ends[markers]
 
 
