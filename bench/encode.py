@@ -244,8 +244,8 @@ async def _captures(rows: int, only: str) -> list[Capture]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.encode", description=__doc__)
-    parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--rows", type=int, default=5_000)
+    parser.add_argument("--repeat", type=int, default=60)
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
     captures = asyncio.run(_captures(arguments.rows, arguments.only))

@@ -13,22 +13,24 @@ The envelope's layout is `schemas.relation.change_schema`; a test compares the b
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import Final
+
+from librt.strings import read_i16_be
 
 from gateway.events.context import Context
 from gateway.events.errors import KeyNotSent
 from gateway.events.tuple_values import TupleCodec, Value
-from gateway.events.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, LAST, MORE, encode_long
+from gateway.events.varint import CHUNK, LAST, encode_long, encode_lsn
 from gateway.pgoutput.errors import PgOutputError
-from gateway.values.reader import Append, Unusual, some_bytes
+from gateway.values.reader import UNCHANGED, Parts, Unusual, some_bytes
 from gateway.values.special import NotRenderable, Special
 from schemas.description import RelationDescription
 from schemas.framing import frame
-from schemas.relation import BEFORE_PREFIX, OPERATIONS
+from schemas.relation import BEFORE_PREFIX, OPERATIONS, field_names
 
 Key = bytes | None
 _KEY_TUPLE, _OLD_TUPLE, _NEW_TUPLE = b"KON"
-_COUNT = struct.Struct("!H").unpack_from
 
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = (encode_long(OPERATIONS.index(name)) for name in OPERATIONS[:4])
 _NULL: Final = b"\0"
@@ -56,6 +58,7 @@ class RowEncoder:
         self.description = description
         self._tuples = TupleCodec(description)
         self._count = len(description.columns)
+        self._names = field_names(description)
         value_frame = frame(value_schema_id)
         self._insert_head = value_frame + _INSERT
         self._update_head = value_frame + _UPDATE
@@ -64,8 +67,6 @@ class RowEncoder:
         self._key_frame = None if key_schema_id is None else frame(key_schema_id)
         self._readers = self._tuples.text_readers
         self._is_binary = False
-        self._lsn_high = 0
-        self._lsn_tail = b""
         # Identity columns whose key bytes are the bytes in the row; None where a key column has a form of its own.
         self._key_places = self._tuples.key_places
         self._only_key_part = -1
@@ -93,6 +94,12 @@ class RowEncoder:
         self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes]:
         envelope = self._envelope(self._delete_head, context, change_lsn, ordinal)
+        if self._key_places is not None and position < end and data[position] == _OLD_TUPLE:
+            before: list[bytes] = []
+            with suppress(*_CARE_NEEDED):
+                if self._read_tuple(data, position, before) == end:
+                    key = [before[index] for index in self._key_places]
+                    return self._framed(key), b"".join([*envelope, _BEFORE, *before, _NULL, _NOTHING_SPECIAL])
         values, place = self._take(data, position, end, b"KO")
         kind = data[position]
         self._end_here(data, place, end)
@@ -112,32 +119,49 @@ class RowEncoder:
     def _only_new(
         self, head: bytes, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes]:
-        """A record with nothing but the new tuple."""
-        zigzag = change_lsn << 1
-        lsn_high = zigzag >> 28
-        if lsn_high != self._lsn_high:  # neighbouring changes share all but the last 4 bytes of their LSN: 0.1 us a row
-            self._lsn_high, self._lsn_tail = lsn_high, _last_chunks(lsn_high)
-        lsn = (
-            MORE[zigzag & CHUNK_MASK] + MORE[zigzag >> 14 & CHUNK_MASK] + self._lsn_tail
-            if lsn_high
-            else encode_long(change_lsn)
-        )
+        """A record with nothing but the new tuple.
+
+        Measured, all with the key, CPU on the bench machine: 1.4 us for 3 columns, 2.7 us for 7 everyday ones, 16 us for 50
+        in binary; 1.7, 3.9 and 24 us in text.
+        """
         place_in_transaction = LAST[ordinal << 1] if ordinal < _SMALL_ORDINAL else encode_long(ordinal)
-        parts = [head, context.identity, lsn, place_in_transaction, context.commit, _ONLY_AFTER]
-        append = parts.append
+        parts = [head, context.identity, encode_lsn(change_lsn), place_in_transaction, context.commit, _ONLY_AFTER]
         try:
             place = position + 3
-            if data[position] == _NEW_TUPLE and _COUNT(data, position + 1)[0] == self._count:
+            if data[position] == _NEW_TUPLE and read_i16_be(data, position + 1) == self._count:
                 for read in self._readers:
-                    place = read(data, place, append)
+                    place = read(data, place, parts)
                 if place == end:
-                    append(_NOTHING_SPECIAL)
+                    parts.append(_NOTHING_SPECIAL)
                     if self._only_key_part >= 0:
                         return self._key_frame + parts[self._only_key_part], b"".join(parts)  # type: ignore[operator]
-                    return self._key_of_parts(parts, data, position, end), b"".join(parts)
+                    return self._key_of_parts(parts, data, position), b"".join(parts)
+        except Unusual:
+            with suppress(*_CARE_NEEDED):
+                return self._new_without_unchanged(parts[:_FIRST_COLUMN], data, position, end)
         except _CARE_NEEDED:
             pass
         return self._only_new_with_care(parts[:_FIRST_COLUMN], data, position, end)
+
+    def _new_without_unchanged(self, parts: list[bytes], data: bytes, position: int, end: int) -> tuple[Key, bytes]:
+        """Updates of a table with large values: columns that are UNCHANGED, and nothing else that is unusual."""
+        unchanged: list[str] = []
+        place = position + 3
+        if data[position] != _NEW_TUPLE or read_i16_be(data, position + 1) != self._count:
+            raise Unusual
+        for index, read in enumerate(self._readers):
+            if data[place] == UNCHANGED:
+                if self.description.columns[index].identity:
+                    raise Unusual
+                unchanged.append(self._names[index])
+                parts.append(_NULL)
+                place += 1
+            else:
+                place = read(data, place, parts)
+        if place != end:
+            raise Unusual
+        parts += _oddities(unchanged, [])
+        return self._key_of_parts(parts, data, position), b"".join(parts)
 
     def _update_with_old(
         self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
@@ -148,8 +172,8 @@ class RowEncoder:
         before: list[bytes] = []
         after: list[bytes] = []
         try:
-            place = self._read_tuple(data, position, before.append)
-            if data[place] != _NEW_TUPLE or self._read_tuple(data, place, after.append) != end:
+            place = self._read_tuple(data, position, before)
+            if data[place] != _NEW_TUPLE or self._read_tuple(data, place, after) != end:
                 return self._update_with_care(data, position, end, context, change_lsn, ordinal)
         except _CARE_NEEDED:
             return self._update_with_care(data, position, end, context, change_lsn, ordinal)
@@ -164,20 +188,20 @@ class RowEncoder:
             moved = (self._framed(old_key), gone)
         return self._framed(new_key), value, moved
 
-    def _read_tuple(self, data: bytes, position: int, append: Append) -> int:
-        if _COUNT(data, position + 1)[0] != self._count:
+    def _read_tuple(self, data: bytes, position: int, parts: Parts) -> int:
+        if read_i16_be(data, position + 1) != self._count:
             raise Unusual
         place = position + 3
         for read in self._readers:
-            place = read(data, place, append)
+            place = read(data, place, parts)
         return place
 
-    def _key_of_parts(self, parts: list[bytes], data: bytes, position: int, end: int) -> Key:
+    def _key_of_parts(self, parts: list[bytes], data: bytes, position: int) -> Key:
         if self._key_frame is None:
             return None
         if self._key_places is not None:
             return self._key_frame + b"".join([parts[_FIRST_COLUMN + index] for index in self._key_places])
-        return self._framed(self._key_of(self._take(data, position, end, b"N")[0], None))
+        return self._key_frame + b"".join(self._tuples.encode_key_at(data, position))
 
     # -- with care ----------------------------------------------------------------------------------------------------
 
@@ -243,15 +267,6 @@ class RowEncoder:
 
     def _envelope(self, head: bytes, context: Context, change_lsn: int, ordinal: int) -> list[bytes]:
         return [head, context.identity, encode_long(change_lsn), encode_long(ordinal), context.commit]
-
-
-def _last_chunks(number: int) -> bytes:
-    """The rest of a varint, from its 29th bit on."""
-    chunks = b""
-    while number >= CHUNK:
-        chunks += MORE[number & CHUNK_MASK]
-        number >>= CHUNK_BITS
-    return chunks + LAST[number]
 
 
 def _oddities(unchanged: list[str], special: list[tuple[str, bytes]]) -> list[bytes]:

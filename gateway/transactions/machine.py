@@ -165,11 +165,13 @@ class TransactionMachine:
             raise self._out_of_order(f"a row message ({chr(data[position])})", "inside a transaction", change_lsn)
         row = position + 5
         if self.in_stream:
-            subxid = read_i32_be(data, position + 1) & _UNSIGNED
+            subxid: int = read_i32_be(data, position + 1)
+            subxid &= _UNSIGNED
             row += 4
             if subxid != transaction.context_subxid:
                 self._enter(transaction, subxid)
-        relation_oid = read_i32_be(data, row - 4) & _UNSIGNED
+        relation_oid: int = read_i32_be(data, row - 4)
+        relation_oid &= _UNSIGNED
         version = self._active.get(relation_oid)
         if version is None:
             version = self._activate(transaction, relation_oid, change_lsn)

@@ -57,6 +57,7 @@ def array_from_binary(encode_element: Encode, element_oid: int) -> Encode:
         if oid != element_oid:
             raise NotRenderable("element type")
         if dimensions == 0:
+            _end_at(value, 12)
             return _EMPTY
         if dimensions != 1:
             raise Special
@@ -81,6 +82,10 @@ def _elements(value: bytes, place: int, count: int) -> Iterator[bytes | None]:
         else:
             yield value[place : place + length]
             place += length
+    _end_at(value, place)
+
+
+def _end_at(value: bytes, place: int) -> None:
     if place != len(value):
         raise ValueError("array length")
 
@@ -102,6 +107,7 @@ def array_renderer(render_element: Render, element_oid: int, delimiter: str) -> 
         if oid != element_oid or not 0 <= dimensions <= _MAX_DIMENSIONS:
             raise NotRenderable("element type")
         if dimensions == 0:
+            _end_at(value, 12)
             return b"{}"
         bounds = [_DIMENSION(value, 12 + 8 * dimension) for dimension in range(dimensions)]
         count = 1

@@ -11,13 +11,14 @@ import struct
 from datetime import date
 from typing import Final
 
-from gateway.events.varint import CHUNK_MASK, LAST, MORE, SOME_MORE, encode_some_long
-from gateway.values.reader import AVRO_NULL, BINARY, LENGTH, NULL, TEXT, Append, Unusual
+from librt.strings import read_i32_be, read_i64_be
+
+from gateway.events.varint import CHUNK_MASK, HIGH, MORE, SOME_MORE, encode_some_long
+from gateway.values.reader import AVRO_NULL, BINARY, NULL, TEXT, UNSIGNED, Parts, Unusual
 from gateway.values.special import Special
 
 _INT4 = struct.Struct("!i")
 _INT8 = struct.Struct("!q")
-_INT8_AT = _INT8.unpack_from
 _TIMETZ = struct.Struct("!qi")
 _PG_EPOCH_DAYS: Final = 10957
 _PG_EPOCH_MICROS: Final = 946_684_800_000_000
@@ -127,14 +128,15 @@ def _timestamptz_with_offset(value: bytes) -> bytes:
     return encode_some_long(micros)
 
 
-def read_timestamptz_text(data: bytes, position: int, append: Append) -> int:
+def read_timestamptz_text(data: bytes, position: int, parts: Parts) -> int:
     """timestamptz in UTC where it lies; whatever is not `yyyy-mm-dd hh:mm:ss[.ffffff]+00` goes the general way."""
     if data[position] == TEXT:
+        length: int = read_i32_be(data, position + 1)
         start = position + 5
-        end: int = start + LENGTH(data, position + 1)[0]
+        end = start + (length & UNSIGNED)
         fraction = data[start + 19 : end - 3]
         if data[end - 3 : end] != b"+00" or (fraction and (fraction[0] != 46 or not fraction[1:].isdigit())):
-            append(timestamptz_from_text(data[start:end]))
+            parts.append(timestamptz_from_text(data[start:end]))
             return end
         try:
             micros = _minutes[data[start : start + 17]] + _SECONDS[data[start + 17 : start + 19]]
@@ -144,17 +146,12 @@ def read_timestamptz_text(data: bytes, position: int, append: Append) -> int:
             micros += int(fraction[1:].ljust(6, b"0"))
         if _FOUR_CHUNKS_LOW <= micros < _FOUR_CHUNKS_HIGH:
             zigzag = micros << 1
-            append(
-                SOME_MORE[zigzag & CHUNK_MASK]
-                + MORE[zigzag >> 14 & CHUNK_MASK]
-                + MORE[zigzag >> 28 & CHUNK_MASK]
-                + LAST[zigzag >> 42]
-            )
+            parts.append(SOME_MORE[zigzag & CHUNK_MASK] + MORE[zigzag >> 14 & CHUNK_MASK] + HIGH[zigzag >> 28])
         else:
-            append(encode_some_long(micros))
+            parts.append(encode_some_long(micros))
         return end
     if data[position] == NULL:
-        append(AVRO_NULL)
+        parts.append(AVRO_NULL)
         return position + 1
     raise Unusual
 
@@ -166,25 +163,21 @@ def timestamp_from_binary(value: bytes) -> bytes:
     return encode_some_long(micros)
 
 
-def read_timestamp(data: bytes, position: int, append: Append) -> int:
+def read_timestamp(data: bytes, position: int, parts: Parts) -> int:
     """timestamp and timestamptz."""
     if data[position] == BINARY:
-        micros = _INT8_AT(data, position + 5)[0] + _PG_EPOCH_MICROS
+        micros: int = read_i64_be(data, position + 5)
+        micros += _PG_EPOCH_MICROS
         if _FOUR_CHUNKS_LOW <= micros < _FOUR_CHUNKS_HIGH:
             zigzag = micros << 1
-            append(
-                SOME_MORE[zigzag & CHUNK_MASK]
-                + MORE[zigzag >> 14 & CHUNK_MASK]
-                + MORE[zigzag >> 28 & CHUNK_MASK]
-                + LAST[zigzag >> 42]
-            )
+            parts.append(SOME_MORE[zigzag & CHUNK_MASK] + MORE[zigzag >> 14 & CHUNK_MASK] + HIGH[zigzag >> 28])
         elif _FIRST_MICROS <= micros <= _LAST_MICROS:
-            append(encode_some_long(micros))
+            parts.append(encode_some_long(micros))
         else:
             raise Special
         return position + 13
     if data[position] == NULL:
-        append(AVRO_NULL)
+        parts.append(AVRO_NULL)
         return position + 1
     raise Unusual
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+from librt.strings import read_i16_be, read_i32_be, read_i64_be
+
 from gateway.events.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, LAST, SOME_LAST, SOME_MORE, encode_some_long
-from gateway.values.reader import AVRO_NULL, BINARY, LENGTH, NULL, TEXT, Append, Unusual
+from gateway.values.reader import AVRO_NULL, BINARY, NULL, TEXT, UNSIGNED, Parts, Unusual
 from gateway.values.special import Special
 
 _TWO_CHUNKS: Final = CHUNK * CHUNK
@@ -15,9 +17,6 @@ _INT4 = struct.Struct("!i")
 _INT8 = struct.Struct("!q")
 _UINT4 = struct.Struct("!I")
 _UINT8 = struct.Struct("!Q")
-_INT2_AT = _INT2.unpack_from
-_INT4_AT = _INT4.unpack_from
-_INT8_AT = _INT8.unpack_from
 _FALSE: Final = b"\2\0"
 _TRUE: Final = b"\2\1"
 _MAX_LONG: Final = (1 << 63) - 1
@@ -93,84 +92,85 @@ def uint8_from_binary(value: bytes) -> bytes:
 # Readers of the everyday types: `encode_some_long` is written out because a call costs as much as the work.
 
 
-def read_bool(data: bytes, position: int, append: Append) -> int:
+def read_bool(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == BINARY:
-        append(_TRUE if data[position + 5] else _FALSE)
+        parts.append(_TRUE if data[position + 5] else _FALSE)
         return position + 6
     if data[position] == NULL:
-        append(AVRO_NULL)
+        parts.append(AVRO_NULL)
         return position + 1
     raise Unusual
 
 
-def read_int2(data: bytes, position: int, append: Append) -> int:
+def read_int2(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == BINARY:
-        append(encode_some_long(_INT2_AT(data, position + 5)[0]))
+        parts.append(encode_some_long(read_i16_be(data, position + 5)))
         return position + 7
     if data[position] == NULL:
-        append(AVRO_NULL)
+        parts.append(AVRO_NULL)
         return position + 1
     raise Unusual
 
 
-def read_int4(data: bytes, position: int, append: Append) -> int:
+def read_int4(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == BINARY:
-        number = _INT4_AT(data, position + 5)[0]
+        number: int = read_i32_be(data, position + 5)
         zigzag = number << 1 if number >= 0 else (-number << 1) - 1
         if zigzag < CHUNK:
-            append(SOME_LAST[zigzag])
+            parts.append(SOME_LAST[zigzag])
         elif zigzag < _TWO_CHUNKS:
-            append(SOME_MORE[zigzag & CHUNK_MASK] + LAST[zigzag >> CHUNK_BITS])
+            parts.append(SOME_MORE[zigzag & CHUNK_MASK] + LAST[zigzag >> CHUNK_BITS])
         else:
-            append(encode_some_long(number))
+            parts.append(encode_some_long(number))
         return position + 9
     if data[position] == NULL:
-        append(AVRO_NULL)
+        parts.append(AVRO_NULL)
         return position + 1
     raise Unusual
 
 
-def read_int8(data: bytes, position: int, append: Append) -> int:
+def read_int8(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == BINARY:
-        number = _INT8_AT(data, position + 5)[0]
+        number: int = read_i64_be(data, position + 5)
         zigzag = number << 1 if number >= 0 else (-number << 1) - 1
         if zigzag < CHUNK:
-            append(SOME_LAST[zigzag])
+            parts.append(SOME_LAST[zigzag])
         elif zigzag < _TWO_CHUNKS:
-            append(SOME_MORE[zigzag & CHUNK_MASK] + LAST[zigzag >> CHUNK_BITS])
+            parts.append(SOME_MORE[zigzag & CHUNK_MASK] + LAST[zigzag >> CHUNK_BITS])
         else:
-            append(encode_some_long(number))
+            parts.append(encode_some_long(number))
         return position + 13
     if data[position] == NULL:
-        append(AVRO_NULL)
+        parts.append(AVRO_NULL)
         return position + 1
     raise Unusual
 
 
-def read_bool_text(data: bytes, position: int, append: Append) -> int:
+def read_bool_text(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == TEXT:
-        append(_TRUE if data[position + 5] == 116 else _FALSE)  # 't'
+        parts.append(_TRUE if data[position + 5] == 116 else _FALSE)  # 't'
         return position + 6
     if data[position] == NULL:
-        append(AVRO_NULL)
+        parts.append(AVRO_NULL)
         return position + 1
     raise Unusual
 
 
-def read_int_text(data: bytes, position: int, append: Append) -> int:
+def read_int_text(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == TEXT:
+        length: int = read_i32_be(data, position + 1)
         start = position + 5
-        end: int = start + LENGTH(data, position + 1)[0]
+        end = start + (length & UNSIGNED)
         number = int(data[start:end])
         zigzag = number << 1 if number >= 0 else (-number << 1) - 1
         if zigzag < CHUNK:
-            append(SOME_LAST[zigzag])
+            parts.append(SOME_LAST[zigzag])
         elif zigzag < _TWO_CHUNKS:
-            append(SOME_MORE[zigzag & CHUNK_MASK] + LAST[zigzag >> CHUNK_BITS])
+            parts.append(SOME_MORE[zigzag & CHUNK_MASK] + LAST[zigzag >> CHUNK_BITS])
         else:
-            append(encode_some_long(number))
+            parts.append(encode_some_long(number))
         return end
     if data[position] == NULL:
-        append(AVRO_NULL)
+        parts.append(AVRO_NULL)
         return position + 1
     raise Unusual

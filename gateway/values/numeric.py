@@ -8,14 +8,13 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+from librt.strings import read_i16_be, read_i32_be
+
 from gateway.events.varint import encode_some_long
-from gateway.values.reader import AVRO_NULL, BINARY, LENGTH, NULL, Append, Encode, Reader, Unusual
+from gateway.values.reader import AVRO_NULL, BINARY, NULL, UNSIGNED, Encode, Parts, Reader, Unusual
 from gateway.values.special import Special
 
 _HEADER = struct.Struct("!HhHH").unpack_from
-_HEADER_1 = struct.Struct("!hHHH").unpack_from
-_HEADER_2 = struct.Struct("!hHHHH").unpack_from
-_HEADER_3 = struct.Struct("!hHHHHH").unpack_from
 _NEGATIVE: Final = 0x4000
 _NOT_A_NUMBER: Final = {0xC000: b"NaN", 0xD000: b"Infinity", 0xF000: b"-Infinity"}
 _POWER: Final = tuple(10**exponent for exponent in range(128))
@@ -79,40 +78,41 @@ def read_decimal(precision: int, scale: int) -> Reader:
     """Fast for values of one to three base-10,000 digits: 8 to 12 decimal ones."""
     encode = decimal_from_binary(precision, scale)
     limit = 10**precision
+    negative = _NEGATIVE << 16 | scale
 
-    def read(data: bytes, position: int, append: Append) -> int:
+    def read(data: bytes, position: int, parts: Parts) -> int:
         if data[position] == BINARY:
             count = data[position + 6]
-            if count == 2:
-                weight, sign, dscale, first, second = _HEADER_2(data, position + 7)
-                unscaled = first * 10000 + second
-            elif count == 1:
-                weight, sign, dscale, unscaled = _HEADER_1(data, position + 7)
-            elif count == 3:
-                weight, sign, dscale, first, second, third = _HEADER_3(data, position + 7)
-                unscaled = (first * 10000 + second) * 10000 + third
-            else:
-                dscale = -1  # zero, or long: the general way below
-            if dscale == scale and not sign & 0x8000:
+            sign_and_dscale: int = read_i32_be(data, position + 9)
+            if 1 <= count <= 3 and (sign_and_dscale == scale or sign_and_dscale == negative):  # noqa: SIM109 (faster)
+                unscaled: int = read_i16_be(data, position + 13)
+                if count > 1:
+                    digit: int = read_i16_be(data, position + 15)
+                    unscaled = unscaled * 10000 + digit
+                    if count == 3:
+                        digit = read_i16_be(data, position + 17)
+                        unscaled = unscaled * 10000 + digit
+                weight: int = read_i16_be(data, position + 7)
                 exponent = (weight - count + 1) * 4 + scale
                 if exponent >= 0:
                     unscaled *= _POWER[exponent]
                 else:
                     unscaled //= _POWER[-exponent]
                 if unscaled < limit:
-                    if sign:
+                    if sign_and_dscale == negative:
                         unscaled = -unscaled
-                        length = ((~unscaled).bit_length() >> 3) + 1
+                        size = ((~unscaled).bit_length() >> 3) + 1
                     else:
-                        length = (unscaled.bit_length() >> 3) + 1
-                    append(_SOME_LENGTH[length] + unscaled.to_bytes(length, "big", signed=True))
+                        size = (unscaled.bit_length() >> 3) + 1
+                    parts.append(_SOME_LENGTH[size] + unscaled.to_bytes(size, "big", signed=True))
                     return position + 13 + 2 * count
+            length: int = read_i32_be(data, position + 1)
             start = position + 5
-            end: int = start + LENGTH(data, position + 1)[0]
-            append(encode(data[start:end]))
+            end = start + (length & UNSIGNED)
+            parts.append(encode(data[start:end]))
             return end
         if data[position] == NULL:
-            append(AVRO_NULL)
+            parts.append(AVRO_NULL)
             return position + 1
         raise Unusual
 

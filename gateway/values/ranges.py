@@ -29,7 +29,7 @@ def range_renderer(render_bound: Render) -> Render:
 
     def render(value: bytes) -> bytes:
         flags = value[0]
-        if flags & _EMPTY:
+        if flags & _EMPTY and len(value) == 1:
             return b"empty"
         lower, place = bound(value, 1, bool(flags & _LOWER_INFINITE))
         upper, place = bound(value, place, bool(flags & _UPPER_INFINITE))

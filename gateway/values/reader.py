@@ -1,8 +1,9 @@
 """How a column is read: from its place in the tuple to its Avro bytes, in one call.
 
-A reader takes the data, the place of the column's kind byte and where to append, and gives the place of the next column.
+A reader takes the data, the place of the column's kind byte and the list to append to; it gives the place of the next column.
 TupleData (manual 55.9): kind 'n', or kind 't' or 'b' with a 4-byte length and the value. Measured over 7 everyday columns,
-binary: a reader per type takes 1.9 us; slicing the value first and calling an encoder with it 2.2 us.
+binary: a reader per type takes 1.9 us; slicing the value first and calling an encoder with it 2.2 us. Numbers are read by
+librt (mypyc's library): 0.02 us each where struct takes 0.06, and a few instructions when this module is compiled.
 
 What is neither NULL nor of the reader's kind raises Unusual; the row is then encoded again, with care. Nothing is checked
 against the end of the data here: the row must land exactly on its end.
@@ -10,14 +11,15 @@ against the end of the data here: the row must land exactly on its end.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import Final
 
+from librt.strings import read_i32_be
+
 from gateway.events.varint import encode_some_long
 
-Append = Callable[[bytes], None]
-Reader = Callable[[bytes, int, Append], int]
+Parts = list[bytes]
+Reader = Callable[[bytes, int, Parts], int]
 Encode = Callable[[bytes], bytes]
 """A value, its length taken off -> Avro bytes behind union branch 1. Raises Special."""
 Render = Callable[[bytes], bytes]
@@ -29,8 +31,8 @@ TEXT: Final = ord("t")
 BINARY: Final = ord("b")
 
 AVRO_NULL: Final = b"\0"
-LENGTH = struct.Struct("!I").unpack_from
-"""Read without a sign: a negative length then points beyond every row, and one comparison is saved."""
+UNSIGNED: Final = 0xFFFFFFFF
+"""Lengths are taken without a sign: a negative one then points beyond every row."""
 
 SOME_LENGTH: Final[tuple[bytes, ...]] = tuple(encode_some_long(length) for length in range(8192))
 """Union branch 1 and the length of a string or of bytes."""
@@ -49,14 +51,15 @@ def some_bytes(value: bytes) -> bytes:
 def read_with(encode: Encode, kind: int) -> Reader:
     """The reader of a type that has no faster one."""
 
-    def read(data: bytes, position: int, append: Append) -> int:
+    def read(data: bytes, position: int, parts: Parts) -> int:
         if data[position] == kind:
+            length: int = read_i32_be(data, position + 1)
             start = position + 5
-            end: int = start + LENGTH(data, position + 1)[0]
-            append(encode(data[start:end]))
+            end = start + (length & UNSIGNED)
+            parts.append(encode(data[start:end]))
             return end
         if data[position] == NULL:
-            append(AVRO_NULL)
+            parts.append(AVRO_NULL)
             return position + 1
         raise Unusual
 
@@ -66,24 +69,25 @@ def read_with(encode: Encode, kind: int) -> Reader:
 def read_bytes(kind: int) -> Reader:
     """Values that are Avro already but for the length: text in UTF-8, binary bytea."""
 
-    def read(data: bytes, position: int, append: Append) -> int:
+    def read(data: bytes, position: int, parts: Parts) -> int:
         if data[position] == kind:
-            length: int = LENGTH(data, position + 1)[0]
+            length: int = read_i32_be(data, position + 1)
+            length &= UNSIGNED
             start = position + 5
             end = start + length
-            append((SOME_LENGTH[length] if length < 8192 else encode_some_long(length)) + data[start:end])
+            parts.append((SOME_LENGTH[length] if length < 8192 else encode_some_long(length)) + data[start:end])
             return end
         if data[position] == NULL:
-            append(AVRO_NULL)
+            parts.append(AVRO_NULL)
             return position + 1
         raise Unusual
 
     return read
 
 
-def always_unusual(data: bytes, position: int, append: Append) -> int:
+def always_unusual(data: bytes, position: int, parts: Parts) -> int:
     """A column without a decoder for the wire form in use."""
     if data[position] == NULL:
-        append(AVRO_NULL)
+        parts.append(AVRO_NULL)
         return position + 1
     raise Unusual
