@@ -246,7 +246,7 @@ class Judge:
 def generated(strategy: SearchStrategy[str], count: int) -> list[str | None]:
     """`count` literals and one NULL; the same for the same seed."""
     values: list[str] = []
-    batch = 20
+    batch = 5  # the first is always the simplest
 
     @seed(SEED)
     @settings(

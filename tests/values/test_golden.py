@@ -1,0 +1,116 @@
+"""Values as a real server wrote them in both forms (golden.json, by capture.py): no server needed to read them again.
+
+From text and from binary the same Avro bytes come, or both are special; and the text is written from the binary form as the
+server wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.values.codec import Codec, codec, has_binary_decoder
+from gateway.values.reader import BINARY, TEXT, Encode, Reader
+from gateway.values.special import NotRenderable, Special
+from gateway.values.table import _built_in_types
+from schemas.column_type import column_type, key_type
+
+GOLDEN: list[dict[str, Any]] = json.loads(Path(__file__).with_name("golden.json").read_text("utf-8"))["values"]
+TYPES = {facts.oid: facts for facts in _built_in_types()}
+REFUSED = (NotRenderable, ValueError, IndexError, OverflowError, struct.error)
+
+
+@cache
+def codecs(oid: int, typmod: int) -> tuple[Codec, Codec]:
+    """(of the row, of the key)."""
+    column = column_type(TYPES[oid], typmod)
+    return codec(column), codec(key_type(column))
+
+
+def of_type(name: str) -> list[tuple[bytes, bytes, Codec, Codec]]:
+    return [
+        (row["text"].encode(), bytes.fromhex(row["binary"]), *codecs(row["oid"], row["typmod"]))
+        for row in GOLDEN
+        if row["type"] == name
+    ]
+
+
+def encoded(encode: Encode | None, value: bytes) -> bytes | None:
+    """None: special."""
+    assert encode is not None
+    try:
+        return encode(value)
+    except Special:
+        return None
+
+
+DECODABLE = sorted({row["type"] for row in GOLDEN if has_binary_decoder(TYPES[row["oid"]])})
+TEXT_ONLY = sorted({row["type"] for row in GOLDEN} - set(DECODABLE))
+
+
+@pytest.mark.parametrize("name", DECODABLE)
+def test_both_forms_give_the_same_bytes(name: str) -> None:
+    for text, binary, row, key in of_type(name):
+        assert encoded(row.from_text, text) == encoded(row.from_binary, binary)
+        assert row.render is not None
+        assert row.render(binary) == text
+        assert encoded(key.from_text, text) == encoded(key.from_binary, binary) is not None
+
+
+@pytest.mark.parametrize("name", DECODABLE)
+def test_readers_do_what_the_encoders_do(name: str) -> None:
+    for text, binary, row, _ in of_type(name):
+        assert read(row.read_text, TEXT, text) == encoded(row.from_text, text)
+        assert read(row.read_binary, BINARY, binary) == encoded(row.from_binary, binary)
+
+
+def read(reader: Reader, kind: int, value: bytes) -> bytes | None:
+    """What a reader makes of a column amid others; it must go on exactly behind it."""
+    parts: list[bytes] = []
+    column = bytes((kind,)) + struct.pack("!i", len(value)) + value
+    try:
+        end = reader(b"nn" + column + b"n", 2, parts)
+    except Special:
+        return None
+    assert end == 2 + len(column)
+    (part,) = parts
+    assert reader(b"nn", 1, parts) == 2
+    assert parts[1] == b"\0"
+    return part
+
+
+@pytest.mark.parametrize("name", DECODABLE)
+def test_pieces_of_binary_values_raise_nothing_unexpected(name: str) -> None:
+    for _, binary, row, _ in of_type(name):
+        assert row.from_binary is not None
+        for piece in [*(binary[:length] for length in range(min(len(binary), 60))), binary + b"\0", binary[1:], b""]:
+            try:
+                assert row.from_binary(piece)[0] == 2
+            except (Special, *REFUSED):
+                pass
+
+
+FIXED_WIDTH = ["int2", "int4", "int8", "oid", "float4", "float8", "date", "time", "timestamp", "timestamptz", "timetz",
+               "interval", "pg_lsn", "tid", "xid8", "point", "circle", "int4[]", "int4range"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIXED_WIDTH)
+def test_a_binary_value_of_another_length_is_refused(name: str) -> None:
+    for _, binary, row, _ in of_type(name):
+        for other in (binary + b"\0", binary[:-1]):
+            assert row.from_binary is not None
+            with pytest.raises((Special, *REFUSED)):
+                row.from_binary(other)
+
+
+def test_types_whose_text_needs_the_server_have_no_binary_decoder() -> None:
+    assert TEXT_ONLY == ["money", "money[]", "regclass", "regtype", "tsquery"]
+    for name in TEXT_ONLY:
+        for _, _, row, _ in of_type(name):
+            assert row.from_binary is None
+            assert row.render is None
