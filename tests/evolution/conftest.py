@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from gateway.local import Kafka, Postgres, Registry
+from tests.evolution.delivered import Delivered
+from tests.evolution.scenes_compatible import COMPATIBLE
+from tests.evolution.scripts import PUBLICATIONS, SCRIPTS, SETUP
+from tests.evolution.theatre import theatre
+
+
+@pytest_asyncio.fixture(scope="session")
+async def played(
+    postgres: Postgres, kafka: Kafka, registry: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Delivered]:
+    """Every compatible scene in every situation, through one gateway that stops at an incompatible change."""
+    log = tmp_path_factory.mktemp("evolution") / "gateway.log"
+    async with theatre("evolution", postgres, kafka, registry, log) as stage:
+        for statement in SETUP:
+            await stage.sql.execute(statement)
+        for name, content in PUBLICATIONS.items():
+            await stage.sql.execute(f"CREATE PUBLICATION {name} {content}")
+        await stage.gateway.start(WALGATE_SOURCE__PUBLICATIONS=",".join(PUBLICATIONS))
+        for statement in SCRIPTS:
+            await stage.sql.execute(statement)
+        await stage.play(COMPATIBLE)
+        found = await stage.end()
+        yield found
+        found.close()
+        assert await stage.gateway.stop() == 0, log.read_text()
+        assert log.read_text().count("starting_again") <= 1, log.read_text()  # enum_made

@@ -1,0 +1,107 @@
+"""One gateway process over one database: scenes are played, then what was delivered is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+
+from gateway.local import Kafka, Postgres, Registry
+from tests.evolution.delivered import Delivered
+from tests.evolution.scene import SITUATIONS, Scene
+from tests.service.gateway_process import GatewayProcess
+
+CAUGHT_UP_TIMEOUT_S = 30.0
+END = "the_end"
+_HAS_SENT = """
+SELECT bool_or(sent_lsn > $1) FROM pg_stat_replication JOIN pg_replication_slots ON pid = active_pid WHERE slot_name = $2
+"""
+
+
+@dataclass
+class Theatre:
+    """A database with a publication of all of schema `public`, and the gateway that reads it."""
+
+    name: str
+    postgres: Postgres
+    kafka: Kafka
+    registry: Registry
+    sql: asyncpg.Connection
+    gateway: GatewayProcess
+
+    async def caught_up(self) -> None:
+        """Wait until the walsender has read everything written so far, open transactions too."""
+        flusher = await self.postgres.connect(self.name)
+        try:
+            # A commit of another session flushes what this one has written.
+            lsn = await flusher.fetchval("SELECT pg_logical_emit_message(true, 'flush', '')")
+            async with asyncio.timeout(CAUGHT_UP_TIMEOUT_S):
+                while not await flusher.fetchval(_HAS_SENT, lsn, self.name):
+                    await asyncio.sleep(0.02)
+        finally:
+            await flusher.close()
+
+    async def play(self, scenes: Mapping[str, Scene]) -> None:
+        """Each scene in each situation, on the table `<scene>_<situation>`."""
+        for name, scene in scenes.items():
+            for situation in SITUATIONS:
+                await scene.play(self.sql, f"{name}_{situation}", situation, self.caught_up)
+
+    async def end(self) -> Delivered:
+        """Everything that was played, delivered."""
+        await self.sql.execute(f"CREATE TABLE {END} (id int PRIMARY KEY)")
+        await self.sql.execute(f"INSERT INTO {END} VALUES (1)")
+        return await self.delivered(lambda found: bool(found.committed(END)))
+
+    async def delivered(self, is_complete: Callable[[Delivered], bool]) -> Delivered:
+        return await asyncio.to_thread(
+            Delivered, self.kafka.bootstrap_servers, self.registry.url, self.name, is_complete
+        )
+
+
+@asynccontextmanager
+async def theatre(
+    name: str, postgres: Postgres, kafka: Kafka, registry: Registry, log: Path, **settings: str
+) -> AsyncIterator[Theatre]:
+    """A new database, slot and prefix of this name. The gateway is not started; its end is checked by who starts it."""
+    admin = await postgres.connect()
+    await admin.execute(f"CREATE DATABASE {name}")
+    sql = await postgres.connect(name)
+    gateway = GatewayProcess(
+        {
+            "WALGATE_SOURCE__DSN": postgres.database_dsn(name),
+            "WALGATE_SOURCE__SLOT": name,
+            "WALGATE_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+            "WALGATE_KAFKA__PREFIX": name,
+            "WALGATE_KAFKA__PARTITIONS": "2",
+            "WALGATE_REGISTRY__URL": registry.url,
+            **settings,
+        },
+        log,
+    )
+    try:
+        yield Theatre(name, postgres, kafka, registry, sql, gateway)
+    finally:
+        if gateway.process is not None and gateway.process.returncode is None:
+            gateway.process.kill()
+            await gateway.process.wait()
+        await sql.close()
+        await _until_free(admin, name)
+        await admin.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1", name
+        )
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await admin.close()
+
+
+async def _until_free(admin: asyncpg.Connection, slot: str) -> None:
+    async with asyncio.timeout(CAUGHT_UP_TIMEOUT_S):
+        while await admin.fetchval("SELECT active FROM pg_replication_slots WHERE slot_name = $1", slot):
+            await asyncio.sleep(0.05)
+
+
+Play = Callable[[Theatre], Awaitable[None]]
