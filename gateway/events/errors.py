@@ -11,7 +11,7 @@ class UnknownBinary(Retry):
     def __init__(self, relation: str, column: str, type_name: str) -> None:
         super().__init__(
             f"{relation}, column {column}: the binary form of type {type_name} is not known; going on in text",
-            hint="set `binary` to off to save this detour at each start",
+            hint="set source.binary to off to save this detour at each start",
         )
         self.relation = relation
         self.column = column
