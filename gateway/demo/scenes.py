@@ -245,7 +245,7 @@ async def another_origin(stage: Stage) -> None:
 _ODD_CUSTOMERS = """
     INSERT INTO customers (id, name, active, birthday, call_at, rating, balance, profile, avatar, tags, created_at)
     VALUES
-    ($1 + 1, '', true, 'infinity', '24:00:00', 'NaN', 'NaN', 'null', '', '{}', 'infinity'),
+    ($1::bigint + 1, '', true, 'infinity', '24:00:00', 'NaN', 'NaN', 'null', '', '{}', 'infinity'),
     ($1 + 2, E'\\x01\\n\\r\\t', false, '-infinity', '00:00', '-Infinity', -0.005, '[]', '\\x00ff', '{{a,b},{c,d}}',
      '-infinity'),
     ($1 + 3, '🛒 \\N', true, '0044-03-15 BC', NULL, '1e-45', 9999999999.99, '{"a": 1.500}', NULL, '[0:1]={x,y}',

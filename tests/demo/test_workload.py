@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from gateway.demo.buyers import IDS_PER_BUYER, Tally
-from gateway.demo.scenes import BULK_ROWS, FIRST_ID, SCENES
+from gateway.demo.scenes import BULK_ROWS, FIRST_ID, SCENES, forget_imports
 from gateway.demo.workload import BUYER_COUNT, create_shop, run_workload
 from tests.conftest import Database
 
@@ -57,3 +57,15 @@ async def test_the_same_seed_makes_the_same_rows(database: Database) -> None:
     await connection.close()
     assert seen[0] == seen[1]
     assert len(seen[0][1]) == BUYER_COUNT
+
+
+async def test_a_shop_that_is_opened_again_goes_on_with_other_ids(database: Database) -> None:
+    await create_shop(database.dsn)
+    connection = await database.connect()
+    counts = []
+    for run in (0, 7):
+        await run_workload(database.dsn, Tally(), seconds=0.5, seed=1, run=run)
+        counts.append(await connection.fetchval("SELECT count(*) FROM customers"))
+    await forget_imports(connection)
+    assert counts[1] > counts[0]
+    assert await connection.fetchval("SELECT count(*) FROM items WHERE sku LIKE 'bulk-%'") == 0
