@@ -1,41 +1,106 @@
-"""`python -m bench`: see `--help`."""
+"""`make bench ARGS="--only W1 --repeat 3"`: see `--help`."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+from pathlib import Path
+from typing import Any
 
-from bench import floor, walgate
-from bench.run import Run
+from rich.console import Console
+
+from bench import floor, large, latency, report, walgate
 from bench.scene import Scene
-from bench.workloads import BACKLOGS
+from bench.workloads import BACKLOGS, LARGE_ROWS
+
+CONTESTANTS = ("floor", "walgate", "walgate_compiled", "floor_text", "walgate_text", "debezium")
+WORKLOADS = (*sorted([*BACKLOGS, "W3"]), "L")
+LATENCY_RATES = (500, 2000)
+LATENCY_S = 30.0
 
 
-async def _measure(names: list[str], repeat: int, scale: float) -> None:
+async def _drain(scene: Scene, name: str, arguments: argparse.Namespace, console: Console) -> report.Drained:
+    """All contestants in turn, `--repeat` times."""
+    backlog = BACKLOGS[name]
+    console.print(f"{name}: {backlog.title}: making {backlog.changes(arguments.scale):,} changes", highlight=False)
+    drained = report.Drained(name, backlog.title)
+    async with scene.backlog(backlog, arguments.scale) as backlogged:
+        for _ in range(arguments.repeat):
+            for contestant in arguments.contestants:
+                binary = not contestant.endswith("_text")
+                if contestant.startswith("floor"):
+                    run = await floor.drain(backlogged, binary=binary)
+                else:
+                    compiled = arguments.compiled if contestant == "walgate_compiled" else None
+                    run = await walgate.drain(backlogged, binary=binary, compiled=compiled)
+                drained.add(contestant, run)
+                console.print(f"  {contestant}: {run.rows_per_s:,.0f} rows/s", highlight=False)
+    drained.print(console)
+    return drained
+
+
+async def _large(scene: Scene, arguments: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+    objects = []
+    for _ in range(arguments.repeat):
+        for name, compiled in _builds(arguments):
+            figures = await large.measure(scene, round(LARGE_ROWS * arguments.scale), compiled=compiled)
+            report.print_large(console, name, figures)
+            objects.append(report.large_json(name, figures))
+    return objects
+
+
+async def _latency(scene: Scene, arguments: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+    objects = []
+    for _ in range(arguments.repeat):
+        found = {}
+        for delivery in ("exactly_once", "at_least_once"):
+            for rate in LATENCY_RATES:
+                for name, compiled in _builds(arguments):
+                    more = {"WALGATE_KAFKA__DELIVERY": delivery}
+                    label = f"{name} {delivery} {rate}/s"
+                    found[label] = await latency.measure(scene, rate, arguments.seconds, compiled=compiled, more=more)
+                    objects.append(report.latency_json(f"{name} {delivery}", found[label]))
+        report.print_latencies(console, found)
+    return objects
+
+
+def _builds(arguments: argparse.Namespace) -> list[tuple[str, Path | None]]:
+    builds = {"walgate": None, "walgate_compiled": arguments.compiled}
+    return [(name, builds[name]) for name in builds if name in arguments.contestants]
+
+
+async def _measure(arguments: argparse.Namespace) -> None:
+    console = Console()
+    objects: list[dict[str, Any]] = []
+    drained: list[report.Drained] = []
     async with Scene() as scene:
-        for name in names:
-            async with scene.backlog(BACKLOGS[name], scale) as backlogged:
-                for _ in range(repeat):
-                    _show(name, "floor", await floor.drain(backlogged, binary=True))
-                    _show(name, "walgate", await walgate.drain(backlogged, binary=True))
-                    _show(name, "floor_text", await floor.drain(backlogged, binary=False))
-                    _show(name, "walgate_text", await walgate.drain(backlogged, binary=False))
-
-
-def _show(workload: str, contestant: str, run: Run) -> None:
-    print(
-        f"{workload} {contestant:16} {run.rows_per_s:9.0f}/s gw {run.us_per_row(run.gateway_cpu_s):6.2f} us/row ws {run.us_per_row(run.walsender_cpu_s):5.2f} br {run.us_per_row(run.broker_cpu_s):5.2f} other {run.other_cpu_s:.1f}s of {run.took_s:.1f}s rss {run.peak_rss_mb:.0f}",
-        flush=True,
-    )
+        for name in arguments.only:
+            if name == "W3":
+                objects += await _large(scene, arguments, console)
+            elif name == "L":
+                objects += await _latency(scene, arguments, console)
+            else:
+                drained.append(await _drain(scene, name, arguments, console))
+                objects.append(drained[-1].as_json())
+    report.write_plot(arguments.plot, drained)
+    report.print_json(objects)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("--only", nargs="+", default=sorted(BACKLOGS))
-    parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--scale", type=float, default=1.0)
+    parser = argparse.ArgumentParser(prog="bench", description="Measure the gateway against the walsender's own pace.")
+    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--repeat", type=int, default=3, help="repetitions; figures are their median")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the issue's sizes")
+    parser.add_argument("--seconds", type=float, default=LATENCY_S, help="of each latency run after its warm-up")
+    parser.add_argument(
+        "--contestants", nargs="+", choices=CONTESTANTS, default=["floor", "walgate", "floor_text", "walgate_text"]
+    )
+    parser.add_argument("--compiled", type=Path, help="folder of a compiled build; adds walgate_compiled")
+    parser.add_argument("--plot", type=Path, default=Path("bench.svg"))
     arguments = parser.parse_args()
-    asyncio.run(_measure(arguments.only, arguments.repeat, arguments.scale))
+    if arguments.compiled is not None and "walgate_compiled" not in arguments.contestants:
+        arguments.contestants.insert(2, "walgate_compiled")
+    asyncio.run(_measure(arguments))
 
 
 main()
