@@ -127,7 +127,7 @@ def _judge_copies(records: list[Record], partition_counts: dict[str, int]) -> It
         by_ordinal[record.value["ordinal"]].append(record)
     for ordinal, copies in by_ordinal.items():
         operations = Counter(copy.value["op"] for copy in copies)
-        moved = any(copy.value.get("key_change") for copy in copies)
+        moved = any(_is_moved(copy.value) for copy in copies)
         if operations.keys() == {"TRUNCATE"}:
             partitions = Counter(copy.partition for copy in copies)
             if max(partitions.values()) > 1:
@@ -141,6 +141,12 @@ def _judge_copies(records: list[Record], partition_counts: dict[str, int]) -> It
                 yield Defect.TORN, f"ordinal {ordinal}: a changed key has {dict(operations)}"
         elif len(copies) > 1:
             yield Defect.DOUBLED, f"ordinal {ordinal}: {dict(operations)}"
+
+
+def _is_moved(value: dict[str, Any]) -> bool:
+    """Either half of a changed key."""
+    old = value.get("old_key") or value.get("before")
+    return bool(value.get("key_change") or (value["op"] == "UPDATE" and old and old["id"] != value["after"]["id"]))
 
 
 def _judge_ranges(manifest: dict[str, Any], records: list[Record]) -> Iterator[tuple[Defect, str]]:

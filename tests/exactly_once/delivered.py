@@ -48,7 +48,7 @@ class Decoder:
     """Confluent framing and Avro. Raises ValueError where bytes are left over or the frame is none."""
 
     def __init__(self, registry_url: str) -> None:
-        self._registry = SchemaRegistryClient({"url": registry_url})
+        self._registry_url = registry_url
         self._schemas: dict[int, Any] = {}
 
     def decode(self, framed: bytes) -> tuple[int, dict[str, Any]]:
@@ -56,7 +56,8 @@ class Decoder:
         if magic != 0:
             raise ValueError(f"magic byte {magic}")
         if schema_id not in self._schemas:
-            text = self._registry.get_schema(schema_id).schema_str
+            with SchemaRegistryClient({"url": self._registry_url}) as registry:
+                text = registry.get_schema(schema_id).schema_str
             assert text is not None
             self._schemas[schema_id] = fastavro.parse_schema(json.loads(text))
         source = io.BytesIO(framed)

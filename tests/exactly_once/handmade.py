@@ -137,10 +137,10 @@ class Handmade:
         """A changed key: an UPDATE under the new one and a DELETE under the old one, with one ordinal."""
         key = number * 10
         committed = self.log(xid, number, Statement(0, "UPDATE", TABLE, (key + 1,)))
-        told = {"commit_lsn": committed.commit_lsn, "commit_time": committed.commit_time, "key_change": True}
+        told = {"commit_lsn": committed.commit_lsn, "commit_time": committed.commit_time}
         self.marker("BEGIN", xid, committed.commit_lsn, time=committed.commit_time)
         records = [
-            self.event("DELETE", xid, 0, key, number, **told),
+            self.event("DELETE", xid, 0, key, number, **told, key_change=True),
             self.event("UPDATE", xid, 0, key + 1, number, **told, old_key={"id": key}),
         ]
         self._commit("COMMIT", xid, committed, self.manifest(records))

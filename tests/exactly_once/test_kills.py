@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
+from tests.exactly_once.conftest import WAL_SENDER_TIMEOUT_S
+from tests.exactly_once.proxy import ProxiedKafka
 from tests.exactly_once.scene import Scene, open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -40,14 +44,59 @@ async def test_without_a_fault_everything_arrives_exactly_once(
         print(verdict)
 
 
-async def test_thirty_kills_at_random_lose_double_and_invent_nothing(
-    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+@pytest.mark.parametrize("kills", [30, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+async def test_kills_at_random_lose_double_and_invent_nothing(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, kills: int
 ) -> None:
-    async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path, seed=12) as scene:
+    async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path, seed=kills) as scene:
         await scene.streaming()
         scene.workload.start()
         await scene.gateway.kill()
-        await _kill_at_random(scene, 30, random.Random(12))
+        await _kill_at_random(scene, kills, random.Random(kills))
+        await scene.streaming()
+        verdict = await scene.finish(timeout_s=300)
+        print(f"{kills} kills at random: {verdict}")
+
+
+async def test_a_gateway_that_does_not_answer_for_seconds_loses_nothing(
+    own_database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """G11: the whole process is blocked for longer than wal_sender_timeout."""
+    async with open_scene(own_database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
+        await scene.streaming(f"commit_received:delay={WAL_SENDER_TIMEOUT_S * 2}:5")
+        await scene.workload.run_transactions(20)
+        print(await scene.finish())
+
+
+async def test_a_stop_under_load_drains_and_ends_with_zero(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """G13."""
+    async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
+        await scene.streaming()
+        scene.workload.start()
+        for _ in range(3):
+            await scene.workload.run_transactions(10)
+            begun = time.monotonic()
+            assert await scene.gateway.stop() == 0
+            print(f"stopped under load after {time.monotonic() - begun:.1f} s")
+            assert time.monotonic() - begun < 20
+            await scene.streaming()
+        print(await scene.finish())
+
+
+async def test_a_position_that_is_none_stops_the_start(
+    database: Database, proxied_kafka: ProxiedKafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """G14: guessing where to go on would lose or double rows."""
+    servers = proxied_kafka.bootstrap_servers
+    async with open_scene(database, servers, registry.url, topic_prefix, tmp_path) as scene:
+        await scene.streaming()
+        await scene.commits()
+        assert await scene.gateway.stop() == 0
+        key = (await scene.read()).positions[-1].key
+        producer = Producer({"bootstrap.servers": servers, "acks": "all"})
+        producer.produce("walgate.position", b"\0\0\0\0\1 of a later version", key)
+        assert producer.flush(30) == 0
         scene.gateway.start()
-        verdict = await scene.finish()
-        print(f"30 kills: {verdict}")
+        await scene.ends("walgate.position is not a position")

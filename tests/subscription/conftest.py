@@ -108,6 +108,7 @@ async def open_publisher(
     publisher.connection = await database.connect()
     await publisher.execute(
         f"""
+        SET IntervalStyle = iso_8601; SET TimeZone = UTC; SET extra_float_digits = 3;
         CREATE TABLE public.heartbeat (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY);
         CREATE TABLE public.root_of_none (id bigint PRIMARY KEY);
         CREATE PUBLICATION {Publisher.publication} FOR TABLE public.heartbeat;

@@ -93,7 +93,7 @@ def _take_old(replica: Replica, key: Key | None, value: Row) -> Row:
         return old
     columns = [name for name, _ in key]
     before = value["old_key"] or value["before"]
-    if value["key_change"] and before is not None:
+    if before is not None:
         key = as_key({name: before[name] for name in columns})
     return replica.keyed.pop(key)
 

@@ -106,7 +106,7 @@ async def test_002_every_family_of_types(publisher: Publisher, identity: str) ->
             id int PRIMARY KEY, arrays int[], texts text[], composite pair, composites pair[], enum mood, enums mood[],
             range int4range, ranges tstzrange[], multi int4multirange, dom positive, doms many, num numeric(10, 2), big numeric,
             ts timestamp, tstz timestamptz, d date, t time, ttz timetz, i interval, u uuid, j jsonb, js json, bits bit varying,
-            ip inet, mac macaddr, money money, b bytea, f float8, x xml, p point, v tsvector, c char(4), o oid
+            ip inet, mac macaddr, money money, b bytea, f float8, p point, v tsvector, c char(4), o oid
         );
         ALTER TABLE tst REPLICA IDENTITY {identity};
         """
@@ -119,7 +119,7 @@ async def test_002_every_family_of_types(publisher: Publisher, identity: str) ->
             ARRAY[tstzrange('2020-01-01Z', 'infinity')], '{[1,3),[5,9)}', 7, '{1,2}', 12.30, 1e40, '2020-02-29 12:34:56.789',
             '2020-02-29 12:34:56.789+01', '2020-02-29', '23:59:59.999999', '12:00+02', '1 year 2 mons 3 days 04:05:06.7',
             'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', '{"a": [1, 2]}', '{"b":  1}', B'10101', '10.0.0.0/8', '08:00:2b:01:02:03',
-            12.34, '\\x00ff', 0.1, '<a>b</a>', '(1,2)', 'fat cat', 'ab', 42
+            12.34, '\\x00ff', 0.1, '(1,2)', 'fat cat', 'ab', 42
         );
         INSERT INTO tst (id, num, ts, tstz, d, f, arrays) VALUES (
             2, 'NaN', 'infinity', '-infinity', '0044-03-15 BC', '-Infinity', '[0:1]={1,2}'
@@ -237,9 +237,9 @@ async def test_100_a_changed_replica_identity_counts_at_once(publisher: Publishe
     delivered = await publisher.delivered(schema)
     updates = [record.value for record in delivered.events if record.value["op"] == "UPDATE"]
     moved = next(value for value in updates if value["after"]["b"] == 20)
-    assert moved["key_change"] and moved["old_key"] == {"b": 2}
+    assert moved["old_key"] == {"b": 2}
     kept = next(value for value in updates if value["after"]["a"] == 9)
-    assert not kept["key_change"]
+    assert kept["old_key"] is None
 
 
 async def test_100_a_column_added_with_a_default_is_there_in_old_rows(publisher: Publisher) -> None:

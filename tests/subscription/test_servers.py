@@ -113,10 +113,9 @@ async def test_030_changes_of_another_origin(
         await publisher.publish("local")
         publisher.gateway.start(source__origin=origin)
         await publisher.gateway.logged('"streaming"')
-        await publisher.execute(
-            f"INSERT INTO local VALUES (1); SELECT pg_replication_origin_create('{node}');"
-            f"SELECT pg_replication_origin_session_setup('{node}')"
-        )
+        await publisher.execute("INSERT INTO local VALUES (1)")
+        await publisher.execute(f"SELECT pg_replication_origin_create('{node}')")
+        await publisher.execute(f"SELECT pg_replication_origin_session_setup('{node}')")
         await publisher.execute(
             "BEGIN; SELECT pg_replication_origin_xact_setup('0/123456', now()); INSERT INTO local VALUES (2); COMMIT"
         )
