@@ -27,7 +27,12 @@ class NameTooLong(SchemaError):
 
 
 class IncompatibleSchema(SchemaError):
-    """Names relation, column and both types; `schemas.on_incompatible` chooses the way on."""
+    """Names relation, column and both types, and the two ways on. `schema_text` is what was not registered."""
+
+    def __init__(self, message: str, *, hint: str = "", subject: str = "", schema_text: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.subject = subject
+        self.schema_text = schema_text
 
 
 class RegistryUnavailable(SchemaError):

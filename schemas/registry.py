@@ -24,8 +24,10 @@ _NOT_FOUND: Final = frozenset({40401, 40402, 40403})
 """Subject, version, schema."""
 _TRY_AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _HINT_INCOMPATIBLE: Final = (
-    "make the change in the source compatible again (add a new column rather than change the type), or set "
-    "schemas.on_incompatible to register: readers must then be able to read both; nothing is lost meanwhile"
+    "two ways on, both from where it stopped, so that nothing is lost: set schemas.on_incompatible=register, which lets "
+    "every such change through; or register the refused schema (it was logged) under {subject} yourself, which lets this "
+    "one through, and start again. Readers must then be able to read both. Changing the source back is no way: rows of "
+    "the new form that were committed stay in the stream"
 )
 
 
@@ -80,24 +82,31 @@ class RegistryClient:
             known = self._schemas[schema_id] = json.loads(found.schema_str or "")
         return known
 
+    async def latest(self, subject: str) -> Schema | None:
+        """The newest version of a subject, None where there is none. Asked anew each time."""
+        try:
+            return await self._newest(subject)
+        except Exception as error:
+            raise _classified(error, subject) from error
+
     async def _register(self, subject: str, schema: Schema, text: str) -> int:
         registered = RegisteredText(text, "AVRO")
         known = await self._look_up(subject, registered)
         if known is not None:  # also an older version that the newest could not read: rows may be sent again
             return known
-        latest = await self._latest(subject)
+        latest = await self._newest(subject)
         changes = [] if latest is None else incompatible_columns(latest, schema)
         if latest is None:
             await self._client.set_compatibility(subject, "BACKWARD")
         if changes and self._on_incompatible == "stop":
-            raise _incompatible(subject, schema, changes, "")
+            raise _incompatible(subject, schema, text, changes, "")
         try:
             return await self._client.register_schema(subject, registered)
         except SchemaRegistryError as error:
             if error.http_status_code != 409:
                 raise
             if self._on_incompatible == "stop":
-                raise _incompatible(subject, schema, changes, error.error_message) from error
+                raise _incompatible(subject, schema, text, changes, error.error_message) from error
         return await self._register_regardless(subject, registered)
 
     async def _look_up(self, subject: str, registered: RegisteredText) -> int | None:
@@ -116,7 +125,7 @@ class RegistryClient:
         finally:
             await self._client.set_compatibility(subject, "BACKWARD")
 
-    async def _latest(self, subject: str) -> Schema | None:
+    async def _newest(self, subject: str) -> Schema | None:
         self._client._latest_version_cache.clear()  # the client keeps "latest" for ever otherwise
         try:
             latest = await self._client.get_latest_version(subject)
@@ -128,13 +137,17 @@ class RegistryClient:
         return found
 
 
-def _incompatible(subject: str, schema: Schema, changes: list[TypeChange], answer: str) -> IncompatibleSchema:
+def _incompatible(
+    subject: str, schema: Schema, text: str, changes: list[TypeChange], answer: str
+) -> IncompatibleSchema:
     described = schema.get("pg.relation")
     relation = f"{described['schema']}.{described['name']}" if described else subject
     columns = "; ".join(f"column {each.column} changed from {each.old_type} to {each.new_type}" for each in changes)
     return IncompatibleSchema(
         f"{relation}: readers of {subject} could not read old events with the new schema: {columns or answer}",
-        hint=_HINT_INCOMPATIBLE,
+        hint=_HINT_INCOMPATIBLE.format(subject=subject),
+        subject=subject,
+        schema_text=text,
     )
 
 

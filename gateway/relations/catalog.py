@@ -69,6 +69,9 @@ order by a.attnum
 """
 """$1: relation oid. Names of the primary key's columns."""
 
+RELATION_QUERY: Final = "select 1 from pg_catalog.pg_class where oid = $1::pg_catalog.oid"
+"""$1: relation oid. No row for a dropped relation."""
+
 _KINDS: Final = {
     "b": Kind.BASE,
     "A": Kind.ARRAY,

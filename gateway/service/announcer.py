@@ -6,6 +6,7 @@ All of this waits, and the reading waits with it; the slot is kept alive by the 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import asyncpg
 import structlog
@@ -16,13 +17,15 @@ from gateway.kafka.topics import Topics
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
-from gateway.relations.catalog import PRIMARY_KEY_QUERY, TYPES_QUERY, read_types
+from gateway.relations.catalog import PRIMARY_KEY_QUERY, RELATION_QUERY, TYPES_QUERY, read_types
 from gateway.relations.description import describe
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.transactions.transaction import RelationVersion
-from schemas.description import RelationDescription
+from schemas.description import Kind, RelationDescription
+from schemas.errors import IncompatibleSchema
 from schemas.names import key_subject, topic_name, value_subject
+from schemas.recorded import recorded_key, recorded_oid, recorded_types
 from schemas.registry import RegistryClient
 from schemas.relation import change_schema, key_schema
 
@@ -53,16 +56,19 @@ class Announcer:
         self._announced_types[message.type_oid] = (message.namespace, message.name)
 
     async def announce(self, relation: Relation) -> RelationVersion:
-        description = await self._describe(relation)
-        failpoint("before_registry_call")
         with classified_schema_errors():
             topic = topic_name(self._prefix, relation.namespace, relation.name)
-            value_schema_id = await self._registry.register(
-                value_subject(topic), change_schema(description, self._prefix)
-            )
-            key = key_schema(description, self._prefix)
-            key_schema_id = None if key is None else await self._registry.register(key_subject(topic), key)
-        failpoint("after_registry_call")
+            description = await self._describe(relation, topic)
+            failpoint("before_registry_call")
+            try:
+                value_schema_id, key_schema_id = await self._register(topic, description)
+            except IncompatibleSchema:
+                earlier = await self._with_types_as_first_met(topic, description)
+                if earlier is None:
+                    raise
+                description = earlier
+                value_schema_id, key_schema_id = await self._register(topic, description)
+            failpoint("after_registry_call")
         partition_count = (await self._topics.ensure([topic]))[topic]
         keys = ", ".join(column.name for column in description.identity_columns) or "none"
         outlet = self._writer.outlet(topic, partition_count, f"{description.qualified_name} (key: {keys})")
@@ -70,15 +76,45 @@ class Announcer:
         log.debug("relation", name=description.qualified_name, schema_id=value_schema_id)
         return RelationVersion(description.qualified_name, value_schema_id, encoder, outlet)
 
-    async def _describe(self, relation: Relation) -> RelationDescription:
+    async def _register(self, topic: str, description: RelationDescription) -> tuple[int, int | None]:
+        value_schema_id = await self._registry.register(value_subject(topic), change_schema(description, self._prefix))
+        key = key_schema(description, self._prefix)
+        return value_schema_id, None if key is None else await self._registry.register(key_subject(topic), key)
+
+    async def _describe(self, relation: Relation, topic: str) -> RelationDescription:
+        """The catalog is as of now, the message as of the change: what the catalog has forgotten meanwhile (a dropped type,
+        the key of a dropped table or of one whose key column was renamed) comes from the newest schema of the topic."""
         failpoint("before_catalog_query")
         oids = sorted({column.type_oid for column in relation.columns})
         primary_key: list[str] = []
+        is_key_known = True
         try:
             facts = read_types(await self._sql.fetch(TYPES_QUERY, oids))
             if relation.replica_identity is ReplicaIdentity.FULL:
                 primary_key = [row[0] for row in await self._sql.fetch(PRIMARY_KEY_QUERY, relation.relation_oid)]
+                is_key_known = {column.name for column in relation.columns}.issuperset(primary_key)
+                if not primary_key:
+                    is_key_known = bool(await self._sql.fetch(RELATION_QUERY, relation.relation_oid))
         except DRIVER_ERRORS as error:
             raise classify_exception(error, f"types of {relation.namespace}.{relation.name}") from error
         failpoint("after_catalog_query")
+        if not (is_key_known and facts.keys() >= set(oids)):
+            recorded = await self._registry.latest(value_subject(topic)) or {}
+            facts = {**recorded_types(recorded), **facts}
+            if not is_key_known and recorded_oid(recorded) == relation.relation_oid:
+                primary_key = recorded_key(recorded)
         return describe(relation, facts, primary_key, self._announced_types)
+
+    async def _with_types_as_first_met(
+        self, topic: str, description: RelationDescription
+    ) -> RelationDescription | None:
+        """A type that was made in a transaction which was streamed while open was unknown then, and its values were sent
+        as text. They stay text. None where that is not the reason."""
+        recorded = recorded_types(await self._registry.latest(value_subject(topic)) or {})
+        columns = [
+            replace(column, facts=recorded[column.facts.oid])
+            if column.facts.oid in recorded and recorded[column.facts.oid].kind is Kind.UNKNOWN
+            else column
+            for column in description.columns
+        ]
+        return None if tuple(columns) == description.columns else replace(description, columns=tuple(columns))

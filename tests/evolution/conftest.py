@@ -8,6 +8,7 @@ import pytest_asyncio
 from gateway.local import Kafka, Postgres, Registry
 from tests.evolution.delivered import Delivered
 from tests.evolution.scenes_compatible import COMPATIBLE
+from tests.evolution.scenes_incompatible import INCOMPATIBLE
 from tests.evolution.scripts import PUBLICATIONS, SCRIPTS, SETUP
 from tests.evolution.theatre import theatre
 
@@ -32,3 +33,20 @@ async def played(
         found.close()
         assert await stage.gateway.stop() == 0, log.read_text()
         assert log.read_text().count("starting_again") <= 1, log.read_text()  # enum_made
+
+
+@pytest_asyncio.fixture(scope="session")
+async def registered(
+    postgres: Postgres, kafka: Kafka, registry: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Delivered]:
+    """Every incompatible scene in every situation, through a gateway with schemas.on_incompatible=register."""
+    log = tmp_path_factory.mktemp("registered") / "gateway.log"
+    async with theatre("registered", postgres, kafka, registry, log) as stage:
+        await stage.sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES")
+        await stage.gateway.start(WALGATE_SCHEMAS__ON_INCOMPATIBLE="register")
+        await stage.play(INCOMPATIBLE)
+        found = await stage.end()
+        yield found
+        found.close()
+        assert await stage.gateway.stop() == 0, log.read_text()
+        assert "starting_again" not in log.read_text(), log.read_text()

@@ -1,0 +1,66 @@
+"""What an earlier schema of a relation recorded about its types and its key: for when the catalog has forgotten them.
+
+The inverse of `pg.type` and `pg.catalog` in `schemas.relation`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas.description import Attribute, Kind, TypeFacts
+
+Schema = dict[str, Any]
+
+_BOX_OID = 603
+"""The one built-in type whose arrays are not delimited by a comma."""
+
+
+def recorded_types(schema: Schema) -> dict[int, TypeFacts]:
+    """Types of the columns and of what they are made of, by oid; one that was unknown then has the kind UNKNOWN."""
+    found: dict[int, TypeFacts] = {}
+    for field in _row_fields(schema):
+        if "pg.type" in field:
+            _remember(_facts({**field["pg.type"], **field.get("pg.catalog", {})}), found)
+    return found
+
+
+def recorded_key(schema: Schema) -> list[str]:
+    """True names of the columns that were part of the key."""
+    keys = [field for field in _row_fields(schema) if field.get("pg.type", {}).get("key")]
+    return [str(field.get("pg.name", field["name"])) for field in keys]
+
+
+def recorded_oid(schema: Schema) -> int | None:
+    """Oid of the relation."""
+    oid: int | None = schema.get("pg.relation", {}).get("oid")
+    return oid
+
+
+def _row_fields(schema: Schema) -> list[Schema]:
+    for field in schema.get("fields", ()):
+        if field["name"] == "before":
+            return list(field["type"][1]["fields"])
+    return []
+
+
+def _facts(told: Schema) -> TypeFacts:
+    base, element = told.get("base"), told.get("element")
+    return TypeFacts(
+        oid=told["oid"],
+        namespace=told["schema"],
+        name=told["name"],
+        kind=Kind(told.get("kind", Kind.BASE.value)),
+        delimiter=";" if told["oid"] == _BOX_OID else ",",
+        element=None if element is None else _facts(element),
+        base=None if base is None else _facts(base),
+        base_typmod=-1 if base is None else base["typmod"],
+        labels=tuple(told.get("labels", ())),
+        attributes=tuple(Attribute(a["attribute"], _facts(a), a["typmod"]) for a in told.get("attributes", ())),
+    )
+
+
+def _remember(facts: TypeFacts, found: dict[int, TypeFacts]) -> None:
+    found.setdefault(facts.oid, facts)
+    for part in (facts.base, facts.element, *(attribute.facts for attribute in facts.attributes)):
+        if part is not None:
+            _remember(part, found)

@@ -1,0 +1,97 @@
+"""Types that the catalog does not show when their rows are read: dropped since, or made in a transaction still open."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from gateway.local import Kafka, Postgres, Registry
+from tests.evolution.delivered import Delivered
+from tests.evolution.scene import MANY
+from tests.evolution.theatre import Theatre, theatre
+
+pytestmark = pytest.mark.integration
+
+TYPES = """
+CREATE TYPE mood AS ENUM ('sad', 'glad');
+CREATE DOMAIN price AS numeric(8,2);
+CREATE DOMAIN path AS int[];
+CREATE TYPE pair AS (a int, b text);
+CREATE TABLE t (id int PRIMARY KEY, m mood, ms mood[], p price, way path, two pair);
+CREATE TABLE kept (code text, id int PRIMARY KEY);
+ALTER TABLE kept REPLICA IDENTITY FULL;
+CREATE PUBLICATION walgate FOR ALL TABLES;
+"""
+ROW = "'glad', '{sad,NULL}', 1.5, '{1,2}', '(1,x)'"
+AFTER: dict[str, Any] = {
+    "m": "glad", "ms": ["sad", None], "p": Decimal("1.50"), "way": [1, 2], "two": "(1,x)",
+}  # fmt: skip
+
+
+@pytest_asyncio.fixture
+async def stage(
+    postgres: Postgres, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> AsyncIterator[Theatre]:
+    async with theatre(topic_prefix, postgres, kafka, registry, tmp_path / "gateway.log") as stage:
+        await stage.sql.execute(TYPES)
+        await stage.gateway.start()
+        yield stage
+        assert await stage.gateway.stop() == 0, stage.gateway.log.read_text()
+
+
+async def test_a_type_that_was_dropped_meanwhile_is_what_it_was(stage: Theatre) -> None:
+    """The rows lay in the slot when their types, a key column's name and their table went."""
+    await stage.sql.execute(f"INSERT INTO t VALUES (1, {ROW})")
+    await stage.sql.execute("INSERT INTO kept VALUES ('a', 1)")
+    (await stage.delivered(lambda found: bool(found.committed("kept")))).close()
+    assert await stage.gateway.stop() == 0
+    await stage.sql.execute(f"INSERT INTO t VALUES (2, {ROW})")
+    await stage.sql.execute("UPDATE kept SET code = 'b'")
+    await stage.sql.execute("ALTER TABLE kept RENAME id TO number")
+    await stage.sql.execute("UPDATE kept SET code = 'c'")
+    await stage.sql.execute("DROP TABLE kept, t; DROP TYPE mood, pair; DROP DOMAIN price, path")
+    await stage.gateway.start()
+    found = await stage.delivered(lambda found: len(found.committed("kept")) >= 3)
+    found.close()
+    assert found.rows("t") == [{"id": 1, **AFTER}, {"id": 2, **AFTER}]
+    assert [(each.key, each.event["before"]) for each in found.committed("kept")][:2] == [
+        ({"id": 1}, None),
+        ({"id": 1}, {"code": "a", "id": 1}),  # keyed as before, though the catalog knows no such column any more
+    ]
+    assert len(found.versions("t")) == 1
+
+
+async def test_a_type_made_in_a_transaction_that_is_still_open_is_text_and_stays_text(stage: Theatre) -> None:
+    """Nobody else sees it yet. When everybody does, the column does not change its Avro type under its readers."""
+    await stage.sql.execute("INSERT INTO kept SELECT 'a', n FROM generate_series(1, 3) n")
+    transaction = stage.sql.transaction()
+    await transaction.start()
+    await stage.sql.execute("CREATE DOMAIN amount AS int; CREATE TYPE size AS ENUM ('s', 'l')")
+    await stage.sql.execute("ALTER TABLE kept ADD n amount, ADD sizes size[]")
+    await stage.sql.execute(f"INSERT INTO kept SELECT 'b', n, n, '{{s,NULL}}' FROM generate_series(10, {9 + MANY}) n")
+    (await stage.delivered(has_sent_open_rows)).close()
+    await transaction.commit()
+    await stage.sql.execute("INSERT INTO kept VALUES ('c', 1000, 7, '{l}')")
+    assert await stage.gateway.stop() == 0
+    await stage.sql.execute("INSERT INTO kept VALUES ('d', 1001, 8, '{l}')")
+    await stage.gateway.start()
+    await stage.sql.execute("INSERT INTO kept VALUES ('e', 1002, 9, '{l}')")
+    found = await stage.delivered(lambda found: len(found.committed("kept")) >= MANY + 6)
+    found.close()
+    rows = found.rows("kept")
+    assert rows[:3] == [{"code": "a", "id": n} for n in range(1, 4)]
+    assert rows[3:-3] == [{"code": "b", "id": n, "n": str(n), "sizes": "{s,NULL}"} for n in range(10, 10 + MANY)]
+    assert rows[-3:] == [
+        {"code": "c", "id": 1000, "n": "7", "sizes": "{l}"},
+        {"code": "d", "id": 1001, "n": "8", "sizes": "{l}"},
+        {"code": "e", "id": 1002, "n": "9", "sizes": "{l}"},
+    ]
+
+
+def has_sent_open_rows(found: Delivered) -> bool:
+    return any(each.event["commit_lsn"] is None for each in found.sent("kept"))
