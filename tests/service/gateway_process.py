@@ -17,8 +17,8 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-START_TIMEOUT_S = 30.0
-READ_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 90.0
+READ_TIMEOUT_S = 120.0
 
 
 @dataclass
