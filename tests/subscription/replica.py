@@ -7,6 +7,7 @@ subtransactions are left out; identity columns find the row that changes.
 from __future__ import annotations
 
 import datetime
+import re
 import uuid
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -113,8 +114,9 @@ async def differences(connection: asyncpg.Connection, table: str, replica: Repli
         for attribute in (await connection.prepare(f"SELECT * FROM {table}")).get_attributes()
     ]
     both = ", ".join(f'"{quoted}"' for _, quoted in columns)
-    texts = "".join(f', "{quoted}"::text' for _, quoted in columns)
-    rows = await connection.fetch(f"SELECT {both}{texts} FROM {table}") if columns else []
+    # By the output function: a cast to text takes the blanks of char(n) away.
+    texts = "".join(f', CASE num_nulls("{quoted}") WHEN 0 THEN format(\'%s\', "{quoted}") END' for _, quoted in columns)
+    rows = await connection.fetch(f"SELECT {both}{texts} FROM {table}")
     source = [
         {name: (row[index], row[index + len(columns)]) for index, (name, _) in enumerate(columns)} for row in rows
     ]
@@ -129,10 +131,15 @@ async def differences(connection: asyncpg.Connection, table: str, replica: Repli
         candidates = index[str(next(iter(wanted.values()))[0])] if wanted else mirrored
         match = next((row for row in candidates if _row_matches(row, wanted)), None)
         if match is None:
-            found.append(f"{table}: no row like {wanted}, but {candidates[:3]}")
+            found.append(f"{table}: no row like {wanted}, but {[_unlike(row, wanted) for row in candidates[:3]]}")
         else:
             candidates.remove(match)
     return found
+
+
+def _unlike(row: Row, wanted: dict[str, tuple[Any, str | None]]) -> dict[str, tuple[Any, Any]]:
+    """The columns that differ, with both values."""
+    return {name: (row.get(name), field) for name, field in wanted.items() if not value_matches(row.get(name), *field)}
 
 
 def _first_field(row: Row, columns: list[tuple[str, str]]) -> str:
@@ -154,9 +161,22 @@ def value_matches(mirrored: Any, native: Any, text: str | None) -> bool:
     if isinstance(mirrored, float) and isinstance(native, float):
         return repr(mirrored) == repr(native) or mirrored == native
     if isinstance(mirrored, list):
+        if all(one is None or isinstance(one, str) for one in mirrored):
+            return array_text(mirrored) == text
         return isinstance(native, list) and len(mirrored) == len(native) and all(
             value_matches(one, other, None if other is None else str(other))
             for one, other in zip(mirrored, native, strict=True)
         )  # fmt: skip
     known = (bool, int, Decimal, bytes, uuid.UUID, datetime.datetime, datetime.date, datetime.time)
     return isinstance(mirrored, known) and mirrored == native
+
+
+def array_text(elements: list[str | None]) -> str:
+    """A one-dimensional array as PostgreSQL writes it (manual, 8.15.6)."""
+    return "{" + ",".join("NULL" if one is None else _array_element(one) for one in elements) + "}"
+
+
+def _array_element(text: str) -> str:
+    if text and text.upper() != "NULL" and not re.search(r'[{}",\\\s]', text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
