@@ -50,10 +50,14 @@ class Delivered:
         self._places: dict[tuple[str, int], int] = {}
         self.records: list[Record] = []
         deadline = time.monotonic() + READ_TIMEOUT_S
-        self._read()
-        while not is_complete(self):
-            assert time.monotonic() < deadline, f"{len(self.records)} records, and the condition does not hold"
+        try:
             self._read()
+            while not is_complete(self):
+                assert time.monotonic() < deadline, f"{len(self.records)} records, and the condition does not hold"
+                self._read()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self._registry.__exit__()  # type: ignore[no-untyped-call]

@@ -20,16 +20,16 @@ pytestmark = pytest.mark.integration
 TYPES = """
 CREATE TYPE mood AS ENUM ('sad', 'glad');
 CREATE DOMAIN price AS numeric(8,2);
-CREATE DOMAIN path AS int[];
+CREATE DOMAIN way AS int[];
 CREATE TYPE pair AS (a int, b text);
-CREATE TABLE t (id int PRIMARY KEY, m mood, ms mood[], p price, way path, two pair);
+CREATE TABLE t (id int PRIMARY KEY, m mood, ms mood[], p price, w way, two pair);
 CREATE TABLE kept (code text, id int PRIMARY KEY);
 ALTER TABLE kept REPLICA IDENTITY FULL;
 CREATE PUBLICATION walgate FOR ALL TABLES;
 """
 ROW = "'glad', '{sad,NULL}', 1.5, '{1,2}', '(1,x)'"
 AFTER: dict[str, Any] = {
-    "m": "glad", "ms": ["sad", None], "p": Decimal("1.50"), "way": [1, 2], "two": "(1,x)",
+    "m": "glad", "ms": ["sad", None], "p": Decimal("1.50"), "w": [1, 2], "two": "(1,x)",
 }  # fmt: skip
 
 
@@ -54,7 +54,7 @@ async def test_a_type_that_was_dropped_meanwhile_is_what_it_was(stage: Theatre) 
     await stage.sql.execute("UPDATE kept SET code = 'b'")
     await stage.sql.execute("ALTER TABLE kept RENAME id TO number")
     await stage.sql.execute("UPDATE kept SET code = 'c'")
-    await stage.sql.execute("DROP TABLE kept, t; DROP TYPE mood, pair; DROP DOMAIN price, path")
+    await stage.sql.execute("DROP TABLE kept, t; DROP TYPE mood, pair; DROP DOMAIN price, way")
     await stage.gateway.start()
     found = await stage.delivered(lambda found: len(found.committed("kept")) >= 3)
     found.close()
@@ -63,35 +63,35 @@ async def test_a_type_that_was_dropped_meanwhile_is_what_it_was(stage: Theatre) 
         ({"id": 1}, None),
         ({"id": 1}, {"code": "a", "id": 1}),  # keyed as before, though the catalog knows no such column any more
     ]
-    assert len(found.versions("t")) == 1
+    assert len({each.schema_id for each in found.sent("t")}) == 1
 
 
 async def test_a_type_made_in_a_transaction_that_is_still_open_is_text_and_stays_text(stage: Theatre) -> None:
     """Nobody else sees it yet. When everybody does, the column does not change its Avro type under its readers."""
-    await stage.sql.execute("INSERT INTO kept SELECT 'a', n FROM generate_series(1, 3) n")
     transaction = stage.sql.transaction()
     await transaction.start()
     await stage.sql.execute("CREATE DOMAIN amount AS int; CREATE TYPE size AS ENUM ('s', 'l')")
-    await stage.sql.execute("ALTER TABLE kept ADD n amount, ADD sizes size[]")
-    await stage.sql.execute(f"INSERT INTO kept SELECT 'b', n, n, '{{s,NULL}}' FROM generate_series(10, {9 + MANY}) n")
+    await stage.sql.execute("CREATE TABLE made (id int PRIMARY KEY, n amount, sizes size[])")
+    await stage.sql.execute(f"INSERT INTO made SELECT n, n, '{{s,NULL}}' FROM generate_series(10, {9 + MANY}) n")
     (await stage.delivered(has_sent_open_rows)).close()
     await transaction.commit()
-    await stage.sql.execute("INSERT INTO kept VALUES ('c', 1000, 7, '{l}')")
+    await stage.sql.execute("INSERT INTO made VALUES (1000, 7, '{l}')")
+    (await stage.delivered(lambda found: len(found.committed("made")) > MANY)).close()
     assert await stage.gateway.stop() == 0
-    await stage.sql.execute("INSERT INTO kept VALUES ('d', 1001, 8, '{l}')")
+    await stage.sql.execute("INSERT INTO made VALUES (1001, 8, '{l}')")
     await stage.gateway.start()
-    await stage.sql.execute("INSERT INTO kept VALUES ('e', 1002, 9, '{l}')")
-    found = await stage.delivered(lambda found: len(found.committed("kept")) >= MANY + 6)
+    await stage.sql.execute("ALTER TABLE made ADD more int")
+    await stage.sql.execute("INSERT INTO made VALUES (1002, 9, '{l}', 1)")
+    found = await stage.delivered(lambda found: len(found.committed("made")) >= MANY + 3)
     found.close()
-    rows = found.rows("kept")
-    assert rows[:3] == [{"code": "a", "id": n} for n in range(1, 4)]
-    assert rows[3:-3] == [{"code": "b", "id": n, "n": str(n), "sizes": "{s,NULL}"} for n in range(10, 10 + MANY)]
+    rows = found.rows("made")
+    assert rows[:-3] == [{"id": n, "n": str(n), "sizes": "{s,NULL}"} for n in range(10, 10 + MANY)]
     assert rows[-3:] == [
-        {"code": "c", "id": 1000, "n": "7", "sizes": "{l}"},
-        {"code": "d", "id": 1001, "n": "8", "sizes": "{l}"},
-        {"code": "e", "id": 1002, "n": "9", "sizes": "{l}"},
+        {"id": 1000, "n": "7", "sizes": "{l}"},
+        {"id": 1001, "n": "8", "sizes": "{l}"},
+        {"id": 1002, "n": "9", "sizes": "{l}", "more": 1},
     ]
 
 
 def has_sent_open_rows(found: Delivered) -> bool:
-    return any(each.event["commit_lsn"] is None for each in found.sent("kept"))
+    return any(each.event["commit_lsn"] is None for each in found.sent("made"))
