@@ -77,6 +77,15 @@ def plan(
     return _share_tasks(reads)
 
 
+def reads_of(transaction: CommittedTransaction) -> list[Read]:
+    """One read for each topic-partition of one transaction, however large."""
+    by_partition: dict[tuple[str, int], list[_Owned]] = defaultdict(list)
+    lowest = {item.topic: item.partition for item in sorted(transaction.ranges, key=lambda item: -item.partition)}
+    for item in transaction.ranges:
+        by_partition[item.topic, item.partition].append((item, transaction, item.partition == lowest[item.topic]))
+    return [_read(owned) for owned in by_partition.values()]
+
+
 def _cut(owned: list[_Owned], records_per_task: int) -> Iterable[Read]:
     """The ranges of one topic-partition, cut where a task is full or a gap is wide."""
     owned.sort(key=lambda entry: entry[0].first_offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,6 +50,12 @@ class Registry:
         if found.schema_id is None or found.schema is None:
             raise SourceUnavailable(f"the schema registry gave no schema for subject {subject}")
         return found.schema_id, _record(found.schema.schema_str, subject)
+
+
+@atexit.register
+def _close_clients() -> None:
+    while _clients:
+        _clients.popitem()[1].close()
 
 
 def _record(text: str | None, what: str) -> Schema:

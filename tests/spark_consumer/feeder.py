@@ -291,6 +291,8 @@ class Feeder:
     def close(self) -> None:
         self.producer.flush(30)
         self.producer.abort_transaction(30)
+        self._producer = None
+        self._registry.close()
 
     # records
 
@@ -320,7 +322,7 @@ class Feeder:
             transaction.schema_ids.append(table.schema_id)
         record = {
             "op": change.op, **_identity(transaction, change, commit_lsn), "key_change": False,
-            "old_key": change.old_key, "before": change.before, "after": change.after,
+            "old_key": change.old_key and _key_record(table, change.old_key), "before": change.before, "after": change.after,
             "unchanged": list(change.unchanged), "special": change.special,
         }  # fmt: skip
         if change.op == "TRUNCATE":
@@ -339,8 +341,7 @@ class Feeder:
     def _partition(self, table: Table, key: Row) -> int:
         if table.key_parsed is None:
             return zlib.crc32(table.topic.encode()) % self.partitions
-        texts = {f["name"]: f["type"][1] == "string" for f in table.key_parsed["fields"]}
-        key = {name: str(value) if texts[name] else value for name, value in key.items()}
+        key = _key_record(table, key)
         return zlib.crc32(encode(0, table.key_parsed, key)) % self.partitions
 
     def _send_message(self, transaction: Transaction, change: Change, commit_lsn: int | None) -> None:
@@ -372,6 +373,12 @@ class Feeder:
             apply(change)
             self.truth.append(change)
         return commit_lsn
+
+
+def _key_record(table: Table, key: Row) -> Row:
+    """Text where the key's schema has text for the column: schemas.column_type.key_type."""
+    texts = {item["name"] for item in table.key_parsed["fields"] if item["type"][1] == "string"}
+    return {name: str(value) if name in texts else value for name, value in key.items()}
 
 
 def _identity(transaction: Transaction, change: Change, commit_lsn: int | None) -> dict[str, Any]:

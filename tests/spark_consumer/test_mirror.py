@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import io
+import json
+import shutil
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
-from spark_consumer.mirror import pictures
+from spark_consumer.dump import dump_json
+from spark_consumer.errors import MirrorError
+from spark_consumer.lsn import format_lsn
+from spark_consumer.mirror import batch, pictures
 from spark_consumer.mirror.batch import BatchReport, Mirror
 from spark_consumer.registry import Registry, SchemaCache
-from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
+from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Table, relation
+from tests.spark_consumer.workload import VISITS, Workload
 
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+NUMERIC_20 = (NUMERIC, (20 << 16) + 4)
 ACCOUNTS = relation("accounts", {"id": INT8, "owner": TEXT, "note": TEXT}, ("id",))
 
 
@@ -28,8 +40,7 @@ def run_mirror(spark: SparkSession, feeder: Feeder, path: Path, **options: str) 
 
 
 def mirrored(spark: SparkSession, path: Path, table: Table) -> dict[Any, dict[str, Any]]:
-    frame = pictures.read(spark, str(path))[table.name]
-    rows = [row.asDict() for row in frame.collect()]
+    rows = pictures.read(spark, str(path))[table.name].toArrow().to_pylist()
     return {table.key(row): {name: value for name, value in row.items() if name != "_special"} for row in rows}
 
 
@@ -60,3 +71,112 @@ def test_a_mirror_equals_the_source_after_each_kind_of_change(
     feeder.kafka_commit()
     run_mirror(spark, feeder, tmp_path)
     assert mirrored(spark, tmp_path, accounts) == accounts.rows == {(1,): {"id": 1, "owner": "new", "note": None}}
+
+
+def test_a_mirror_equals_the_source_after_a_random_workload(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    workload = Workload(feeder, 7)
+    for _ in range(60):
+        workload.step()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    for _ in range(60):
+        workload.step()
+    workload.finish()
+    reports = run_mirror(spark, feeder, tmp_path, maxChangesPerTrigger="400")
+    assert reports[-1].commit_lsn == feeder.truth[-1].commit_lsn
+    for table in (workload.customers, workload.orders):
+        assert mirrored(spark, tmp_path, table) == table.rows
+    logged = (
+        pictures.read(spark, str(tmp_path))["public.visits"].orderBy("_commit_lsn", "_ordinal").toArrow().to_pylist()
+    )
+    expected = [{"op": row["op"], "page": row.get("page")} for row in workload.visits.log]
+    assert [{"op": row["_op"], "page": row["page"]} for row in logged] == expected
+
+
+def test_a_large_batch_is_folded_in_spark_to_the_same_rows(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "SMALL_CHANGES", 0)
+    workload = Workload(feeder, 11)
+    for _ in range(60):
+        workload.step()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    for _ in range(40):
+        workload.step()
+    workload.finish()
+    run_mirror(spark, feeder, tmp_path)
+    for table in (workload.customers, workload.orders):
+        assert mirrored(spark, tmp_path, table) == table.rows
+
+
+def test_a_batch_that_runs_again_changes_nothing(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    accounts, visits = feeder.table(ACCOUNTS), feeder.table(VISITS)
+    transaction = feeder.begin()
+    transaction.insert(accounts, {"id": 1, "owner": "a", "note": None})
+    transaction.insert(visits, {"page": "/", "seconds": 1.0})
+    transaction.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    shutil.rmtree(tmp_path / "checkpoint")
+    shutil.rmtree(tmp_path / "manifest")  # as if the crash had come before the picture
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path, accounts) == accounts.rows
+    assert pictures.read(spark, str(tmp_path))["public.visits"].count() == 1
+
+
+def test_columns_come_and_go_and_change_their_type(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    old = feeder.table(ACCOUNTS)
+    first = feeder.begin()
+    first.insert(old, {"id": 1, "owner": "a", "note": "n"})
+    first.insert(old, {"id": 2, "owner": "b", "note": None})
+    first.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    new = feeder.alter(old, relation("accounts", {"id": NUMERIC_20, "owner": TEXT, "odd name;": TEXT}, ("id",)))
+    new.rows = {(Decimal(key),): {**row, "id": Decimal(key)} for (key,), row in new.rows.items()}
+    second = feeder.begin()
+    second.update(new, new.rows[Decimal(1),], {"id": Decimal(1), "owner": "c", "odd name;": "x"})
+    second.insert(new, {"id": Decimal(3), "owner": None, "odd name;": None})
+    second.delete(new, new.rows[Decimal(2),])
+    second.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path, new) == new.rows
+
+
+def test_special_values_stay_beside_their_column(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    prices = feeder.table(relation("prices", {"id": INT8, "price": (NUMERIC, NUMERIC_12_2), "text": TEXT}, ("id",)))
+    first = feeder.begin()
+    first.insert(prices, {"id": 1, "price": None, "text": "a"}, special={"price": "NaN"})
+    first.insert(prices, {"id": 2, "price": Decimal("1.50"), "text": "b"})
+    first.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    second = feeder.begin()
+    second.update(prices, prices.rows[1,], {"id": 1, "price": None, "text": "c"}, unchanged=("price",))
+    second.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    out = io.StringIO()
+    dump_json(tmp_path, ["public.prices"], out)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert lines[0]["columns"] == ["id", "price", "text"]
+    assert sorted(lines[1:]) == [["1", "NaN", "c"], ["2", "1.50", "b"]]
+
+
+def test_a_picture_shows_all_tables_behind_one_commit(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    accounts = feeder.table(ACCOUNTS)
+    lsns = []
+    for number in range(2):
+        transaction = feeder.begin()
+        transaction.insert(accounts, {"id": number, "owner": None, "note": None})
+        lsns.append(transaction.commit())
+        feeder.kafka_commit()
+        run_mirror(spark, feeder, tmp_path)
+    assert pictures.read(spark, str(tmp_path), at=lsns[1] - 1)["public.accounts"].count() == 1
+    assert pictures.read(spark, str(tmp_path), at=format_lsn(lsns[1]))["public.accounts"].count() == 2
+    with pytest.raises(MirrorError, match="begins at"):
+        pictures.read(spark, str(tmp_path), at=lsns[0] - 1)

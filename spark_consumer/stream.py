@@ -1,0 +1,258 @@
+"""Whole transactions without Spark: an async iterator over the topics, with the same proof of completeness.
+
+    async with TransactionReader(servers, registry_url, prefix="cdc") as reader:
+        async for transaction in reader:
+            async for change in transaction.changes():
+                ...
+            remember(transaction.next_position)
+
+Memory is bounded by one fetch of each topic-partition, however large the transaction: changes are merged by ordinal while they
+are read. A transaction that does not add up raises where its iteration would end, so act on it only when the iteration is
+through: collect in a database transaction, commit behind the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Self
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError
+
+from schemas.framing import FRAME_BYTES, read_schema_id
+from schemas.names import transaction_topic
+from spark_consumer.columnar.head import decode_heads
+from spark_consumer.counting import RangeCounter, fold
+from spark_consumer.errors import RangeExpired, SourceUnavailable, TransactionIncomplete
+from spark_consumer.frames import true_names
+from spark_consumer.manifest import CommittedTransaction, MarkerDecoder, check_order
+from spark_consumer.planning import Read, reads_of
+from spark_consumer.registry import Registry, SchemaCache
+from spark_consumer.tables import TableName
+
+_CHUNK_RECORDS = 1_000
+_POLL_MS = 200
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change. Rows are columns by PostgreSQL's names, values as fastavro gives them; `table` None: a logical message, whose
+    prefix and content are in `after`."""
+
+    table: TableName | None
+    op: str
+    commit_lsn: int
+    ordinal: int
+    change_lsn: int
+    xid: int
+    old_key: Mapping[str, Any] | None
+    before: Mapping[str, Any] | None
+    after: Mapping[str, Any] | None
+    unchanged: tuple[str, ...]
+    special: Mapping[str, str]
+
+
+class Transaction:
+    """A committed transaction; `facts` is its marker. `changes` may be iterated once, before the next transaction is asked for."""
+
+    def __init__(self, facts: CommittedTransaction, reader: TransactionReader) -> None:
+        self.facts = facts
+        self._reader = reader
+
+    @property
+    def commit_time(self) -> datetime | None:
+        micros = self.facts.commit_time_us
+        return None if micros is None else _UNIX_EPOCH + timedelta(microseconds=micros)
+
+    @property
+    def next_position(self) -> int:
+        """Where a reader goes on behind this transaction: `TransactionReader(position=...)`."""
+        return self.facts.marker_offset + 1
+
+    def changes(self) -> AsyncIterator[Change]:
+        """In order of their ordinals. Raises TransactionIncomplete at the end when they do not add up."""
+        return self._reader.changes_of(self.facts)
+
+
+class TransactionReader:
+    """`position`: marker offset to begin at; None: the first that Kafka has. `kafka`: more options of aiokafka (security);
+    `registry`: of confluent_kafka's registry client. `no_progress_s`: a manifest's record must come within this time."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        registry_url: str,
+        *,
+        prefix: str = "cdc",
+        position: int | None = None,
+        commit_lsn: int = 0,
+        no_progress_s: float = 30.0,
+        kafka: Mapping[str, Any] | None = None,
+        registry: Mapping[str, str] | None = None,
+    ) -> None:
+        options = {"isolation_level": "read_committed", "enable_auto_commit": False, **(kafka or {})}
+        self._options = {
+            **options,
+            "bootstrap_servers": bootstrap_servers,
+            "auto_offset_reset": "none",
+            "group_id": None,
+        }
+        self._prefix = prefix
+        self._position = position
+        self._commit_lsn = commit_lsn
+        self._no_progress_s = no_progress_s
+        self._schemas = SchemaCache(Registry({**(registry or {}), "url": registry_url}))
+        self._decoder = MarkerDecoder(self._schemas)
+        self._parsed: dict[int, tuple[Any, dict[str, str]]] = {}
+        self._markers: AIOKafkaConsumer | None = None
+        self._records: AIOKafkaConsumer | None = None
+
+    async def __aenter__(self) -> Self:
+        self._markers, self._records = AIOKafkaConsumer(**self._options), AIOKafkaConsumer(**self._options)
+        try:
+            await self._markers.start()
+            await self._records.start()
+            await self._seek_markers()
+        except KafkaError as problem:
+            await self.__aexit__(None, None, None)
+            raise SourceUnavailable(f"Kafka: {problem}") from problem
+        return self
+
+    async def __aexit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        for consumer in (self._markers, self._records):
+            if consumer is not None:
+                await consumer.stop()
+        self._markers = self._records = None
+
+    async def _seek_markers(self) -> None:
+        markers = _started(self._markers)
+        place = TopicPartition(transaction_topic(self._prefix), 0)
+        markers.assign([place])
+        if self._position is None:
+            await markers.seek_to_beginning(place)
+        else:
+            markers.seek(place, self._position)
+
+    async def __aiter__(self) -> AsyncIterator[Transaction]:
+        """Every committed transaction from the position on, and then each new one as it comes."""
+        while True:
+            for message in await self._next_markers():
+                await self._load(read_schema_id(message.value))
+                facts = self._decoder.decode(message.offset, message.value)
+                if facts is not None:
+                    check_order([facts], self._commit_lsn)
+                    self._commit_lsn = facts.commit_lsn
+                    yield Transaction(facts, self)
+
+    async def _next_markers(self) -> list[Any]:
+        try:
+            found = await _started(self._markers).getmany(timeout_ms=_POLL_MS, max_records=_CHUNK_RECORDS)
+        except OffsetOutOfRangeError as problem:
+            raise RangeExpired("the transaction topic no longer has the position to begin at") from problem
+        return [message for messages in found.values() for message in messages]
+
+    async def changes_of(self, facts: CommittedTransaction) -> AsyncIterator[Change]:
+        """See Transaction.changes."""
+        reads = reads_of(facts)
+        records = _started(self._records)
+        places = [TopicPartition(read.topic, read.partition) for read in reads]
+        records.assign(places)
+        for place, read in zip(places, reads, strict=True):
+            records.seek(place, read.first_offset)
+        cursors = [self._ordered(read, place) for place, read in zip(places, reads, strict=True)]
+        # A partition keeps the order of a transaction, so the smallest ordinal of all partitions is the next one.
+        waiting: list[tuple[int, int, bytes]] = []
+        for number, cursor in enumerate(cursors):
+            async for ordinal, value in cursor:
+                heapq.heappush(waiting, (ordinal, number, value))
+                break
+        while waiting:
+            ordinal, number, value = heapq.heappop(waiting)
+            yield await self._decode(facts, reads[number].topic, value)
+            async for following, later in cursors[number]:
+                heapq.heappush(waiting, (following, number, later))
+                break
+
+    async def _ordered(self, read: Read, place: TopicPartition) -> AsyncIterator[tuple[int, bytes]]:
+        """(ordinal, record) of one topic-partition; raises when its ranges do not add up."""
+        counter = RangeCounter(read)
+        position = read.first_offset
+        last_progress = time.monotonic()
+        while position <= read.last_offset:
+            messages = await self._fetch(read, place)
+            if not messages:
+                if time.monotonic() - last_progress > self._no_progress_s:
+                    raise TransactionIncomplete(f"{read.topic}[{read.partition}]: no record at offset {position}")
+                continue
+            last_progress, position = time.monotonic(), messages[-1].offset + 1
+            wanted = [message for message in messages if message.offset <= read.last_offset]
+            values = pa.array([message.value for message in wanted], pa.binary())
+            heads = decode_heads(values, skip=FRAME_BYTES)
+            matched = fold(heads, counter.match(heads, np.array([m.offset for m in wanted], np.int64)), read)
+            for row in matched.rows.tolist():
+                yield int(heads.ordinal[row]), wanted[row].value
+        counter.finish()
+
+    async def _fetch(self, read: Read, place: TopicPartition) -> list[Any]:
+        try:
+            found = await _started(self._records).getmany(place, timeout_ms=_POLL_MS, max_records=_CHUNK_RECORDS)
+        except OffsetOutOfRangeError as problem:
+            raise RangeExpired(
+                f"{read.topic}[{read.partition}] has no offset {read.first_offset} any more"
+            ) from problem
+        except KafkaError as problem:
+            raise SourceUnavailable(f"Kafka: {problem}") from problem
+        messages: list[Any] = found.get(place, [])
+        return messages
+
+    async def _load(self, schema_id: int) -> None:
+        """The registry's client blocks, so an unknown schema is fetched by a thread."""
+        if schema_id not in self._schemas:
+            await asyncio.to_thread(self._schemas.__getitem__, schema_id)
+
+    async def _decode(self, facts: CommittedTransaction, topic: str, value: bytes) -> Change:
+        schema_id = read_schema_id(value)
+        if schema_id not in self._parsed:
+            await self._load(schema_id)
+            schema = self._schemas[schema_id]
+            self._parsed[schema_id] = fastavro.parse_schema(json.loads(json.dumps(schema))), true_names(schema)
+        parsed, names = self._parsed[schema_id]
+        record: Any = fastavro.schemaless_reader(io.BytesIO(value[FRAME_BYTES:]), parsed, None)
+        table = TableName.of_topic(self._prefix, topic)
+        after = record["after"] if table is not None else {"prefix": record["prefix"], "content": record["content"]}
+        return Change(
+            table=table,
+            op=record["op"],
+            commit_lsn=facts.commit_lsn,
+            ordinal=record["ordinal"],
+            change_lsn=record["change_lsn"],
+            xid=record["xid"],
+            old_key=_named(record.get("old_key"), names),
+            before=_named(record.get("before"), names),
+            after=_named(after, names),
+            unchanged=tuple(names.get(name, name) for name in record.get("unchanged", ())),
+            special={names.get(name, name): text for name, text in record.get("special", {}).items()},
+        )
+
+
+def _named(row: dict[str, Any] | None, names: Mapping[str, str]) -> dict[str, Any] | None:
+    return row if row is None or not names else {names.get(name, name): value for name, value in row.items()}
+
+
+def _started(consumer: AIOKafkaConsumer | None) -> AIOKafkaConsumer:
+    assert consumer is not None, "use the reader in `async with`"
+    return consumer
