@@ -58,7 +58,20 @@ class Mirror:
             "--progress": "json",
         }
         words = [word for pair in options.items() for word in pair]
-        self._child = await self._guard.start("mirror", [*_PROGRAM, "mirror", *words], environment=_environment())
+        self._child = await self._guard.start("mirror", [*_PROGRAM, "mirror", *words], environment=self._environment())
+
+    def _environment(self) -> dict[str, str]:
+        """Spark and its workers leave files behind: all of them below the guard's folder, which goes at the end."""
+        scratch = self._guard.folder / "scratch"
+        scratch.mkdir(exist_ok=True)
+        return {
+            "JAVA_HOME": str(spark_java_home()),
+            "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={scratch} -XX:-UsePerfData",
+            "SPARK_LOCAL_DIRS": str(scratch),
+            "TMPDIR": str(scratch),
+            "WALGATE_SPARK_JARS": ",".join(map(str, jars("delta"))),
+            "PYTHONUNBUFFERED": "1",
+        }
 
     async def ready(self) -> None:
         """Returns when the job reads. Raises `PartFailed` with its last lines."""
@@ -129,11 +142,3 @@ class _Rows:
                 if not line.startswith(b"["):
                     return
                 yield tuple(json.loads(line))
-
-
-def _environment() -> dict[str, str]:
-    return {
-        "JAVA_HOME": str(spark_java_home()),
-        "WALGATE_SPARK_JARS": ",".join(map(str, jars("delta"))),
-        "PYTHONUNBUFFERED": "1",
-    }

@@ -73,7 +73,7 @@ class Story:
             await create_shop(self._addresses.dsn)
             await self._start()
             await self._with_watchers(self._play(), connection)
-            verdicts = await self._judge()
+            verdicts = await self.judge()
         finally:
             await connection.close(timeout=2)
         facts.update(self._facts(verdicts))
@@ -160,7 +160,7 @@ class Story:
             self._mirror.child, _BATCH_TIMEOUT_S, lambda: mirror.commit_lsn, lambda: delivered.last_commit_lsn
         )
 
-    async def _judge(self) -> list[TableVerdict]:
+    async def judge(self) -> list[TableVerdict]:
         with self._panel.step("Verdict") as step:
             dumped = await self._mirror.dump([f"public.{table}" for table in TABLES])
             connection = await connect_for_verdict(self._addresses.dsn)

@@ -49,7 +49,9 @@ async def run_workload(
     try:
         async with asyncio.TaskGroup() as group:
             for number, connection in enumerate(connections[:BUYER_COUNT], start=1):
-                buyer = Buyer(connection, random.Random(f"{seed}/{run}/buyer {number}"), first_id + number * IDS_PER_BUYER)
+                buyer = Buyer(
+                    connection, random.Random(f"{seed}/{run}/buyer {number}"), first_id + number * IDS_PER_BUYER
+                )
                 interval_s = BUYER_COUNT / transactions_per_s
                 group.create_task(_buy(buyer, tally, interval_s, started_at + seconds, scenes_done))
             stage, import_stage = (

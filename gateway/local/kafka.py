@@ -113,6 +113,8 @@ class Kafka:
             "-Xms256m",
             f"-Xmx{self._heap_mb}m",
             "-XX:+UseSerialGC",
+            "-XX:-UsePerfData",
+            f"-Djava.io.tmpdir={folder}",  # it unpacks libraries there and leaves them
             *self._jvm_options,
             f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}",
             "-cp",

@@ -68,9 +68,10 @@ class Registry:
             "apicurio.storage.sql.kind": "h2",
             "apicurio.datasource.url": f"jdbc:h2:file:{self._guard.folder / 'registry'}",
             "java.util.logging.manager": "org.jboss.logmanager.LogManager",
+            "java.io.tmpdir": self._guard.folder,  # it unpacks libraries there and leaves them
         }
         # The serial collector and the first compiler alone start fastest; the registry answers a few requests a second.
-        memory = [f"-Xmx{self._heap_mb}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        memory = [f"-Xmx{self._heap_mb}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
         return [*memory, *(f"-D{name}={value}" for name, value in properties.items())]
 
     def _healthy(self) -> bool:
