@@ -107,7 +107,8 @@ class Broker:
                 position, last_progress = reached, time.monotonic()
             elif time.monotonic() - last_progress > self.no_progress_s:
                 raise TransactionIncomplete(
-                    f"{topic}[{partition}]: no record at offset {position} for {self.no_progress_s:g} s, but a manifest reaches to {last_offset}",
+                    f"{topic}[{partition}]: no record at offset {position} for {self.no_progress_s:g} s, "
+                    f"but a manifest reaches to {last_offset}",
                     hint="The topic is shorter than its manifests say, or the broker is slow: see the option noProgressTimeout.",
                 )
             if values:
@@ -151,7 +152,8 @@ def _reached_by(
     if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
         raise RangeExpired(
             f"{topic}[{partition}] has no offset {position} any more, but a manifest names {position}..{last_offset}",
-            hint="Retention has removed records that were never read, or the topic was made anew. Raise the retention; start again from a later position.",
+            hint="Retention has removed records that were never read, or the topic was made anew. "
+            "Raise the retention; start again from a later position.",
         )
     if error.retriable() or code in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT):
         return position  # librdkafka reconnects; the no-progress time ends it

@@ -66,9 +66,9 @@ class RangeCounter:
         at = int(wrong[0])
         key = int(read.transaction_keys[at])
         raise TransactionIncomplete(
-            f"{read.topic}[{read.partition}] {read.first_offsets[at]}..{read.last_offsets[at]}: {self._seen[at]} records of xid {key & 0xFFFFFFFF} "
-            f"epoch {key >> 32} (commit_lsn {format_lsn(int(read.commit_lsns[at]))}), but its manifest says {read.record_counts[at]} "
-            f"({len(wrong)} of {len(self._seen)} ranges of this read are wrong)",
+            f"{read.topic}[{read.partition}] {read.first_offsets[at]}..{read.last_offsets[at]}: {self._seen[at]} records "
+            f"of xid {key & 0xFFFFFFFF} epoch {key >> 32} (commit_lsn {format_lsn(int(read.commit_lsns[at]))}), but its "
+            f"manifest says {read.record_counts[at]} ({len(wrong)} of {len(self._seen)} ranges of this read are wrong)",
             hint="Records are missing, doubled, or of another topic with this name. Nothing of this read was used.",
         )
 

@@ -1,8 +1,8 @@
 """The rows of a local mirror as text that PostgreSQL reads back exactly, or as Parquet. No Spark, no Java: half a second.
 
-JSON lines: for each table a header {"table": ..., "columns": [...], "commit_lsn": ...}, then one array a row: null or text. Floats have
-their shortest exact form, bytes are \\x..., arrays are PostgreSQL's literals, a value in `_special` is its own text. Of a table without
-replica identity the rows are those that its log adds up to.
+JSON lines: for each table a header {"table": ..., "columns": [...], "commit_lsn": ...}, then one array a row: null or text.
+Floats have their shortest exact form, bytes are \\x..., arrays are PostgreSQL's literals, a value in `_special` is its own
+text. Of a table without replica identity the rows are those that its log adds up to.
 """
 
 from __future__ import annotations

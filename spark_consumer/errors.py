@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose. A message says where in the stream it stood; it never holds row values or secrets."""
+"""Every error this package raises on purpose. A message says where in the stream it stood; never row values or secrets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Columns of the frames, and chunks of records -> Arrow batches of exactly these columns.
 
-Spark takes an Arrow batch only when its schema equals the frame's to the letter: nested nullability, names of list elements, zones.
+Spark takes an Arrow batch only when its schema equals the frame's to the letter: nested nullability, names of list
+elements, zones.
 """
 
 from __future__ import annotations
@@ -218,7 +219,8 @@ def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise UnsupportedSchema(
                 f"column {field.name!r} was written as {child.type} and does not fit into {field.type}",
-                hint="The type of the column was changed in a way that loses values: read it in the raw form, or start the query again.",
+                hint="The type of the column was changed in a way that loses values: "
+                "read it in the raw form, or start the query again.",
             ) from None
     if not children:
         return pa.array([{}] * len(array), target)

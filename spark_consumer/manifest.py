@@ -153,6 +153,7 @@ def check_order(transactions: Iterable[CommittedTransaction], after_commit_lsn: 
         if transaction.commit_lsn <= after_commit_lsn:
             raise MarkerError(
                 f"{transaction} does not come after commit_lsn {format_lsn(after_commit_lsn)}",
-                hint="The transaction topic holds the markers of two slots, or was made anew: read it with a new checkpoint from a known position.",
+                hint="The transaction topic holds the markers of two slots, or was made anew: "
+                "read it with a new checkpoint from a known position.",
             )
         after_commit_lsn = transaction.commit_lsn

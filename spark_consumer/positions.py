@@ -1,7 +1,7 @@
 """Where a read begins and ends: earliest, latest, marker:<offset>, lsn:<commit LSN>, time:<ISO 8601>.
 
-A read covers (start, end]: `lsn:X` as a start is behind the transaction that committed at X, as an end it is behind it too. So the
-end of one read is the start of the next.
+A read covers (start, end]: `lsn:X` as a start is behind the transaction that committed at X, as an end it is behind it too.
+So the end of one read is the start of the next.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def parse_position(option: str, text: str) -> Position:
         pass
     raise OptionError(
         f"{option} is {text!r}",
-        hint="Write earliest, latest, marker:<offset>, lsn:16/B374D848 or time:2026-01-31T12:00:00Z (a time without zone is UTC).",
+        hint="Write earliest, latest, marker:<offset>, lsn:16/B374D848 or time:2026-01-31T12:00:00Z "
+        "(a time without zone is UTC).",
     )
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import io
-import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -65,7 +64,7 @@ class Change:
 
 
 class Transaction:
-    """A committed transaction; `facts` is its marker. `changes` may be iterated once, before the next transaction is asked for."""
+    """A committed transaction; `facts` is its marker. `changes` may be iterated once, before the next transaction."""
 
     def __init__(self, facts: CommittedTransaction, reader: TransactionReader) -> None:
         self.facts = facts
@@ -87,7 +86,8 @@ class Transaction:
 
 
 class TransactionReader:
-    """`position`: marker offset to begin at; None: the first that Kafka has. `kafka`: more options of aiokafka (security);
+    """`position`: marker offset to begin at; None: the first that Kafka has. `after_commit_lsn`: of the last transaction before
+    it, so that the order is checked over a restart too. `kafka`: more options of aiokafka (security);
     `registry`: of confluent_kafka's registry client. `no_progress_s`: a manifest's record must come within this time."""
 
     def __init__(
@@ -97,7 +97,7 @@ class TransactionReader:
         *,
         prefix: str = "cdc",
         position: int | None = None,
-        commit_lsn: int = 0,
+        after_commit_lsn: int = 0,
         no_progress_s: float = 30.0,
         kafka: Mapping[str, Any] | None = None,
         registry: Mapping[str, str] | None = None,
@@ -111,7 +111,7 @@ class TransactionReader:
         }
         self._prefix = prefix
         self._position = position
-        self._commit_lsn = commit_lsn
+        self._commit_lsn = after_commit_lsn
         self._no_progress_s = no_progress_s
         self._schemas = SchemaCache(Registry({**(registry or {}), "url": registry_url}))
         self._decoder = MarkerDecoder(self._schemas)
@@ -229,7 +229,7 @@ class TransactionReader:
         if schema_id not in self._parsed:
             await self._load(schema_id)
             schema = self._schemas[schema_id]
-            self._parsed[schema_id] = fastavro.parse_schema(json.loads(json.dumps(schema))), true_names(schema)
+            self._parsed[schema_id] = fastavro.parse_schema(schema), true_names(schema)
         parsed, names = self._parsed[schema_id]
         record: Any = fastavro.schemaless_reader(io.BytesIO(value[FRAME_BYTES:]), parsed, None)
         table = TableName.of_topic(self._prefix, topic)

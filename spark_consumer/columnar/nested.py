@@ -71,7 +71,7 @@ def map_decoder(values: Decoder) -> Decoder:
 def _decode_blocks(
     cursor: Cursor, rows: Rows, count: int, parts: tuple[Decoder, ...]
 ) -> tuple[pa.Array, list[pa.Array]]:
-    """Arrays and maps: blocks of items until a block of none. Turn k of the inner loop reads item k of all records that have one."""
+    """Arrays and maps: blocks of items until a block of none. Turn k of the inner loop reads item k of all records."""
     records = np.arange(count) if rows is None else rows
     total = np.zeros(count, np.int32)
     pieces: list[list[pa.Array]] = [[] for _ in parts]

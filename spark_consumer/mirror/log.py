@@ -1,8 +1,8 @@
 """Relations without replica identity: every change is appended, nothing is looked for.
 
-Columns of the relation, then `_op`, `_commit_lsn`, `_commit_time`, `_ordinal` and `_special`. `_op` is INSERT, DELETE (the old row),
-UPDATE (the new row), UPDATE_BEFORE (the old row of an UPDATE, where the stream has it) or TRUNCATE (all columns null): added up, they give
-the rows that are there now.
+Columns of the relation, then `_op`, `_commit_lsn`, `_commit_time`, `_ordinal` and `_special`. `_op` is INSERT, DELETE (the
+old row), UPDATE (the new row), UPDATE_BEFORE (the old row of an UPDATE, where the stream has it) or TRUNCATE (all columns
+null): added up, they give the rows that are there now.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def write_once(frame: DataFrame, location: str, mode: str, commit_lsn: int, *, m
 
 
 def merge(spark: SparkSession, location: str, states: DataFrame, shape: TableShape, unsent: set[str]) -> None:
-    """`states`: columns fold.STATE. Columns named in a state's `unchanged` keep what the table has; `unsent` are all such names."""
+    """`states`: columns fold.STATE. Columns in a state's `unchanged` keep what the table has; `unsent` are all such names."""
     special = quoted(shape.special_column)
     values = {quoted(name): f.col(f"s.row.{quoted(name)}") for name in shape.columns}
     updates: dict[str, str | Column] = {**values, special: _filled_special(shape, unsent)}

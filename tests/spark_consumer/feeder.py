@@ -262,8 +262,8 @@ class Feeder:
     def open(self) -> None:
         """A new producer and its first Kafka transaction. Of one that was there, everything uncommitted is aborted."""
         self._producer = Producer(
-            {"bootstrap.servers": self.bootstrap_servers, "transactional.id": self._transactional_id, "linger.ms": 2, "log_level": 2,
-             "queue.buffering.max.messages": 2_000_000}
+            {"bootstrap.servers": self.bootstrap_servers, "transactional.id": self._transactional_id, "linger.ms": 2,
+             "log_level": 2, "queue.buffering.max.messages": 2_000_000}
         )  # fmt: skip
         self._producer.init_transactions(30)
         self._producer.begin_transaction()

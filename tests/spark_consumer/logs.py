@@ -96,13 +96,21 @@ def logs(draw: st.DrawFn) -> Logs:
         subxid = draw(st.sampled_from([xids[who], 1001, 1002]))
         alive = committed[who] and subxid not in aborted[who]
 
-        def put(number: int, operation: int, double: bool = False) -> None:
+        def put(
+            number: int,
+            operation: int,
+            double: bool = False,
+            who: int = who,
+            topic: str = topic,
+            subxid: int = subxid,
+            alive: bool = alive,
+        ) -> None:
             # Epochs tell transactions with equal xids apart, as they do in a gateway.
             record = Record(
                 operation, xids[who], subxid, who, ordinals[who], double and operation == DELETE, alive and not double
             )
-            offset = partitions[topic, number].append(record)  # noqa: B023
-            placed[who].setdefault((topic, number), []).append(offset)  # noqa: B023
+            offset = partitions[topic, number].append(record)
+            placed[who].setdefault((topic, number), []).append(offset)
 
         if what == 12:
             partitions[topic, 0].end += draw(st.integers(1, 6000))

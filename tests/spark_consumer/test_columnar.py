@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -18,9 +19,9 @@ from spark_consumer.columnar.schema import RecordDecoder
 from spark_consumer.errors import MalformedRecord, UnsupportedSchema
 
 FRAMING = b"\x00\x00\x00\x00\x07"
-EPOCH = datetime(1970, 1, 1)
+EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - timestamps without zone
 LONGS = st.integers(-(2**63), 2**63 - 1)
-MOMENTS = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31))
+MOMENTS = st.datetimes()
 
 
 def decimals(precision: int, scale: int) -> st.SearchStrategy[Decimal]:
@@ -177,10 +178,8 @@ def test_extra_bytes_raise(
 def test_arbitrary_bytes_never_raise_anything_but_the_documented_error(
     given_: tuple[dict[str, Any], list[dict[str, Any]]], rubbish: list[bytes]
 ) -> None:
-    try:
+    with contextlib.suppress(MalformedRecord):
         decode(given_[0], [FRAMING + value for value in rubbish])
-    except MalformedRecord:
-        pass
 
 
 def test_a_value_shorter_than_its_framing_raises() -> None:

@@ -21,12 +21,12 @@ def reader(feeder: Feeder, **options: Any) -> TransactionReader:
     return TransactionReader(feeder.bootstrap_servers, feeder.registry_url, prefix=feeder.prefix, **options)
 
 
-async def read_until(feeder: Feeder, commit_lsn: int, **options: Any) -> list[Change]:
+async def read_until(feeder: Feeder, last: int, **options: Any) -> list[Change]:
     found: list[Change] = []
     async with reader(feeder, **options) as transactions:
         async for transaction in transactions:
             found.extend([change async for change in transaction.changes()])
-            if transaction.facts.commit_lsn >= commit_lsn:
+            if transaction.facts.commit_lsn >= last:
                 return found
     raise AssertionError("the reader ended by itself")
 
@@ -64,7 +64,7 @@ async def test_a_reader_goes_on_behind_the_position_it_is_given(feeder: Feeder) 
             position, commit_lsn = transaction_.next_position, transaction_.facts.commit_lsn
             break
     rest = await asyncio.wait_for(
-        read_until(feeder, feeder.truth[-1].commit_lsn, position=position, commit_lsn=commit_lsn), 60
+        read_until(feeder, feeder.truth[-1].commit_lsn, position=position, after_commit_lsn=commit_lsn), 60
     )
     assert [change.after for change in rest] == [{"id": 1, "odd name": None}, {"id": 2, "odd name": None}]
 
@@ -91,4 +91,4 @@ async def test_a_commit_lsn_that_does_not_rise_raises(feeder: Feeder) -> None:
     commit_lsn = await asyncio.to_thread(transaction.commit)
     await asyncio.to_thread(feeder.kafka_commit)
     with pytest.raises(MarkerError, match="does not come after"):
-        await asyncio.wait_for(read_until(feeder, commit_lsn, commit_lsn=commit_lsn), 60)
+        await asyncio.wait_for(read_until(feeder, commit_lsn, after_commit_lsn=commit_lsn), 60)

@@ -31,7 +31,8 @@ from tests.spark_consumer.feeder import (
 
 CUSTOMERS = relation(
     "customers",
-    {"id": INT8, "name": TEXT, "notes": TEXT, "balance": (NUMERIC, NUMERIC_12_2), "born": DATE, "seen_at": TIMESTAMPTZ, "tags": INT4_ARRAY},
+    {"id": INT8, "name": TEXT, "notes": TEXT, "balance": (NUMERIC, NUMERIC_12_2), "born": DATE,
+     "seen_at": TIMESTAMPTZ, "tags": INT4_ARRAY},
     ("id",),
 )  # fmt: skip
 ORDERS = relation(
@@ -179,7 +180,8 @@ class Workload:
         rnd = self.random
         return {
             "id": number, "name": f"name é {number}", "notes": "n" * rnd.randint(0, 50),
-            "balance": Decimal(rnd.randint(-99999, 99999)).scaleb(-2), "born": date(1950, 1, 1) + timedelta(rnd.randint(0, 20000)),
+            "balance": Decimal(rnd.randint(-99999, 99999)).scaleb(-2),
+            "born": date(1950, 1, 1) + timedelta(rnd.randint(0, 20000)),
             "seen_at": datetime(2026, 1, 1, tzinfo=UTC) + timedelta(microseconds=rnd.randint(0, 10**13)),
             "tags": [rnd.randint(0, 9) if rnd.random() < 0.8 else None for _ in range(rnd.randint(0, 3))],
         }  # fmt: skip
