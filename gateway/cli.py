@@ -64,7 +64,7 @@ def consume(context: typer.Context) -> None:
 def demo(
     seconds: Annotated[float, typer.Option(min=5, help="How long the shop's workload runs.")] = 30.0,
     seed: Annotated[int, typer.Option(help="The same seed makes the same workload.")] = 1,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep servers and data until Ctrl-C.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the tables and the logs; the folder is told.")] = False,
     kill_gateway: Annotated[bool, typer.Option("--kill-gateway", help="kill -9 the gateway on the way.")] = False,
 ) -> None:
     """A shop on real servers of its own: PostgreSQL to Kafka to Spark, ending with a verdict. Needs the extras local, spark."""
