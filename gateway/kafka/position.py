@@ -22,6 +22,7 @@ from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
 from gateway.operate.settings import KafkaSettings
 from gateway.transactions.transaction import Prepared
+from schemas.errors import SchemaError
 from schemas.framing import read_schema_id
 from schemas.names import POSITION_TOPIC
 from schemas.records import POSITION
@@ -69,7 +70,7 @@ def decode_position(value: bytes) -> Position:
         if source.read(1):
             raise ValueError("bytes left over")
         return _from_record(record)
-    except (ValueError, IndexError, EOFError, KeyError, TypeError, UnicodeDecodeError) as error:
+    except (SchemaError, ValueError, IndexError, EOFError, KeyError, TypeError, OverflowError) as error:
         raise StopForOperator(
             f"a record of {POSITION_TOPIC} is not a position: {type(error).__name__}",
             hint="another program wrote there, or a newer version of the gateway did: use that version",

@@ -1,0 +1,87 @@
+"""Position records: what was written comes back; anything else stops the start, whatever it is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.events.manifest import Manifest, Range
+from gateway.kafka.position import Position, decode_position, encode_position
+from gateway.lsn import Lsn
+from gateway.operate.errors import StopForOperator
+from gateway.transactions.transaction import Prepared
+from schemas.framing import FRAME_BYTES, frame
+
+MANY = 1_000_000
+LONGS = st.integers(0, 2**63 - 1)
+TEXTS = st.text(max_size=20)
+RANGES = st.builds(Range, LONGS, LONGS, LONGS)
+MANIFESTS = st.builds(
+    Manifest,
+    LONGS,
+    LONGS,
+    st.lists(LONGS, max_size=4),
+    st.lists(st.integers(0, 2**31 - 1), max_size=4),
+    st.dictionaries(st.tuples(TEXTS, st.integers(0, 100)), st.lists(RANGES, min_size=1, max_size=3), max_size=3),
+)
+LSNS = LONGS.map(Lsn)
+PREPARED = st.builds(Prepared, TEXTS, LONGS, LSNS, st.none() | TEXTS, MANIFESTS)
+POSITIONS = st.builds(
+    Position,
+    system_identifier=TEXTS,
+    timeline=LONGS,
+    database=TEXTS,
+    slot=TEXTS,
+    prefix=TEXTS,
+    publications=st.lists(TEXTS, max_size=3).map(tuple),
+    version=TEXTS,
+    state=st.sampled_from(["INTENT", "ACTIVE"]),
+    epoch=LONGS,
+    resume_lsn=LSNS,
+    last_commit_lsn=LSNS,
+    prepared=st.lists(PREPARED, max_size=3).map(tuple),
+)
+
+
+@given(POSITIONS)
+def test_a_position_comes_back_as_it_was_written(position: Position) -> None:
+    assert decode_position(encode_position(frame(7), position)) == position
+
+
+@given(POSITIONS, st.data())
+def test_a_position_cut_anywhere_or_with_bytes_behind_it_is_refused(position: Position, data: st.DataObject) -> None:
+    value = encode_position(frame(7), position)
+    with pytest.raises(StopForOperator):
+        decode_position(value[: data.draw(st.integers(0, len(value) - 1))])
+    with pytest.raises(StopForOperator):
+        decode_position(value + data.draw(st.binary(min_size=1, max_size=5)))
+
+
+def _refused_or_read(value: bytes) -> None:
+    try:
+        decode_position(value)
+    except StopForOperator:
+        return
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_raise_nothing_but_stop(value: bytes) -> None:
+    _refused_or_read(value)
+    _refused_or_read(frame(1) + value)
+
+
+@given(POSITIONS, st.data())
+def test_a_changed_byte_raises_nothing_but_stop(position: Position, data: st.DataObject) -> None:
+    value = bytearray(encode_position(frame(7), position))
+    place = data.draw(st.integers(FRAME_BYTES, len(value) - 1))
+    value[place] ^= data.draw(st.integers(1, 255))
+    _refused_or_read(bytes(value))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@settings(max_examples=MANY, deadline=None)
+@given(st.binary(max_size=400))
+def test_a_million_arbitrary_positions_raise_nothing_but_stop(value: bytes) -> None:
+    _refused_or_read(frame(1) + value)
