@@ -141,6 +141,8 @@ class StandbyStatus:
         now = self._clock()
         silence_s = self._link.silence_s()
         half_s = self.silence_limit_s / 2
+        if self._asked_at is not None and now - silence_s > self._asked_at:
+            self._asked_at = None  # something came since; this step may be late, so the silence may be a new one
         if silence_s < half_s:
             self._asked_at = None
         elif self._asked_at is not None and now - self._asked_at >= half_s:

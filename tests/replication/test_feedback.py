@@ -242,3 +242,17 @@ async def test_task_wakes_for_an_acknowledgement() -> None:
             await told.wait()
     finally:
         task.cancel()
+
+
+def test_an_idle_server_that_answers_each_question_is_alive_however_late_the_timer() -> None:
+    wire = Wire()
+    status = wire.status()
+    asked = 0
+    for _ in range(50):
+        status.step()
+        if sum(ask for *_, ask in wire.sent) > asked:
+            asked += 1
+            wire.arrived_at = wire.now + 0.002
+        wire.now += 15.2
+    assert wire.failure is None
+    assert asked > 10
