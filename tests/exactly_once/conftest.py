@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from uuid import uuid4
 
 import pytest_asyncio
 
 from gateway.local import Postgres, Registry
-from tests.conftest import TEST_SETTINGS, Database, _new_database
+from tests.conftest import TEST_SETTINGS, Database, _drop
 from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
 
 WAL_SENDER_TIMEOUT_S = 4
@@ -30,8 +31,19 @@ async def own_postgres() -> AsyncIterator[Postgres]:
 
 @pytest_asyncio.fixture
 async def own_database(own_postgres: Postgres) -> AsyncIterator[Database]:
-    async for made in _new_database(own_postgres):
-        yield made
+    """Survives that the test restarts the server."""
+    name = f"test_{uuid4().hex[:12]}"
+    admin = await own_postgres.connect()
+    await admin.execute(f"CREATE DATABASE {name}")
+    await admin.close()
+    database = Database(own_postgres, name)
+    yield database
+    await own_postgres.start()
+    for connection in database.connections:
+        connection.terminate()
+    admin = await own_postgres.connect()
+    await _drop(admin, own_postgres, name)
+    await admin.close()
 
 
 @pytest_asyncio.fixture

@@ -16,7 +16,6 @@ from datetime import UTC, datetime, timedelta
 
 import asyncpg
 
-WITNESS_SLOT = "witness"
 _PG_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 SCHEMA = """
@@ -81,7 +80,7 @@ class Truth:
 async def create_history(connection: asyncpg.Connection) -> None:
     """The log's tables and the witness slot."""
     await connection.execute(SCHEMA)
-    await connection.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", WITNESS_SLOT)
+    await connection.execute("SELECT pg_create_logical_replication_slot('witness_' || current_database(), 'pgoutput')")
 
 
 async def load_truth(connection: asyncpg.Connection, publication: str) -> Truth:
@@ -107,11 +106,10 @@ async def _ask_witness(connection: asyncpg.Connection, publication: str) -> tupl
     """Peeks, so that it may be asked again. Only Begin, Commit and Message are read (PostgreSQL manual, 54.9)."""
     rows = await connection.fetch(
         """
-        SELECT data FROM pg_logical_slot_peek_binary_changes($1, NULL, NULL,
-            'proto_version', '1', 'publication_names', $2, 'messages', 'true')
+        SELECT data FROM pg_logical_slot_peek_binary_changes(('witness_' || current_database())::name, NULL, NULL,
+            'proto_version', '1', 'publication_names', $1, 'messages', 'true')
         WHERE get_byte(data, 0) IN (ascii('B'), ascii('C'), ascii('M'))
         """,
-        WITNESS_SLOT,
         publication,
     )
     found: list[Committed] = []
