@@ -149,9 +149,10 @@ class Delivered:
 
     def _read_to_ends(self, consumer: Consumer, count: int) -> None:
         ends: set[tuple[str, int]] = set()
+        deadline = time.monotonic() + READ_TIMEOUT_S
         while len(ends) < count:
-            messages = consumer.consume(1000, 10)
-            assert messages, f"only {len(ends)} of {count} partitions have an end"
+            messages = consumer.consume(1000, 0.1)  # waits as long when there are fewer
+            assert messages or time.monotonic() < deadline, f"only {len(ends)} of {count} partitions have an end"
             for message in messages:
                 place = (message.topic() or "", message.partition() or 0)
                 error = message.error()

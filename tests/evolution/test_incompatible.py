@@ -75,6 +75,7 @@ async def stage(
         await stage.sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES")
         await stage.gateway.start()
         await stage.sql.execute(BEFORE)
+        await rows(stage, 3)
         yield stage
 
 
@@ -99,7 +100,7 @@ async def test_the_first_way_registers_every_change_and_loses_nothing(stage: The
     await stopped(stage)
     await stage.gateway.launch()
     await stopped(stage)  # again, until a person decides
-    assert await rows(stage, 3) == EXPECTED[:3], "nothing of the transaction that was not delivered"
+    assert await rows(stage, 3) == EXPECTED[:3], "a part of the transaction was delivered"
     await stage.gateway.start(WALGATE_SCHEMAS__ON_INCOMPATIBLE="register")
     await stage.sql.execute(AFTER)
     assert await rows(stage, len(EXPECTED)) == EXPECTED

@@ -1,0 +1,61 @@
+"""A published table that is locked for long, as ALTER TABLE and VACUUM FULL do, and a registry that is away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.local import Kafka, Postgres, Registry
+from tests.evolution.theatre import Theatre, theatre
+from tests.exactly_once.proxy import FaultProxy
+
+pytestmark = pytest.mark.integration
+
+
+async def insert_and_read(stage: Theatre, row_id: int) -> None:
+    await stage.sql.execute("INSERT INTO other VALUES ($1)", row_id)
+    (await stage.delivered(lambda found: len(found.committed("other")) >= row_id)).close()
+
+
+async def test_a_locked_table_does_not_stop_the_stream_of_the_others(
+    postgres: Postgres, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    async with theatre(topic_prefix, postgres, kafka, registry, tmp_path / "gateway.log") as stage:
+        await stage.sql.execute("CREATE TABLE locked (id int); CREATE TABLE other (id int PRIMARY KEY)")
+        await stage.sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES")
+        await stage.gateway.start(WALGATE_SOURCE__CHECK_INTERVAL_S="0.1")
+        holder = await postgres.connect(topic_prefix)
+        async with holder.transaction():
+            await holder.execute("ALTER TABLE locked ADD more int")
+            await stage.gateway.logged("check_postponed")
+            await insert_and_read(stage, 1)
+            await stage.gateway.logged("check_postponed", 2)
+        await holder.close()
+        await insert_and_read(stage, 2)
+        assert await stage.gateway.stop() == 0
+        assert "starting_again" not in stage.gateway.log.read_text()
+
+
+async def test_a_registry_that_is_away_is_waited_for(
+    postgres: Postgres, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    async with (
+        FaultProxy(registry.port) as proxy,
+        theatre(topic_prefix, postgres, kafka, registry, tmp_path / "gateway.log") as stage,
+    ):
+        await stage.sql.execute("CREATE TABLE other (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR ALL TABLES")
+        url = registry.url.replace(str(registry.port), str(proxy.port))
+        await stage.gateway.start(WALGATE_REGISTRY__URL=url)
+        await insert_and_read(stage, 1)
+        await proxy.refuse()
+        proxy.cut()
+        await stage.sql.execute("ALTER TABLE other ADD more int; INSERT INTO other VALUES (2, 2)")
+        await stage.gateway.logged("the schema registry does not answer", 2)
+        await proxy.accept()
+        await stage.gateway.logged("streaming", 2)
+        await stage.sql.execute("INSERT INTO other VALUES (3, 3)")
+        found = await stage.delivered(lambda found: len(found.committed("other")) >= 3)
+        found.close()
+        assert found.rows("other") == [{"id": 1}, {"id": 2, "more": 2}, {"id": 3, "more": 3}]
+        assert await stage.gateway.stop() == 0
