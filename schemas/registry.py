@@ -154,6 +154,11 @@ def _incompatible(
 def _classified(error: Exception, what: str) -> Exception:
     """The client raises its own error for an answer, the HTTP library's for none."""
     if not isinstance(error, SchemaRegistryError):
+        if isinstance(error, (ValueError, KeyError, TypeError, AttributeError)):
+            return RegistryRefused(
+                f"what answers in place of the schema registry is none ({what}): {type(error).__name__}: {error}",
+                hint="check that registry.url is that of a Confluent API, and that no proxy or login page answers for it",
+            )
         libraries = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
         if not isinstance(error, OSError) and not libraries & {"httpx", "httpx2"}:
             return error
