@@ -90,10 +90,15 @@ class Panel:
             self._printed_at = time.monotonic()
             self._print("      " + " | ".join(f"{label} {text}" for label, text in figures.items()))
 
-    def note(self, line: str) -> None:
-        self.notes.append(line)
+    def note(self, *lines: str) -> None:
+        self.notes.extend(lines)
         if self._live is None:
-            self._print(f"      {line}")
+            for line in lines:
+                self._print(f"      {line}")
+
+    def forget(self, *lines: str) -> None:
+        """Notes that are no longer true; what is printed stays printed."""
+        self.notes = [note for note in self.notes if note not in lines]
 
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = [Text(self.title, style="bold"), self._step_table()]

@@ -78,6 +78,14 @@ class Story:
             await connection.close(timeout=2)
         facts.update(self._facts(verdicts))
 
+    @property
+    def _address_lines(self) -> tuple[str, str]:
+        """Ready to paste while the parts live."""
+        return (
+            f"psql   {self._addresses.dsn}",
+            f"topics {self._addresses.bootstrap_servers}, schemas {self._addresses.registry_url}",
+        )
+
     async def _start(self) -> None:
         """The mirror's program starts first, for it takes longest; it waits for the gateway's topics by itself."""
         await self._mirror.start(
@@ -87,8 +95,7 @@ class Story:
             await self._gateway.start()
             self._gateway_may_end = False
             step.detail = f"reads slot {self._addresses.slot}, writes topics {self._addresses.prefix}.*"
-        self._panel.note(f"psql   {self._addresses.dsn}")
-        self._panel.note(f"topics {self._addresses.bootstrap_servers}, schemas {self._addresses.registry_url}")
+        self._panel.note(*self._address_lines)
 
     async def _with_watchers(self, play: Coroutine[Any, Any, None], connection: Connection) -> None:
         """`play` to its end, or to the first failure of a watcher."""
@@ -114,6 +121,7 @@ class Story:
             await self._catch_up()
             step.detail = f"the mirror stands at {self._mirror.progress.commit_lsn}"
         self._panel.show(self._figures())
+        self._panel.forget(*self._address_lines)
         self._mirror_may_end = self._gateway_may_end = True
         await self._mirror.stop()
         if code := await self._gateway.stop():
