@@ -51,6 +51,15 @@ class Registry:
             raise SourceUnavailable(f"the schema registry gave no schema for subject {subject}")
         return found.schema_id, _record(found.schema.schema_str, subject)
 
+    def versions(self, subject: str) -> list[int]:
+        """Schema ids of all versions of a subject, oldest first. Raises SourceUnavailable."""
+        try:
+            client = self._client()
+            found = [client.get_version(subject, version).schema_id for version in client.get_versions(subject)]
+        except Exception as problem:
+            raise _unavailable(f"the versions of subject {subject}", problem) from problem
+        return [schema_id for schema_id in found if schema_id is not None]
+
 
 @atexit.register
 def _close_clients() -> None:

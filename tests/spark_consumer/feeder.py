@@ -23,7 +23,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from schemas.framing import frame
-from schemas.names import message_topic, topic_name, transaction_topic, value_subject
+from schemas.names import avro_name, message_topic, topic_name, transaction_topic, value_subject
 from schemas.records import LOGICAL_MESSAGE, TRANSACTION_MARKER
 from schemas.relation import change_schema, key_schema
 
@@ -322,7 +322,8 @@ class Feeder:
             transaction.schema_ids.append(table.schema_id)
         record = {
             "op": change.op, **_identity(transaction, change, commit_lsn), "key_change": False,
-            "old_key": change.old_key and _key_record(table, change.old_key), "before": change.before, "after": change.after,
+            "old_key": change.old_key and _key_record(table, change.old_key),
+            "before": _avro(change.before), "after": _avro(change.after),
             "unchanged": list(change.unchanged), "special": change.special,
         }  # fmt: skip
         if change.op == "TRUNCATE":
@@ -378,7 +379,11 @@ class Feeder:
 def _key_record(table: Table, key: Row) -> Row:
     """Text where the key's schema has text for the column: schemas.column_type.key_type."""
     texts = {item["name"] for item in table.key_parsed["fields"] if item["type"][1] == "string"}
-    return {name: str(value) if name in texts else value for name, value in key.items()}
+    return {name: str(value) if name in texts else value for name, value in (_avro(key) or {}).items()}
+
+
+def _avro(row: Row | None) -> Row | None:
+    return row and {avro_name(name): value for name, value in row.items()}
 
 
 def _identity(transaction: Transaction, change: Change, commit_lsn: int | None) -> dict[str, Any]:

@@ -56,7 +56,7 @@ async def test_a_reader_goes_on_behind_the_position_it_is_given(feeder: Feeder) 
     accounts = await asyncio.to_thread(feeder.table, ACCOUNTS)
     for number in range(3):
         transaction = feeder.begin()
-        transaction.insert(accounts, {"id": number, "odd_x0020_name": None})
+        transaction.insert(accounts, {"id": number, "odd name": None})
         await asyncio.to_thread(transaction.commit)
     await asyncio.to_thread(feeder.kafka_commit)
     async with reader(feeder) as transactions:
@@ -73,7 +73,7 @@ async def test_a_transaction_that_does_not_add_up_raises(feeder: Feeder) -> None
     accounts = await asyncio.to_thread(feeder.table, ACCOUNTS)
     transaction = feeder.begin()
     for number in range(5):
-        transaction.insert(accounts, {"id": number, "odd_x0020_name": None})
+        transaction.insert(accounts, {"id": number, "odd name": None})
 
     def spoil(marker: dict[str, Any]) -> None:
         marker["manifest"]["epoch"] += 1
@@ -87,7 +87,7 @@ async def test_a_transaction_that_does_not_add_up_raises(feeder: Feeder) -> None
 async def test_a_commit_lsn_that_does_not_rise_raises(feeder: Feeder) -> None:
     accounts = await asyncio.to_thread(feeder.table, ACCOUNTS)
     transaction = feeder.begin()
-    transaction.insert(accounts, {"id": 1, "odd_x0020_name": None})
+    transaction.insert(accounts, {"id": 1, "odd name": None})
     commit_lsn = await asyncio.to_thread(transaction.commit)
     await asyncio.to_thread(feeder.kafka_commit)
     with pytest.raises(MarkerError, match="does not come after"):

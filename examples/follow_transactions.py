@@ -1,0 +1,31 @@
+"""Whole transactions without Spark: prints each committed transaction with its changes, as it comes.
+
+python examples/follow_transactions.py 127.0.0.1:9092 http://127.0.0.1:8080/apis/ccompat/v7 cdc
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+
+from spark_consumer.lsn import format_lsn
+from spark_consumer.stream import TransactionReader
+
+
+async def follow(servers: str, registry: str, prefix: str, transactions: int | None = None) -> list[str]:
+    """Prints, and gives the lines back; stops behind `transactions` of them, or never."""
+    lines: list[str] = []
+    async with TransactionReader(servers, registry, prefix=prefix) as reader:
+        async for transaction in reader:
+            counts = Counter([f"{change.op} {change.table}" async for change in transaction.changes()])
+            what = ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
+            lines.append(f"{format_lsn(transaction.facts.commit_lsn)} xid {transaction.facts.xid}: {what}")
+            print(lines[-1], flush=True)
+            if len(lines) == transactions:
+                break
+    return lines
+
+
+if __name__ == "__main__":
+    asyncio.run(follow(*sys.argv[1:4]))

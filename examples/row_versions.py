@@ -1,0 +1,24 @@
+"""Slowly changing dimension, type 2: every version that a row ever had, with the time it was valid.
+
+python examples/row_versions.py 127.0.0.1:9092 http://127.0.0.1:8080/apis/ccompat/v7 public.customers id
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_consumer.rows import versions
+from spark_consumer.session import local_session
+
+
+def row_versions(spark: SparkSession, options: dict[str, str], key: list[str]) -> DataFrame:
+    """From the whole history that Kafka has; for a longer one read a changelog of `walgate consume` instead."""
+    return spark.read.format("walgate").options(**options).load().transform(versions, key)
+
+
+if __name__ == "__main__":
+    servers, registry, table, *key_columns = sys.argv[1:]
+    given = {"kafka.bootstrap.servers": servers, "registry.url": registry, "table": table}
+    row_versions(local_session("row versions"), given, key_columns).orderBy(*key_columns, "valid_from").show(50)

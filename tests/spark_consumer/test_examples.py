@@ -1,0 +1,87 @@
+"""The examples run, and do what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from decimal import Decimal
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from schemas.description import ReplicaIdentity
+from spark_consumer.rows import decode, last_states
+from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, relation
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+
+def example(name: str) -> ModuleType:
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_transfers_add_up_to_zero_in_every_batch(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    balances = relation("balances", {"id": INT8, "balance": (NUMERIC, NUMERIC_12_2)}, ("id",), ReplicaIdentity.FULL)
+    table = feeder.table(balances)
+    opening = feeder.begin()
+    for number in range(4):
+        opening.insert(table, {"id": number, "balance": Decimal("100.00")})
+    opening.commit()
+    for turn in range(12):
+        transfer = feeder.begin(streamed=turn % 3 == 0)
+        amount = Decimal(turn) + Decimal("0.25")
+        for key, sign in ((turn % 4, -1), ((turn + 1) % 4, 1)):
+            old = table.rows[key,]
+            transfer.update(table, old, {**old, "balance": old["balance"] + sign * amount})
+        transfer.commit()
+        feeder.kafka_commit()
+    seen: list[Decimal] = []
+    options = feeder.options(table="public.balances", maxChangesPerTrigger="5")
+    run = example("balanced_transfers").watch
+    run(spark, options, str(tmp_path), lambda _, balance: seen.append(balance), availableNow=True).awaitTermination()
+    assert len(seen) > 3 and set(seen) == {Decimal(0)}
+
+
+def test_versions_and_last_states_tell_the_history_of_rows(spark: SparkSession, feeder: Feeder) -> None:
+    people = feeder.table(relation("people", {"id": INT8, "name": TEXT, "note": TEXT}, ("id",)))
+    first: dict[str, Any] = {"id": 1, "name": "a", "note": "long"}
+    steps: list[Any] = [
+        lambda t: t.insert(people, first),
+        lambda t: t.update(people, first, {**first, "name": "b"}, unchanged=("note",)),
+        lambda t: t.insert(people, {"id": 2, "name": "x", "note": None}),
+        lambda t: t.delete(people, people.rows[2,]),
+        lambda t: t.update(people, people.rows[1,], {"id": 3, "name": "b", "note": "short"}),
+    ]
+    for step in steps:
+        transaction = feeder.begin()
+        step(transaction)
+        transaction.commit()
+    feeder.kafka_commit()
+    options = feeder.options(table="public.people")
+    found = example("row_versions").row_versions(spark, options, ["id"]).orderBy("id", "valid_from").collect()
+    assert [(row.id, row.name, row.note, row.valid_to is None) for row in found] == [
+        (1, "a", "long", False), (1, "b", "long", False), (2, "x", None, False), (3, "b", "short", True),
+    ]  # fmt: skip
+    raw = spark.read.format("walgate").options(**feeder.options()).load()
+    last = decode(raw, "public.people", feeder.options()).transform(last_states, ["id"])
+    assert [row.asDict() for row in last.collect()] == list(people.rows.values())
+
+
+async def test_transactions_are_followed_without_spark(feeder: Feeder) -> None:
+    people = await asyncio.to_thread(feeder.table, relation("people", {"id": INT8}, ("id",)))
+    transaction = feeder.begin()
+    for number in range(3):
+        transaction.insert(people, {"id": number})
+    await asyncio.to_thread(transaction.commit)
+    await asyncio.to_thread(feeder.kafka_commit)
+    follow = example("follow_transactions").follow
+    lines = await asyncio.wait_for(follow(feeder.bootstrap_servers, feeder.registry_url, feeder.prefix, 1), 60)
+    assert lines[0].endswith(f"xid {transaction.xid}: 3 x INSERT public.people")
