@@ -37,7 +37,7 @@ async def test_without_a_fault_everything_arrives_exactly_once(
 ) -> None:
     async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path, seed=11) as scene:
         await scene.streaming()
-        await scene.workload.run_transactions(300)
+        await scene.workload.run_transactions(150)
         verdict = await scene.finish()
         assert verdict.epoch_count == 1
         assert await scene.gateway.stop() == 0

@@ -67,7 +67,7 @@ class Workload:
     """`start` lets it run in the background, `finish` ends it and returns the xid of a last, small transaction."""
 
     def __init__(
-        self, dsn: str, *, seed: int, workers: int = 4, weights: Mapping[str, int] = WEIGHTS, pause_s: float = 0.2
+        self, dsn: str, *, seed: int, workers: int = 4, weights: Mapping[str, int] = WEIGHTS, pause_s: float = 0.3
     ) -> None:
         self._dsn = dsn
         self._seed = seed
