@@ -130,6 +130,8 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
         return Retry(text)
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return RetrySlowly(text, hint="no host of the DSN is a primary: a failover may be under way")
+    if isinstance(error, asyncpg.InternalClientError):
+        return Retry(text)  # asyncpg on a connection that a crash of the server cut off in the middle of an answer
     if isinstance(error, asyncpg.InterfaceError):
         # "connection is closed" and the like; wrong arguments are ClientConfigurationError, also a ValueError.
         return StopForOperator(text, hint="check the DSN") if isinstance(error, ValueError) else Retry(text)

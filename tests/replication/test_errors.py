@@ -78,6 +78,7 @@ def test_any_other_warning_stops() -> None:
         (ConnectionRefusedError(111, "refused"), Retry),
         (TimeoutError(), Retry),
         (asyncpg.InterfaceError("connection is closed"), Retry),
+        (asyncpg.InternalClientError("another operation is in progress"), Retry),
         (asyncpg.ClientConfigurationError("bad DSN"), StopForOperator),
         (asyncpg.ConnectionDoesNotExistError("gone"), Retry),
         (ConnectionError("PostgreSQL server rejected SSL upgrade"), RetrySlowly),
