@@ -220,7 +220,7 @@ async def test_a_slot_that_is_made_anew_stops_the_start(place: Place) -> None:
         await scene.workload.one_transaction("plain", 1)
         await scene.sql("SELECT pg_create_logical_replication_slot($1, 'pgoutput', false, true)", place.slot)
         scene.gateway.start()
-        await scene.ends(place.slot, "confirmed_flush_lsn")
+        await scene.ends(place.slot, "is confirmed up to")
 
 
 async def test_a_slot_that_somebody_advanced_stops_the_start(place: Place) -> None:
@@ -232,7 +232,7 @@ async def test_a_slot_that_somebody_advanced_stops_the_start(place: Place) -> No
         await scene.workload.one_transaction("plain", 1)
         await scene.sql("SELECT pg_replication_slot_advance($1, pg_current_wal_lsn())", place.slot)
         scene.gateway.start()
-        await scene.ends(place.slot, "confirmed_flush_lsn")
+        await scene.ends(place.slot, "is confirmed up to")
 
 
 async def test_a_slot_whose_wal_is_gone_stops_the_gateway(place: Place) -> None:

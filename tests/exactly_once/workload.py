@@ -47,7 +47,15 @@ WEIGHTS: Mapping[str, int] = {
     "moved": 8,
     "message": 4,
 }
-_LOST = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError, asyncpg.CannotConnectNowError)
+_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # a connection that was lost in the middle of an answer
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    OSError,
+)
 _ROLLED_BACK = (
     asyncpg.TransactionRollbackError,  # deadlocks
     asyncpg.ConfigurationLimitExceededError,  # too many prepared transactions
@@ -146,11 +154,20 @@ class Workload:
                 await asyncio.sleep(0.1)
             except _ROLLED_BACK:
                 self.rolled_back_count += 1
-                if connection is not None and not connection.is_closed():
-                    await connection.execute("ROLLBACK")
+                connection = await _rolled_back(connection)
             await asyncio.sleep(generator.expovariate(1 / self._pause_s) if self._pause_s else 0)
         if connection is not None and not connection.is_closed():
             await connection.close()
+
+
+async def _rolled_back(connection: asyncpg.Connection | None) -> asyncpg.Connection | None:
+    """The same connection, fit for the next transaction; None when it is lost."""
+    try:
+        if connection is not None:
+            await connection.execute("ROLLBACK")
+    except _LOST:
+        return None
+    return connection
 
 
 class Session:
