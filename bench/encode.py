@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.workloads import PUBLICATION, W1, W1_ROWS, W4, W4_ROWS
+from gateway.events.marker import encode_marker
 from gateway.events.row_encoder import RowEncoder
-from gateway.kafka.outlet import BatchWriter
+from gateway.kafka.outlet import Batch, BatchWriter
 from gateway.kafka.position import Position
 from gateway.local import Postgres
 from gateway.lsn import Lsn
@@ -59,14 +60,16 @@ class Capture:
     facts: dict[int, Any]
 
 
-async def capture(postgres: Postgres, title: str, tables: str, rows: str, count: int, *, binary: bool) -> Capture:
+async def capture(
+    postgres: Postgres, title: str, tables: str, rows: str, count: int, size: int, *, binary: bool
+) -> Capture:
     sql = await postgres.connect()
     await sql.execute(f"drop publication if exists {PUBLICATION}; drop table if exists bench; {tables}")
     await sql.execute(f"create publication {PUBLICATION} for all tables")
     slot = "encode"
     await sql.execute("select pg_create_logical_replication_slot($1, 'pgoutput')", slot)
-    for first in range(1, count, 100):
-        await sql.execute(rows.format(first=first, last=first + 99))
+    body = rows.format(first="i", last=f"i + {size - 1}")
+    await sql.execute(f"do $$ begin for i in 1..{count} by {size} loop {body}; commit; end loop; end $$")
     version_num = sql.get_server_version().major * 10000
     oids = [
         row[0]
@@ -180,22 +183,26 @@ def send(captured: Capture) -> None:
     _batch(captured, LZ4, send=True)
 
 
-def _batch(captured: Capture, compression: int, *, send: bool) -> None:
+def mark(captured: Capture) -> None:
+    """What a transaction adds: its manifest from the offsets of its pieces, its markers."""
+    pump, batches = _batch(captured, LZ4, send=True)
+    for ready in batches:
+        for manifest, first, count in ready.pieces:
+            manifest.add(ready.topic, ready.partition, first, count)
+    for marker in pump._machine.take_markers():
+        encode_marker(b"\0\0\0\0\1", marker, 1)
+
+
+def _batch(captured: Capture, compression: int, *, send: bool) -> tuple[Pump, list[Batch]]:
     writer = BatchWriter(_builder(compression), 1 << 24)
     pump = _pump(captured, writer, writer.outlet("bench.public.bench", 3, "bench"))
     for data in receive(captured):
         _run(pump._take(data))
-        if send:
-            _build(writer)
-        writer.ready.clear()
     if send:
         writer.close_all()
-        _build(writer)
-
-
-def _build(writer: BatchWriter) -> None:
-    for ready in writer.ready:
-        ready.builder._build()
+        for ready in writer.ready:
+            ready.builder._build()
+    return pump, writer.ready
 
 
 def _run(coroutine: Any) -> None:
@@ -213,6 +220,7 @@ STAGES: tuple[tuple[str, Callable[[Capture], object]], ...] = (
     ("encode", encode),
     ("batch", batch),
     ("lz4 and crc", send),
+    ("markers", mark),
 )
 
 
@@ -229,14 +237,15 @@ def measure(captured: Capture, repeat: int) -> list[float]:
 
 async def _captures(rows: int, only: str) -> list[Capture]:
     shapes = [
-        ("3 columns", *W3COLUMNS, rows),
-        ("7 columns", W1.tables, W1_ROWS, rows),
-        ("50 columns", W4.tables, W4_ROWS, rows // 5),
+        ("3 columns", *W3COLUMNS, rows, 100),
+        ("7 columns", W1.tables, W1_ROWS, rows, 100),
+        ("7 columns, 4 rows a transaction", W1.tables, W1_ROWS, rows, 4),
+        ("50 columns", W4.tables, W4_ROWS, rows // 5, 100),
     ]
     async with Postgres() as postgres:
         return [
-            await capture(postgres, title, tables, statement, count, binary=binary)
-            for title, tables, statement, count in shapes
+            await capture(postgres, title, tables, statement, count, size, binary=binary)
+            for title, tables, statement, count, size in shapes
             for binary in (True, False)
             if only in f"{title}, {'binary' if binary else 'text'}"
         ]

@@ -91,7 +91,7 @@ class Delivery:
     def _take_ready(self) -> None:
         for batch in self._writer.ready:
             self._open.ready.append(batch)
-            self.under_way_bytes += batch.size
+            self.under_way_bytes += batch.memory_bytes
         self._writer.ready.clear()
         if self.under_way_bytes > self._memory_bytes:
             self._has_room.clear()
@@ -175,7 +175,7 @@ class Delivery:
     def _note_delivered(self, batch: Batch, base_offset: int) -> None:
         for manifest, first, count in batch.pieces:
             manifest.add(batch.topic, batch.partition, base_offset + first, count)
-        self.under_way_bytes -= batch.size
+        self.under_way_bytes -= batch.memory_bytes
         if self.under_way_bytes <= self._memory_bytes:
             self._has_room.set()
 

@@ -23,6 +23,11 @@ RECORD_OVERHEAD_BYTES = 200
 """Generous size of a batch header and of a record's own fields, left free below the broker's message.max.bytes."""
 
 
+PIECE_BYTES = 600
+"""A piece, its range and its share of a transaction's manifest and markers: 4 rows in 4 topics take about 2.4 kB, five times
+their records."""
+
+
 class RecordTooLarge(StopForOperator):
     """One row is larger than the largest record that topic and producer take."""
 
@@ -36,6 +41,11 @@ class Batch:
     builder: Any
     size: int
     pieces: list[tuple[Manifest, int, int]]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it keeps in memory until it is delivered, the manifests and markers of its transactions included."""
+        return self.size + PIECE_BYTES * len(self.pieces)
 
 
 class BatchWriter:

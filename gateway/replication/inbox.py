@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway.replication.frames import COPY_DATA, KEEPALIVE, KEEPALIVE_LENGTH, XLOG_DATA, XLOG_DATA_LENGTH, FrameError
 
-CAPACITY: Final = 4 << 20
+CAPACITY: Final = 1 << 20
 # Reading stops before a receive would become so small that its system call costs more than its bytes.
 _LEAST_SPACE: Final = 16 << 10
 # PostgreSQL allocates at most 1 GB - 1 for one message (MaxAllocSize in memutils.h).

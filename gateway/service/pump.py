@@ -42,7 +42,7 @@ from gateway.transactions.machine import ROW_KINDS, TransactionMachine
 SEAL_BYTES = 1 << 18
 """Within one read, a boundary ends a cycle only after so many bytes: at the end of a read any boundary does."""
 
-OPEN_BYTES = 8 << 20
+OPEN_BYTES = 4 << 20
 """After so many bytes also batches that are not full leave: a transaction over a thousand tables has as many open ones."""
 
 IDLE_INTERVAL_S = 10.0
