@@ -19,7 +19,7 @@ from aiokafka.structs import TopicPartition
 from gateway.events.manifest import Manifest, Range
 from gateway.kafka.producer import STOP_TIMEOUT_S, classify
 from gateway.lsn import Lsn
-from gateway.operate.errors import StopForOperator
+from gateway.operate.errors import Retry, StopForOperator
 from gateway.operate.settings import KafkaSettings
 from gateway.transactions.transaction import Prepared
 from schemas.errors import SchemaError
@@ -80,33 +80,61 @@ def decode_position(value: bytes) -> Position:
 async def read_positions(
     settings: KafkaSettings, marker_topic: str, timeout_s: float
 ) -> tuple[dict[bytes, Position], int]:
-    """The newest position of every slot, by key, and the end offset of the marker topic. What other transactions left open or
-    aborted is not seen."""
-    consumer = AIOKafkaConsumer(
-        **settings.client_options(),
-        isolation_level="read_committed",
-        enable_auto_commit=False,
-        auto_offset_reset="none",
-    )
+    """The newest position of every slot, by key, and the end offset of the marker topic.
+
+    Read to the partition's true end. What is committed ends at the first transaction that is still open, which may be of
+    another gateway that died: our own newer position would lie behind it, and going on from an older one would double rows.
+    So such a transaction is waited for; the broker ends it after its timeout. Raises Retry until then.
+    """
+    places = place, markers = TopicPartition(POSITION_TOPIC, 0), TopicPartition(marker_topic, 0)
+    consumer = _consumer(settings, "read_committed")
     newest: dict[bytes, bytes] = {}
     try:
         async with asyncio.timeout(timeout_s):
+            ends = await _true_ends(settings, places)
             await consumer.start()
-            place, markers = TopicPartition(POSITION_TOPIC, 0), TopicPartition(marker_topic, 0)
             consumer.assign([place])
-            ends = await consumer.end_offsets([place, markers])
             await consumer.seek_to_beginning(place)
             while await consumer.position(place) < ends[place]:
                 for record in (await consumer.getmany(place, timeout_ms=200)).get(place, []):
                     if record.key is not None and record.value is not None:
                         newest[record.key] = record.value
-    except (KafkaError, TimeoutError, OSError) as error:
+    except TimeoutError as error:
+        raise Retry(
+            f"{POSITION_TOPIC} was not read to its end in {timeout_s:.0f} s",
+            hint="is the broker up? Or another gateway died in a transaction: the broker ends it after its timeout",
+        ) from error
+    except (KafkaError, OSError) as error:
         raise classify(error, f"reading {POSITION_TOPIC}") from error
     finally:
-        with suppress(TimeoutError, KafkaError):
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await consumer.stop()
+        await _stop(consumer)
     return {key: decode_position(value) for key, value in newest.items()}, ends[markers]
+
+
+async def _true_ends(settings: KafkaSettings, places: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
+    """The offsets behind the last records, of open transactions too: a consumer of committed records is not told them."""
+    consumer = _consumer(settings, "read_uncommitted")
+    try:
+        await consumer.start()
+        ends: dict[TopicPartition, int] = await consumer.end_offsets(list(places))
+        return ends
+    finally:
+        await _stop(consumer)
+
+
+def _consumer(settings: KafkaSettings, isolation_level: str) -> AIOKafkaConsumer:
+    return AIOKafkaConsumer(
+        **settings.client_options(),
+        isolation_level=isolation_level,
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+    )
+
+
+async def _stop(consumer: AIOKafkaConsumer) -> None:
+    with suppress(TimeoutError, KafkaError):
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await consumer.stop()
 
 
 def advance(position: Position, resume_lsn: int, last_commit_lsn: int, prepared: tuple[Prepared, ...]) -> Position:

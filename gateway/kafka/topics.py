@@ -109,7 +109,11 @@ class Topics:
 
     async def _describe(self, kind: ConfigResourceType, name: str) -> dict[str, str]:
         responses: list[Any] = await self._admin.describe_configs([ConfigResource(kind, name, configs=None)])
-        return {entry[0]: entry[1] for response in responses for item in response.resources for entry in item[4]}
+        items = [item for response in responses for item in response.resources]
+        for code, reason in (item[:2] for item in items):
+            if code:  # a topic that was just made is not known to every broker yet
+                raise for_code(code)(reason)
+        return {entry[0]: entry[1] for item in items for entry in item[4]}
 
     async def check_position_topic(self) -> None:
         """A position that retention may delete is no durable position."""

@@ -1,0 +1,57 @@
+"""The position is read to the true end of its topic, whatever other gateways have left open there."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import Producer
+
+from gateway.kafka.position import Position, encode_position, read_positions
+from gateway.kafka.topics import Topics
+from gateway.local import Kafka
+from gateway.lsn import Lsn
+from gateway.operate.errors import Retry
+from gateway.operate.settings import KafkaSettings
+from schemas.framing import frame
+from schemas.names import POSITION_TOPIC, transaction_topic
+
+pytestmark = pytest.mark.integration
+
+
+def transactional_producer(kafka: Kafka, name: str) -> Producer:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": name})
+    producer.init_transactions(30)
+    return producer
+
+
+def send(producer: Producer, position: Position) -> None:
+    producer.begin_transaction()
+    producer.produce(POSITION_TOPIC, encode_position(frame(1), position), position.key)
+    producer.flush(30)
+
+
+async def test_an_open_transaction_of_another_gateway_does_not_hide_our_newest_position(
+    kafka: Kafka, topic_prefix: str
+) -> None:
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, prefix=topic_prefix)
+    markers = transaction_topic(topic_prefix)
+    topics = Topics(settings, markers)
+    await topics.start()
+    await topics.ensure([POSITION_TOPIC, markers])
+    await topics.close()
+    ours = Position("1", 1, topic_prefix, "ours", topic_prefix, ("walgate",), "0", "ACTIVE", 1, Lsn(100))
+    mine, other = (transactional_producer(kafka, f"{topic_prefix}.{name}") for name in ("ours", "other"))
+    try:
+        await asyncio.to_thread(send, mine, ours)
+        await asyncio.to_thread(mine.commit_transaction)
+        await asyncio.to_thread(send, other, replace(ours, slot="other"))  # and dies here, before it commits
+        await asyncio.to_thread(send, mine, replace(ours, resume_lsn=Lsn(200)))
+        await asyncio.to_thread(mine.commit_transaction)
+        with pytest.raises(Retry, match="was not read to its end"):
+            await read_positions(settings, markers, 3)
+    finally:
+        await asyncio.to_thread(other.abort_transaction)
+    positions, _ = await read_positions(settings, markers, 30)
+    assert positions[ours.key].resume_lsn == 200
