@@ -5,6 +5,7 @@ Some points are only reached when something happens: `PROVOKED` says what. Those
 
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
 from collections.abc import Awaitable, Callable, Mapping
@@ -58,11 +59,14 @@ async def _write_much(scene: Scene) -> None:
 
 
 async def _write_what_is_not_published(scene: Scene) -> None:
-    """20 MB of WAL, again and again until a pause of the published load is met."""
+    """20 MB of WAL at a time, while nothing is published."""
+    await scene.workload.finish()
     while scene.gateway.is_running:
         await scene.connection.execute(
-            "INSERT INTO history.noise SELECT repeat('x', 2000) FROM generate_series(1, 10000); TRUNCATE history.noise"
+            "INSERT INTO history.noise SELECT repeat('x', 2000) FROM generate_series(1, 10000)"
         )
+        await asyncio.sleep(1)
+    scene.workload.start()
 
 
 PROVOKED: Mapping[str, Callable[[Scene], Awaitable[None]]] = {
