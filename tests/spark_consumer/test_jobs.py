@@ -1,0 +1,139 @@
+"""The jobs as programs of their own: killed at any moment and started again, they write what happened, once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from gateway.local.artifacts import jars
+from gateway.local.java import spark_java_home
+from spark_consumer.dump import newest
+from spark_consumer.lsn import format_lsn, parse_lsn
+from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
+from tests.spark_consumer.workload import Workload
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+ITEMS = relation("items", {"id": INT8, "name": TEXT}, ("id",))
+
+
+async def start(verb: str, feeder: Feeder, path: Path, *more: str) -> asyncio.subprocess.Process:
+    """In a process group of its own, so that a kill takes the JVM and the workers too."""
+    environment = {
+        **os.environ,
+        "JAVA_HOME": str(spark_java_home()),
+        "WALGATE_SPARK_JARS": ",".join(map(str, jars("delta"))),
+    }
+    words = [
+        "--bootstrap-servers",
+        feeder.bootstrap_servers,
+        "--registry",
+        feeder.registry_url,
+        "--prefix",
+        feeder.prefix,
+    ]
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "spark_consumer", verb, *words, "--path", str(path), "--progress", "json", "--cores", "2", *more),
+        env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+
+
+async def lines(process: asyncio.subprocess.Process) -> list[dict[str, Any]]:
+    assert process.stdout is not None
+    return [json.loads(line) async for line in process.stdout if line.startswith(b"{")]
+
+
+async def run(verb: str, feeder: Feeder, path: Path, *more: str) -> list[dict[str, Any]]:
+    process = await start(verb, feeder, path, *more)
+    found = await lines(process)
+    assert await process.wait() == 0
+    return found
+
+
+def texts(rows: Iterator[tuple[str | None, ...]]) -> list[tuple[str | None, ...]]:
+    return sorted(rows)
+
+
+def expected(table: Table, columns: list[str]) -> list[tuple[str | None, ...]]:
+    rows = table.rows.values()
+    return sorted(tuple(None if row[name] is None else str(row[name]) for name in columns) for row in rows)
+
+
+def check_items(path: Path, items: Table) -> None:
+    (found,) = newest(path, ["public.items"])
+    assert texts(found.rows()) == expected(items, found.columns)
+
+
+async def kill_and_feed(feeder: Feeder, path: Path, items: Table, kills: int) -> None:
+    rnd = random.Random(5)
+    for turn in range(kills):
+        process = await start("mirror", feeder, path, "--max-changes", "40")
+        for _ in range(5):
+            await asyncio.to_thread(change_items, feeder, items, rnd)
+        assert process.stdout is not None
+        for _ in range(1 + turn % 3):  # ready, then a batch or two: the kill falls somewhere in the next one
+            await process.stdout.readline()
+        await asyncio.sleep(rnd.random() * 2)
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def change_items(feeder: Feeder, items: Table, rnd: random.Random) -> None:
+    transaction = feeder.begin()
+    for key in rnd.sample(range(60), 25):
+        row = {"id": key, "name": f"name {rnd.random()}"}
+        old = items.rows.get((key,))
+        if old is None:
+            transaction.insert(items, row)
+        elif rnd.random() < 0.3:
+            transaction.delete(items, old)
+        else:
+            transaction.update(items, old, row)
+    transaction.commit()
+    feeder.kafka_commit()
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
+async def test_a_mirror_that_is_killed_equals_the_source_in_the_end(feeder: Feeder, tmp_path: Path, kills: int) -> None:
+    items = await asyncio.to_thread(feeder.table, ITEMS)
+    await kill_and_feed(feeder, tmp_path, items, kills)
+    last = feeder.truth[-1].commit_lsn
+    await run("mirror", feeder, tmp_path, "--max-changes", "40", "--until-lsn", format_lsn(last))
+    await asyncio.to_thread(check_items, tmp_path, items)
+
+
+async def test_a_changelog_in_parquet_has_every_change_once(feeder: Feeder, tmp_path: Path) -> None:
+    workload = await asyncio.to_thread(Workload, feeder, 13)
+    for _ in range(40):
+        await asyncio.to_thread(workload.step)
+    await asyncio.to_thread(workload.finish)
+    found = await run("consume", feeder, tmp_path, "--once", "--max-changes", "100")
+    batches = [line for line in found if "batch" in line]
+    assert parse_lsn(batches[-1]["commit_lsn"]) == feeder.truth[-1].commit_lsn
+    for table in workload.tables:
+        rows = pq.read_table(tmp_path / "tables" / "public" / table.description.name).to_pylist()
+        changes = sorted((row["commit_lsn"], row["ordinal"], row["op"]) for row in rows)
+        assert changes == [(c.commit_lsn, c.ordinal, c.op) for c in feeder.truth if c.table is table]
+
+
+async def test_sigterm_ends_a_mirror_cleanly(feeder: Feeder, tmp_path: Path) -> None:
+    items = await asyncio.to_thread(feeder.table, ITEMS)
+    await asyncio.to_thread(change_items, feeder, items, random.Random(1))
+    process = await start("mirror", feeder, tmp_path)
+    assert process.stdout is not None
+    async for line in process.stdout:
+        if json.loads(line).get("batch") is not None:
+            break
+    process.terminate()
+    assert await process.wait() == 0
+    await asyncio.to_thread(check_items, tmp_path, items)
