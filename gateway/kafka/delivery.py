@@ -69,6 +69,7 @@ class Delivery:
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
+        self._done = asyncio.Event()
         self._delivering = False
         self._busy = False
         self.under_way_bytes = 0
@@ -113,6 +114,11 @@ class Delivery:
             failpoint("reading_paused")
         await self._has_room.wait()
 
+    async def cycle_done(self) -> None:
+        """Wait until the cycle that is being delivered is durable."""
+        self._done.clear()
+        await self._done.wait()
+
     async def deliver_now(self, markers: list[Marker], position: Position) -> None:
         """One Kafka transaction of markers and a position alone, before `run` is started."""
         await self._deliver(Cycle(markers=markers, position=position))
@@ -128,6 +134,7 @@ class Delivery:
             failpoint("after_commit")
             self.on_durable(position)
             self.on_idle()
+            self._done.set()
 
     async def _next_cycle(self) -> Cycle:
         """A sealed cycle, or the open one when it already has full batches."""

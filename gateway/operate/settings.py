@@ -43,7 +43,8 @@ class SourceSettings(_Section):
     )
     large_transactions: Literal["stream", "whole"] = Field(
         default="stream",
-        description="stream: rows are sent while a large transaction is open. whole: only after its commit.",
+        description="stream: rows are sent while a large transaction is open. whole: only after its commit; "
+        "it must then reach Kafka within kafka.transaction_timeout_s.",
     )
     messages: bool = Field(default=True, description="Logical decoding messages.")
     origin: Literal["any", "none"] = Field(

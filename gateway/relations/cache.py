@@ -43,8 +43,10 @@ class RelationCache(Generic[V]):
     def announce_in_stream(self, xid: int, subxid: int, relation_oid: int, version: V) -> None:
         """A Relation message inside the stream of `xid`; `subxid` is the xid field of the message itself."""
         self._count += 1
-        overlay = self._overlays.setdefault(xid, {})
-        overlay.setdefault(relation_oid, []).append(_Announcement(self._count, subxid, version))
+        stack = self._overlays.setdefault(xid, {}).setdefault(relation_oid, [])
+        if stack and stack[-1].subxid == subxid:  # said again: after each abort everything is
+            stack.pop()
+        stack.append(_Announcement(self._count, subxid, version))
 
     def find(self, relation_oid: int, stream_xid: int | None) -> V | None:
         """The version that counts for the next change: of the stream first, else of the base; None if never announced."""

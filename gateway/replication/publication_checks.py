@@ -81,7 +81,7 @@ def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
                 f"publication {name} was dropped and made again: changes in between are lost to this slot",
                 hint=NEW_START,
             )
-        elif old.relations and not new.relations:
+        elif old.relations and not new.relations and not new.all_tables:
             yield StopForOperator(
                 f"publication {name} held {len(old.relations)} tables, now it holds none",
                 hint=f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ...; what was not published meanwhile is lost",

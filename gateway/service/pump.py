@@ -45,6 +45,9 @@ SEAL_BYTES = 1 << 18
 OPEN_BYTES = 4 << 20
 """After so many bytes also batches that are not full leave: a transaction over a thousand tables has as many open ones."""
 
+MAX_OWED_MARKERS = 20_000
+"""Reading waits while a stalled broker lets more markers than this pile up: small transactions are mostly markers."""
+
 IDLE_INTERVAL_S = 10.0
 IDLE_BYTES = 16 << 20
 """An idle slot's position is made durable this often, or after so much WAL of others."""
@@ -111,6 +114,8 @@ class Pump:
             self._delivery.offer()
             self._idle()
             await self._delivery.room()
+            while self._machine.owed_marker_count > MAX_OWED_MARKERS and not self._delivery.may_seal:
+                await self._delivery.cycle_done()
         await asyncio.Event().wait()  # the end is drain's to say
 
     async def drain(self) -> None:
@@ -192,7 +197,11 @@ class Pump:
 
     def _may_seal(self) -> bool:
         machine = self._machine
-        return machine.at_boundary and self._delivery.may_seal and (machine.owes_markers or self._writer.has_records)
+        return (
+            machine.at_boundary
+            and self._delivery.may_seal
+            and (machine.owed_marker_count > 0 or self._writer.has_records)
+        )
 
     def _seal(self) -> None:
         machine = self._machine
@@ -208,7 +217,7 @@ class Pump:
     @property
     def is_settled(self) -> bool:
         """Everything that was received and can be durable is durable."""
-        return self._machine.at_boundary and self._delivery.is_quiet and not self._machine.owes_markers
+        return self._machine.at_boundary and self._delivery.is_quiet and self._machine.owed_marker_count == 0
 
     def _keepalive(self, end_lsn: int, *, reply_requested: bool) -> None:
         """The idle rule: with nothing pending, what the server has read may become our position - durable first, as the

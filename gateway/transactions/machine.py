@@ -133,8 +133,8 @@ class TransactionMachine:
         return len(self._streams)
 
     @property
-    def owes_markers(self) -> bool:
-        return bool(self._markers)
+    def owed_marker_count(self) -> int:
+        return len(self._markers)
 
     def take_markers(self) -> list[Marker]:
         """The markers owed since the last call, in order."""
