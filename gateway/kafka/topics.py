@@ -12,7 +12,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
 from gateway.kafka.producer import classify
-from gateway.operate.errors import StopForOperator
+from gateway.operate.errors import DataGap, StopForOperator
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import KafkaSettings
 from schemas.names import POSITION_TOPIC
@@ -29,10 +29,14 @@ _TOPIC_EXISTS = TopicAlreadyExistsError.errno
 
 
 class Topics:
-    """Makes sure of topics; knows the partition count of each one that it saw."""
+    """Makes sure of topics; knows the partition count of each one that it saw.
 
-    def __init__(self, settings: KafkaSettings, marker_topic: str) -> None:
+    `seen` outlives this object: a topic in it that is not there any more was deleted under way and is not made anew.
+    """
+
+    def __init__(self, settings: KafkaSettings, marker_topic: str, seen: set[str]) -> None:
         self._settings = settings
+        self._seen = seen
         self._single = {marker_topic, POSITION_TOPIC}
         self._admin = AIOKafkaAdminClient(**settings.client_options())
         self._partition_counts: dict[str, int] = {}
@@ -61,6 +65,13 @@ class Topics:
             d["topic"]: len(d["partitions"]) for d in await self._admin.describe_topics() if not d["error_code"]
         }
         missing = [topic for topic in wanted if topic not in existing]
+        deleted = [topic for topic in missing if topic in self._seen]
+        if deleted:
+            raise DataGap(
+                f"topic {', '.join(deleted)} was deleted while the gateway used it: what it held is lost to its readers",
+                hint="if that was meant, start the gateway again: it makes the topic anew and goes on. Else start anew with "
+                "another slot and another kafka.prefix, and load the tables anew",
+            )
         if missing:
             failpoint("before_topic_creation")
             factor = await self._replication_factor()
@@ -77,6 +88,7 @@ class Topics:
             count = existing.get(topic) or self._new_topic(topic, 1).num_partitions
             self._check(topic, count)
             self._partition_counts[topic] = count
+            self._seen.add(topic)
 
     def _new_topic(self, topic: str, replication_factor: int) -> NewTopic:
         settings = self._settings

@@ -56,11 +56,12 @@ CLOSE_TIMEOUT_S = 2.0
 class Attempt:
     """`wants_text` is set when a binary value came that has no decoder: the next attempt asks for text."""
 
-    def __init__(self, settings: Settings, health: Health, *, text_only: bool) -> None:
+    def __init__(self, settings: Settings, health: Health, seen_topics: set[str], *, text_only: bool) -> None:
         self.wants_text = False
         self.is_streaming = False
         self._settings = settings
         self._health = health
+        self._seen_topics = seen_topics
         self._text_only = text_only
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -140,7 +141,7 @@ class Attempt:
 
     async def _topics(self, stack: AsyncExitStack) -> Topics:
         prefix = self._settings.kafka.prefix
-        topics = Topics(self._settings.kafka, transaction_topic(prefix))
+        topics = Topics(self._settings.kafka, transaction_topic(prefix), self._seen_topics)
         await topics.start()
         stack.push_async_callback(_close, topics.close)
         await topics.ensure([POSITION_TOPIC, transaction_topic(prefix), message_topic(prefix)])

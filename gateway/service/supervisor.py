@@ -59,9 +59,10 @@ async def serve(settings: Settings) -> None:
         log.info("http", url=f"http://{settings.http.host}:{port}/readyz")
     backoff = Backoff()
     text_only = False
+    seen_topics: set[str] = set()
     while not stop.is_set():
         begun = time.monotonic()
-        attempt = Attempt(settings, health, text_only=text_only)
+        attempt = Attempt(settings, health, seen_topics, text_only=text_only)
         try:
             await _until_stopped(attempt, stop)
             return

@@ -37,7 +37,7 @@ async def test_an_open_transaction_of_another_gateway_does_not_hide_our_newest_p
 ) -> None:
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, prefix=topic_prefix)
     markers = transaction_topic(topic_prefix)
-    topics = Topics(settings, markers)
+    topics = Topics(settings, markers, set())
     await topics.start()
     await topics.ensure([POSITION_TOPIC, markers])
     await topics.close()
