@@ -38,7 +38,9 @@ class Topics:
         self._settings = settings
         self._seen = seen
         self._single = {marker_topic, POSITION_TOPIC}
-        self._admin = AIOKafkaAdminClient(**settings.client_options())
+        self._admin = AIOKafkaAdminClient(
+            **settings.client_options(), request_timeout_ms=settings.request_timeout_s * 1000
+        )
         self._partition_counts: dict[str, int] = {}
 
     async def start(self) -> None:
