@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -102,10 +101,9 @@ async def test_a_broker_that_is_restarted_under_load_loses_nothing(place: Place,
         await (place.broker.kill() if hard else place.broker.stop())
         await scene.workload.run_transactions(20)
         await place.broker.start()
-        begun = time.monotonic()
         seconds = await scene.commits()
         verdict = await scene.finish()
-        print(f"first new transaction readable {time.monotonic() - begun:.1f} s ({seconds:.1f} s) after; {verdict}")
+        print(f"first new transaction readable {seconds:.1f} s after the broker answers; {verdict}")
 
 
 async def test_connections_to_the_broker_that_are_cut_at_random_lose_nothing(place: Place) -> None:
@@ -193,7 +191,7 @@ async def test_two_gateways_on_one_slot_never_deliver_both(place: Place, tmp_pat
 
 async def test_a_row_that_is_too_large_stops_the_gateway_and_is_not_skipped(place: Place) -> None:
     """K7, T13: named with table, key columns, size and remedy; after the remedy it is delivered."""
-    async with place.scene(kafka__max_record_bytes=100_000) as scene:
+    async with place.scene(kafka__max_record_bytes=100_000, kafka__compression="none") as scene:
         await scene.streaming()
         await scene.commits()
         xid = await scene.workload.one_transaction("plain", 1, filling=200_000)
@@ -205,20 +203,6 @@ async def test_a_row_that_is_too_large_stops_the_gateway_and_is_not_skipped(plac
             if topic.startswith(place.prefix):
                 place.set_topic(topic, "max.message.bytes", "1000000")
         scene.gateway.start(kafka__max_record_bytes=1_000_000)
-        await scene.delivered(xid)
-        print(await scene.finish())
-
-
-async def test_too_few_replicas_are_waited_for(place: Place) -> None:
-    """K9."""
-    async with place.scene(kafka__delivery_timeout_s=3, kafka__request_timeout_s=2) as scene:
-        await scene.streaming()
-        await scene.commits()
-        topic = f"{place.prefix}.work.plain"
-        place.set_topic(topic, "min.insync.replicas", "2")
-        xid = await scene.workload.one_transaction("plain", 10)
-        await scene.gateway.logged('"starting_again"', timeout_s=30)
-        place.set_topic(topic, "min.insync.replicas", "1")
         await scene.delivered(xid)
         print(await scene.finish())
 
