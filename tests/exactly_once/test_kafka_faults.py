@@ -91,7 +91,9 @@ async def test_a_broker_that_is_away_under_load_costs_only_time(place: Place, aw
         print(f"broker away for {away_s} s: caught up {seconds:.1f} s after; {verdict}")
 
 
-@pytest.mark.parametrize("hard", [False, True], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    "hard", [pytest.param(False, marks=pytest.mark.long, id="stopped"), pytest.param(True, id="killed")]
+)
 async def test_a_broker_that_is_restarted_under_load_loses_nothing(place: Place, hard: bool) -> None:
     """K3: the only broker is also the transaction coordinator."""
     async with place.scene(kafka__delivery_timeout_s=10, kafka__request_timeout_s=5) as scene:
@@ -250,7 +252,7 @@ async def test_a_prefix_that_belongs_to_another_slot_is_refused(place: Place) ->
         await scene.ends("belongs to slot")
 
 
-@pytest.mark.parametrize("share", ["to_server", "to_client"])
+@pytest.mark.parametrize("share", ["to_server", pytest.param("to_client", marks=pytest.mark.long)])
 async def test_a_slow_broker_slows_the_reading_and_not_the_slot(place: Place, share: str) -> None:
     """P19: back-pressure all the way, memory bounded, keepalives answered."""
     async with place.scene(kafka__memory_bytes=1 << 20, kafka__compression="none") as scene:

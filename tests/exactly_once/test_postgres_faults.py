@@ -16,7 +16,7 @@ import pytest
 from gateway.local import Kafka, Postgres, Registry
 from tests.conftest import TEST_SETTINGS, Database
 from tests.exactly_once.conftest import WAL_SENDER_TIMEOUT_S
-from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
+from tests.exactly_once.proxy import DIRECTIONS, FaultProxy, ProxiedKafka
 from tests.exactly_once.scene import Scene, open_scene
 from tests.exactly_once.workload import PUBLICATION
 
@@ -66,7 +66,7 @@ def place(
     return Place(own_database, postgres_proxy, kafka, registry, topic_prefix, tmp_path)
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate", "killed"])
+@pytest.mark.parametrize("mode", ["fast", "immediate", pytest.param("killed", marks=pytest.mark.long)])
 async def test_a_restart_of_the_server_under_load_loses_nothing(place: Place, mode: str) -> None:
     """P1, P2: and its end is not delayed by us."""
     async with place.scene() as scene:
@@ -140,7 +140,7 @@ async def test_connections_to_the_server_that_are_cut_at_any_byte_lose_nothing(p
         print(await scene.finish())
 
 
-@pytest.mark.parametrize("lost", ["to_server", "to_client", "both"])
+@pytest.mark.parametrize("lost", [*(pytest.param(way, marks=pytest.mark.long) for way in DIRECTIONS), "both"])
 async def test_a_black_hole_is_noticed_and_left(place: Place, lost: str) -> None:
     """P16, P17: no reset and no end, bytes just do not arrive."""
     async with place.scene() as scene:

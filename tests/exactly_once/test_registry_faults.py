@@ -54,6 +54,10 @@ def place(
     return Place(own_database, kafka, registry, registry_proxy, topic_prefix, tmp_path)
 
 
+def _bad(name: str, answer: bytes, goes_on: bool, *marks: pytest.MarkDecorator) -> Any:
+    return pytest.param(answer, goes_on, id=name, marks=marks)
+
+
 async def test_a_registry_that_is_away_at_the_start_is_waited_for(place: Place) -> None:
     """R1."""
     await place.proxy.refuse()
@@ -133,15 +137,19 @@ async def test_names_that_avro_and_kafka_do_not_know_pass(place: Place) -> None:
 @pytest.mark.parametrize(
     ("answer", "goes_on"),
     [
-        (b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n", False),
-        (b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n", False),
-        (b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n", True),
-        (b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n", True),
-        (b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n", False),
-        (b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\nnot JSON!", False),
-        (b"rubbish\r\n\r\n", True),
+        _bad("401", b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n", False, pytest.mark.long),
+        _bad("403", b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n", False),
+        _bad("429", b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n", True, pytest.mark.long),
+        _bad("503", b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n", True),
+        _bad(
+            "redirect",
+            b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n",
+            False,
+            pytest.mark.long,
+        ),
+        _bad("not-json", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nnot JSON!", False),
+        _bad("not-http", b"rubbish\r\n\r\n", True, pytest.mark.long),
     ],
-    ids=["401", "403", "429", "503", "redirect", "not-json", "not-http"],
 )
 async def test_a_registry_with_bad_answers_is_never_half_believed(place: Place, answer: bytes, goes_on: bool) -> None:
     """R6: what may pass is tried again; what will not, is told. No traceback, no endless wait."""
