@@ -1,9 +1,11 @@
 """A changelog: every committed change of every table, appended once.
 
-    <path>/<schema>/<table>     Delta: one table, columns of the typed frame; a repeated batch is skipped by its commit LSN
-                                Parquet: one folder a batch, `commit_lsn=<of its last transaction>`, overwritten by a repetition
+    <path>/tables/<schema>/<table>    Delta: one table; a repeated batch is skipped by its commit LSN
+                                      Parquet: one folder a batch, `batch=<commit LSN of its last transaction>`,
+                                      overwritten by a repetition
 
-The columns are those of `format("walgate")` with `table`; a table that gets a column has it from then on (mergeSchema).
+The columns are those of `format("walgate")` with `table`; a relation without replica identity has no `old_key`. A table that
+gets a column has it from then on (mergeSchema).
 """
 
 from __future__ import annotations
@@ -57,11 +59,13 @@ class Changelog:
         frame = TableFrame.of(self.schemas[part.newest])
         texts = {schema_id: json.dumps(self.schemas[schema_id]) for schema_id in part.schema_ids}
         changes = typed(records, frame, texts)
+        if not frame.schema.field("old_key").type.num_fields:  # neither format can write a struct without fields
+            changes = changes.drop("old_key")
         location = table_path(self.path, part.table)
         if self.format == "delta":
             write_once(changes, location, "append", commit_lsn, merge_schema=True)
         else:
-            changes.write.mode("overwrite").parquet(f"{location}/commit_lsn={commit_lsn}")
+            changes.write.mode("overwrite").parquet(f"{location}/batch={commit_lsn}")
 
 
 def typed(records: DataFrame, frame: TableFrame, texts: Mapping[int, str]) -> DataFrame:
