@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
@@ -36,7 +37,7 @@ class GatewayProcess:
             environment["WALGATE_FAILPOINTS"] = failpoints
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                COMMAND, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                COMMAND, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent
             )
         self.start_count += 1
 
@@ -109,6 +110,12 @@ class GatewayProcess:
                 raise TimeoutError(f"{text!r} is not in the log {times} times after {timeout_s} s:\n{self.log_tail()}")
             assert self.is_running, f"ended with {self.exit_code} before {text!r}:\n{self.log_tail()}"
             await asyncio.sleep(0.02)
+
+
+def _die_with_parent() -> None:
+    """A test run that is killed leaves no gateway behind (prctl(2), PR_SET_PDEATHSIG; Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _as_text(value: object) -> str:
