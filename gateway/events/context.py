@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.events.varint import encode_long, encode_some_long
+from gateway.events.varint import encode_long, encode_lsn, encode_some_long
 
 _NULL = b"\0"
+_SOME = b"\2"
 
 
 class Context:
@@ -27,7 +28,7 @@ class Context:
         self.origin = origin
         self.identity = encode_long(xid) + encode_long(subxid) + encode_long(epoch)
         self.commit = (
-            (_NULL if commit_lsn is None else encode_some_long(commit_lsn))
+            (_NULL if commit_lsn is None else _SOME + encode_lsn(commit_lsn))
             + (_NULL if commit_time is None else encode_some_long(commit_time))
             + (_NULL if origin is None else _some_string(origin))
         )
