@@ -37,7 +37,7 @@ def test_figures_are_printed_once_while_they_stay_the_same() -> None:
 def test_a_terminal_with_no_color_or_in_ci_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "1")
     out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=120)
+    console = Console(file=out, force_terminal=True, highlight=False, width=120)
     with Panel("the demo", ["Kafka"], console) as panel, panel.step("Kafka"):
         pass
     assert "✓" not in out.getvalue()
