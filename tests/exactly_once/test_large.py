@@ -11,7 +11,8 @@ import pytest
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.exactly_once.scene import Scene, open_scene
-from tests.exactly_once.workload import PUBLICATION, Session
+from tests.exactly_once.shapes import Session
+from tests.exactly_once.workload import PUBLICATION
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.conftest import Database
 from tests.exactly_once.history import load_truth
-from tests.exactly_once.workload import PUBLICATION, SHAPES, TABLES, Workload, create_tables
+from tests.exactly_once.shapes import SHAPES
+from tests.exactly_once.workload import PUBLICATION, TABLES, Workload, create_tables
 
 pytestmark = pytest.mark.integration
 
