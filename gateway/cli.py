@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from importlib.metadata import version as package_version
@@ -48,13 +49,13 @@ def run(
         _fail(error)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def mirror(context: typer.Context) -> None:
     """Rebuild tables in Delta from the topics (Spark); `walgate mirror --help` lists the options."""
     _run_spark_job("mirror", context.args)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def consume(context: typer.Context) -> None:
     """Append every committed change to a changelog (Spark); `walgate consume --help` lists the options."""
     _run_spark_job("consume", context.args)
@@ -98,8 +99,22 @@ def _load_settings(config: Path | None) -> Settings:
 
 
 def _run_spark_job(name: str, arguments: list[str]) -> NoReturn:
-    """The reader is a program of its own, so that the gateway never needs Spark."""
-    raise SystemExit(subprocess.run([sys.executable, "-m", "spark_consumer", name, *arguments], check=False).returncode)
+    """The reader is a program of its own, so that the gateway never needs Spark. Java and the jars of Delta are the
+    local ones unless the environment names others."""
+    environment = dict(os.environ)
+    if "WALGATE_SPARK_JARS" not in environment:
+        try:
+            from gateway.local.spark import spark_environment
+        except ImportError as error:
+            _fail(
+                StopForOperator(
+                    f"{name}: {error.name} is not installed",
+                    hint="pip install 'walgate[spark,local]', or set JAVA_HOME and WALGATE_SPARK_JARS (jars of delta-spark)",
+                )
+            )
+        environment |= spark_environment()
+    command = [sys.executable, "-m", "spark_consumer", name, *arguments]
+    raise SystemExit(subprocess.run(command, check=False, env=environment).returncode)
 
 
 def _fail(error: WalgateError) -> NoReturn:

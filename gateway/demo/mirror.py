@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.demo.verdict import MirrorTable
-from gateway.local.artifacts import jars
 from gateway.local.guard import Child, Guard
-from gateway.local.java import spark_java_home
+from gateway.local.spark import spark_environment
 from gateway.lsn import Lsn
 
 START_TIMEOUT_S = 120.0
@@ -65,11 +64,10 @@ class Mirror:
         scratch = self._guard.folder / "scratch"
         scratch.mkdir(exist_ok=True)
         return {
-            "JAVA_HOME": str(spark_java_home()),
+            **spark_environment(),
             "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={scratch} -XX:-UsePerfData",
             "SPARK_LOCAL_DIRS": str(scratch),
             "TMPDIR": str(scratch),
-            "WALGATE_SPARK_JARS": ",".join(map(str, jars("delta"))),
             "PYTHONUNBUFFERED": "1",
         }
 
