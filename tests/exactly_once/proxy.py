@@ -8,6 +8,7 @@ Without a fault every byte passes unchanged and in order. Faults hold for connec
     black_hole           bytes of a direction stay where they are: no reset, no end, the peer just falls silent
     delay_s, rate        each piece waits, or bytes pass at so many a second
     cut_after(n)         let exactly n more bytes of a direction pass, then reset: half a message
+    freeze, thaw         what is under way on the connections that are open now arrives late; new ones work
 
 Kafka clients go where the broker's metadata send them: `ProxiedKafka` has a second listener that advertises the proxy.
 """
@@ -54,6 +55,7 @@ class FaultProxy:
         self._ways: dict[Direction, _Way] = {direction: _Way() for direction in DIRECTIONS}
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._gates: set[asyncio.Event] = set()
         self._server: asyncio.Server | None = None
         self.heal()
 
@@ -74,6 +76,15 @@ class FaultProxy:
         """Both ways where none is named."""
         for direction in directions or DIRECTIONS:
             self._ways[direction].open.clear()
+
+    def freeze(self) -> None:
+        """Hold what comes on the connections that are open now, to the server, also when the client has gone."""
+        for gate in self._gates:
+            gate.clear()
+
+    def thaw(self) -> None:
+        for gate in self._gates:
+            gate.set()
 
     def delay(self, seconds: float, *directions: Direction) -> None:
         for direction in directions or DIRECTIONS:
@@ -113,14 +124,19 @@ class FaultProxy:
             return
         self.connection_count += 1
         self._writers.add(server_writer)
+        gate, always = asyncio.Event(), asyncio.Event()
+        gate.set()
+        always.set()
+        self._gates.add(gate)
         pair = [
-            asyncio.create_task(self._move(reader, server_writer, "to_server")),
-            asyncio.create_task(self._move(server_reader, writer, "to_client")),
+            asyncio.create_task(self._move(reader, server_writer, "to_server", gate)),
+            asyncio.create_task(self._move(server_reader, writer, "to_client", always)),
         ]
         self._tasks.update(pair)
         try:
             await asyncio.gather(*pair)
         finally:
+            self._gates.discard(gate)
             self._tasks.difference_update(pair)
             for task in pair:
                 task.cancel()
@@ -128,12 +144,15 @@ class FaultProxy:
                 self._writers.discard(one)
                 one.close()
 
-    async def _move(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:
+    async def _move(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction, gate: asyncio.Event
+    ) -> None:
         way = self._ways[direction]
         try:
             while piece := await reader.read(_PIECE_BYTES):
                 if way.delay_s:
                     await asyncio.sleep(way.delay_s)
+                await gate.wait()
                 await way.open.wait()
                 if way.left is not None and len(piece) >= way.left:
                     writer.write(piece[: way.left])

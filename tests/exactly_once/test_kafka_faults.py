@@ -155,6 +155,22 @@ async def test_answers_of_the_broker_that_are_lost_do_not_double_anything(place:
         print(await scene.finish())
 
 
+async def test_requests_that_arrive_late_do_not_end_a_later_transaction(place: Place) -> None:
+    """K5: produce and EndTxn requests of a producer that was given up reach the broker when the next one is at work."""
+    async with place.scene(kafka__delivery_timeout_s=2, kafka__request_timeout_s=2) as scene:
+        await scene.streaming()
+        scene.workload.start()
+        for number in range(4):
+            await scene.workload.run_transactions(5)
+            place.broker.proxy.freeze()
+            await scene.gateway.logged('"streaming"', times=number + 2, timeout_s=60)
+            await scene.workload.run_transactions(3)
+            place.broker.proxy.thaw()
+        verdict = await scene.finish()
+        assert verdict.epoch_count >= 5
+        print(verdict)
+
+
 async def test_a_gateway_that_is_stopped_beyond_the_transaction_timeout_starts_again(place: Place) -> None:
     """K4, G6: the broker aborts its transaction and fences it while it sleeps."""
     async with place.scene(kafka__transaction_timeout_s=1, kafka__memory_bytes=1 << 20) as scene:

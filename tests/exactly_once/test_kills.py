@@ -19,6 +19,10 @@ from tests.exactly_once.scene import Scene, open_scene
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
+ROOM = 4
+"""Asserted limits of time are so much wider than promised, for a busy machine."""
+
+
 async def _kill_at_random(scene: Scene, kills: int, generator: random.Random) -> None:
     """Most kills hit a gateway that streams, some one that starts."""
     for _ in range(kills):
@@ -100,3 +104,23 @@ async def test_a_position_that_is_none_stops_the_start(
         assert producer.flush(30) == 0
         scene.gateway.start()
         await scene.ends("walgate.position is not a position")
+
+
+async def test_a_gateway_that_is_killed_delivers_again_within_seconds(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """From the start of the next one to the first new transaction that is readable: 5 s on a quiet machine."""
+    async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
+        await scene.streaming()
+        await scene.commits()
+        seconds = []
+        for _ in range(3):
+            await scene.gateway.kill()
+            xid = await scene.workload.one_transaction("plain", 1)
+            begun = time.monotonic()
+            scene.gateway.start()
+            await scene.delivered(xid)
+            seconds.append(time.monotonic() - begun)
+        print(f"killed to readable: {', '.join(f'{one:.1f} s' for one in seconds)}")
+        assert min(seconds) < 5 * ROOM
+        await scene.finish()

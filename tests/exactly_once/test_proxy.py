@@ -139,3 +139,20 @@ async def test_refuse_closes_the_port_until_accept() -> None:
         writer.write(b"x")
         assert await reader.readexactly(1) == b"x"
         writer.close()
+
+
+async def test_what_is_frozen_arrives_late_while_new_connections_work() -> None:
+    async with echo_behind_proxy() as proxy:
+        reader, writer = await connect(proxy)
+        writer.write(b"a")
+        assert await reader.readexactly(1) == b"a"
+        proxy.freeze()
+        writer.write(b"late")
+        assert await is_silent(reader)
+        other_reader, other_writer = await connect(proxy)
+        other_writer.write(b"y")
+        assert await other_reader.readexactly(1) == b"y"
+        proxy.thaw()
+        assert await asyncio.wait_for(reader.readexactly(4), 5) == b"late"
+        writer.close()
+        other_writer.close()
