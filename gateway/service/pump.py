@@ -224,7 +224,7 @@ class Pump:
         slot must never be ahead of the position topic. An open stream does not forbid it: it is sent again whole."""
         failpoint("keepalive_received")
         behind = end_lsn - self._machine.resume_lsn
-        if behind > 0 and self.is_settled:
+        if behind > 0 and self.is_settled and not self._machine.in_stream:
             due = time.monotonic() - self._idle_since >= IDLE_INTERVAL_S
             if reply_requested or due or behind >= IDLE_BYTES:
                 failpoint("before_idle_advance")

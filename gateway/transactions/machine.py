@@ -125,8 +125,12 @@ class TransactionMachine:
 
     @property
     def at_boundary(self) -> bool:
-        """No transaction that must stay in one Kafka transaction is open, and no stream segment."""
-        return self._current is None
+        """No transaction that must stay in one Kafka transaction is open.
+
+        A stream segment may be cut: its rows are of no worth before the marker of the end, in whatever Kafka transaction
+        they came. Segments are as large as the server's logical_decoding_work_mem, and rows shall be readable before COMMIT.
+        """
+        return self._current is None or self.in_stream
 
     @property
     def open_streams(self) -> int:
