@@ -13,7 +13,7 @@ from bench import floor, large, latency, report, walgate
 from bench.scene import Scene
 from bench.workloads import BACKLOGS, LARGE_ROWS
 
-CONTESTANTS = ("floor", "walgate", "walgate_compiled", "floor_text", "walgate_text", "debezium")
+CONTESTANTS = ("floor", "walgate", "walgate_compiled", "floor_text", "walgate_text")
 WORKLOADS = (*sorted([*BACKLOGS, "W3"]), "L")
 LATENCY_RATES = (500, 2000)
 LATENCY_S = 30.0
