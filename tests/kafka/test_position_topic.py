@@ -10,12 +10,14 @@ from confluent_kafka import Producer
 
 from gateway.kafka.position import Position, encode_position, read_positions
 from gateway.kafka.topics import Topics
-from gateway.local import Kafka
+from gateway.local import Kafka, Registry
 from gateway.lsn import Lsn
 from gateway.operate.errors import Retry
 from gateway.operate.settings import KafkaSettings
 from schemas.framing import frame
-from schemas.names import POSITION_TOPIC, transaction_topic
+from schemas.names import POSITION_TOPIC, transaction_topic, value_subject
+from schemas.records import POSITION
+from schemas.registry import RegistryClient
 
 pytestmark = pytest.mark.integration
 
@@ -26,15 +28,19 @@ def transactional_producer(kafka: Kafka, name: str) -> Producer:
     return producer
 
 
-def send(producer: Producer, position: Position) -> None:
+def send(producer: Producer, position: Position, schema_id: int) -> None:
+    """With the true schema id: other tests read the same topic."""
     producer.begin_transaction()
-    producer.produce(POSITION_TOPIC, encode_position(frame(1), position), position.key)
+    producer.produce(POSITION_TOPIC, encode_position(frame(schema_id), position), position.key)
     producer.flush(30)
 
 
 async def test_an_open_transaction_of_another_gateway_does_not_hide_our_newest_position(
-    kafka: Kafka, topic_prefix: str
+    kafka: Kafka, registry: Registry, topic_prefix: str
 ) -> None:
+    client = RegistryClient(registry.url)
+    schema_id = await client.register(value_subject(POSITION_TOPIC), POSITION)
+    await client.close()
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, prefix=topic_prefix)
     markers = transaction_topic(topic_prefix)
     topics = Topics(settings, markers, set())
@@ -44,10 +50,10 @@ async def test_an_open_transaction_of_another_gateway_does_not_hide_our_newest_p
     ours = Position("1", 1, topic_prefix, "ours", topic_prefix, ("walgate",), "0", "ACTIVE", 1, Lsn(100))
     mine, other = (transactional_producer(kafka, f"{topic_prefix}.{name}") for name in ("ours", "other"))
     try:
-        await asyncio.to_thread(send, mine, ours)
+        await asyncio.to_thread(send, mine, ours, schema_id)
         await asyncio.to_thread(mine.commit_transaction)
-        await asyncio.to_thread(send, other, replace(ours, slot="other"))  # and dies here, before it commits
-        await asyncio.to_thread(send, mine, replace(ours, resume_lsn=Lsn(200)))
+        await asyncio.to_thread(send, other, replace(ours, slot="other"), schema_id)  # and dies here, before it commits
+        await asyncio.to_thread(send, mine, replace(ours, resume_lsn=Lsn(200)), schema_id)
         await asyncio.to_thread(mine.commit_transaction)
         with pytest.raises(Retry, match="was not read to its end"):
             await read_positions(settings, markers, 3)
