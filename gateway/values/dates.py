@@ -134,8 +134,11 @@ def read_timestamptz_text(data: bytes, position: int, parts: Parts) -> int:
         length: int = read_i32_be(data, position + 1)
         start = position + 5
         end = start + (length & UNSIGNED)
+        if length < 22 or data[end - 3 : end] != b"+00":  # compiled, a slice whose end lies before its start is an error
+            parts.append(timestamptz_from_text(data[start:end]))
+            return end
         fraction = data[start + 19 : end - 3]
-        if data[end - 3 : end] != b"+00" or (fraction and (fraction[0] != 46 or not fraction[1:].isdigit())):
+        if fraction and (fraction[0] != 46 or not fraction[1:].isdigit()):
             parts.append(timestamptz_from_text(data[start:end]))
             return end
         try:
