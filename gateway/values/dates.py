@@ -134,7 +134,8 @@ def read_timestamptz_text(data: bytes, position: int, parts: Parts) -> int:
         length: int = read_i32_be(data, position + 1)
         start = position + 5
         end = start + (length & UNSIGNED)
-        if length < 22 or data[end - 3 : end] != b"+00":  # compiled, a slice whose end lies before its start is an error
+        # Its length first: compiled, a slice whose end lies before its start is an error.
+        if length < 22 or data[end - 3 : end] != b"+00":
             parts.append(timestamptz_from_text(data[start:end]))
             return end
         fraction = data[start + 19 : end - 3]
