@@ -62,6 +62,7 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
 }  # fmt: skip
 
 _LOST_SLOT = re.compile("can no longer (access|get changes)|cannot read from logical|invalidated|maximum reserved size")
+_WEDGED = re.compile("could not map filenumber")
 _TOO_LARGE = re.compile("invalid memory alloc request size|out of memory|enlarge string buffer")
 
 
@@ -70,6 +71,11 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
     kind, hint = _TABLE.get(said.sqlstate) or _TABLE.get(said.sqlstate[:2]) or (StopForOperator, said.hint)
     if said.sqlstate == "55000" and _LOST_SLOT.search(said.message):
         kind, hint = DataGap, _NEW_SLOT
+    elif said.sqlstate == "XX000" and _WEDGED.search(said.message):
+        hint = (
+            "seen on PostgreSQL 18 when a table is truncated under prepared transactions: this slot can not go on; take a "
+            "new slot with source.two_phase = false, and new copies of the tables"
+        )
     elif said.sqlstate in ("XX000", "54000") and _TOO_LARGE.search(said.message):
         hint = (
             "a row is too large to be sent as text: set source.binary = on, "
