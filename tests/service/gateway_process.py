@@ -95,7 +95,7 @@ class Topics:
             }
         )
         found: list[tuple[Any, Any]] = []
-        registry = SchemaRegistryClient({"url": self.registry_url})
+        registry = SchemaRegistryClient({"url": self.registry_url, "timeout": 10})
         decode = AvroDeserializer(registry)
         try:
             known = consumer.list_topics(topic, timeout=10).topics[topic]
