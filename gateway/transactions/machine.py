@@ -35,6 +35,8 @@ What couples the states:
 * commit LSNs rise strictly from one committed transaction to the next. If they do not, something is fundamentally wrong
   (another server, a slot that went back) and going on would double rows.
 
+The file is longer than others because every transition is in it, and nothing else.
+
 What is still ugly: a rollback of a prepared transaction that we never saw is legal (it was prepared before the slot
 existed) and ignored, while a *commit* of one is an error; PostgreSQL sends the rows first in that case.
 """
