@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -102,17 +103,11 @@ def _run_spark_job(name: str, arguments: list[str]) -> NoReturn:
     """The reader is a program of its own, so that the gateway never needs Spark. Java and the jars of Delta are the
     local ones unless the environment names others."""
     environment = dict(os.environ)
-    if "WALGATE_SPARK_JARS" not in environment:
-        try:
+    if "JAVA_HOME" not in environment and "WALGATE_SPARK_JARS" not in environment:
+        with suppress(ImportError):  # without the extra `local`, Java and jars are where Spark itself looks for them
             from gateway.local.spark import spark_environment
-        except ImportError as error:
-            _fail(
-                StopForOperator(
-                    f"{name}: {error.name} is not installed",
-                    hint="pip install 'walgate[spark,local]', or set JAVA_HOME and WALGATE_SPARK_JARS (jars of delta-spark)",
-                )
-            )
-        environment |= spark_environment()
+
+            environment |= spark_environment()
     command = [sys.executable, "-m", "spark_consumer", name, *arguments]
     raise SystemExit(subprocess.run(command, check=False, env=environment).returncode)
 

@@ -33,11 +33,12 @@ BIG = "INSERT INTO t SELECT n, 'streamed', 'sad' FROM generate_series({0}, {0} +
 
 
 async def streamed(sql: asyncpg.Connection, watcher: asyncpg.Connection, statement: str) -> None:
-    """Run it, and go on when the server has streamed rows since: an abort that comes earlier leaves nothing to stream."""
-    query = "SELECT stream_bytes FROM pg_stat_replication_slots WHERE slot_name = 'messages'"
-    before = await watcher.fetchval(query)
+    """Run it, and go on when the server has decoded all of it: an abort that comes earlier leaves nothing to stream."""
     await sql.execute(statement)
-    while await watcher.fetchval(query) == before:
+    end_lsn = await sql.fetchval("SELECT pg_current_wal_insert_lsn()::text")
+    query = f"""SELECT sent_lsn >= '{end_lsn}' FROM pg_stat_replication AS r
+        JOIN pg_replication_slots AS s ON s.active_pid = r.pid WHERE s.slot_name = 'messages'"""
+    while not await watcher.fetchval(query):
         await asyncio.sleep(0.05)
 
 
