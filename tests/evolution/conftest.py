@@ -29,10 +29,10 @@ async def played(
             await stage.sql.execute(statement)
         await stage.play(COMPATIBLE)
         found = await stage.end()
-        yield found
-        found.close()
         assert await stage.gateway.stop() == 0, log.read_text()
         assert log.read_text().count("starting_again") <= 1, log.read_text()  # enum_made
+        yield found
+        found.close()
 
 
 @pytest_asyncio.fixture(scope="session")
@@ -46,7 +46,7 @@ async def registered(
         await stage.gateway.start(WALGATE_SCHEMAS__ON_INCOMPATIBLE="register")
         await stage.play(INCOMPATIBLE)
         found = await stage.end()
-        yield found
-        found.close()
         assert await stage.gateway.stop() == 0, log.read_text()
         assert "starting_again" not in log.read_text(), log.read_text()
+        yield found
+        found.close()
