@@ -5,7 +5,7 @@
     other errors   end the gateway: a person must decide
 
 An attempt that ran for a while sets the delay back. SIGTERM and SIGINT drain: what was received and can be committed is
-committed, PostgreSQL is told, then the program ends with 0.
+committed, PostgreSQL is told, then the program ends with 0. SIGUSR1 logs where every task waits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ import asyncio
 import gc
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import structlog
 
@@ -52,6 +56,7 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, _log_tasks)
     _tune_garbage_collection()
     health = Health()
     if settings.http.port is not None:
@@ -88,6 +93,23 @@ async def _until_stopped(attempt: Attempt, stop: asyncio.Event) -> None:
             await running
         return
     await running
+
+
+def _log_tasks() -> None:
+    """Files and lines only: no variable, hence no row value."""
+    for task in asyncio.all_tasks():
+        frames = [f"{Path(f.f_code.co_filename).name}:{f.f_lineno} {f.f_code.co_name}" for f in _awaiting(task)]
+        log.warning("task", name=task.get_name(), at=frames)
+
+
+def _awaiting(task: asyncio.Task[object]) -> Iterator[FrameType]:
+    """From the outermost coroutine of a task to the innermost one that waits; `Task.get_stack` knows the first only."""
+    inner: Any = task.get_coro()
+    while inner is not None:
+        frame = getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None)
+        if frame is not None:
+            yield frame
+        inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
 
 
 def _tune_garbage_collection() -> None:

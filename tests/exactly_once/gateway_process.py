@@ -65,9 +65,15 @@ class GatewayProcess:
         deadline = time.monotonic() + timeout_s
         while (code := self._process.poll()) is None:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the gateway still runs after {timeout_s} s:\n{self.log_tail()}")
+                await self._log_tasks()
+                raise TimeoutError(f"the gateway still runs after {timeout_s} s:\n{self.log_tail(60)}")
             await asyncio.sleep(0.01)
         return code
+
+    async def _log_tasks(self) -> None:
+        """Into the log, for the error message of a test: where every task of the gateway waits."""
+        self.signal(signal.SIGUSR1)
+        await asyncio.sleep(0.5)  # it may not answer at all
 
     async def kill(self) -> None:
         """kill -9; nothing when it has ended."""
@@ -107,6 +113,7 @@ class GatewayProcess:
         deadline = time.monotonic() + timeout_s
         while self.log().count(text) < times:
             if time.monotonic() > deadline:
+                await self._log_tasks()
                 raise TimeoutError(f"{text!r} is not in the log {times} times after {timeout_s} s:\n{self.log_tail()}")
             assert self.is_running, f"ended with {self.exit_code} before {text!r}:\n{self.log_tail()}"
             await asyncio.sleep(0.02)

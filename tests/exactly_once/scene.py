@@ -91,6 +91,14 @@ class Scene:
     async def sql(self, statement: str, *arguments: object) -> Any:
         return await self.connection.fetchval(statement, *arguments)
 
+    async def end_the_walsender(self) -> None:
+        """The one of this scene's slot: the server is shared."""
+        ended = await self.sql(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1",
+            f"slot_{self.prefix}",
+        )
+        assert ended, "no walsender reads the slot"
+
     async def delivered(self, xid: int, *, timeout_s: float = DRAIN_TIMEOUT_S) -> float:
         """Wait until the transaction's last marker is readable with read_committed; seconds that it took."""
         begun = time.monotonic()

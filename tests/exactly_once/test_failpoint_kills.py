@@ -45,7 +45,7 @@ SELDOM = (
 
 async def _end_the_walsender(scene: Scene) -> None:
     await scene.gateway.logged('"streaming"', times=len(scene.gateway.events("streaming")) + 1)
-    await scene.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
+    await scene.end_the_walsender()
 
 
 async def _ask_to_stop(scene: Scene) -> None:

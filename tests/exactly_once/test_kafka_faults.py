@@ -197,7 +197,7 @@ async def test_two_gateways_on_one_slot_never_deliver_both(place: Place, tmp_pat
             await scene.workload.run_transactions(10)
             scene.gateway.signal(signal.SIGSTOP)
             # The slot is freed when the walsender gives the sleeping one up; not before wal_sender_timeout, so by hand.
-            await scene.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
+            await scene.end_the_walsender()
             await second.logged('"streaming"', timeout_s=60)
             scene.gateway.signal(signal.SIGCONT)
             verdict = await scene.finish()

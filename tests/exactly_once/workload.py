@@ -136,25 +136,27 @@ class Workload:
     async def _work(self, number: int) -> None:
         generator = random.Random(f"{self._seed}/{number}")
         connection: asyncpg.Connection | None = None
-        while not self._stopping:
-            try:
-                if connection is None or connection.is_closed():
-                    connection = await asyncpg.connect(self._dsn, timeout=5)
-                session = Session(connection, generator)
-                shape = generator.choices(list(self._weights), list(self._weights.values()))[0]
-                if await SHAPES[shape](session):
-                    self.committed[shape] += 1
-                else:
+        try:
+            while not self._stopping:
+                try:
+                    if connection is None or connection.is_closed():
+                        connection = await asyncpg.connect(self._dsn, timeout=5)
+                    session = Session(connection, generator)
+                    shape = generator.choices(list(self._weights), list(self._weights.values()))[0]
+                    if await SHAPES[shape](session):
+                        self.committed[shape] += 1
+                    else:
+                        self.rolled_back_count += 1
+                except _LOST:
+                    connection = None
+                    await asyncio.sleep(0.1)
+                except _ROLLED_BACK:
                     self.rolled_back_count += 1
-            except _LOST:
-                connection = None
-                await asyncio.sleep(0.1)
-            except _ROLLED_BACK:
-                self.rolled_back_count += 1
-                connection = await _rolled_back(connection)
-            await asyncio.sleep(generator.expovariate(1 / self._pause_s) if self._pause_s else 0)
-        if connection is not None and not connection.is_closed():
-            await connection.close()
+                    connection = await _rolled_back(connection)
+                await asyncio.sleep(generator.expovariate(1 / self._pause_s) if self._pause_s else 0)
+        finally:
+            if connection is not None:
+                connection.terminate()
 
 
 async def _rolled_back(connection: asyncpg.Connection | None) -> asyncpg.Connection | None:
