@@ -33,7 +33,7 @@ from gateway.replication.frames import XLOG_DATA, split
 from gateway.replication.inbox import Inbox
 from gateway.replication.options import pgoutput_options
 from gateway.service.pump import Pump
-from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.machine import ROW_KINDS, TransactionMachine
 from gateway.transactions.transaction import MessageTopic, RelationVersion
 
 CHUNK = 1 << 18
@@ -43,10 +43,22 @@ NO_COMPRESSION, LZ4 = 0, 3
 """Codes of Kafka's record batch."""
 
 COPY_BOTH = b"W\0\0\0\7\0\0\0"
+TABLES = "bench, bench1, bench2, bench3"
 W3COLUMNS = (
     "create table bench (id bigint primary key, a int, b text)",
     "insert into bench select n, n % 1000, 'customer ' || n from generate_series({first}, {last}) n",
 )
+TPC_B = (
+    "create table bench (tid int, bid int, aid int, delta int, mtime timestamp, filler char(22), hid bigint primary key);"
+    + "".join(
+        f"create table bench{n} (id int primary key, bid int, balance int, filler char(84));"
+        f"insert into bench{n} select i, 1, 0 from generate_series(1, 100) i;"
+        for n in (1, 2, 3)
+    ),
+    "".join(f"update bench{n} set balance = balance + {{first}} where id = {{first}} % 100 + 1;" for n in (1, 2, 3))
+    + "insert into bench values (1, 1, {first}, {first}, '2026-01-01', '', {first})",
+)
+"""W2's transaction: a row in each of four tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +76,7 @@ async def capture(
     postgres: Postgres, title: str, tables: str, rows: str, count: int, size: int, *, binary: bool
 ) -> Capture:
     sql = await postgres.connect()
-    await sql.execute(f"drop publication if exists {PUBLICATION}; drop table if exists bench; {tables}")
+    await sql.execute(f"drop publication if exists {PUBLICATION}; drop table if exists {TABLES}; {tables}")
     await sql.execute(f"create publication {PUBLICATION} for all tables")
     slot = "encode"
     await sql.execute("select pg_create_logical_replication_slot($1, 'pgoutput')", slot)
@@ -73,7 +85,10 @@ async def capture(
     version_num = sql.get_server_version().major * 10000
     oids = [
         row[0]
-        for row in await sql.fetch("select distinct atttypid from pg_attribute where attrelid = 'bench'::regclass")
+        for row in await sql.fetch(
+            "select distinct atttypid from pg_attribute join pg_class c on c.oid = attrelid"
+            " where relnamespace = 'public'::regnamespace"
+        )
     ]
     facts = read_types(await sql.fetch(TYPES_QUERY, oids))
     stream = await connect_replication(postgres.dsn)
@@ -86,7 +101,7 @@ async def capture(
     while seen < count:
         piece = await stream.read()
         pieces.append(piece)
-        seen += sum(1 for kind, _, start, _ in split(piece) if kind == XLOG_DATA and piece[start] == ord("I"))
+        seen += sum(1 for kind, _, start, _ in split(piece) if kind == XLOG_DATA and piece[start] in ROW_KINDS)
     await stream.close()
     while await sql.fetchval("select active from pg_replication_slots where slot_name = $1", slot):
         await asyncio.sleep(0.05)
@@ -134,13 +149,13 @@ class _Nowhere:
 class _Announcer:
     """Relation versions from the captured facts; no registry, no topics."""
 
-    def __init__(self, captured: Capture, outlet: Any) -> None:
+    def __init__(self, captured: Capture, outlet: Callable[[str], Any]) -> None:
         self._captured = captured
         self._outlet = outlet
 
     async def announce(self, relation: Relation) -> RelationVersion:
         description = describe(relation, self._captured.facts)
-        return RelationVersion(relation.name, 1, RowEncoder(description, 1, 2), self._outlet)
+        return RelationVersion(relation.name, 1, RowEncoder(description, 1, 2), self._outlet(relation.name))
 
 
 class _Stand:
@@ -153,8 +168,8 @@ class _Stand:
     def receive(self, received_lsn: int) -> None: ...
 
 
-def _pump(captured: Capture, writer: BatchWriter, outlet: Any) -> Pump:
-    messages = MessageTopic(3, lambda *_: b"", outlet)
+def _pump(captured: Capture, writer: BatchWriter, outlet: Callable[[str], Any]) -> Pump:
+    messages = MessageTopic(3, lambda *_: b"", outlet("messages"))
     machine = TransactionMachine(epoch=1, resume_lsn=0, last_commit_lsn=0, prepared=(), messages=messages)
     stand: Any = _Stand()
     announcer: Any = _Announcer(captured, outlet)
@@ -168,7 +183,7 @@ def _builder(compression: int) -> Callable[[], BatchBuilder]:
 
 def encode(captured: Capture) -> None:
     """State machine and row encoder."""
-    pump = _pump(captured, BatchWriter(_builder(NO_COMPRESSION), 1 << 24), _Nowhere())
+    pump = _pump(captured, BatchWriter(_builder(NO_COMPRESSION), 1 << 24), lambda name: _Nowhere())
     for data in receive(captured):
         _run(pump._take(data))
 
@@ -195,7 +210,7 @@ def mark(captured: Capture) -> None:
 
 def _batch(captured: Capture, compression: int, *, send: bool) -> tuple[Pump, list[Batch]]:
     writer = BatchWriter(_builder(compression), 1 << 24)
-    pump = _pump(captured, writer, writer.outlet("bench.public.bench", 3, "bench"))
+    pump = _pump(captured, writer, lambda name: writer.outlet(f"bench.public.{name}", 3, name))
     for data in receive(captured):
         _run(pump._take(data))
     if send:
@@ -240,6 +255,7 @@ async def _captures(rows: int, only: str) -> list[Capture]:
         ("3 columns", *W3COLUMNS, rows, 100),
         ("7 columns", W1.tables, W1_ROWS, rows, 100),
         ("7 columns, 4 rows a transaction", W1.tables, W1_ROWS, rows, 4),
+        ("TPC-B, 4 rows in 4 tables", *TPC_B, rows, 4),
         ("50 columns", W4.tables, W4_ROWS, rows // 5, 100),
     ]
     async with Postgres() as postgres:
