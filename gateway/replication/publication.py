@@ -9,28 +9,58 @@ from typing import Any, Final
 
 import asyncpg
 
-from gateway.operate.errors import Retry
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 
-# attnames and rowfilter came with 15, pubgencols with 18; as JSON a missing column reads as null.
+# Read from the catalog alone: pg_publication_tables and pg_get_expr open each table, and so wait for whoever has locked one.
 PUBLICATION_QUERY: Final = """
 SELECT to_jsonb(p) || jsonb_build_object('oid', p.oid::bigint)
 FROM pg_catalog.pg_publication AS p WHERE p.pubname = ANY ($1::text[]) ORDER BY p.pubname
 """
-RELATION_QUERY: Final = """
+_RELATION_QUERY: Final = """
+WITH RECURSIVE publication AS (
+    SELECT p.oid, p.pubname, p.puballtables, p.pubviaroot, to_jsonb(p) ->> 'pubgencols' = 's' AS sends_stored
+    FROM pg_catalog.pg_publication AS p WHERE p.pubname = ANY ($1::text[])
+), publishable AS ( -- is_publishable_class
+    SELECT c.oid, c.relnamespace, c.relkind, c.relispartition FROM pg_catalog.pg_class AS c
+    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+), part_of (relid, ancestor) AS (
+    SELECT i.inhrelid, i.inhparent
+    FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhparent AND c.relkind = 'p'
+    WHERE NOT i.inhdetachpending
+    UNION
+    SELECT i.inhrelid, part_of.ancestor
+    FROM part_of JOIN pg_catalog.pg_inherits AS i ON i.inhparent = part_of.relid AND NOT i.inhdetachpending
+), named AS (
+    SELECT p.oid AS publication, c.oid AS relid FROM publication AS p JOIN publishable AS c
+    ON p.puballtables AND CASE WHEN p.pubviaroot THEN NOT c.relispartition ELSE c.relkind = 'r' END
+    UNION
+    SELECT p.oid, r.prrelid FROM publication AS p JOIN pg_catalog.pg_publication_rel AS r ON r.prpubid = p.oid
+    {named_by_schema}
+), part AS (
+    SELECT p.oid AS publication, p.pubviaroot, o.relid
+    FROM named AS n JOIN publication AS p ON p.oid = n.publication JOIN part_of AS o ON o.ancestor = n.relid
+), published AS (
+    (SELECT publication, relid FROM named EXCEPT SELECT publication, relid FROM part WHERE pubviaroot)
+    UNION
+    SELECT publication, relid FROM part WHERE NOT pubviaroot
+)
 SELECT jsonb_build_object(
-    'publication', t.pubname, 'relation_oid', c.oid::bigint, 'namespace', t.schemaname, 'name', t.tablename,
-    'attnames', to_jsonb(t) -> 'attnames', 'rowfilter', to_jsonb(t) ->> 'rowfilter',
-    'relreplident', c.relreplident, 'relkind', c.relkind,
+    'publication', p.pubname, 'relation_oid', c.oid::bigint, 'namespace', n.nspname, 'name', c.relname,
+    'row_filter', chosen.row_filter, 'relreplident', c.relreplident, 'relkind', c.relkind,
     'primary_key', keys.primary_key, 'identity', keys.identity, 'columns', columns.columns)
-FROM pg_catalog.pg_publication_tables AS t
-JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
-JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
+FROM published AS t
+JOIN publication AS p ON p.oid = t.publication
+JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND (c.relkind <> 'p' OR p.pubviaroot)
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+{chosen}
 CROSS JOIN LATERAL (
     SELECT jsonb_agg(jsonb_build_array(a.attname, a.atttypid::bigint, a.atttypmod,
-                                       pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated)
+                                       pg_catalog.format_type(a.atttypid, a.atttypmod))
                      ORDER BY a.attnum) AS columns
-    FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns
+    FROM pg_catalog.pg_attribute AS a
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+      AND CASE WHEN chosen.attnums IS NULL THEN a.attgenerated = '' OR a.attgenerated = 's' AND p.sends_stored
+               ELSE a.attnum = ANY (chosen.attnums) END) AS columns
 CROSS JOIN LATERAL (
     SELECT jsonb_agg(a.attname ORDER BY k.place) FILTER (WHERE i.indisprimary) AS primary_key,
            jsonb_agg(a.attname ORDER BY k.place) FILTER (
@@ -40,9 +70,32 @@ CROSS JOIN LATERAL (
     CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k (attnum, place)
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
     WHERE i.indrelid = c.oid AND i.indisvalid AND (i.indisprimary OR i.indisreplident)) AS keys
-WHERE t.pubname = ANY ($1::text[])
-ORDER BY t.pubname, t.schemaname, t.tablename
+ORDER BY p.pubname, n.nspname, c.relname
 """
+# What came with 15: schemas, column lists, row filters. A schema that is published sets the lists and filters of its tables
+# aside. A filter is compared and never shown, so the parsed form is as good; where it stood in its SQL does not matter.
+_NAMED_BY_SCHEMA: Final = """UNION
+    SELECT p.oid, c.oid FROM publication AS p
+    JOIN pg_catalog.pg_publication_namespace AS s ON s.pnpubid = p.oid JOIN publishable AS c ON c.relnamespace = s.pnnspid
+"""
+_CHOSEN: Final = """
+LEFT JOIN LATERAL (
+    SELECT r.prattrs::int2[] AS attnums, regexp_replace(r.prqual::text, ':location -?[0-9]+', '', 'g') AS row_filter
+    FROM pg_catalog.pg_publication_rel AS r
+    WHERE r.prpubid = p.oid AND r.prrelid = c.oid AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_publication_namespace AS s WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)
+) AS chosen ON true
+"""
+_NOTHING_CHOSEN: Final = "CROSS JOIN (SELECT NULL::int2[] AS attnums, NULL::text AS row_filter) AS chosen"
+
+
+def relation_query(major_version: int) -> str:
+    """One row for each table of each publication named in $1."""
+    if major_version < 15:
+        return _RELATION_QUERY.format(named_by_schema="", chosen=_NOTHING_CHOSEN)
+    return _RELATION_QUERY.format(named_by_schema=_NAMED_BY_SCHEMA, chosen=_CHOSEN)
+
+
 _IDENTITIES: Final = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "INDEX"}
 
 
@@ -67,7 +120,7 @@ class PublishedRelation:
     identity_columns: tuple[str, ...]  # of DEFAULT and INDEX; empty when the index that should give them is not there
     primary_key: tuple[str, ...]
     columns: tuple[PublishedColumn, ...]
-    row_filter: str | None
+    row_filter: str | None  # to be compared, not to be read
 
     @property
     def full_name(self) -> str:
@@ -108,13 +161,6 @@ def parse_publications(
 
 
 def _relation(row: dict[str, Any]) -> PublishedRelation:
-    sent: list[str] | None = row["attnames"]
-    columns = tuple(
-        PublishedColumn(name, type_oid, typmod, type_name)
-        for name, type_oid, typmod, type_name, generated in row["columns"] or ()
-        # 14 does not say which columns are sent: all but the generated ones.
-        if (name in sent if sent is not None else not generated)
-    )
     return PublishedRelation(
         relation_oid=row["relation_oid"],
         namespace=row["namespace"],
@@ -122,8 +168,8 @@ def _relation(row: dict[str, Any]) -> PublishedRelation:
         replica_identity=_IDENTITIES[row["relreplident"]],
         identity_columns=tuple(row["identity"] or ()),
         primary_key=tuple(row["primary_key"] or ()),
-        columns=columns,
-        row_filter=row["rowfilter"],
+        columns=tuple(PublishedColumn(*column) for column in row["columns"] or ()),
+        row_filter=row["row_filter"],
     )
 
 
@@ -133,10 +179,7 @@ async def publication_facts(sql: asyncpg.Connection, names: Sequence[str]) -> di
         # One snapshot, so that no table is seen without its publication.
         async with sql.transaction(isolation="repeatable_read", readonly=True):
             publications = await sql.fetch(PUBLICATION_QUERY, list(names))
-            relations = await sql.fetch(RELATION_QUERY, list(names))
-    except (asyncpg.UndefinedTableError, asyncpg.InternalServerError) as error:
-        # pg_publication_tables opens each table, and has no lock on it yet.
-        raise Retry(f"a table went while the publications were read: {error.sqlstate}") from error
+            relations = await sql.fetch(relation_query(sql.get_server_version().major), list(names))
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "facts of the publications") from error
     return parse_publications([json.loads(row[0]) for row in publications], [json.loads(row[0]) for row in relations])

@@ -12,7 +12,7 @@ import structlog
 from gateway.kafka.position import Position
 from gateway.lsn import Lsn
 from gateway.operate import metrics
-from gateway.operate.errors import Retry, WalgateError
+from gateway.operate.errors import Retry
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import SourceSettings
 from gateway.relations.catalog import TYPES_QUERY, read_types, unknown_type
@@ -28,9 +28,6 @@ from gateway.values.codec import has_binary_decoder
 from schemas.description import TypeFacts
 
 log = structlog.get_logger()
-
-LOCK_TIMEOUT_MS = 2_000
-"""pg_publication_tables opens each table. A change of one table that takes hours must not end the stream of all others."""
 
 
 class Checks:
@@ -110,17 +107,10 @@ class Checks:
     async def watch(self, stream: ReplicationStream, feedback: StandbyStatus) -> None:
         """The periodic check, until cancelled. Raises what it finds."""
         before = self._facts
-        await self._sql.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
         while True:
             await asyncio.sleep(self._source.check_interval_s)
             failpoint("before_periodic_check")
-            try:
-                now = await load_facts(self._sql, self._source.slot, self._source.publications)
-            except WalgateError as error:
-                if not isinstance(error.__cause__, asyncpg.LockNotAvailableError):
-                    raise
-                log.info("check_postponed", note="a published table is locked, by ALTER TABLE or VACUUM FULL perhaps")
-                continue
+            now = await load_facts(self._sql, self._source.slot, self._source.publications)
             expected = replace(self._expected, resume_lsn=feedback.flush_lsn, backend_pid=stream.backend_pid)
             self._raise(check_running(before, now, expected))
             failpoint("after_periodic_check")
