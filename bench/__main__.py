@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from bench import floor, large, latency, report, walgate
+from bench import debezium, floor, large, latency, report, walgate
+from bench.large import Large
+from bench.latency import Latency
 from bench.scene import Scene
 from bench.workloads import BACKLOGS, LARGE_ROWS
+from gateway.local.artifacts import fetched
 
-CONTESTANTS = ("floor", "walgate", "walgate_compiled", "floor_text", "walgate_text")
+CONTESTANTS = ("floor", "walgate", "walgate_compiled", "floor_text", "walgate_text", "debezium")
 WORKLOADS = (*sorted([*BACKLOGS, "W3"]), "L")
 LATENCY_RATES = (500, 2000)
 LATENCY_S = 30.0
@@ -30,6 +34,8 @@ async def _drain(scene: Scene, name: str, arguments: argparse.Namespace, console
                 binary = not contestant.endswith("_text")
                 if contestant.startswith("floor"):
                     run = await floor.drain(backlogged, binary=binary)
+                elif contestant == "debezium":
+                    run = await debezium.drain(backlogged)
                 else:
                     compiled = arguments.compiled if contestant == "walgate_compiled" else None
                     run = await walgate.drain(backlogged, binary=binary, compiled=compiled)
@@ -39,29 +45,30 @@ async def _drain(scene: Scene, name: str, arguments: argparse.Namespace, console
     return drained
 
 
-async def _large(scene: Scene, arguments: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    objects = []
+async def _large(scene: Scene, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    live = report.Live[Large]()
+    rows = round(LARGE_ROWS * arguments.scale)
     for _ in range(arguments.repeat):
         for name, compiled in _builds(arguments):
-            figures = await large.measure(scene, round(LARGE_ROWS * arguments.scale), compiled=compiled)
-            report.print_large(console, name, figures)
-            objects.append(report.large_json(name, figures))
-    return objects
+            live.add(name, await large.measure(scene, rows, compiled=compiled))
+        if "debezium" in arguments.contestants:
+            live.add("debezium", await large.measure_debezium(scene, rows))
+    report.print_large(console, live)
+    return report.large_json(live)
 
 
-async def _latency(scene: Scene, arguments: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    objects = []
+async def _latency(scene: Scene, rate: int, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    live = report.Live[Latency]()
     for _ in range(arguments.repeat):
-        found = {}
-        for delivery in ("exactly_once", "at_least_once"):
-            for rate in LATENCY_RATES:
-                for name, compiled in _builds(arguments):
-                    more = {"WALGATE_KAFKA__DELIVERY": delivery}
-                    label = f"{name} {delivery} {rate}/s"
-                    found[label] = await latency.measure(scene, rate, arguments.seconds, compiled=compiled, more=more)
-                    objects.append(report.latency_json(f"{name} {delivery}", found[label]))
-        report.print_latencies(console, found)
-    return objects
+        for name, compiled in _builds(arguments):
+            for delivery in ("exactly_once", "at_least_once"):
+                more = {"WALGATE_KAFKA__DELIVERY": delivery}
+                run = await latency.measure(scene, rate, arguments.seconds, compiled=compiled, more=more)
+                live.add(f"{name} {delivery}", run)
+        if "debezium" in arguments.contestants:
+            live.add("debezium", await latency.measure_debezium(scene, rate, arguments.seconds))
+    report.print_latency(console, rate, live)
+    return report.latency_json(rate, live)
 
 
 def _builds(arguments: argparse.Namespace) -> list[tuple[str, Path | None]]:
@@ -70,15 +77,17 @@ def _builds(arguments: argparse.Namespace) -> list[tuple[str, Path | None]]:
 
 
 async def _measure(arguments: argparse.Namespace) -> None:
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=120)
     objects: list[dict[str, Any]] = []
     drained: list[report.Drained] = []
+    if "debezium" in arguments.contestants:
+        await fetched(debezium.ARTIFACTS)
     async with Scene() as scene:
         for name in arguments.only:
             if name == "W3":
-                objects += await _large(scene, arguments, console)
+                objects.append(await _large(scene, arguments, console))
             elif name == "L":
-                objects += await _latency(scene, arguments, console)
+                objects += [await _latency(scene, rate, arguments, console) for rate in LATENCY_RATES]
             else:
                 drained.append(await _drain(scene, name, arguments, console))
                 objects.append(drained[-1].as_json())

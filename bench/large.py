@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import asyncpg
 from confluent_kafka import Consumer, TopicPartition
 
-from bench import walgate
+from bench import debezium, walgate
 from bench.cost import cpu_s, peak_rss_mb
 from bench.scene import Scene, drop_slot
 from bench.workloads import W1, W1_ROWS
@@ -27,10 +30,10 @@ class Large:
     insert_s: float
     first_readable_s: float
     last_readable_s: float
-    gateway_cpu_us_per_row: float
+    cpu_us_per_row: float
     peak_rss_mb: float
-    spill_bytes: int
-    stream_bytes: int
+    spill_bytes: int = 0
+    stream_bytes: int = 0
 
     @property
     def rows_per_s(self) -> float:
@@ -92,30 +95,64 @@ async def measure(
     scene: Scene, rows: int, *, compiled: Path | None = None, more: Mapping[str, str] | None = None
 ) -> Large:
     parts = scene.parts
+    servers = parts.kafka.bootstrap_servers
+    settings = {"WALGATE_SOURCE__ADOPT_SLOT": "false", "WALGATE_SOURCE__BINARY": "on", **(more or {})}
+    async with _database(scene) as (database, sql):
+        dsn = parts.postgres.database_dsn(database)
+        async with walgate.running(parts, dsn, _SLOT, compiled=compiled, more=settings) as gateway:
+            first = asyncio.to_thread(_first_readable, servers, f"{gateway.prefix}.public.bench")
+            last = asyncio.to_thread(_end_readable, servers, f"{gateway.prefix}.transaction")
+            live = await _live(sql, rows, gateway.process.pid, first, last)
+        return await _with_slot_figures(sql, live)
+
+
+async def measure_debezium(scene: Scene, rows: int) -> Large:
+    parts = scene.parts
+    servers = parts.kafka.bootstrap_servers
+    async with _database(scene) as (_, sql):
+        await sql.execute("select pg_create_logical_replication_slot($1, 'pgoutput')", _SLOT)
+        async with debezium.running(parts, sql, _SLOT) as server:
+            with debezium.RecordCount(servers, server.topics) as count:
+                first = asyncio.to_thread(_first_readable, servers, f"{server.prefix}.public.bench")
+                live = await _live(sql, rows, server.pid, first, count.reaches(rows, server, 0.02))
+        return await _with_slot_figures(sql, live)
+
+
+_SLOT = "bench_large"
+
+
+@asynccontextmanager
+async def _database(scene: Scene) -> AsyncIterator[tuple[str, asyncpg.Connection]]:
     async with scene.database(W1.tables) as database:
-        sql = await parts.postgres.connect(database)
-        slot = "bench_large"
-        settings = {"WALGATE_SOURCE__ADOPT_SLOT": "false", "WALGATE_SOURCE__BINARY": "on", **(more or {})}
+        sql = await scene.parts.postgres.connect(database)
         try:
-            dsn = parts.postgres.database_dsn(database)
-            async with walgate.running(parts, dsn, slot, compiled=compiled, more=settings) as gateway:
-                servers, pid = parts.kafka.bootstrap_servers, gateway.process.pid
-                first = asyncio.create_task(
-                    asyncio.to_thread(_first_readable, servers, f"{gateway.prefix}.public.bench")
-                )
-                end = asyncio.create_task(asyncio.to_thread(_end_readable, servers, f"{gateway.prefix}.transaction"))
-                used_s, begun = cpu_s(pid), time.time()
-                async with sql.transaction():
-                    await sql.execute(W1_ROWS.format(first=1, last=rows))
-                    insert_s = time.time() - begun
-                committed = time.time()
-                last_s = await end - committed
-                used_s, rss_mb = cpu_s(pid) - used_s, peak_rss_mb(pid)
-                first_s = await first - committed
-            spill_bytes, stream_bytes = await sql.fetchrow(
-                "select spill_bytes, stream_bytes from pg_stat_replication_slots where slot_name = $1", slot
-            )
+            yield database, sql
         finally:
-            await drop_slot(sql, slot)
+            await drop_slot(sql, _SLOT)
             await sql.close()
-    return Large(rows, insert_s, first_s, last_s, used_s / rows * 1e6, rss_mb, spill_bytes, stream_bytes)
+
+
+async def _live(
+    sql: asyncpg.Connection,
+    rows: int,
+    pid: int,
+    first_readable: Coroutine[Any, Any, float],
+    last_readable: Coroutine[Any, Any, float],
+) -> Large:
+    """The transaction, with what waits for its records beside it; both give Unix times."""
+    first, last = asyncio.create_task(first_readable), asyncio.create_task(last_readable)
+    used_s, begun = cpu_s(pid), time.time()
+    async with sql.transaction():
+        await sql.execute(W1_ROWS.format(first=1, last=rows))
+        insert_s = time.time() - begun
+    committed = time.time()
+    last_s = await last - committed
+    used_s, rss_mb = cpu_s(pid) - used_s, peak_rss_mb(pid)
+    return Large(rows, insert_s, await first - committed, last_s, used_s / rows * 1e6, rss_mb)
+
+
+async def _with_slot_figures(sql: asyncpg.Connection, live: Large) -> Large:
+    """The walsender reports them by the time when it has ended."""
+    query = "select spill_bytes, stream_bytes from pg_stat_replication_slots where slot_name = $1"
+    spill_bytes, stream_bytes = await sql.fetchrow(query, _SLOT)
+    return replace(live, spill_bytes=spill_bytes, stream_bytes=stream_bytes)

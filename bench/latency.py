@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import asyncpg
 from confluent_kafka import Consumer, TopicPartition
 
-from bench import walgate
+from bench import debezium, walgate
 from bench.cost import cpu_s, peak_rss_mb
 from bench.scene import Scene, drop_slot, run_program
 
@@ -32,15 +34,16 @@ CommitTime = Callable[[bytes], float]
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Milliseconds; `count` records after the warm-up."""
+    """Milliseconds; `count` records after the warm-up, of `rate` transactions a second asked for."""
 
     rate: int
     count: int
     p50_ms: float
     p95_ms: float
     p99_ms: float
-    gateway_cpu_us: float
+    cpu_us: float
     peak_rss_mb: float
+    rows_per_s: float
 
 
 @dataclass
@@ -111,26 +114,49 @@ async def measure(
 ) -> Latency:
     """The gateway at `rate` transactions a second for `seconds` after the warm-up."""
     parts = scene.parts
-    async with scene.database(TABLE) as database:
-        sql = await parts.postgres.connect(database)
-        slot = "bench_latency"
+    settings = {"WALGATE_SOURCE__ADOPT_SLOT": "false", **(more or {})}
+    async with _database(scene) as (database, _):
         dsn = parts.postgres.database_dsn(database)
-        settings = {"WALGATE_SOURCE__ADOPT_SLOT": "false", **(more or {})}
+        async with walgate.running(parts, dsn, _SLOT, compiled=compiled, more=settings) as gateway:
+            listener = Listener(parts.kafka.bootstrap_servers, f"{gateway.prefix}.public.bench", walgate_commit_time)
+            return await _live(scene, database, rate, seconds, gateway.process.pid, listener)
+
+
+async def measure_debezium(scene: Scene, rate: int, seconds: float) -> Latency:
+    parts = scene.parts
+    async with _database(scene) as (database, sql):
+        await sql.execute("select pg_create_logical_replication_slot($1, 'pgoutput')", _SLOT)
+        async with debezium.running(parts, sql, _SLOT) as server:
+            listener = Listener(
+                parts.kafka.bootstrap_servers,
+                f"{server.prefix}.public.bench",
+                debezium.CommitTimes(parts.registry.url),
+            )
+            return await _live(scene, database, rate, seconds, server.pid, listener)
+
+
+_SLOT = "bench_latency"
+
+
+@asynccontextmanager
+async def _database(scene: Scene) -> AsyncIterator[tuple[str, asyncpg.Connection]]:
+    async with scene.database(TABLE) as database:
+        sql = await scene.parts.postgres.connect(database)
         try:
-            async with walgate.running(parts, dsn, slot, compiled=compiled, more=settings) as gateway:
-                topic = f"{gateway.prefix}.public.bench"
-                listener = Listener(parts.kafka.bootstrap_servers, topic, walgate_commit_time)
-                listening = asyncio.create_task(asyncio.to_thread(listener.listen))
-                pid = gateway.process.pid
-                began_cpu_s = cpu_s(pid)
-                await _write(scene, database, rate, seconds + WARM_UP_S)
-                await asyncio.sleep(1.0)
-                used_s, rss_mb = cpu_s(pid) - began_cpu_s, peak_rss_mb(pid)
-                listener.stop()
-                await listening
+            yield database, sql
         finally:
-            await drop_slot(sql, slot)
+            await drop_slot(sql, _SLOT)
             await sql.close()
+
+
+async def _live(scene: Scene, database: str, rate: int, seconds: float, pid: int, listener: Listener) -> Latency:
+    listening = asyncio.create_task(asyncio.to_thread(listener.listen))
+    began_cpu_s = cpu_s(pid)
+    await _write(scene, database, rate, seconds + WARM_UP_S)
+    await asyncio.sleep(1.0)
+    used_s, rss_mb = cpu_s(pid) - began_cpu_s, peak_rss_mb(pid)
+    listener.stop()
+    await listening
     return summary(rate, listener.seen, seconds, used_s, rss_mb)
 
 
@@ -142,7 +168,14 @@ def summary(rate: int, seen: list[tuple[float, float]], seconds: float, used_s: 
         return late[min(len(late) - 1, int(len(late) * share))] * 1000
 
     return Latency(
-        rate, len(late), percentile(0.50), percentile(0.95), percentile(0.99), used_s / len(seen) * 1e6, rss_mb
+        rate=rate,
+        count=len(late),
+        p50_ms=percentile(0.50),
+        p95_ms=percentile(0.95),
+        p99_ms=percentile(0.99),
+        cpu_us=used_s / len(seen) * 1e6,
+        peak_rss_mb=rss_mb,
+        rows_per_s=len(late) / seconds,
     )
 
 

@@ -7,10 +7,11 @@ computer did beside them weighs the same on both sides of a ratio, more or less.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +19,8 @@ from rich.table import Table
 from bench.large import Large
 from bench.latency import Latency
 from bench.run import Run
+
+T = TypeVar("T")
 
 FLOORS = {"walgate": "floor", "walgate_text": "floor_text", "walgate_compiled": "floor"}
 """Which floor a contestant is held against."""
@@ -53,6 +56,7 @@ class Drained:
 
     def as_json(self) -> dict[str, Any]:
         ours = [name for name in self.runs if name in FLOORS]
+        readers = [name for name in self.runs if not name.startswith("floor")]
         return {
             "workload": self.workload,
             "title": self.title,
@@ -61,10 +65,10 @@ class Drained:
             "rows_per_s": {name: round(self.rate(name)) for name in self.runs},
             "ratio_to_floor": {name: _rounded(self.ratio(name, FLOORS[name])) for name in ours},
             "ratio_to_debezium": {name: _rounded(self.ratio(name, "debezium")) for name in ours},
-            "gateway_cpu_us_per_row": {name: round(self.cpu_us(name, "gateway"), 2) for name in ours},
+            "gateway_cpu_us_per_row": {name: round(self.cpu_us(name, "gateway"), 2) for name in readers},
             "walsender_cpu_us_per_row": {name: round(self.cpu_us(name, "walsender"), 2) for name in self.runs},
-            "broker_cpu_us_per_row": {name: round(self.cpu_us(name, "broker"), 2) for name in ours},
-            "peak_rss_mb": {name: round(self.peak_rss_mb(name)) for name in self.runs if not name.startswith("floor")},
+            "broker_cpu_us_per_row": {name: round(self.cpu_us(name, "broker"), 2) for name in readers},
+            "peak_rss_mb": {name: round(self.peak_rss_mb(name)) for name in readers},
             "other_cpu_s": {name: round(median(r.other_cpu_s for r in runs), 1) for name, runs in self.runs.items()},
         }
 
@@ -94,59 +98,111 @@ class Drained:
         console.print(table)
 
 
-def print_large(console: Console, name: str, large: Large) -> None:
-    table = Table("", "", title=f"W3: one transaction of {large.rows:,} rows, live ({name})")
-    table.add_row("INSERT took", f"{large.insert_s:.1f} s")
-    table.add_row("first row readable, from COMMIT", f"{large.first_readable_s:+.1f} s")
-    table.add_row("last row readable, from COMMIT", f"{large.last_readable_s:+.1f} s")
-    table.add_row("gateway CPU a row", f"{large.gateway_cpu_us_per_row:.2f} us")
-    table.add_row("peak memory", f"{large.peak_rss_mb:.0f} MB")
-    table.add_row("spilled / streamed by PostgreSQL", f"{large.spill_bytes:,} / {large.stream_bytes:,} bytes")
+class Live(Generic[T]):
+    """All runs of one live workload: contestant -> one run a repetition."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, list[T]] = {}
+
+    def add(self, contestant: str, run: T) -> None:
+        self.runs.setdefault(contestant, []).append(run)
+
+    def each(self, figure: Callable[[T], float], digits: int = 0) -> dict[str, float]:
+        """The median of one figure for each contestant."""
+        return {name: round(median(map(figure, runs)), digits) for name, runs in self.runs.items()}
+
+    def most(self, figure: Callable[[T], float]) -> dict[str, float]:
+        return {name: round(max(map(figure, runs))) for name, runs in self.runs.items()}
+
+    def ratios_to_debezium(self, figure: Callable[[T], float]) -> dict[str, float | None]:
+        """Medians of the repetitions' ratios; null without Debezium."""
+        theirs = self.runs.get("debezium")
+        return {
+            name: None
+            if theirs is None
+            else round(median(figure(one) / figure(two) for one, two in zip(runs, theirs, strict=False)), 3)
+            for name, runs in self.runs.items()
+            if name != "debezium"
+        }
+
+    def head(self, rows_per_s: Callable[[T], float], cpu_us: Callable[[T], float]) -> dict[str, Any]:
+        """What every object has."""
+        return {
+            "repeat": max(map(len, self.runs.values())),
+            "rows_per_s": self.each(rows_per_s),
+            "ratio_to_floor": dict.fromkeys(name for name in self.runs if name != "debezium"),
+            "ratio_to_debezium": self.ratios_to_debezium(rows_per_s),
+            "gateway_cpu_us_per_row": self.each(cpu_us, 2),
+        }
+
+
+def print_large(console: Console, live: Live[Large]) -> None:
+    rows = next(iter(live.runs.values()))[0].rows
+    table = Table("", *live.runs, title=f"W3: one transaction of {rows:,} rows, live")
+
+    def line(label: str, figure: Callable[[Large], float], form: str) -> None:
+        table.add_row(label, *(form.format(value) for value in live.each(figure, 3).values()))
+
+    line("INSERT took", lambda run: run.insert_s, "{:.1f} s")
+    line("first row readable, from COMMIT", lambda run: run.first_readable_s, "{:+.1f} s")
+    line("last row readable, from COMMIT", lambda run: run.last_readable_s, "{:+.1f} s")
+    line("CPU a row", lambda run: run.cpu_us_per_row, "{:.2f} us")
+    line("peak memory", lambda run: run.peak_rss_mb, "{:.0f} MB")
+    line("spilled by PostgreSQL", lambda run: run.spill_bytes, "{:,.0f} bytes")
+    line("streamed by PostgreSQL", lambda run: run.stream_bytes, "{:,.0f} bytes")
     console.print(table)
 
 
-def large_json(name: str, large: Large) -> dict[str, Any]:
+def large_json(live: Live[Large]) -> dict[str, Any]:
     return {
         "workload": "W3",
-        "contestant": name,
-        "rows": large.rows,
-        "rows_per_s": {name: round(large.rows_per_s)},
-        "insert_s": round(large.insert_s, 2),
-        "first_readable_after_commit_s": round(large.first_readable_s, 2),
-        "last_readable_after_commit_s": round(large.last_readable_s, 2),
-        "gateway_cpu_us_per_row": {name: round(large.gateway_cpu_us_per_row, 2)},
-        "peak_rss_mb": {name: round(large.peak_rss_mb)},
-        "spill_bytes": large.spill_bytes,
-        "stream_bytes": large.stream_bytes,
+        "title": "one transaction, live",
+        "rows": next(iter(live.runs.values()))[0].rows,
+        **live.head(lambda run: run.rows_per_s, lambda run: run.cpu_us_per_row),
+        "peak_rss_mb": live.most(lambda run: run.peak_rss_mb),
+        "insert_s": live.each(lambda run: run.insert_s, 2),
+        "first_readable_after_commit_s": live.each(lambda run: run.first_readable_s, 2),
+        "last_readable_after_commit_s": live.each(lambda run: run.last_readable_s, 2),
+        "last_readable_ratio_to_debezium": live.ratios_to_debezium(lambda run: run.last_readable_s),
+        "spill_bytes": live.each(lambda run: run.spill_bytes),
+        "stream_bytes": live.each(lambda run: run.stream_bytes),
     }
 
 
-def print_latencies(console: Console, latencies: dict[str, Latency]) -> None:
-    table = Table(
-        "", "tx/s", "p50 ms", "p95 ms", "p99 ms", "gateway us/tx", "peak MB", title="L: commit to a consumer's poll"
+def print_latency(console: Console, rate: int, live: Live[Latency]) -> None:
+    title = f"L: commit to a consumer's poll at {rate:,} transactions/s"
+    table = Table("", "p50 ms", "p95 ms", "p99 ms", "CPU us/tx", "peak MB", title=title)
+    columns = (
+        live.each(lambda run: run.p50_ms, 1),
+        live.each(lambda run: run.p95_ms, 1),
+        live.each(lambda run: run.p99_ms, 1),
+        live.each(lambda run: run.cpu_us),
+        live.most(lambda run: run.peak_rss_mb),
     )
-    for name, one in latencies.items():
-        figures = (one.p50_ms, one.p95_ms, one.p99_ms)
-        table.add_row(
-            name, str(one.rate), *(f"{ms:.1f}" for ms in figures), f"{one.gateway_cpu_us:.0f}", f"{one.peak_rss_mb:.0f}"
-        )
+    for name in live.runs:
+        table.add_row(name, *(f"{column[name]:,}" for column in columns))
     console.print(table)
 
 
-def latency_json(name: str, latency: Latency) -> dict[str, Any]:
+def latency_json(rate: int, live: Live[Latency]) -> dict[str, Any]:
+    p50, p95, p99 = (live.each(figure, 1) for figure in _PERCENTILES)
     return {
         "workload": "L",
-        "contestant": name,
-        "transactions_per_s": latency.rate,
-        "rows": latency.count,
-        "latency_ms": {
-            "p50": round(latency.p50_ms, 1),
-            "p95": round(latency.p95_ms, 1),
-            "p99": round(latency.p99_ms, 1),
-        },
-        "gateway_cpu_us_per_row": {name: round(latency.gateway_cpu_us, 1)},
-        "peak_rss_mb": {name: round(latency.peak_rss_mb)},
+        "title": "commit to a consumer's poll",
+        "transactions_per_s": rate,
+        "rows": min(run.count for runs in live.runs.values() for run in runs),
+        **live.head(lambda run: run.rows_per_s, lambda run: run.cpu_us),
+        "peak_rss_mb": live.most(lambda run: run.peak_rss_mb),
+        "latency_ms": {name: {"p50": p50[name], "p95": p95[name], "p99": p99[name]} for name in live.runs},
+        "p50_ratio_to_debezium": live.ratios_to_debezium(lambda run: run.p50_ms),
     }
+
+
+_PERCENTILES: tuple[Callable[[Latency], float], ...] = (
+    lambda run: run.p50_ms,
+    lambda run: run.p95_ms,
+    lambda run: run.p99_ms,
+)
 
 
 def write_plot(path: Path, drained: list[Drained]) -> None:

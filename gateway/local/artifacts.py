@@ -1,7 +1,7 @@
 """The Java artifacts that the local parts are made of: what they are, and where they lie once they are here.
 
 `artifacts.lock` names each file by Maven coordinates with its size and SHA-256, in sets: `kafka`, `registry`, `delta`,
-`postgres-14`, `postgres-15`, `postgres-16`. Files go to `$WALGATE_CACHE`, else `$XDG_CACHE_HOME/walgate`, else
+`debezium`, `postgres-14`, `postgres-15`, `postgres-16`. Files go to `$WALGATE_CACHE`, else `$XDG_CACHE_HOME/walgate`, else
 `~/.cache/walgate`. The repository's address is jgo's: it is written nowhere here.
 """
 

@@ -37,6 +37,8 @@ ROOTS = {
     "registry": Root(alone=("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",)),
     # Spark's own class path brings the rest. Delta's kernel and Unity Catalog jars are for catalogs that nothing here has.
     "delta": Root(alone=("io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0")),
+    # For bench/ alone. It brings Confluent's Avro converter, which no Maven repository of its own has, within a connector.
+    "debezium": Root(alone=("io.debezium:debezium-server-dist:3.6.3.Final:tar.gz",)),
     "postgres-14": Root(alone=(f"{POSTGRES_BINARIES}:14.24.0",)),
     "postgres-15": Root(alone=(f"{POSTGRES_BINARIES}:15.19.0",)),
     "postgres-16": Root(alone=(f"{POSTGRES_BINARIES}:16.15.0",)),
