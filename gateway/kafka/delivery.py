@@ -13,6 +13,7 @@ Any failed or unknown result raises; the caller abandons the producer and starts
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,8 +23,14 @@ from gateway.events.marker import Marker, encode_marker
 from gateway.kafka.outlet import Batch, BatchWriter
 from gateway.kafka.position import Position, encode_position
 from gateway.kafka.producer import Producer
+from gateway.operate.errors import Retry
 from gateway.operate.failpoints import failpoint
 from schemas.names import POSITION_TOPIC
+
+
+class TransactionTimedOut(Retry):
+    """A Kafka transaction failed that was written to for half of kafka.transaction_timeout_s at least: it is too large for
+    that time, whereas one that was interrupted has little written to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,7 @@ class Delivery:
         self._done = asyncio.Event()
         self._delivering = False
         self._busy = False
+        self._acked_at = 0.0
         self.under_way_bytes = 0
 
     @property
@@ -146,7 +154,13 @@ class Delivery:
     async def _deliver(self, cycle: Cycle) -> Position:
         await self._producer.begin(self._always)
         failpoint("transaction_begun")
-        position = await self._send_rows(cycle)
+        begun = self._acked_at = time.monotonic()
+        try:
+            position = await self._send_rows(cycle)
+        except Retry as error:
+            if self._acked_at - begun >= self._producer.transaction_timeout_s / 2:
+                raise TransactionTimedOut(error.message, hint=error.hint) from error
+            raise
         failpoint("all_acked")
         self._own.tick()
         for marker in cycle.markers:
@@ -182,6 +196,7 @@ class Delivery:
     def _note_delivered(self, batch: Batch, base_offset: int) -> None:
         for manifest, first, count in batch.pieces:
             manifest.add(batch.topic, batch.partition, base_offset + first, count)
+        self._acked_at = time.monotonic()
         self.under_way_bytes -= batch.memory_bytes
         if self.under_way_bytes <= self._memory_bytes:
             self._has_room.set()

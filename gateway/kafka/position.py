@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from gateway.events.manifest import Manifest, Range
+from gateway.kafka.goodbye import say_goodbye
 from gateway.kafka.producer import STOP_TIMEOUT_S, classify
 from gateway.lsn import Lsn
 from gateway.operate.errors import Retry, StopForOperator
@@ -97,7 +97,9 @@ async def read_positions(
             await consumer.seek_to_beginning(place)
             while await consumer.position(place) < ends[place]:
                 for record in (await consumer.getmany(place, timeout_ms=200)).get(place, []):
-                    if record.key is not None and record.value is not None:
+                    if record.value is None:
+                        newest.pop(record.key, None)
+                    elif record.key is not None:
                         newest[record.key] = record.value
     except TimeoutError as error:
         raise Retry(
@@ -107,7 +109,7 @@ async def read_positions(
     except (KafkaError, OSError) as error:
         raise classify(error, f"reading {POSITION_TOPIC}") from error
     finally:
-        await _stop(consumer)
+        await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
     return {key: decode_position(value) for key, value in newest.items()}, ends[markers]
 
 
@@ -119,7 +121,7 @@ async def _true_ends(settings: KafkaSettings, places: tuple[TopicPartition, ...]
         ends: dict[TopicPartition, int] = await consumer.end_offsets(list(places))
         return ends
     finally:
-        await _stop(consumer)
+        await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
 
 
 def _consumer(settings: KafkaSettings, isolation_level: str) -> AIOKafkaConsumer:
@@ -129,12 +131,6 @@ def _consumer(settings: KafkaSettings, isolation_level: str) -> AIOKafkaConsumer
         enable_auto_commit=False,
         auto_offset_reset="none",
     )
-
-
-async def _stop(consumer: AIOKafkaConsumer) -> None:
-    with suppress(TimeoutError, KafkaError):
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await consumer.stop()
 
 
 def advance(position: Position, resume_lsn: int, last_commit_lsn: int, prepared: tuple[Prepared, ...]) -> Position:

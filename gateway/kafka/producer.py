@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable
-from contextlib import suppress
+from math import inf
 from typing import Any, TypeVar
 
 import aiokafka.codec
@@ -40,6 +40,7 @@ from aiokafka.errors import (
 from aiokafka.producer.sender import EndTxnHandler
 from aiokafka.structs import TopicPartition
 
+from gateway.kafka.goodbye import say_goodbye
 from gateway.kafka.outlet import Batch
 from gateway.operate.errors import Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.operate.settings import KafkaSettings
@@ -101,6 +102,7 @@ class Producer:
         self._settings = settings
         self._transactional = settings.delivery == "exactly_once"
         self._timeout_s = settings.delivery_timeout_s
+        self.transaction_timeout_s = settings.transaction_timeout_s if self._transactional else inf
         self._records: Counter[tuple[str, int]] = Counter()
         identity: dict[str, Any] = (
             {"transactional_id": transactional_id, "transaction_timeout_ms": settings.transaction_timeout_s * 1000}
@@ -167,9 +169,12 @@ class Producer:
         if sender is not None and not sender.done():
             sender.cancel()
         self._producer._closed = True
-        with suppress(TimeoutError, KafkaError, asyncio.CancelledError, OSError):
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await self._producer.client.close()
+        client = self._producer.client
+        await say_goodbye(client.close(), STOP_TIMEOUT_S)
+        # Its requests in flight wait for metadata, which a closed client never gets: task and batches would stay for ever.
+        waiting = client._md_update_fut
+        if waiting is not None and not waiting.done():
+            waiting.set_result(False)
 
     async def _limited(self, awaitable: Awaitable[T], doing: str) -> T:
         try:

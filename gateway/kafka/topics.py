@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
@@ -28,6 +30,14 @@ _COMPACTED = {
 _TOPIC_EXISTS = TopicAlreadyExistsError.errno
 
 
+def deleted_topics(topics: Iterable[str]) -> DataGap:
+    return DataGap(
+        f"topic {', '.join(topics)} was deleted: what it held is lost to its readers, also where it is made anew",
+        hint="if that was meant, make the topic yourself and start again: the gateway goes on with it. Else start anew with "
+        "another slot and another kafka.prefix, and load the tables anew",
+    )
+
+
 class Topics:
     """Makes sure of topics; knows the partition count of each one that it saw.
 
@@ -44,10 +54,16 @@ class Topics:
         self._partition_counts: dict[str, int] = {}
 
     async def start(self) -> None:
-        try:
+        async with self._asking("connecting to Kafka"):
             await self._admin.start()
+
+    @asynccontextmanager
+    async def _asking(self, doing: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._settings.delivery_timeout_s):
+                yield
         except (KafkaError, OSError, TimeoutError) as error:
-            raise classify(error, "connecting to Kafka") from error
+            raise classify(error, doing) from error
 
     async def close(self) -> None:
         await self._admin.close()
@@ -56,24 +72,29 @@ class Topics:
         """Make those that are missing; return the partition count of each. Raises StopForOperator, Retry."""
         wanted = list(dict.fromkeys(topics))
         if any(topic not in self._partition_counts for topic in wanted):
-            try:
+            async with self._asking("making topics"):
                 await self._make_missing(wanted)
-            except (KafkaError, OSError, TimeoutError) as error:
-                raise classify(error, "making topics") from error
         return {topic: self._partition_counts[topic] for topic in wanted}
 
+    async def missing(self, topics: Iterable[str]) -> list[str]:
+        """Those that do not exist."""
+        unknown = [topic for topic in dict.fromkeys(topics) if topic not in self._partition_counts]
+        if unknown:
+            async with self._asking("listing topics"):
+                existing = await self._existing()
+            unknown = [topic for topic in unknown if topic not in existing]
+        return unknown
+
+    async def _existing(self) -> dict[str, int]:
+        """Partition counts."""
+        return {d["topic"]: len(d["partitions"]) for d in await self._admin.describe_topics() if not d["error_code"]}
+
     async def _make_missing(self, wanted: list[str]) -> None:
-        existing = {
-            d["topic"]: len(d["partitions"]) for d in await self._admin.describe_topics() if not d["error_code"]
-        }
+        existing = await self._existing()
         missing = [topic for topic in wanted if topic not in existing]
         deleted = [topic for topic in missing if topic in self._seen]
         if deleted:
-            raise DataGap(
-                f"topic {', '.join(deleted)} was deleted while the gateway used it: what it held is lost to its readers",
-                hint="if that was meant, start the gateway again: it makes the topic anew and goes on. Else start anew with "
-                "another slot and another kafka.prefix, and load the tables anew",
-            )
+            raise deleted_topics(deleted)
         if missing:
             failpoint("before_topic_creation")
             factor = await self._replication_factor()
@@ -131,10 +152,8 @@ class Topics:
 
     async def check_position_topic(self) -> None:
         """A position that retention may delete is no durable position."""
-        try:
+        async with self._asking(f"reading the configuration of {POSITION_TOPIC}"):
             policy = (await self._describe(ConfigResourceType.TOPIC, POSITION_TOPIC)).get("cleanup.policy", "")
-        except (KafkaError, OSError, TimeoutError) as error:
-            raise classify(error, f"reading the configuration of {POSITION_TOPIC}") from error
         if policy != "compact":
             raise StopForOperator(
                 f"topic {POSITION_TOPIC} has cleanup.policy={policy}: retention would delete positions",

@@ -95,6 +95,10 @@ class StandbyStatus:
             self._advanced_at = self._clock()
             self._tell()
 
+    def tell_now(self) -> None:
+        """The last word before we leave."""
+        self._send(self._clock(), ask=False)
+
     def reply_soon(self) -> None:
         """The server asks for a reply. It gets one at once, also before `run` has begun, unless the last one is too new."""
         now = self._clock()

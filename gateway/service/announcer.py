@@ -13,7 +13,7 @@ import structlog
 
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.outlet import BatchWriter
-from gateway.kafka.topics import Topics
+from gateway.kafka.topics import Topics, deleted_topics
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
@@ -36,20 +36,38 @@ class Announcer:
     """Raises WalgateError: PostgreSQL, registry or Kafka not there, or a schema that is not compatible."""
 
     def __init__(
-        self, sql: asyncpg.Connection, registry: RegistryClient, topics: Topics, writer: BatchWriter, settings: Settings
+        self,
+        sql: asyncpg.Connection,
+        registry: RegistryClient,
+        topics: Topics,
+        writer: BatchWriter,
+        settings: Settings,
+        *,
+        is_first_epoch: bool,
     ) -> None:
         self._sql = sql
         self._registry = registry
         self._topics = topics
         self._writer = writer
         self._prefix = settings.kafka.prefix
+        self._is_first_epoch = is_first_epoch
         self._announced_types: dict[int, tuple[str, str]] = {}
 
     async def prepare(self, relations: Iterable[tuple[str, str]]) -> None:
         """Make the topics of (schema, table) in one call, before their first row: a thousand one by one take long."""
         with classified_schema_errors():
             topics = [topic_name(self._prefix, namespace, name) for namespace, name in relations]
-        await self._topics.ensure(topics)
+        await self._ensure(topics)
+
+    async def _ensure(self, topics: list[str]) -> dict[str, int]:
+        """A topic is made before its first schema is registered: one that is missing although it has a schema was deleted."""
+        if not self._is_first_epoch:
+            with classified_schema_errors():
+                missing = await self._topics.missing(topics)
+                deleted = [topic for topic in missing if await self._registry.latest(value_subject(topic)) is not None]
+            if deleted:
+                raise deleted_topics(deleted)
+        return await self._topics.ensure(topics)
 
     def note_type(self, message: Type) -> None:
         """The name of a type, for when the catalog has forgotten it."""
@@ -58,6 +76,7 @@ class Announcer:
     async def announce(self, relation: Relation) -> RelationVersion:
         with classified_schema_errors():
             topic = topic_name(self._prefix, relation.namespace, relation.name)
+            partition_count = (await self._ensure([topic]))[topic]
             description = await self._describe(relation, topic)
             failpoint("before_registry_call")
             try:
@@ -69,7 +88,6 @@ class Announcer:
                 description = earlier
                 value_schema_id, key_schema_id = await self._register(topic, description)
             failpoint("after_registry_call")
-        partition_count = (await self._topics.ensure([topic]))[topic]
         keys = ", ".join(column.name for column in description.identity_columns) or "none"
         outlet = self._writer.outlet(topic, partition_count, f"{description.qualified_name} (key: {keys})")
         encoder = RowEncoder(description, value_schema_id, key_schema_id)

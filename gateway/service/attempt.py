@@ -8,10 +8,11 @@ The producer is started only when nobody else reads the slot: a second gateway w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version as package_version
+from typing import Any
 
 import asyncpg
 import structlog
@@ -19,13 +20,15 @@ import structlog
 from gateway.events.errors import UnknownBinary
 from gateway.events.logical_message import LogicalMessageEncoder
 from gateway.events.marker import Marker
-from gateway.kafka.delivery import Delivery, Frames
+from gateway.kafka.delivery import Delivery, Frames, TransactionTimedOut
+from gateway.kafka.goodbye import say_goodbye
 from gateway.kafka.outlet import RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.position import Position, read_positions
 from gateway.kafka.producer import Producer
-from gateway.kafka.topics import Topics
+from gateway.kafka.topics import Topics, deleted_topics
+from gateway.lsn import Lsn
 from gateway.operate import metrics
-from gateway.operate.errors import Retry
+from gateway.operate.errors import Retry, StopForOperator
 from gateway.operate.failpoints import failpoint
 from gateway.operate.http import Health
 from gateway.operate.settings import Settings
@@ -36,7 +39,7 @@ from gateway.replication.slot import create_slot
 from gateway.replication.stream import ReplicationStream
 from gateway.service.announcer import Announcer
 from gateway.service.checks import Checks
-from gateway.service.pump import Pump
+from gateway.service.pump import Pump, WholeFirst
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.service.start import decide_start
 from gateway.service.tasks import run_together
@@ -51,18 +54,30 @@ log = structlog.get_logger()
 
 DRAIN_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
+_START = Lsn(0)
+
+
+@dataclass(slots=True)
+class Learned:
+    """What the attempts of one process tell later ones."""
+
+    seen_topics: set[str] = field(default_factory=set)
+    text_only: bool = False
+    """A binary value came that has no decoder."""
+    careful_until: Lsn = _START
+    """Up to there transactions are delivered one by one: behind it something needs a person."""
+    timed_out_behind: Lsn | None = None
+    """The transaction that begins there outlived its Kafka transaction."""
 
 
 class Attempt:
-    """`wants_text` is set when a binary value came that has no decoder: the next attempt asks for text."""
+    """Reads and writes `learned`."""
 
-    def __init__(self, settings: Settings, health: Health, seen_topics: set[str], *, text_only: bool) -> None:
-        self.wants_text = False
+    def __init__(self, settings: Settings, health: Health, learned: Learned) -> None:
         self.is_streaming = False
         self._settings = settings
         self._health = health
-        self._seen_topics = seen_topics
-        self._text_only = text_only
+        self._learned = learned
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set and everything received is durable; raises WalgateError."""
@@ -71,7 +86,10 @@ class Attempt:
             try:
                 await self._run(stack, stop)
             except UnknownBinary:
-                self.wants_text = True
+                self._learned.text_only = True
+                raise
+            except WholeFirst as error:
+                self._learned.careful_until = error.whole_until
                 raise
 
     def _wait_for(self, what: str) -> None:
@@ -101,6 +119,7 @@ class Attempt:
             producer, writer, frames, transaction_topic(settings.kafka.prefix), settings.kafka.memory_bytes
         )
         position = await self._position(sql, checks, delivery)
+        messages = await self._message_topic(topics, writer, messages_id, is_new=position.epoch == 0)
         await checks.before_stream(position)
         self._wait_for("the replication stream")
         stream = await connect_replication(dsn)
@@ -109,30 +128,49 @@ class Attempt:
         position = await self._begin_epoch(position, delivery, checks.server.timeline)
 
         # A connection beside the periodic check's: asyncpg runs one query at a time.
-        announcer = Announcer(await self._connect_sql(stack, dsn), registry, topics, writer, settings)
+        announcer = Announcer(
+            await self._connect_sql(stack, dsn), registry, topics, writer, settings, is_first_epoch=position.epoch == 1
+        )
         await announcer.prepare(checks.relations)
         machine = TransactionMachine(
             epoch=position.epoch,
             resume_lsn=position.resume_lsn,
             last_commit_lsn=position.last_commit_lsn,
             prepared=position.prepared,
-            messages=await self._message_topic(topics, writer, messages_id),
+            messages=messages,
         )
         feedback = await self._start_stream(stream, checks, position)
         leave_with(sql, stream)
         protocol = protocol_version(checks.server.version_num)
-        pump = Pump(stream, feedback, machine, writer, announcer, delivery, position, protocol)
+        pump = Pump(
+            stream, feedback, machine, writer, announcer, delivery, position, protocol, self._learned.careful_until
+        )
         self._wait_for("")
         self.is_streaming = True
         log.info("streaming", slot=position.slot, epoch=position.epoch, resume_lsn=str(position.resume_lsn))
-        await run_together(
-            pump.run(),
-            delivery.run(),
-            feedback.run(),
-            checks.watch(stream, feedback),
-            self._rest(producer),
-            until=self._drain(stop, pump),
-        )
+        try:
+            await run_together(
+                pump.run(),
+                delivery.run(),
+                feedback.run(),
+                checks.watch(stream, feedback),
+                self._rest(producer),
+                until=self._drain(stop, pump),
+            )
+        except TransactionTimedOut as error:
+            self._stop_if_again(pump.sealed_lsn, error)
+            raise
+
+    def _stop_if_again(self, behind: Lsn, error: TransactionTimedOut) -> None:
+        """Once may be chance; the same transaction a second time will not fit a third time either."""
+        if self._learned.timed_out_behind == behind:
+            raise StopForOperator(
+                f"the transaction behind {behind} took longer than kafka.transaction_timeout_s = "
+                f"{self._settings.kafka.transaction_timeout_s} to be received and delivered, twice",
+                hint="set source.large_transactions = stream, so that it need not fit into one Kafka transaction; or raise "
+                "kafka.transaction_timeout_s (with the broker's transaction.max.timeout.ms)",
+            ) from error
+        self._learned.timed_out_behind = behind
 
     async def _connect_sql(self, stack: AsyncExitStack, dsn: str) -> asyncpg.Connection:
         sql = await connect_sql(dsn)
@@ -141,10 +179,10 @@ class Attempt:
 
     async def _topics(self, stack: AsyncExitStack) -> Topics:
         prefix = self._settings.kafka.prefix
-        topics = Topics(self._settings.kafka, transaction_topic(prefix), self._seen_topics)
+        topics = Topics(self._settings.kafka, transaction_topic(prefix), self._learned.seen_topics)
         await topics.start()
         stack.push_async_callback(_close, topics.close)
-        await topics.ensure([POSITION_TOPIC, transaction_topic(prefix), message_topic(prefix)])
+        await topics.ensure([POSITION_TOPIC, transaction_topic(prefix)])
         await topics.check_position_topic()
         return topics
 
@@ -175,8 +213,12 @@ class Attempt:
             messages_id = await registry.register(value_subject(message_topic(prefix)), LOGICAL_MESSAGE)
         return Frames(frame(marker_id), frame(position_id)), messages_id
 
-    async def _message_topic(self, topics: Topics, writer: BatchWriter, schema_id: int) -> MessageTopic:
+    async def _message_topic(
+        self, topics: Topics, writer: BatchWriter, schema_id: int, *, is_new: bool
+    ) -> MessageTopic:
         topic = message_topic(self._settings.kafka.prefix)
+        if not is_new and await topics.missing([topic]):
+            raise deleted_topics([topic])
         partition_count = (await topics.ensure([topic]))[topic]
         encoder = LogicalMessageEncoder(frame(schema_id))
         return MessageTopic(schema_id, encoder.encode, writer.outlet(topic, partition_count, "logical messages"))
@@ -231,7 +273,7 @@ class Attempt:
         options = pgoutput_options(
             checks.server.version_num,
             source.publications,
-            binary=await checks.use_binary(text_only=self._text_only),
+            binary=await checks.use_binary(text_only=self._learned.text_only),
             streaming=source.large_transactions == "stream",
             two_phase=source.two_phase,
             messages=source.messages,
@@ -261,11 +303,8 @@ class Attempt:
             log.warning("stopped_with_work_under_way", note="it will be sent again")
 
 
-async def _close(close: Callable[[], Awaitable[None]]) -> None:
-    """An attempt that failed has no time for goodbyes: what can not be closed is left to the process."""
-    with suppress(TimeoutError, OSError):
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await close()
+async def _close(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    await say_goodbye(close(), CLOSE_TIMEOUT_S)
 
 
 async def _abandon(producer: Producer) -> None:

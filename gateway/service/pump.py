@@ -15,6 +15,7 @@ from gateway.kafka.outlet import BatchWriter
 from gateway.kafka.position import Position, advance
 from gateway.lsn import Lsn
 from gateway.operate import metrics
+from gateway.operate.errors import DataGap, Retry, StopForOperator
 from gateway.operate.failpoints import failpoint
 from gateway.pgoutput import (
     Begin,
@@ -52,6 +53,7 @@ IDLE_INTERVAL_S = 10.0
 IDLE_BYTES = 16 << 20
 """An idle slot's position is made durable this often, or after so much WAL of others."""
 
+_NOWHERE = Lsn(0)
 _RELATION = ord("R")
 _FAILPOINTS: dict[type, str] = {
     Begin: "begin_received",
@@ -69,8 +71,17 @@ _FAILPOINTS: dict[type, str] = {
 }
 
 
+class WholeFirst(Retry):
+    """Begin again, and deliver each transaction up to `whole_until` before the next one is read."""
+
+    def __init__(self, error: StopForOperator, whole_until: Lsn) -> None:
+        super().__init__(f"{error.message}; what was committed before is delivered first", hint=error.hint)
+        self.whole_until = whole_until
+
+
 class Pump:
-    """Reads one replication stream until it ends; raises WalgateError."""
+    """Reads one replication stream until it ends; raises WalgateError. Up to `careful_until` each transaction is delivered
+    before the next one."""
 
     def __init__(
         self,
@@ -82,6 +93,7 @@ class Pump:
         delivery: Delivery,
         position: Position,
         protocol_version: int,
+        careful_until: Lsn = _NOWHERE,
     ) -> None:
         self._stream = stream
         self._feedback = feedback
@@ -90,6 +102,7 @@ class Pump:
         self._announcer = announcer
         self._position = position
         self._protocol_version = protocol_version
+        self._careful_until = careful_until
         self._unsealed_bytes = 0
         self._open_bytes = 0
         self._idle_since = time.monotonic()
@@ -106,7 +119,11 @@ class Pump:
             data = await self._stream.read()
             failpoint("socket_read")
             self._writer.tick()
-            await self._take(data)
+            try:
+                await self._take(data)
+            except StopForOperator as error:
+                await self._deliver_first(error)
+                raise
             self._open_bytes += len(data)
             if self._open_bytes >= OPEN_BYTES:
                 self._writer.close_all()
@@ -118,13 +135,37 @@ class Pump:
                 await self._delivery.cycle_done()
         await asyncio.Event().wait()  # the end is drain's to say
 
+    @property
+    def sealed_lsn(self) -> Lsn:
+        """Behind it lies what is not on its way into a committed Kafka transaction."""
+        return self._position.resume_lsn
+
     async def drain(self) -> None:
         """Read no more; return when what was read is durable and PostgreSQL has been told."""
         self._stopping = True
         while not (self.is_settled or (self._delivery.may_seal and not self._machine.at_boundary)):
             self._settled.clear()
             await self._settled.wait()
-        self._feedback.step()
+        self._feedback.tell_now()
+
+    async def _deliver_first(self, error: StopForOperator) -> None:
+        """The stream can not go on here, but what was committed before it shall not wait for that person. Where it shares a
+        cycle with the transaction that is in the way, the next attempt parts them: WholeFirst."""
+        if isinstance(error, DataGap):
+            return
+        whole_until = Lsn(self._machine.resume_lsn)
+        if whole_until > max(self._position.resume_lsn, self._careful_until):
+            raise WholeFirst(error, whole_until) from error
+        while not self._delivery.may_seal:
+            await self._delivery.cycle_done()
+        self._feedback.tell_now()
+
+    async def _seal_whole(self) -> None:
+        """A cycle for each transaction: wait for the one before it."""
+        while self._has_whole and not self._delivery.may_seal:
+            await self._delivery.cycle_done()
+        if self._may_seal():
+            self._seal()
 
     def _durable(self, position: Position) -> None:
         if position is self._idle_position:
@@ -166,6 +207,8 @@ class Pump:
                     await self._relation(data[start:end], lsn)
                 else:
                     self._control(data[start:end], lsn)
+                    if self._machine.resume_lsn <= self._careful_until:
+                        await self._seal_whole()
                     if self._unsealed_bytes + end - sealed_at >= SEAL_BYTES and self._may_seal():
                         self._seal()
                         sealed_at = end
@@ -195,13 +238,13 @@ class Pump:
 
     # -- where a cycle ends ---------------------------------------------------------------------------------------------
 
-    def _may_seal(self) -> bool:
+    @property
+    def _has_whole(self) -> bool:
         machine = self._machine
-        return (
-            machine.at_boundary
-            and self._delivery.may_seal
-            and (machine.owed_marker_count > 0 or self._writer.has_records)
-        )
+        return machine.at_boundary and (machine.owed_marker_count > 0 or self._writer.has_records)
+
+    def _may_seal(self) -> bool:
+        return self._has_whole and self._delivery.may_seal
 
     def _seal(self) -> None:
         machine = self._machine

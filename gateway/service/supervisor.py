@@ -1,6 +1,6 @@
 """Begin again: every failure has one way back - a new producer, the position, the stream from there.
 
-    Retry          at once, then 0.2 s doubling up to 5 s
+    Retry          at once, then 0.2 s doubling up to 2 s
     RetrySlowly    2 s doubling up to 60 s
     other errors   end the gateway: a person must decide
 
@@ -27,12 +27,13 @@ from gateway.operate.errors import Retry, RetrySlowly, WalgateError
 from gateway.operate.failpoints import failpoint
 from gateway.operate.http import Health, start_http
 from gateway.operate.settings import Settings
-from gateway.service.attempt import Attempt
+from gateway.service.attempt import Attempt, Learned
+from gateway.service.tasks import cancel
 
 log = structlog.get_logger()
 
 HEALTHY_S = 30.0
-_DELAYS_S: dict[type[WalgateError], tuple[float, float]] = {Retry: (0.2, 5.0), RetrySlowly: (2.0, 60.0)}
+_DELAYS_S: dict[type[WalgateError], tuple[float, float]] = {Retry: (0.2, 2.0), RetrySlowly: (2.0, 60.0)}
 
 
 class Backoff:
@@ -63,17 +64,15 @@ async def serve(settings: Settings) -> None:
         port = start_http(settings.http.host, settings.http.port, health)
         log.info("http", url=f"http://{settings.http.host}:{port}/readyz")
     backoff = Backoff()
-    text_only = False
-    seen_topics: set[str] = set()
+    learned = Learned()
     while not stop.is_set():
         begun = time.monotonic()
-        attempt = Attempt(settings, health, seen_topics, text_only=text_only)
+        attempt = Attempt(settings, health, learned)
         try:
             await _until_stopped(attempt, stop)
             return
         except (Retry, RetrySlowly) as error:
             metrics.ATTEMPTS.labels(type(error).__name__).inc()
-            text_only = text_only or attempt.wants_text
             delay = backoff.delay_s(error, time.monotonic() - begun)
             log.warning("starting_again", reason=error.message, hint=error.hint, delay_s=round(delay, 1))
             with suppress(TimeoutError):
@@ -88,7 +87,7 @@ async def _until_stopped(attempt: Attempt, stop: asyncio.Event) -> None:
     await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if not running.done() and not attempt.is_streaming:
-        running.cancel()
+        await cancel([running])
         with suppress(asyncio.CancelledError):
             await running
         return
@@ -97,9 +96,11 @@ async def _until_stopped(attempt: Attempt, stop: asyncio.Event) -> None:
 
 def _log_tasks() -> None:
     """Files and lines only: no variable, hence no row value."""
-    for task in asyncio.all_tasks():
+    tasks = asyncio.all_tasks()
+    for task in tasks:
         frames = [f"{Path(f.f_code.co_filename).name}:{f.f_lineno} {f.f_code.co_name}" for f in _awaiting(task)]
         log.warning("task", name=task.get_name(), at=frames)
+    log.warning("tasks", count=len(tasks))
 
 
 def _awaiting(task: asyncio.Task[object]) -> Iterator[FrameType]:

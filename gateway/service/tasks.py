@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from gateway.operate.errors import StopForOperator, WalgateError
+
+CANCEL_AGAIN_S = 1.0
 
 
 async def run_together(*endless: Coroutine[Any, Any, None], until: Coroutine[Any, Any, None]) -> None:
@@ -19,14 +21,22 @@ async def run_together(*endless: Coroutine[Any, Any, None], until: Coroutine[Any
                 [task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED
             )
     finally:
-        for task in tasks:
-            task.cancel()
+        await cancel(tasks)
         results = await asyncio.gather(*tasks, return_exceptions=True)
     errors = [
         error for error in results if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError)
     ]
     if errors:
         raise worst(errors)
+
+
+async def cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Until each has ended: a driver may take the cancellation of its caller for that of a task of its own."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
 
 
 def worst(errors: list[BaseException]) -> BaseException:

@@ -15,14 +15,23 @@ WAL_SENDER_TIMEOUT_S = 4
 _EXPIRY_CHECK = "transaction.abort.timed.out.transaction.cleanup.interval.ms"
 
 
-@pytest_asyncio.fixture(scope="module")
-async def proxied_kafka() -> AsyncIterator[ProxiedKafka]:
+@pytest_asyncio.fixture(scope="session")
+async def _proxied_kafka() -> AsyncIterator[ProxiedKafka]:
     """Looks for expired transactions twice a second; Kafka's default is ten seconds."""
     async with ProxiedKafka(settings={_EXPIRY_CHECK: 500}) as broker:
         yield broker
 
 
-@pytest_asyncio.fixture(scope="module")
+@pytest_asyncio.fixture
+async def proxied_kafka(_proxied_kafka: ProxiedKafka) -> AsyncIterator[ProxiedKafka]:
+    """Whole again after each test."""
+    yield _proxied_kafka
+    _proxied_kafka.proxy.heal()
+    await _proxied_kafka.proxy.accept()
+    await _proxied_kafka.start()
+
+
+@pytest_asyncio.fixture(scope="session")
 async def own_postgres() -> AsyncIterator[Postgres]:
     settings = {**TEST_SETTINGS, "wal_sender_timeout": f"{WAL_SENDER_TIMEOUT_S}s"}
     async with Postgres(settings=settings) as server:

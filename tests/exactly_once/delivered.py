@@ -19,7 +19,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 POSITION_TOPIC = "walgate.position"
-READ_TIMEOUT_S = 120.0
+READ_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def read_delivered(
 def read_raw(
     bootstrap_servers: str, topics: Iterable[tuple[str, int]], isolation: Isolation
 ) -> Iterable[tuple[str, int, int, bytes | None, bytes]]:
-    """(topic, partition, offset, key, value) until the end of each partition. Raises TimeoutError."""
+    """(topic, partition, offset, key, value) until the end of each partition. Raises TimeoutError when nothing comes."""
     consumer = _consumer(bootstrap_servers, isolation)
     open_partitions = {(topic, partition) for topic, count in topics for partition in range(count)}
     deadline = time.monotonic() + READ_TIMEOUT_S
@@ -127,7 +127,10 @@ def read_raw(
         while open_partitions:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no end of {sorted(open_partitions)[:5]}")
-            for message in consumer.consume(10_000, timeout=0.2):
+            messages = consumer.consume(10_000, timeout=0.2)
+            if messages:
+                deadline = time.monotonic() + READ_TIMEOUT_S
+            for message in messages:
                 topic, partition, offset = message.topic(), message.partition(), message.offset()
                 assert topic is not None and partition is not None
                 place = (topic, partition)

@@ -75,6 +75,13 @@ class GatewayProcess:
         self.signal(signal.SIGUSR1)
         await asyncio.sleep(0.5)  # it may not answer at all
 
+    async def tasks(self) -> list[dict[str, Any]]:
+        """Where every task of the gateway waits now."""
+        before, times = len(self.events("task")), len(self.events("tasks"))
+        self.signal(signal.SIGUSR1)
+        await self.logged('"event": "tasks"', times=times + 1)
+        return self.events("task")[before:]
+
     async def kill(self) -> None:
         """kill -9; nothing when it has ended."""
         if self.is_running:

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
+from confluent_kafka.admin import AdminClient
+
 from gateway.local import Kafka
 from gateway.local.ports import HOST, free_port
 
@@ -235,6 +237,11 @@ class ProxiedKafka(Kafka):
             "listener.security.protocol.map": ",PROXIED:PLAINTEXT",
         }
         path.write_text("\n".join(line + extra.get(line.partition("=")[0], "") for line in lines) + "\n")
+
+    def delete_topic(self, topic: str) -> None:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+        for future in admin.delete_topics([topic]).values():
+            future.result(30)
 
     async def start(self) -> None:
         await super().start()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from confluent_kafka import KafkaException
@@ -17,14 +18,17 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewPartitions,
     NewTopic,
     ResourceType,
 )
 
 from gateway.local import Registry
 from tests.conftest import Database
+from tests.exactly_once.memory import RESIDENT_LIMIT_BYTES, Memory
 from tests.exactly_once.proxy import ProxiedKafka
 from tests.exactly_once.scene import Scene, open_scene
+from tests.exactly_once.workload import PUBLICATION
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -56,8 +60,12 @@ class Place:
         for future in self.admin.incremental_alter_configs([resource]).values():
             future.result(30)
 
-    def delete_topic(self, topic: str) -> None:
-        for future in self.admin.delete_topics([topic]).values():
+    def create_topic(self, topic: str) -> None:
+        for future in self.admin.create_topics([NewTopic(topic, 1, 1)]).values():
+            future.result(30)
+
+    def add_partitions(self, topic: str, count: int) -> None:
+        for future in self.admin.create_partitions([NewPartitions(topic, count)]).values():
             future.result(30)
 
 
@@ -65,7 +73,6 @@ class Place:
 def place(
     database: Database, proxied_kafka: ProxiedKafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> Place:
-    proxied_kafka.proxy.heal()
     return Place(database, proxied_kafka, registry, topic_prefix, tmp_path)
 
 
@@ -82,7 +89,7 @@ async def test_a_broker_that_is_away_under_load_costs_only_time(place: Place, aw
         before = await scene.sql(flush, f"slot_{place.prefix}")
         await asyncio.sleep(away_s)
         assert scene.gateway.is_running
-        assert scene.gateway.resident_bytes < 300 << 20
+        assert scene.gateway.resident_bytes < RESIDENT_LIMIT_BYTES
         assert await scene.sql(flush, f"slot_{place.prefix}") == before
         await place.broker.proxy.accept()
         last_xid = await scene.workload.finish()
@@ -153,6 +160,8 @@ async def test_answers_of_the_broker_that_are_lost_do_not_double_anything(place:
             place.broker.proxy.heal()
             place.broker.proxy.cut()
         print(await scene.finish())
+        senders = [task for task in await scene.gateway.tasks() if "_sender_routine" in str(task)]
+        assert len(senders) == 1, "producers that were given up are still there"
 
 
 async def test_requests_that_arrive_late_do_not_end_a_later_transaction(place: Place) -> None:
@@ -230,9 +239,83 @@ async def test_a_topic_that_is_deleted_in_flight_is_not_made_anew_silently(place
     async with place.scene(kafka__delivery_timeout_s=3, kafka__request_timeout_s=2) as scene:
         await scene.streaming()
         await scene.commits()
-        place.delete_topic(f"{place.prefix}.work.plain")
+        place.broker.delete_topic(f"{place.prefix}.work.plain")
         await scene.workload.one_transaction("plain", 10)
         await scene.ends(f"{place.prefix}.work.plain")
+
+
+async def test_a_topic_that_is_deleted_while_nobody_looks_is_not_made_anew_silently(place: Place) -> None:
+    """K12: the next start stops as well, until somebody has made the topic."""
+    async with place.scene() as scene:
+        await scene.streaming()
+        await scene.commits()
+        await scene.gateway.stop()
+        relation_topic, message_topic = f"{place.prefix}.work.plain", f"{place.prefix}.message"
+        for topic in (relation_topic, message_topic):
+            place.broker.delete_topic(topic)
+        for _ in range(2):
+            scene.gateway.start()
+            await scene.ends(message_topic, "was deleted")
+        place.create_topic(message_topic)
+        scene.gateway.start()
+        await scene.ends(relation_topic, "was deleted")
+        place.create_topic(relation_topic)
+        await scene.connection.execute("CREATE TABLE work.new (LIKE work.plain INCLUDING ALL)")
+        await scene.connection.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE work.new")
+        await scene.streaming()
+        await scene.commits()
+        await scene.commits("new")
+        await scene.gateway.stop()
+        place.broker.delete_topic(f"{place.prefix}.transaction")
+        scene.gateway.start()
+        await scene.ends("marker topic", "deleted")
+
+
+async def test_a_transaction_that_outlives_its_kafka_transaction_stops_with_the_way_out(place: Place) -> None:
+    """K4 with large_transactions = whole: it would begin again for ever."""
+    async with place.scene(
+        source__large_transactions="whole",
+        kafka__transaction_timeout_s=2,
+        kafka__compression="none",
+        kafka__batch_bytes=50_000,
+        kafka__memory_bytes=1 << 20,
+    ) as scene:
+        await scene.streaming()
+        await scene.commits()
+        place.broker.proxy.throttle(200_000, "to_server")
+        xid = await scene.workload.one_transaction("plain", 12_000)
+        await scene.ends("kafka.transaction_timeout_s = 2", "source.large_transactions = stream")
+        place.broker.proxy.heal()
+        await scene.streaming(source__large_transactions="stream")
+        await scene.delivered(xid)
+        await scene.finish()
+
+
+async def test_more_partitions_move_keys_and_lose_nothing(place: Place) -> None:
+    """K11: a running gateway keeps to the partitions that it knows, the next one uses all. The rows of a key are then in two
+    partitions, in the order of (commit_lsn, ordinal)."""
+    async with place.scene() as scene:
+        await scene.streaming()
+        await scene.commits(row_count=100)
+        place.add_partitions(f"{place.prefix}.work.plain", 7)
+        await scene.commits(row_count=100)
+        before = await scene.read()
+        await scene.gateway.stop()
+        await scene.streaming()
+        await scene.connection.execute("UPDATE work.plain SET number = number")
+        await scene.commits(row_count=100)
+        await scene.gateway.stop()
+        delivered = await scene.read()
+        assert delivered.partition_counts[f"{place.prefix}.work.plain"] == 7
+        old = {(record.partition, record.offset) for record in before.events}
+        new = [record for record in delivered.events if (record.partition, record.offset) not in old]
+        assert {record.partition for record in before.events} == {0, 1, 2}
+        assert {record.partition for record in new} == set(range(7))
+        assert all(record.key and crc32(record.key) % 7 == record.partition for record in new)
+        in_order = sorted(delivered.events, key=lambda record: (record.value["commit_lsn"], record.value["ordinal"]))
+        states = {record.value["after"]["id"]: record.value["after"] for record in in_order}
+        rows = await scene.connection.fetch("SELECT id, number, payload FROM work.plain")
+        assert [dict(row) for row in rows] == [states[row["id"]] for row in rows]
 
 
 async def test_a_lost_position_topic_stops_the_start(place: Place) -> None:
@@ -241,7 +324,7 @@ async def test_a_lost_position_topic_stops_the_start(place: Place) -> None:
         await scene.streaming()
         await scene.commits()
         await scene.gateway.stop()
-        place.delete_topic("walgate.position")
+        place.broker.delete_topic("walgate.position")
         scene.gateway.start()
         await scene.ends("no position is known", "adopt_slot")
 
@@ -268,15 +351,23 @@ async def test_a_prefix_that_belongs_to_another_slot_is_refused(place: Place) ->
         await scene.ends("belongs to slot")
 
 
-@pytest.mark.parametrize("share", ["to_server", pytest.param("to_client", marks=pytest.mark.long)])
-async def test_a_slow_broker_slows_the_reading_and_not_the_slot(place: Place, share: str) -> None:
-    """P19: back-pressure all the way, memory bounded, keepalives answered."""
+@pytest.mark.parametrize(
+    ("share", "row_count"),
+    [
+        ("to_server", 20_000),
+        pytest.param("to_client", 20_000, marks=pytest.mark.long),
+        pytest.param("to_server", 300_000, marks=pytest.mark.long),
+    ],
+)
+async def test_a_slow_broker_slows_the_reading_and_not_the_slot(place: Place, share: str, row_count: int) -> None:
+    """P19: back-pressure all the way, memory flat, keepalives answered."""
     async with place.scene(kafka__memory_bytes=1 << 20, kafka__compression="none") as scene:
         await scene.streaming()
         place.broker.proxy.throttle(500_000, share)  # type: ignore[arg-type]
-        xid = await scene.workload.one_transaction("plain", 20_000)
-        await scene.delivered(xid)
-        assert scene.gateway.resident_bytes < 300 << 20
+        memory = Memory(scene)
+        xid = await scene.workload.one_transaction("plain", row_count)
+        seconds = await scene.delivered(xid, timeout_s=380)
+        print(f"{row_count} rows at 500 kB/s {share}: {seconds:.0f} s, {memory.end()}")
         place.broker.proxy.heal()
         verdict = await scene.finish()
         assert verdict.epoch_count == 1

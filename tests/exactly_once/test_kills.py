@@ -15,6 +15,7 @@ from tests.conftest import Database
 from tests.exactly_once.conftest import WAL_SENDER_TIMEOUT_S
 from tests.exactly_once.proxy import ProxiedKafka
 from tests.exactly_once.scene import Scene, open_scene
+from tests.exactly_once.workload import Workload
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -53,6 +54,8 @@ async def test_kills_at_random_lose_double_and_invent_nothing(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, kills: int
 ) -> None:
     async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path, seed=kills) as scene:
+        if kills > 100:
+            scene.workload = Workload(database.dsn, seed=kills, pause_s=1.0)
         await scene.streaming()
         scene.workload.start()
         await scene.gateway.kill()
@@ -104,6 +107,7 @@ async def test_a_position_that_is_none_stops_the_start(
         assert producer.flush(30) == 0
         scene.gateway.start()
         await scene.ends("walgate.position is not a position")
+        await asyncio.to_thread(proxied_kafka.delete_topic, "walgate.position")
 
 
 async def test_a_gateway_that_is_killed_delivers_again_within_seconds(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 
@@ -10,40 +9,12 @@ import pytest
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.exactly_once.scene import Scene, open_scene
+from tests.exactly_once.memory import Memory
+from tests.exactly_once.scene import open_scene
 from tests.exactly_once.shapes import Session
 from tests.exactly_once.workload import PUBLICATION
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
-
-RESIDENT_LIMIT_BYTES = 200 << 20
-SLOPE_LIMIT_BYTES_PER_MINUTE = 1 << 20
-
-
-class Memory:
-    """Resident set of the gateway, sampled until `end`."""
-
-    def __init__(self, scene: Scene, interval_s: float = 0.2) -> None:
-        self._scene = scene
-        self._interval_s = interval_s
-        self.samples: list[tuple[float, int]] = []
-        self._task = asyncio.create_task(self._sample())
-
-    async def _sample(self) -> None:
-        while True:
-            self.samples.append((time.monotonic(), self._scene.gateway.resident_bytes))
-            await asyncio.sleep(self._interval_s)
-
-    def end(self) -> tuple[int, float]:
-        """(highest bytes, slope in bytes a minute over the second half)"""
-        self._task.cancel()
-        half = self.samples[len(self.samples) // 2 :]
-        times = [when - half[0][0] for when, _ in half]
-        sizes = [size for _, size in half]
-        mean_time, mean_size = sum(times) / len(times), sum(sizes) / len(sizes)
-        spread = sum((when - mean_time) ** 2 for when in times) or 1.0
-        slope = sum((when - mean_time) * (size - mean_size) for when, size in zip(times, sizes, strict=True)) / spread
-        return max(size for _, size in self.samples), slope * 60
 
 
 @pytest.mark.parametrize(
@@ -70,15 +41,8 @@ async def test_memory_is_flat_through_a_transaction_of_any_size(
         begun = time.monotonic()
         await scene.delivered(await scene.workload.one_transaction("plain", row_count), timeout_s=600)
         seconds = time.monotonic() - begun
-        highest, slope = memory.end()
-        print(
-            f"{row_count} rows in one transaction ({how}): {seconds:.0f} s, highest resident set {highest >> 20} MB, "
-            f"second half {slope / (1 << 20):+.2f} MB a minute"
-        )
-        assert highest < RESIDENT_LIMIT_BYTES
-        if row_count >= 1_000_000:
-            assert slope < SLOPE_LIMIT_BYTES_PER_MINUTE
-        else:
+        print(f"{row_count} rows in one transaction ({how}): {seconds:.0f} s, {memory.end()}")
+        if row_count < 1_000_000:
             await scene.finish()
 
 
@@ -133,10 +97,11 @@ async def test_ten_thousand_savepoints_of_which_every_tenth_is_rolled_back(
         assert verdict.event_count == 9001
 
 
+@pytest.mark.parametrize("seconds", [0, pytest.param(90, marks=pytest.mark.long)])
 async def test_fifty_interleaved_large_transactions_are_kept_apart(
-    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, seconds: int
 ) -> None:
-    """T3: every one is open while every other one sends."""
+    """T3: every one is open while every other one sends; for so many seconds, but four times at least."""
     async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
         await scene.streaming()
         await scene.commits(row_count=1000)
@@ -144,16 +109,17 @@ async def test_fifty_interleaved_large_transactions_are_kept_apart(
         sessions = [Session(await database.connect(), scene.workload_random) for _ in range(50)]
         for session in sessions:
             await session.begin("interleaved")
-        for _ in range(4):
+        begun = time.monotonic()
+        turns = 0
+        while turns < 4 or time.monotonic() - begun < seconds:
             for session in sessions:
                 await session.insert("plain", 150)
+            turns += 1
         for number, session in enumerate(sessions):
             await session.end(commit=number % 5 != 0)
             await session.connection.close()
-        verdict = await scene.finish()
-        highest, _ = memory.end()
-        print(f"50 interleaved transactions: highest resident set {highest >> 20} MB; {verdict}")
-        assert highest < RESIDENT_LIMIT_BYTES
+        await scene.delivered(await scene.workload.finish())
+        print(f"50 interleaved transactions of {150 * turns} rows: {memory.end()}; {await scene.judge()}")
 
 
 async def test_rows_of_ten_megabytes_pass(

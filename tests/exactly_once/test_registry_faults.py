@@ -111,6 +111,28 @@ async def test_an_incompatible_change_of_type_stops_with_table_column_and_types(
         await scene.finish()
 
 
+async def test_what_was_committed_before_an_incompatible_change_is_delivered_first(place: Place) -> None:
+    """R3: the stream arrives in one piece, and the person who must decide may take days."""
+    async with place.scene() as scene:
+        await scene.connection.execute("ALTER TABLE work.plain ADD COLUMN amount int")
+        await scene.streaming()
+        await scene.commits()
+        await scene.gateway.stop()
+        before = [await scene.workload.one_transaction("plain", 2) for _ in range(5)]
+        await scene.connection.execute("ALTER TABLE work.plain ALTER COLUMN amount TYPE text")
+        in_the_way = await scene.workload.one_transaction("plain", 1)
+        scene.gateway.start()
+        await scene.ends("work.plain", "amount", "on_incompatible")
+        delivered = await scene.read()
+        xids = [marker.value["xid"] for marker in delivered.markers if marker.value["kind"] == "COMMIT"]
+        assert xids[-5:] == before
+        flush = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = $1"
+        assert await scene.sql(flush, f"slot_{place.prefix}") == delivered.markers[-1].value["end_lsn"]
+        scene.gateway.start(schemas__on_incompatible="register")
+        await scene.delivered(in_the_way)
+        await scene.finish()
+
+
 async def test_names_that_avro_and_kafka_do_not_know_pass(place: Place) -> None:
     """R4, T19: quotes, dots, emoji, capitals; two that differ only in such a character stay two."""
     names = ["a-b", "a_b", 'Q"uote', "dot.ted", "größe", "smile 😀", "SELECT", "x" * 63]
