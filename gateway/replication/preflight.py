@@ -25,7 +25,7 @@ from gateway.replication.publication_checks import check_inventory, check_public
 from gateway.replication.server import server_facts
 from gateway.replication.server_checks import check_place, check_room, check_server
 from gateway.replication.slot import slot_facts
-from gateway.replication.slot_checks import check_position, check_retention, check_slot
+from gateway.replication.slot_checks import check_confirmed, check_end_of_wal, check_retention, check_slot
 
 _GRAVEST_FIRST: Final[tuple[type[WalgateError], ...]] = (DataGap, StopForOperator, RetrySlowly, Retry)
 
@@ -62,7 +62,8 @@ def preflight(facts: Facts, expected: Expected) -> Report:
         check_room,
         check_place,
         check_slot,
-        check_position,
+        check_confirmed,
+        check_end_of_wal,
         check_retention,
         check_publications,
     ):
@@ -73,7 +74,7 @@ def preflight(facts: Facts, expected: Expected) -> Report:
 def check_running(before: Facts, now: Facts, expected: Expected) -> Report:
     """The periodic check. `expected.resume_lsn` is the flush LSN of the standby status, read after `now` was loaded."""
     findings: list[Finding] = []
-    for check in (check_server, check_place, check_slot, check_position, check_publications):
+    for check in (check_server, check_place, check_slot, check_confirmed, check_publications):
         findings.extend(check(now, expected))
     findings.extend(check_inventory(before, now))
     known = set(preflight(before, expected).cautions)

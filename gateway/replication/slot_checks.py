@@ -76,19 +76,23 @@ def _slot_lost(slot: SlotFacts) -> Iterator[Finding]:
         )
 
 
-def check_position(facts: Facts, expected: Expected) -> Iterator[Finding]:
-    """Both are accepted in silence by the server: it goes on at the slot's own position, or sends nothing for ever."""
+def check_confirmed(facts: Facts, expected: Expected) -> Iterator[Finding]:
+    """The server accepts it in silence, and goes on at the slot's own position."""
     slot, resume_lsn = facts.slot, expected.resume_lsn
-    if slot is None or resume_lsn is None:
-        return
-    confirmed = slot.confirmed_flush_lsn
-    if confirmed is not None and confirmed > resume_lsn:
+    confirmed = None if slot is None else slot.confirmed_flush_lsn
+    if slot is not None and confirmed is not None and resume_lsn is not None and confirmed > resume_lsn:
         yield DataGap(
             f"slot {slot.name} is confirmed up to {confirmed}, our position is {resume_lsn}: {confirmed - resume_lsn} bytes "
             "of WAL were read by somebody else, or the slot was dropped and made again",
             hint=NEW_START,
         )
-    if resume_lsn > facts.server.flush_lsn:
+
+
+def check_end_of_wal(facts: Facts, expected: Expected) -> Iterator[Finding]:
+    """The server accepts it in silence, and sends nothing for ever. Only before the stream: while it runs our position moves
+    on after the facts were read, and WAL is not set back under a walsender."""
+    resume_lsn = expected.resume_lsn
+    if facts.slot is not None and resume_lsn is not None and resume_lsn > facts.server.flush_lsn:
         behind = f"our position {resume_lsn} lies behind the end of the WAL, {facts.server.flush_lsn}"
         if facts.server.in_recovery:
             yield RetrySlowly(f"{behind}: this standby has not replayed it yet")

@@ -251,3 +251,10 @@ def test_caution_that_was_known_at_the_start_is_not_repeated() -> None:
     before = with_slot(wal_status="unreserved")
     assert check_running(before, before, EXPECTED) == Report((), ())
     assert check_running(FACTS, before, EXPECTED).cautions
+
+
+def test_a_running_stream_may_have_passed_the_facts() -> None:
+    """Facts are read while the stream goes on: their end of the WAL may be older than our position."""
+    passed = replace(EXPECTED, resume_lsn=Lsn(FACTS.server.flush_lsn + 400))
+    assert check_running(FACTS, FACTS, passed) == Report((), ())
+    assert preflight(FACTS, passed).errors
