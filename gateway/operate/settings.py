@@ -39,7 +39,8 @@ class SourceSettings(_Section):
     )
     failover: bool = Field(default=False, description="Make the slot with failover: it is kept on standbys (17+).")
     binary: Literal["auto", "on", "off"] = Field(
-        default="auto", description="Binary tuples: where every type has a decoder."
+        default="auto",
+        description="Binary tuples: where every type has a decoder. A database that is not UTF8 is read in text.",
     )
     large_transactions: Literal["stream", "whole"] = Field(
         default="stream",

@@ -32,6 +32,7 @@ PINNED_SETTINGS: Final = {
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
     "application_name": APPLICATION_NAME,
 }
 
@@ -70,7 +71,8 @@ async def connect_replication(
     TCP gives the connection up when something we sent is not acknowledged for `silence_limit_s`. Raises classified errors.
     """
     doing = "replication connection to PostgreSQL"
-    settings = {**PINNED_SETTINGS, "replication": "database"}
+    # What a regclass shows depends on search_path; so names have their schema, but for those in pg_catalog.
+    settings = {**PINNED_SETTINGS, "search_path": "", "replication": "database"}
     connection = await _connect(dsn, timeout_s, doing, settings, connection_class=_HandedOver, statement_cache_size=0)
     reports = connection.get_settings()
     for name in PINNED_REPORTS:

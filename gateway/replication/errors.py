@@ -23,6 +23,7 @@ _FULL = "raise {} (needs a restart of the server), or remove what is not used"
 _NEW_SLOT = (
     "changes since the last position can not be read any more: drop the slot, start anew with new copies of the tables"
 )
+_UNPRINTABLE = "PostgreSQL 14 can not print intervals above 2^31 hours: set source.binary = on, or leave the column out"
 
 _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     # Connection
@@ -57,6 +58,8 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "0A000": (StopForOperator, "this server can not do that: check its version, and whether it is a standby"),
     "22023": (StopForOperator, "the server refuses an option of the output plugin: check the settings under source"),
     "42P01": (StopForOperator, "a catalog or table that the gateway reads is not there: check the server's version"),
+    "22008": (StopForOperator, _UNPRINTABLE),
+    "22P05": (StopForOperator, "a text can not be converted to UTF8: repair the row, or leave its column out"),
     "22021": (StopForOperator, "text in the database is not valid in its encoding: repair the row, or leave its table out"),
     "XX000": (StopForOperator, "internal error of the server: see its log"),
 }  # fmt: skip

@@ -91,9 +91,18 @@ class Checks:
             self._raise(report_of(findings))
 
     async def use_binary(self, *, text_only: bool) -> bool:
-        """`auto`: binary tuples where every published column's type has a binary decoder."""
-        if self._source.binary != "auto" or text_only:
-            return self._source.binary == "on" and not text_only
+        """`auto`: binary tuples where every published column's type has a binary decoder.
+
+        Only a UTF8 database is read in binary: hstore_send counts bytes in the database's encoding, then converts them, and
+        "char" is not converted at all.
+        """
+        if self._source.binary == "off" or text_only:
+            return False
+        if self.server.encoding != "UTF8":
+            log.info("text_tuples", encoding=self.server.encoding)
+            return False
+        if self._source.binary == "on":
+            return True
         oids = sorted(published_types(dict(self._facts.publications)))
         try:
             facts = read_types(await self._sql.fetch(TYPES_QUERY, oids))

@@ -28,9 +28,11 @@ _HOW: Final = {
     18: "one byte; above 127 as octal `\\ooo`, which servers before 16 send bare",
     790: "text by the server's `lc_monetary`, therefore never asked for in binary",
     700: "NaN and the infinities are Avro values", 701: "NaN and the infinities are Avro values",
-    114: "text as it was stored", 3802: "text as the server prints it", 142: "text as the server prints it",
+    114: "text as it was stored", 3802: "text as the server prints it",
+    142: "text as the server prints it; only where it was built with libxml",
     1083: "microseconds since midnight", 1114: "wall clock, no zone", 1184: "UTC",
-    1186: "ISO 8601 with signs, e.g. `P1Y2M-3DT4H5M6.7S`", 1266: "e.g. `12:00:00+05:30`",
+    1186: "ISO 8601 with signs, e.g. `P1Y2M-3DT4H5M6.7S`; PostgreSQL 14 can not print more than 2^31 hours",
+    1266: "e.g. `12:00:00+05:30`",
     1700: "see above",
     1033: "has no binary form; sent as text among binary columns",
 }  # fmt: skip
@@ -46,9 +48,11 @@ becomes of the types that users make.
 * *In a key* there is no `special` beside the value. So a type that has special values is a string of PostgreSQL text in keys,
   for all its values.
 * *Binary*: the gateway reads the type's binary form. Where one published column has a type without it, `binary: auto` asks the
-  server for text. Both forms give the same Avro bytes.
+  server for text. Both forms give the same Avro bytes. A database whose encoding is not UTF8 is
+  read in text: hstore's binary form is broken there, and "char" is not converted. SQL_ASCII is refused.
 * *PostgreSQL text* is what the server prints with DateStyle ISO, IntervalStyle iso_8601, TimeZone UTC, extra_float_digits 3,
-  bytea_output hex and client_encoding UTF8.
+  bytea_output hex and client_encoding UTF8, whatever database and role are set to. Names (regclass and its kind) have their
+  schema, but for those in pg_catalog. Only money follows a setting of the server, `lc_monetary`: its unit is in no value.
 * Years 1 to 9999 are Avro dates and timestamps: what every reader can hold (Python's datetime ends there).
 """
 

@@ -65,11 +65,14 @@ class Theatre:
 
 @asynccontextmanager
 async def theatre(
-    name: str, postgres: Postgres, kafka: Kafka, registry: Registry, log: Path, **settings: str
+    name: str, postgres: Postgres, kafka: Kafka, registry: Registry, log: Path, create: str = "", **settings: str
 ) -> AsyncIterator[Theatre]:
-    """A new database, slot and prefix of this name. The gateway is not started; its end is checked by who starts it."""
+    """A new database, slot and prefix of this name. The gateway is not started; its end is checked by who starts it.
+
+    `create`: options of CREATE DATABASE. `settings`: the gateway's environment.
+    """
     admin = await postgres.connect()
-    await admin.execute(f"CREATE DATABASE {name}")
+    await admin.execute(f"CREATE DATABASE {name} {create}")
     sql = await postgres.connect(name)
     gateway = GatewayProcess(
         {
