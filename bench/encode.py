@@ -202,8 +202,9 @@ def mark(captured: Capture) -> None:
     """What a transaction adds: its manifest from the offsets of its pieces, its markers."""
     pump, batches = _batch(captured, LZ4, send=True)
     for ready in batches:
+        place = ready.topic, ready.partition
         for manifest, first, count in ready.pieces:
-            manifest.add(ready.topic, ready.partition, first, count)
+            manifest.add(place, first, count)
     for marker in pump._machine.take_markers():
         encode_marker(b"\0\0\0\0\1", marker, 1)
 

@@ -32,17 +32,17 @@ class Manifest:
     schema_ids: list[int] = field(default_factory=list)
     ranges: dict[tuple[str, int], list[Range]] = field(default_factory=dict)
 
-    def add(self, topic: str, partition: int, first_offset: int, record_count: int) -> None:
-        """`record_count` neighbouring records of this transaction were acknowledged; pieces of a partition come in order."""
-        last_offset = first_offset + record_count - 1
-        ranges = self.ranges.setdefault((topic, partition), [])
-        if ranges:
-            newest = ranges[-1]
-            if (
-                newest.record_count + record_count <= RANGE_RECORDS
-                and first_offset - newest.last_offset - 1 <= RANGE_GAP
-            ):
-                newest.last_offset = last_offset
-                newest.record_count += record_count
-                return
-        ranges.append(Range(first_offset, last_offset, record_count))
+    def add(self, place: tuple[str, int], first_offset: int, record_count: int) -> None:
+        """`record_count` neighbouring records of this transaction were acknowledged at `place` (topic, partition); the pieces
+        of one place come in order."""
+        piece = Range(first_offset, first_offset + record_count - 1, record_count)
+        ranges = self.ranges.get(place)
+        if ranges is None:
+            self.ranges[place] = [piece]
+            return
+        newest = ranges[-1]
+        if newest.record_count + record_count <= RANGE_RECORDS and first_offset - newest.last_offset - 1 <= RANGE_GAP:
+            newest.last_offset = piece.last_offset
+            newest.record_count += record_count
+        else:
+            ranges.append(piece)

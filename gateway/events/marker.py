@@ -6,6 +6,7 @@ The layout is schemas/records/TransactionMarker.avsc; a test compares the bytes 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.events.manifest import Manifest
 from gateway.events.varint import encode_long, encode_lsn
@@ -71,17 +72,29 @@ def _append_manifest(parts: list[bytes], manifest: Manifest) -> None:
     parts.append(encode_long(manifest.event_count))
     parts.append(_integers(manifest.aborted_subxids))
     parts.append(_integers(manifest.schema_ids))
-    count = sum(map(len, manifest.ranges.values()))
-    if count:
-        parts.append(encode_long(count))
-        for (topic, partition), ranges in manifest.ranges.items():
-            place = _text(topic) + encode_long(partition)
+    if manifest.ranges:
+        parts.append(encode_long(sum(map(len, manifest.ranges.values()))))
+        for place, ranges in manifest.ranges.items():
+            encoded = _PLACES[place]
             for piece in ranges:
-                parts.append(place)
-                parts.append(encode_long(piece.first_offset))
-                parts.append(encode_long(piece.last_offset))
+                first = encode_long(piece.first_offset)
+                parts.append(encoded)
+                parts.append(first)
+                parts.append(first if piece.last_offset == piece.first_offset else encode_long(piece.last_offset))
                 parts.append(encode_long(piece.record_count))
     parts.append(_END_OF_ARRAY)
+
+
+class _Places(dict[tuple[str, int], bytes]):
+    """(topic, partition) in Avro, remembered: there are few, and each transaction names some."""
+
+    def __missing__(self, place: tuple[str, int]) -> bytes:
+        topic, partition = place
+        encoded = self[place] = _text(topic) + encode_long(partition)
+        return encoded
+
+
+_PLACES: Final = _Places()
 
 
 def _integers(values: list[int]) -> bytes:

@@ -194,8 +194,9 @@ class Delivery:
                 await self._wake.wait()
 
     def _note_delivered(self, batch: Batch, base_offset: int) -> None:
+        place = batch.topic, batch.partition
         for manifest, first, count in batch.pieces:
-            manifest.add(batch.topic, batch.partition, base_offset + first, count)
+            manifest.add(place, base_offset + first, count)
         self._acked_at = time.monotonic()
         self.under_way_bytes -= batch.memory_bytes
         if self.under_way_bytes <= self._memory_bytes:

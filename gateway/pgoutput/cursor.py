@@ -66,7 +66,7 @@ class Cursor:
 
     def read_lsn(self, field: str) -> Lsn:
         position = self._claim(field, 8)
-        return Lsn(_UINT64.unpack_from(self.payload, position)[0])
+        return int.__new__(Lsn, _UINT64.unpack_from(self.payload, position)[0])  # in range as it is 64 bits
 
     def read_set_lsn(self, field: str) -> Lsn:
         """An LSN of which `proto.c` says `elog(ERROR, "... not set in ... message")` when it is 0/0."""

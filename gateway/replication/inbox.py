@@ -14,7 +14,9 @@ from typing import Final
 
 from gateway.replication.frames import COPY_DATA, KEEPALIVE, KEEPALIVE_LENGTH, XLOG_DATA, XLOG_DATA_LENGTH, FrameError
 
-CAPACITY: Final = 1 << 20
+CAPACITY: Final = 1 << 18
+"""So much is taken at once, and worked on without a look at Kafka: with 1 MB the answers of the broker waited 60 ms for
+their turn, at each of the eight steps of a Kafka transaction."""
 # Reading stops before a receive would become so small that its system call costs more than its bytes.
 _LEAST_SPACE: Final = 16 << 10
 # PostgreSQL allocates at most 1 GB - 1 for one message (MaxAllocSize in memutils.h).

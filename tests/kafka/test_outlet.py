@@ -104,7 +104,7 @@ def test_ranges_are_disjoint_bounded_and_count_every_record(pieces: list[tuple[i
     claimed = []
     for count, gap in pieces:
         offset += gap
-        manifest.add("t", 0, offset, count)
+        manifest.add(("t", 0), offset, count)
         claimed.append((offset, offset + count - 1))
         offset += count
     ranges = manifest.ranges["t", 0]

@@ -61,7 +61,7 @@ class RecordingOutlet:
         value.manifest = manifest
         self.events.append(value)
         if manifest is not None:
-            manifest.add(self.topic, 0, len(self.events) - 1, 1)
+            manifest.add((self.topic, 0), len(self.events) - 1, 1)
 
     def append_everywhere(self, value: Any, manifest: Manifest | None) -> None:
         self.append(None, value, manifest)
