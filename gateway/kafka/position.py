@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import fastavro
@@ -48,6 +48,8 @@ class Position:
     resume_lsn: Lsn = _START
     last_commit_lsn: Lsn = _START
     prepared: tuple[Prepared, ...] = ()
+    schema_id: int = field(default=0, compare=False)
+    """With which it was read."""
 
     @property
     def key(self) -> bytes:
@@ -64,12 +66,12 @@ def encode_position(frame: bytes, position: Position) -> bytes:
 def decode_position(value: bytes) -> Position:
     """Raises StopForOperator when the record can not be read: guessing a position would lose or double rows."""
     try:
-        read_schema_id(value)
+        schema_id = read_schema_id(value)
         source = io.BytesIO(value[_FRAME_BYTES:])
         record: Any = fastavro.schemaless_reader(source, _SCHEMA, None)
         if source.read(1):
             raise ValueError("bytes left over")
-        return _from_record(record)
+        return replace(_from_record(record), schema_id=schema_id)
     except (SchemaError, ValueError, IndexError, EOFError, KeyError, TypeError, OverflowError) as error:
         raise StopForOperator(
             f"a record of {POSITION_TOPIC} is not a position: {type(error).__name__}",

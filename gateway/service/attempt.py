@@ -8,7 +8,7 @@ The producer is started only when nobody else reads the slot: a second gateway w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version as package_version
@@ -45,6 +45,7 @@ from gateway.service.start import decide_start
 from gateway.service.tasks import run_together
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import MessageTopic
+from schemas.errors import RegistryRefused
 from schemas.framing import frame
 from schemas.names import POSITION_TOPIC, message_topic, transaction_topic, value_subject
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
@@ -68,6 +69,15 @@ class Learned:
     """Up to there transactions are delivered one by one: behind it something needs a person."""
     timed_out_behind: Lsn | None = None
     """The transaction that begins there outlived its Kafka transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the position topic holds; `fresh` is the position of a slot that was never read."""
+
+    positions: Mapping[bytes, Position]
+    marker_end: int
+    fresh: Position
 
 
 class Attempt:
@@ -109,16 +119,18 @@ class Attempt:
         self._wait_for("Kafka")
         topics = await self._topics(stack)
         producer = await self._start_producer(stack, checks.transactional_id)
+        stored = await self._stored(checks)
         self._wait_for("the schema registry")
         registry = self._registry()
         stack.push_async_callback(_close, registry.close)
+        await self._same_registry(registry, stored)
         frames, messages_id = await self._register_fixed(registry)
 
         writer = BatchWriter(producer.create_batch, settings.kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
         delivery = Delivery(
             producer, writer, frames, transaction_topic(settings.kafka.prefix), settings.kafka.memory_bytes
         )
-        position = await self._position(sql, checks, delivery)
+        position = await self._position(sql, checks, delivery, stored)
         messages = await self._message_topic(topics, writer, messages_id, is_new=position.epoch == 0)
         await checks.before_stream(position)
         self._wait_for("the replication stream")
@@ -196,14 +208,15 @@ class Attempt:
 
     def _registry(self) -> RegistryClient:
         settings = self._settings.registry
-        return RegistryClient(
-            settings.url,
-            username=settings.username,
-            password=settings.password.get_secret_value() if settings.password else None,
-            ca_file=settings.ca_file,
-            timeout_s=settings.timeout_s,
-            on_incompatible=self._settings.schemas.on_incompatible,
-        )
+        with classified_schema_errors():
+            return RegistryClient(
+                settings.url,
+                username=settings.username,
+                password=settings.password.get_secret_value() if settings.password else None,
+                ca_file=settings.ca_file,
+                timeout_s=settings.timeout_s,
+                on_incompatible=self._settings.schemas.on_incompatible,
+            )
 
     async def _register_fixed(self, registry: RegistryClient) -> tuple[Frames, int]:
         prefix = self._settings.kafka.prefix
@@ -223,22 +236,47 @@ class Attempt:
         encoder = LogicalMessageEncoder(frame(schema_id))
         return MessageTopic(schema_id, encoder.encode, writer.outlet(topic, partition_count, "logical messages"))
 
-    async def _position(self, sql: asyncpg.Connection, checks: Checks, delivery: Delivery) -> Position:
-        """The position to go on from; the first start makes the slot."""
-        source, kafka = self._settings.source, self._settings.kafka
+    async def _stored(self, checks: Checks) -> Stored:
+        kafka = self._settings.kafka
         failpoint("before_position_read")
-        stored, marker_end = await read_positions(kafka, transaction_topic(kafka.prefix), kafka.delivery_timeout_s)
+        positions, marker_end = await read_positions(kafka, transaction_topic(kafka.prefix), kafka.delivery_timeout_s)
         failpoint("after_position_read")
         fresh = Position(
             system_identifier=checks.server.system_identifier,
             timeline=checks.server.timeline,
             database=checks.server.database,
-            slot=source.slot,
+            slot=self._settings.source.slot,
             prefix=kafka.prefix,
-            publications=source.publications,
+            publications=self._settings.source.publications,
             version=package_version("walgate"),
         )
-        start = decide_start(stored, fresh, checks.slot_flush_lsn, marker_end, adopt_slot=source.adopt_slot)
+        return Stored(positions, marker_end, fresh)
+
+    async def _same_registry(self, registry: RegistryClient, stored: Stored) -> None:
+        """Before anything is registered: does the id that our position was written with still mean a position?"""
+        known = stored.positions.get(stored.fresh.key)
+        if known is None:
+            return
+        with classified_schema_errors():
+            try:
+                found: object = (await registry.schema(known.schema_id)).get("name")
+            except RegistryRefused as error:
+                if error.hint:  # credentials
+                    raise
+                found = error.message
+        if found != POSITION["name"]:
+            raise StopForOperator(
+                f"schema {known.schema_id} is not the one that {POSITION_TOPIC} was written with: {found}",
+                hint="is registry.url another registry than before, or was it emptied? Readers need the ids that the records "
+                "carry: set the former one, or restore it",
+            )
+
+    async def _position(self, sql: asyncpg.Connection, checks: Checks, delivery: Delivery, stored: Stored) -> Position:
+        """The position to go on from; the first start makes the slot."""
+        source = self._settings.source
+        start = decide_start(
+            stored.positions, stored.fresh, checks.slot_flush_lsn, stored.marker_end, adopt_slot=source.adopt_slot
+        )
         position = start.position
         if start.write_intent:
             failpoint("before_slot_intent")

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-COMMAND = (str(Path(sys.executable).parent / "walgate"), "run", "--log-format", "json")
+OPTIONS = ("run", "--log-format", "json")
+COMMAND = (str(Path(sys.executable).parent / "walgate"), *OPTIONS)
 EXIT_TIMEOUT_S = 60.0
 
 
@@ -24,6 +25,7 @@ class GatewayProcess:
     def __init__(self, log_path: Path, settings: Mapping[str, object]) -> None:
         self.log_path = log_path
         self._settings = dict(settings)
+        self.command: tuple[str, ...] = COMMAND
         self._process: subprocess.Popen[bytes] | None = None
         self.start_count = 0
 
@@ -37,7 +39,12 @@ class GatewayProcess:
             environment["WALGATE_FAILPOINTS"] = failpoints
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                COMMAND, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent
+                self.command,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                preexec_fn=_die_with_parent,
             )
         self.start_count += 1
 

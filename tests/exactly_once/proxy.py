@@ -215,26 +215,49 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
+ACCOUNT = {
+    "kafka__security_protocol": "SASL_PLAINTEXT",
+    "kafka__sasl_mechanism": "PLAIN",
+    "kafka__sasl_username": "gateway",
+    "kafka__sasl_password": "secret",
+}
+"""Settings of a gateway that comes as `User:gateway`, who may do everything that no ACL denies."""
+_AUTHORIZATION: dict[str, str | int] = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+    "allow.everyone.if.no.acl.found": "true",
+    "listener.name.secured.sasl.enabled.mechanisms": "PLAIN",
+    "listener.name.secured.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
+    'user_gateway="secret";',
+}
+
+
 class ProxiedKafka(Kafka):
-    """A broker with a second listener, reached through `proxy`: clients that bootstrap there stay there."""
+    """A broker with a second listener, reached through `proxy`: clients that bootstrap there stay there. A third one asks
+    who comes, and the authorizer what he may do; whoever comes by the others may do everything."""
 
     def __init__(self, *, settings: dict[str, str | int] | None = None, heap_mb: int = 512) -> None:
-        super().__init__(settings=settings, heap_mb=heap_mb)
+        super().__init__(settings=_AUTHORIZATION | (settings or {}), heap_mb=heap_mb)
         self._inner_port = free_port()
+        self._secured_port = free_port()
         self.proxy = FaultProxy(self._inner_port)
 
     @property
     def proxied_servers(self) -> str:
         return f"{HOST}:{self.proxy.port}"
 
+    @property
+    def secured_servers(self) -> str:
+        return f"{HOST}:{self._secured_port}"
+
     def _lay_out(self, folder: Path) -> None:
         super()._lay_out(folder)
         path = folder / "server.properties"
         lines = path.read_text().splitlines()
         extra = {
-            "listeners": f",PROXIED://{HOST}:{self._inner_port}",
-            "advertised.listeners": f",PROXIED://{self.proxied_servers}",
-            "listener.security.protocol.map": ",PROXIED:PLAINTEXT",
+            "listeners": f",PROXIED://{HOST}:{self._inner_port},SECURED://{self.secured_servers}",
+            "advertised.listeners": f",PROXIED://{self.proxied_servers},SECURED://{self.secured_servers}",
+            "listener.security.protocol.map": ",PROXIED:PLAINTEXT,SECURED:SASL_PLAINTEXT",
         }
         path.write_text("\n".join(line + extra.get(line.partition("=")[0], "") for line in lines) + "\n")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,19 +15,24 @@ from zlib import crc32
 import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
     NewPartitions,
     NewTopic,
+    ResourcePatternType,
     ResourceType,
 )
 
 from gateway.local import Registry
 from tests.conftest import Database
 from tests.exactly_once.memory import RESIDENT_LIMIT_BYTES, Memory
-from tests.exactly_once.proxy import ProxiedKafka
+from tests.exactly_once.proxy import ACCOUNT, ProxiedKafka
 from tests.exactly_once.scene import Scene, open_scene
 from tests.exactly_once.workload import PUBLICATION
 
@@ -316,6 +322,58 @@ async def test_more_partitions_move_keys_and_lose_nothing(place: Place) -> None:
         states = {record.value["after"]["id"]: record.value["after"] for record in in_order}
         rows = await scene.connection.fetch("SELECT id, number, payload FROM work.plain")
         assert [dict(row) for row in rows] == [states[row["id"]] for row in rows]
+
+
+async def test_a_broker_whose_disk_is_full_costs_only_time(place: Place) -> None:
+    """K8: its writes fail, so it ends, as Kafka does without a log folder that works; when there is room it goes on."""
+    async with place.scene(
+        kafka__delivery_timeout_s=5, kafka__request_timeout_s=3, kafka__compression="none", kafka__batch_bytes=100_000
+    ) as scene:
+        await scene.streaming()
+        await scene.commits()
+        scene.workload.start()
+        broker = place.broker.broker_pid
+        assert broker is not None
+        resource.prlimit(broker, resource.RLIMIT_FSIZE, (11 << 20, resource.RLIM_INFINITY))
+        xid = await scene.workload.one_transaction("plain", 10, filling=4_000_000)
+        async with asyncio.timeout(60):
+            while place.broker.broker_pid is not None:
+                await asyncio.sleep(0.1)
+        await scene.gateway.logged('"starting_again"')
+        assert "File too large" in place.broker.log_path.read_text()
+        await place.broker.start()
+        await scene.delivered(xid)
+        print(await scene.finish())
+
+
+async def test_a_right_that_is_taken_away_is_named_and_waited_for(place: Place) -> None:
+    """K13."""
+    async with place.scene(kafka__bootstrap_servers=place.broker.secured_servers, **ACCOUNT) as scene:
+        await scene.streaming()
+        await scene.commits()
+        topic = f"{place.prefix}.work.plain"
+        denied = AclBinding(
+            ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:gateway", "*",
+            AclOperation.WRITE, AclPermissionType.DENY,
+        )  # fmt: skip
+        for future in place.admin.create_acls([denied]).values():
+            future.result(30)
+        xid = await scene.workload.one_transaction("plain", 1)
+        await scene.gateway.logged("grant Write and Describe", times=2)
+        assert topic in scene.gateway.log_tail()
+        anything = AclBindingFilter(
+            ResourceType.TOPIC,
+            topic,
+            ResourcePatternType.LITERAL,
+            "User:gateway",
+            "*",
+            AclOperation.ANY,
+            AclPermissionType.ANY,
+        )
+        for future in place.admin.delete_acls([anything]).values():
+            future.result(30)
+        await scene.delivered(xid)
+        await scene.finish()
 
 
 async def test_a_lost_position_topic_stops_the_start(place: Place) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,49 @@ async def test_what_was_committed_before_an_incompatible_change_is_delivered_fir
         await scene.finish()
 
 
+async def test_another_registry_behind_the_url_is_refused(place: Place) -> None:
+    """R5: schema ids in records that are there would mean something else, or nothing. The other registry knows them all
+    under other ids: here the id of the position's schema is asked for in vain, and then is that of something else."""
+    async with place.scene() as scene:
+        await scene.streaming()
+        await scene.commits()
+        await scene.gateway.stop()
+        for answer in (
+            _answer("404 Not Found", {"error_code": 40403, "message": "no such schema"}),
+            _answer("200 OK", {"schema": json.dumps({"type": "record", "name": "Order", "fields": []})}),
+        ):
+            server = await asyncio.start_server(_always(answer), HOST, 0)
+            async with server:
+                place.proxy.target_port = server.sockets[0].getsockname()[1]
+                scene.gateway.start()
+                await scene.ends("registry.url", "walgate.position")
+        place.proxy.target_port = place.registry.port
+        await scene.streaming()
+        await scene.commits()
+        await scene.finish()
+
+
+def _answer(status: str, body: dict[str, Any]) -> bytes:
+    content = json.dumps(body).encode()
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+
+
+def _always(answer: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """A server that says the same to everybody."""
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    return respond
+
+
 async def test_names_that_avro_and_kafka_do_not_know_pass(place: Place) -> None:
     """R4, T19: quotes, dots, emoji, capitals; two that differ only in such a character stay two."""
     names = ["a-b", "a_b", 'Q"uote', "dot.ted", "größe", "smile 😀", "SELECT", "x" * 63]
@@ -175,18 +219,7 @@ async def test_names_that_avro_and_kafka_do_not_know_pass(place: Place) -> None:
 )
 async def test_a_registry_with_bad_answers_is_never_half_believed(place: Place, answer: bytes, goes_on: bool) -> None:
     """R6: what may pass is tried again; what will not, is told. No traceback, no endless wait."""
-
-    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(answer)
-            await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(respond, HOST, 0)
+    server = await asyncio.start_server(_always(answer), HOST, 0)
     async with server, place.scene() as scene:
         place.proxy.target_port = server.sockets[0].getsockname()[1]
         scene.gateway.start()
