@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from spark_consumer.columnar.arrays import binaries
 from spark_consumer.columnar.cursor import Longs
 from spark_consumer.errors import MalformedRecord, RangeExpired, SourceUnavailable, TransactionIncomplete
 
@@ -112,7 +113,7 @@ class Broker:
                     hint="The topic is shorter than its manifests say, or the broker is slow: see the option noProgressTimeout.",
                 )
             if values:
-                array = pa.array(values, pa.binary())
+                array = binaries(values)
                 yield np.array(offsets, np.int64), array
                 # Rows may have 16 MiB each: size the next chunk by this one's records.
                 chunk_records = max(1, min(_CHUNK_RECORDS, _CHUNK_BYTES * len(values) // max(1, array.nbytes)))

@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from spark_consumer.columnar.arrays import booleans
 from spark_consumer.frames import TableFrame
 from spark_consumer.mirror.batch import BatchReport
 from spark_consumer.mirror.layout import table_path
@@ -87,7 +88,7 @@ def decode_changes(
     for batch in batches:
         ids = batch.column("schema_id").to_numpy()
         for schema_id in np.unique(ids).tolist():
-            part = batch.filter(pa.array(ids == schema_id))
+            part = batch.filter(booleans(ids == schema_id))
             values = part.column("value").cast(pa.binary())
             head = [part.column(name).cast(frame.schema.field(name).type) for name in head_columns(frame)]
             columns = [*head, *frame.decode(values, schemas[schema_id])]

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.framing import FRAME_BYTES
+from spark_consumer.columnar.arrays import numbers, repeated, strings
 from spark_consumer.columnar.head import OPERATIONS, schema_ids
 from spark_consumer.columnar.schema import RecordDecoder
 from spark_consumer.errors import MalformedRecord, UnsupportedSchema
@@ -49,38 +50,38 @@ RAW = pa.schema(
 STRINGS = pa.list_(pa.field("element", pa.string()))
 TEXTS = pa.map_(pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string()))
 
-_WORDS = pa.array(OPERATIONS, pa.string())
+_WORDS = strings(OPERATIONS)
 
 
 def raw_batch(chunk: Chunk, table: str | None) -> pa.RecordBatch:
     """`table` None: records of the message topic, whose op is MESSAGE."""
     count = len(chunk)
-    words = _operations(chunk) if table is not None else pa.repeat(pa.scalar("MESSAGE"), count)
+    words = _operations(chunk) if table is not None else repeated("MESSAGE", count)
     columns = [
-        pa.repeat(pa.scalar(table, pa.string()), count),
+        repeated(table, count),
         words,
         *_position_columns(chunk),
-        pa.array(schema_ids(chunk.values).astype(np.int32)),
-        pa.repeat(pa.scalar(chunk.read.topic), count),
-        pa.repeat(pa.scalar(chunk.read.partition, pa.int32()), count),
-        pa.array(chunk.offsets),
+        numbers(schema_ids(chunk.values).astype(np.int32)),
+        repeated(chunk.read.topic, count),
+        numbers(np.full(count, chunk.read.partition, np.int32)),
+        numbers(chunk.offsets),
         chunk.values,
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RAW)
 
 
 def _operations(chunk: Chunk) -> pa.Array:
-    return _WORDS.take(pa.array(chunk.operation))
+    return _WORDS.take(numbers(chunk.operation))
 
 
 def _position_columns(chunk: Chunk) -> list[pa.Array]:
     """commit_lsn to change_lsn."""
     return [
-        pa.array(chunk.commit_lsn),
-        pa.array(chunk.commit_time_us).cast(INSTANT),
-        pa.array(chunk.xid),
-        pa.array(chunk.ordinal),
-        pa.array(chunk.change_lsn),
+        numbers(chunk.commit_lsn),
+        numbers(chunk.commit_time_us, INSTANT),
+        numbers(chunk.xid),
+        numbers(chunk.ordinal),
+        numbers(chunk.change_lsn),
     ]
 
 
@@ -113,9 +114,9 @@ class TableFrame:
         for schema_id in np.unique(ids).tolist():
             rows = np.flatnonzero(ids == schema_id)
             whole = len(rows) == len(ids)
-            values = chunk.values if whole else chunk.values.take(pa.array(rows))
+            values = chunk.values if whole else chunk.values.take(numbers(rows))
             head = [
-                column if whole else column.take(pa.array(rows))
+                column if whole else column.take(numbers(rows))
                 for column in (_operations(chunk), *_position_columns(chunk))
             ]
             try:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from schemas.framing import FRAME_BYTES
 from spark_consumer.broker import Broker
+from spark_consumer.columnar.arrays import numbers
 from spark_consumer.columnar.cursor import Longs
 from spark_consumer.columnar.head import Heads, decode_heads
 from spark_consumer.counting import RangeCounter, fold
@@ -53,7 +54,7 @@ def _chunk(read: Read, offsets: Longs, values: pa.Array, heads: Heads, rows: Lon
     return Chunk(
         read=read,
         offsets=offsets[rows],
-        values=values if len(rows) == len(values) else values.take(pa.array(rows)),
+        values=values if len(rows) == len(values) else values.take(numbers(rows)),
         operation=heads.operation[rows],
         xid=heads.xid[rows],
         change_lsn=heads.change_lsn[rows],

@@ -6,12 +6,12 @@ import atexit
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from confluent_kafka.schema_registry import SchemaRegistryClient
-from confluent_kafka.schema_registry.error import SchemaRegistryError
+from typing import TYPE_CHECKING, Any
 
 from spark_consumer.errors import SourceUnavailable
+
+if TYPE_CHECKING:  # its import takes 0.3 s, and most Python workers never ask a registry
+    from confluent_kafka.schema_registry import SchemaRegistryClient
 
 Schema = dict[str, Any]
 
@@ -26,6 +26,8 @@ class Registry:
     settings: Mapping[str, str]
 
     def _client(self) -> SchemaRegistryClient:
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+
         key = tuple(sorted(self.settings.items()))
         found = _clients.get(key)
         if found is None:
@@ -75,6 +77,8 @@ def _record(text: str | None, what: str) -> Schema:
 
 
 def _unavailable(what: str, problem: Exception) -> SourceUnavailable:
+    from confluent_kafka.schema_registry.error import SchemaRegistryError
+
     if isinstance(problem, SchemaRegistryError):
         detail = f"{problem.http_status_code} {problem.error_message}"
     else:

@@ -25,12 +25,12 @@ from typing import Any, Self
 
 import fastavro
 import numpy as np
-import pyarrow as pa
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from schemas.framing import FRAME_BYTES, read_schema_id
 from schemas.names import transaction_topic
+from spark_consumer.columnar.arrays import binaries
 from spark_consumer.columnar.head import decode_heads
 from spark_consumer.counting import RangeCounter, fold
 from spark_consumer.errors import RangeExpired, SourceUnavailable, TransactionIncomplete
@@ -200,7 +200,7 @@ class TransactionReader:
                 continue
             last_progress, position = time.monotonic(), messages[-1].offset + 1
             wanted = [message for message in messages if message.offset <= read.last_offset]
-            values = pa.array([message.value for message in wanted], pa.binary())
+            values = binaries([message.value for message in wanted])
             heads = decode_heads(values, skip=FRAME_BYTES)
             matched = fold(heads, counter.match(heads, np.array([m.offset for m in wanted], np.int64)), read)
             for row in matched.rows.tolist():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from spark_consumer.columnar.arrays import nullable, numbers
 from spark_consumer.columnar.cursor import Cursor, Longs, Rows
 from spark_consumer.columnar.scalars import STRING, Decoder
 from spark_consumer.errors import MalformedRecord
@@ -33,7 +34,7 @@ def _scatter(values: pa.Array, count: int, places: Longs) -> pa.Array:
     index[places] = np.arange(len(places), dtype=np.int32)
     missing = np.ones(count, bool)
     missing[places] = False
-    return values.take(pa.array(index, mask=missing))
+    return values.take(nullable(numbers(index), missing))
 
 
 def record_decoder(fields: list[tuple[str, Decoder]]) -> Decoder:
@@ -90,9 +91,9 @@ def _decode_blocks(
     offsets = np.zeros(count + 1, np.int32)
     np.cumsum(total, out=offsets[1:])
     if not owners:
-        return pa.array(offsets), [pa.nulls(0, part.arrow_type) for part in parts]
-    order = pa.array(np.argsort(np.concatenate(owners), kind="stable"))
-    return pa.array(offsets), [pa.concat_arrays(piece).take(order) for piece in pieces]
+        return numbers(offsets), [pa.nulls(0, part.arrow_type) for part in parts]
+    order = numbers(np.argsort(np.concatenate(owners), kind="stable"))
+    return numbers(offsets), [pa.concat_arrays(piece).take(order) for piece in pieces]
 
 
 def _block_sizes(cursor: Cursor, records: Longs, slots: Longs) -> tuple[Longs, Longs]:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from spark_consumer.columnar.arrays import booleans, numbers, strings
 from spark_consumer.columnar.cursor import Bytes, Cursor, Longs, Rows, gather
 from spark_consumer.errors import MalformedRecord, UnsupportedSchema
 
@@ -59,7 +60,7 @@ def _decode_time(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
     micros = cursor.varint(rows)
     if count and (int(micros.min()) < 0 or int(micros.max()) > _DAY_US):
         raise MalformedRecord("a time of day is not between 00:00 and 24:00")
-    return pa.array([time_text(value) for value in micros.tolist()], pa.string())
+    return strings([time_text(value) for value in micros.tolist()])
 
 
 def time_text(micros: int) -> str:
@@ -147,13 +148,13 @@ def fixed_decoder(size: int) -> Decoder:
 
 
 def enum_decoder(symbols: list[str]) -> Decoder:
-    words = pa.array(symbols, pa.string())
+    words = strings(symbols)
 
     def decode(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
         index = cursor.varint(rows)
         if count and (int(index.min()) < 0 or int(index.max()) >= len(symbols)):
             raise MalformedRecord(f"an enum has a symbol beyond its {len(symbols)}")
-        return words.take(pa.array(index))
+        return words.take(numbers(index))
 
     return Decoder(pa.string(), decode)
 
@@ -162,15 +163,15 @@ def _decode_boolean(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
     value = cursor.fixed(rows, 1)[:, 0]
     if count and int(value.max()) > 1:
         raise MalformedRecord("a boolean is neither 0 nor 1")
-    return pa.array(value != 0)
+    return booleans(value != 0)
 
 
 def _decode_double(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
-    return pa.array(np.ascontiguousarray(cursor.fixed(rows, 8)).view("<f8")[:, 0])
+    return numbers(np.ascontiguousarray(cursor.fixed(rows, 8)).view("<f8")[:, 0])
 
 
 def _decode_float(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
-    return pa.array(np.ascontiguousarray(cursor.fixed(rows, 4)).view("<f4")[:, 0])
+    return numbers(np.ascontiguousarray(cursor.fixed(rows, 4)).view("<f4")[:, 0])
 
 
 BOOLEAN = Decoder(pa.bool_(), _decode_boolean)

@@ -3,7 +3,8 @@
 Idempotent: a batch that is run again (Spark repeats the last one after a crash) skips what it has written, table by table. See
 merge.py for how, and pictures.py for what readers see meanwhile.
 
-A small batch is folded in this process (replay.py), a large one in Spark (fold.py): a Spark job costs 50-200 ms whatever it does.
+A small batch is folded in this process (replay.py), a large one in Spark (fold.py): a Spark job costs 50-200 ms whatever it does,
+and seconds where the JVM sees it for the first time.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -23,14 +24,23 @@ from spark_consumer.mirror import pictures, target
 from spark_consumer.mirror.layout import table_path
 from spark_consumer.mirror.log import decode_rows, log_rows, log_table_schema, not_yet
 from spark_consumer.mirror.merge import merge, once, rows, write_once
-from spark_consumer.mirror.parts import BatchContent, TablePart, batch_content
+from spark_consumer.mirror.parts import BatchContent, TablePart, batch_content, batch_size, split_records
 from spark_consumer.mirror.shape import TableShape
-from spark_consumer.mirror.states import small_states, spark_states, table_schema
+from spark_consumer.mirror.states import (
+    living_rows,
+    small_states,
+    spark_states,
+    state_schema,
+    table_schema,
+    unsent_columns,
+)
 from spark_consumer.registry import SchemaCache
+from spark_consumer.tables import TableName
 
 TABLES_AT_ONCE = 2
-SMALL_CHANGES = 20_000
-SMALL_BYTES = 32 << 20
+SMALL_CHANGES = 250_000
+SMALL_BYTES = 64 << 20
+NEW = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +57,27 @@ class BatchReport:
 
 @dataclass(frozen=True, slots=True)
 class TableWork:
-    """One table in one batch. `applied`: commit LSN that the table has taken in before; -1: it is new, and empty."""
+    """One table in one batch. `applied`: commit LSN that the table has taken in before; NEW: there is no table yet."""
 
     location: str
     part: TablePart
     shape: TableShape
     texts: dict[int, str]  # schema id -> JSON text
     applied: int
+
+    @property
+    def written_location(self) -> str | None:
+        return None if self.applied == NEW else self.location
+
+    @property
+    def needs_merge(self) -> bool:
+        """Something of what the table holds stays."""
+        return self.applied != NEW and self.part.cut is None
+
+    @property
+    def mode(self) -> str:
+        """Of a write that is no merge."""
+        return "append" if self.part.cut is None else "overwrite"
 
 
 @dataclass
@@ -63,7 +87,7 @@ class Mirror:
     path: str
     schemas: SchemaCache
     report: Callable[[BatchReport], None] = lambda _: None
-    _last: pictures.Picture | None = field(default=None, init=False)
+    last: pictures.Picture | None = field(default=None, init=False)
     _opened: bool = field(default=False, init=False)
 
     def apply(self, raw: DataFrame, batch: int) -> None:
@@ -71,15 +95,16 @@ class Mirror:
         began = time.monotonic()
         spark = raw.sparkSession
         if not self._opened:
-            self._last, self._opened = pictures.picture(spark, self.path), True
-        if self._last is not None:  # a new checkpoint begins early: those transactions are in the mirror
-            raw = raw.where(f.col("commit_lsn") > self._last.commit_lsn)
+            self.last, self._opened = pictures.picture(spark, self.path), True
+        if self.last is not None:  # a new checkpoint begins early: those transactions are in the mirror
+            raw = raw.where(f.col("commit_lsn") > self.last.commit_lsn)
         raw = raw.where(f.col("table").isNotNull()).persist()
         try:
-            content = batch_content(raw)
-            if content is None:
+            found = look_at(raw)
+            if found is None:
                 return
-            self._write_tables(spark, raw, content)
+            content, records = found
+            self._write_tables(spark, raw, records, content)
         finally:
             raw.unpersist()
         self._record(spark, batch, content)
@@ -87,68 +112,89 @@ class Mirror:
         seconds = time.monotonic() - began
         self.report(BatchReport(batch, content.commit_lsn, content.transactions, content.changes, tables, seconds))
 
-    def _write_tables(self, spark: SparkSession, raw: DataFrame, content: BatchContent) -> None:
-        """Tables are made and altered before `once`, which holds for every write of the session: Delta would take such a commit
-        for the batch's own."""
+    def _write_tables(
+        self, spark: SparkSession, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
+    ) -> None:
+        """Tables are altered before `once`, which holds for every write of the session: Delta would take such a commit for the
+        batch's own."""
         work = [self._prepare(spark, part) for part in content.parts]
         work = [item for item in work if item.applied < content.commit_lsn]
-        small = content.changes <= SMALL_CHANGES and content.value_bytes <= SMALL_BYTES
-        records = raw.toArrow() if small and work else None
         with once(spark, content.commit_lsn), ThreadPoolExecutor(TABLES_AT_ONCE) as threads:
-            for future in [threads.submit(write_table, spark, item, raw, records, content.commit_lsn) for item in work]:
+            for future in [threads.submit(self._write, spark, item, raw, records, content.commit_lsn) for item in work]:
                 future.result()
+
+    def _write(
+        self,
+        spark: SparkSession,
+        work: TableWork,
+        raw: DataFrame,
+        records: dict[TableName, pa.Table] | None,
+        commit_lsn: int,
+    ) -> None:
+        if records is None:
+            write_large(spark, work, raw.where(f.col("table") == str(work.part.table)), commit_lsn)
+        else:
+            write_small(spark, work, records[work.part.table], commit_lsn)
 
     def _prepare(self, spark: SparkSession, part: TablePart) -> TableWork:
         shape = TableShape.of(self.schemas[part.newest])
         texts = {schema_id: json.dumps(self.schemas[schema_id]) for schema_id in part.schema_ids}
         location = table_path(self.path, part.table)
-        wanted = table_schema(shape) if shape.key else log_table_schema(shape)
         if not target.exists(spark, location):
-            target.create(spark, location, wanted, f"mirror of {part.table}")
-            return TableWork(location, part, shape, texts, -1)
-        target.align(spark, location, wanted)
+            return TableWork(location, part, shape, texts, NEW)
+        target.align(spark, location, table_schema(shape) if shape.key else log_table_schema(shape))
         return TableWork(location, part, shape, texts, target.applied_commit_lsn(spark, location))
 
     def _record(self, spark: SparkSession, batch: int, content: BatchContent) -> None:
-        versions = {} if self._last is None else dict(self._last.tables)
+        versions = {} if self.last is None else dict(self.last.tables)
         for part in content.parts:
             versions[str(part.table)] = target.version(spark, table_path(self.path, part.table))
         picture = pictures.Picture(batch, content.commit_lsn, content.commit_time, versions)
         pictures.record(spark, self.path, picture)
-        self._last = picture
+        self.last = picture
 
 
-def write_table(
-    spark: SparkSession, work: TableWork, raw: DataFrame, records: pa.Table | None, commit_lsn: int
-) -> None:
-    """One table's part of a batch. `records`: the whole batch, where it is small."""
-    name = str(work.part.table)
-    mine = raw.where(f.col("table") == name)
-    own = None if records is None else records.filter(pa.compute.equal(records["table"], name))
-    if not work.shape.key:
-        _append_log(spark, work, mine, own, commit_lsn)
+def look_at(raw: DataFrame) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
+    """What a batch holds, and where it is small, its records by table. None: nothing."""
+    changes, value_bytes = batch_size(raw)
+    if changes and changes <= SMALL_CHANGES and value_bytes <= SMALL_BYTES:
+        return split_records(raw.toArrow())
+    content = batch_content(raw) if changes else None
+    return None if content is None else (content, None)
+
+
+def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_lsn: int) -> None:
+    """One table's part of a small batch, folded here: what goes to Spark is what is to be written."""
+    shape = work.shape
+    if not shape.key:
+        batches = list(decode_rows(iter(records.combine_chunks().to_batches()), shape, work.texts))
+        log = pa.Table.from_batches(batches)
+        log = log.filter(pc.greater(log["_commit_lsn"], work.applied))
+        _write_rows(spark.createDataFrame(log, log_table_schema(shape)), work, "append", commit_lsn)
         return
-    events: Any = None
-    try:
-        if own is None:
-            states, unsent, events = spark_states(spark, work.location, mine, work.part, work.shape, work.texts)
-        else:
-            states, unsent = small_states(spark, work.location, own, work.part, work.shape, work.texts)
-        if work.part.cut is not None:
-            write_once(rows(states, work.shape), work.location, "overwrite", commit_lsn)
-        elif work.applied < 0:  # a new table is empty
-            write_once(rows(states, work.shape), work.location, "append", commit_lsn)
-        else:
-            merge(spark, work.location, states, work.shape, unsent)
-    finally:
-        if events is not None:
-            events.unpersist()
-
-
-def _append_log(spark: SparkSession, work: TableWork, mine: DataFrame, own: pa.Table | None, commit_lsn: int) -> None:
-    if own is None:
-        log = log_rows(mine, work.shape, work.texts)
+    states = small_states(spark, work.written_location, records, work.part, shape, work.texts)
+    if not work.needs_merge:
+        _write_rows(spark.createDataFrame(living_rows(states, shape), table_schema(shape)), work, work.mode, commit_lsn)
     else:
-        batches = list(decode_rows(iter(own.combine_chunks().to_batches()), work.shape, work.texts))
-        log = spark.createDataFrame(pa.Table.from_batches(batches), log_table_schema(work.shape))
-    write_once(not_yet(log, work.applied), work.location, "append", commit_lsn)
+        frame = spark.createDataFrame(states, state_schema(shape))
+        merge(spark, work.location, frame, shape, unsent_columns(states))
+
+
+def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit_lsn: int) -> None:
+    """One table's part of a large batch, decoded and folded by Spark's workers."""
+    shape = work.shape
+    if not shape.key:
+        _write_rows(not_yet(log_rows(records, shape, work.texts), work.applied), work, "append", commit_lsn)
+        return
+    states, unsent, events = spark_states(spark, work.written_location, records, work.part, shape, work.texts)
+    try:
+        if not work.needs_merge:
+            _write_rows(rows(states, shape), work, work.mode, commit_lsn)
+        else:
+            merge(spark, work.location, states, shape, unsent)
+    finally:
+        events.unpersist()
+
+
+def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -> None:
+    write_once(frame, work.location, mode, commit_lsn, properties=target.PROPERTIES if work.applied == NEW else {})

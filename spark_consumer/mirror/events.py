@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_consumer.columnar.arrays import booleans, numbers
 from spark_consumer.frames import STRINGS, TEXTS
 from spark_consumer.mirror.key_text import parse_keys
 from spark_consumer.mirror.shape import TableShape
@@ -31,7 +32,7 @@ def decode_events(
     for batch in batches:
         ids = batch.column("schema_id").to_numpy()
         for schema_id in np.unique(ids).tolist():
-            part = batch.filter(pa.array(ids == schema_id))
+            part = batch.filter(booleans(ids == schema_id))
             values = part.column("value").cast(pa.binary())
             yield keyed_events(part, shape.frame.decode(values, schemas[schema_id]), shape)
 
@@ -55,7 +56,7 @@ def keyed_events(raw: pa.RecordBatch, decoded: list[pa.Array], shape: TableShape
         [
             _choose(deleted, had_key, new_key),
             _choose(moved_mask, had_key, nulls),
-            pa.array(deleted),
+            booleans(deleted),
             row,
             unchanged,
             special_of_row(special),
@@ -66,7 +67,7 @@ def keyed_events(raw: pa.RecordBatch, decoded: list[pa.Array], shape: TableShape
     )
     if not len(moved):
         return events
-    return pa.concat_batches([events, _removals(events, had_key, pa.array(moved), shape)])
+    return pa.concat_batches([events, _removals(events, had_key, numbers(moved), shape)])
 
 
 def _removals(events: pa.RecordBatch, had_key: pa.Array, moved: pa.Array, shape: TableShape) -> pa.RecordBatch:
@@ -75,7 +76,7 @@ def _removals(events: pa.RecordBatch, had_key: pa.Array, moved: pa.Array, shape:
     columns = [
         had_key.take(moved),
         pa.nulls(count, shape.key_struct),
-        pa.array(np.ones(count, bool)),
+        booleans(np.ones(count, bool)),
         pa.nulls(count, shape.row),
         pa.array([[]] * count, STRINGS),
         pa.array([[]] * count, TEXTS),
@@ -93,7 +94,7 @@ def _mask(array: pa.Array) -> Mask:
 def _choose(mask: Mask, yes: pa.Array, no: pa.Array) -> pa.Array:
     if mask.all():
         return yes
-    return pc.if_else(pa.array(mask), yes, no) if mask.any() else no
+    return pc.if_else(booleans(mask), yes, no) if mask.any() else no
 
 
 def _struct(arrow_type: pa.DataType, children: list[pa.Array]) -> pa.Array:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from spark_consumer.columnar.arrays import booleans, numbers, strings
 from spark_consumer.frames import INSTANT, TEXTS
 from spark_consumer.mirror.events import BEFORE, fill_from_before, special_of_row
 from spark_consumer.mirror.shape import TableShape
@@ -47,14 +48,14 @@ def decode_rows(
     for batch in batches:
         ids = batch.column("schema_id").to_numpy()
         for schema_id in np.unique(ids).tolist():
-            part = batch.filter(pa.array(ids == schema_id))
+            part = batch.filter(booleans(ids == schema_id))
             _, before, after, unchanged, special = shape.frame.decode(
                 part.column("value").cast(pa.binary()), schemas[schema_id]
             )
             old_special = _special_of_before(special)
             row, _, special = fill_from_before(before, after, unchanged, special)
             operation = part.column("op").cast(pa.string())
-            old_words = pa.array([word if word == "DELETE" else "UPDATE_BEFORE" for word in operation.to_pylist()])
+            old_words = strings([word if word == "DELETE" else "UPDATE_BEFORE" for word in operation.to_pylist()])
             yield _rows(part, before, old_words, old_special, np.flatnonzero(before.is_valid()), shape)
             new = row.is_valid().to_numpy(zero_copy_only=False) | (np.array(operation.to_pylist()) == "TRUNCATE")
             yield _rows(part, row, operation, special_of_row(special), np.flatnonzero(new), shape)
@@ -71,7 +72,7 @@ def _rows(
     ]
     schema = log_schema(shape)
     fitted = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(fitted, schema=schema).take(pa.array(chosen))
+    return pa.RecordBatch.from_arrays(fitted, schema=schema).take(numbers(chosen))
 
 
 def _special_of_before(special: pa.Array) -> pa.Array:

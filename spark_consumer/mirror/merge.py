@@ -6,8 +6,9 @@ rise whatever happens to a checkpoint, which batch ids do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -31,9 +32,17 @@ def once(spark: SparkSession, commit_lsn: int) -> Iterator[None]:
         spark.conf.unset(f"{_CONF}txnVersion")
 
 
-def write_once(frame: DataFrame, location: str, mode: str, commit_lsn: int, *, merge_schema: bool = False) -> None:
-    """Append to, or overwrite, a Delta table, once for this commit LSN."""
-    writer = frame.write.format("delta").mode(mode).option("mergeSchema", merge_schema)
+def write_once(
+    frame: DataFrame,
+    location: str,
+    mode: str,
+    commit_lsn: int,
+    *,
+    merge_schema: bool = False,
+    properties: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Append to, or overwrite, a Delta table, once for this commit LSN. `properties`: of the table, if this write makes it."""
+    writer = frame.write.format("delta").mode(mode).option("mergeSchema", merge_schema).options(**properties)
     writer.option("txnAppId", APPLICATION).option("txnVersion", commit_lsn).save(location)
 
 

@@ -1,10 +1,16 @@
-"""What a micro-batch holds: its tables, their schemas, where a TRUNCATE cuts. One job, which decodes nothing."""
+"""What a micro-batch holds: its tables, their schemas, where a TRUNCATE cuts. Nothing is decoded for it.
+
+A small batch is brought into this process and looked at here, a large one by Spark.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 
@@ -31,8 +37,35 @@ class BatchContent:
     commit_time: datetime | None
     transactions: int
     changes: int
-    value_bytes: int
     parts: list[TablePart]
+
+
+def batch_size(raw: DataFrame) -> tuple[int, int]:
+    """Changes and bytes of their values."""
+    found = raw.agg(f.count("*").alias("changes"), f.sum(f.length("value")).alias("value_bytes")).head()
+    assert found is not None
+    return found["changes"], found["value_bytes"] or 0
+
+
+def split_records(records: pa.Table) -> tuple[BatchContent, dict[TableName, pa.Table]]:
+    """Content of a batch (frames.RAW, not empty), and the records of each of its tables in order of (commit_lsn, ordinal)."""
+    ordered = records.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+    tables: dict[TableName, pa.Table] = {}
+    for name in pc.unique(ordered["table"]).to_pylist():
+        tables[TableName.parse(name)] = ordered.filter(pc.equal(ordered["table"], name))
+    parts = sorted((_part_of(table, own) for table, own in tables.items()), key=lambda part: -part.changes)
+    time: Any = pc.max(ordered["commit_time"]).as_py()
+    transactions = pc.count_distinct(ordered["commit_lsn"]).as_py()
+    return BatchContent(ordered["commit_lsn"][-1].as_py(), time, transactions, len(ordered), parts), tables
+
+
+def _part_of(table: TableName, own: pa.Table) -> TablePart:
+    truncates = own.filter(pc.equal(own["op"], "TRUNCATE"))
+    cut = None
+    if len(truncates):
+        cut = (truncates["commit_lsn"][-1].as_py(), truncates["ordinal"][-1].as_py())
+    ids = sorted(pc.unique(own["schema_id"]).to_pylist())
+    return TablePart(table, len(own), ids, own["schema_id"][-1].as_py(), cut)
 
 
 def batch_content(raw: DataFrame) -> BatchContent | None:
@@ -48,7 +81,6 @@ def batch_content(raw: DataFrame) -> BatchContent | None:
             f.max("commit_lsn").alias("commit_lsn"),
             f.max("commit_time").alias("commit_time"),
             f.count_distinct("commit_lsn").alias("transactions"),
-            f.sum(f.length("value")).alias("value_bytes"),
         )
         .collect()
     )
@@ -56,9 +88,7 @@ def batch_content(raw: DataFrame) -> BatchContent | None:
     if total is None or not total["changes"]:
         return None
     parts = sorted((_part(row) for row in found if row["table"] is not None), key=lambda part: -part.changes)
-    return BatchContent(
-        total["commit_lsn"], total["commit_time"], total["transactions"], total["changes"], total["value_bytes"], parts
-    )
+    return BatchContent(total["commit_lsn"], total["commit_time"], total["transactions"], total["changes"], parts)
 
 
 def _part(row: Row) -> TablePart:

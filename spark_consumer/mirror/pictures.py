@@ -7,21 +7,30 @@ it was behind one commit; a reader that takes the newest version of each may see
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_consumer.errors import MirrorError
+from spark_consumer.frames import INSTANT
 from spark_consumer.lsn import format_lsn, parse_lsn
 from spark_consumer.mirror.layout import manifest_path, table_path
 from spark_consumer.mirror.merge import write_once
 from spark_consumer.mirror.target import exists
 from spark_consumer.tables import TableName
 
-_SCHEMA = "batch bigint, commit_lsn bigint, commit_time timestamp, tables map<string, bigint>"
+_SCHEMA = pa.schema(
+    [
+        ("batch", pa.int64()),
+        ("commit_lsn", pa.int64()),
+        ("commit_time", INSTANT),
+        ("tables", pa.map_(pa.string(), pa.int64())),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +45,9 @@ class Picture:
 
 def record(spark: SparkSession, path: str, picture: Picture) -> None:
     """Appends a picture, once for its commit LSN."""
-    row = (picture.batch, picture.commit_lsn, picture.commit_time, dict(picture.tables))
-    write_once(spark.createDataFrame([row], _SCHEMA).coalesce(1), manifest_path(path), "append", picture.commit_lsn)
+    row = {**asdict(picture), "tables": list(picture.tables.items())}
+    frame = spark.createDataFrame(pa.Table.from_pylist([row], schema=_SCHEMA))
+    write_once(frame, manifest_path(path), "append", picture.commit_lsn)
 
 
 def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> Picture | None:

@@ -11,6 +11,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import MapType, StringType, StructField, StructType
 
+from spark_consumer.frames import TEXTS
 from spark_consumer.mirror.events import decode_events
 from spark_consumer.mirror.fold import STATE, last_states, moved_keys
 from spark_consumer.mirror.merge import same_key
@@ -35,20 +36,43 @@ def state_schema(shape: TableShape) -> StructType:
 
 
 def small_states(
-    spark: SparkSession, location: str, records: pa.Table, part: TablePart, shape: TableShape, texts: dict[int, str]
-) -> tuple[DataFrame, set[str]]:
-    """States of few records, and the columns whose value only the target has."""
+    spark: SparkSession,
+    location: str | None,
+    records: pa.Table,
+    part: TablePart,
+    shape: TableShape,
+    texts: dict[int, str],
+) -> pa.Table:
+    """States of few records (columns fold.STATE). `location` None: the table is new, and has no rows yet."""
     kept = records.filter(_behind(records, part.cut)).combine_chunks()
     batches = list(decode_events(iter(kept.to_batches()), shape, texts))
-    table = _resolved(spark, location, pa.Table.from_batches(batches, shape.events), shape)
-    frame = spark.createDataFrame(table, state_schema(shape))
-    return frame, set(pc.unique(pc.list_flatten(table["unchanged"])).to_pylist())
+    return _resolved(spark, location, pa.Table.from_batches(batches, shape.events), shape)
 
 
-def _resolved(spark: SparkSession, location: str, events: pa.Table, shape: TableShape) -> pa.Table:
+def unsent_columns(states: pa.Table) -> set[str]:
+    """Columns whose value only the target has."""
+    return set(pc.unique(pc.list_flatten(states["unchanged"])).to_pylist())
+
+
+def living_rows(states: pa.Table, shape: TableShape) -> pa.Table:
+    """The rows that are there behind the batch, in the columns of the table; merge.rows for a DataFrame."""
+    living = states.filter(pc.invert(states["deleted"]))
+    row = living["row"].combine_chunks()
+    columns = (
+        row.flatten() if isinstance(row, pa.StructArray) else [column.combine_chunks() for column in row.flatten()]
+    )
+    specials = living["special"].to_pylist()
+    special = (
+        pa.array([entries or None for entries in specials], TEXTS) if any(specials) else pa.nulls(len(living), TEXTS)
+    )
+    return pa.table([*columns, special], names=[*shape.columns, shape.special_column])
+
+
+def _resolved(spark: SparkSession, location: str | None, events: pa.Table, shape: TableShape) -> pa.Table:
     ordered, outcomes = replay_events(events)
-    borrowed = borrowed_keys(outcomes)
-    held = _held(spark, location, ordered, shape) if borrowed else None
+    held = None
+    if location is not None and borrowed_keys(outcomes):
+        held = _held(spark, location, ordered, shape)
     return replayed_states(ordered, outcomes, held, shape)
 
 
@@ -75,7 +99,12 @@ def _held(spark: SparkSession, location: str, ordered: pa.Table, shape: TableSha
 
 
 def spark_states(
-    spark: SparkSession, location: str, records: DataFrame, part: TablePart, shape: TableShape, texts: dict[int, str]
+    spark: SparkSession,
+    location: str | None,
+    records: DataFrame,
+    part: TablePart,
+    shape: TableShape,
+    texts: dict[int, str],
 ) -> tuple[DataFrame, set[str], DataFrame]:
     """States of many records, the columns that some event did not send, and the persisted events: unpersist them in the end."""
     kept = records.where(f.col("op") != "TRUNCATE")

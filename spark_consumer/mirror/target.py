@@ -14,19 +14,12 @@ from pyspark.sql.types import DataType, StructType
 
 # One application id for all mirrors: a table belongs to one mirror, and versions are commit LSNs, which only rise.
 APPLICATION = "walgate-mirror"
-_PROPERTIES = {"delta.columnMapping.mode": "name"}
+# Of a table that is made by its first write.
+PROPERTIES = {"delta.columnMapping.mode": "name"}
 
 
 def exists(spark: SparkSession, location: str) -> bool:
     return bool(DeltaTable.isDeltaTable(spark, location))
-
-
-def create(spark: SparkSession, location: str, schema: StructType, comment: str) -> None:
-    """An empty table; nothing where there is one already."""
-    builder = DeltaTable.createIfNotExists(spark).location(location).addColumns(schema).comment(comment)
-    for name, value in _PROPERTIES.items():
-        builder = builder.property(name, value)
-    builder.execute()
 
 
 def align(spark: SparkSession, location: str, wanted: StructType) -> None:

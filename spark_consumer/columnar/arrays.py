@@ -1,0 +1,52 @@
+"""Arrow arrays from numpy and bytes by their buffers.
+
+`pa.array` and `pa.scalar` would do, but import pandas at their first call: over a second of CPU time in every Python worker and
+planner that Spark starts, and 40 MB that none of them needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+def numbers(values: npt.NDArray[Any], arrow_type: pa.DataType | None = None) -> pa.Array:
+    """`arrow_type`: one of the same width, for what numpy has no type for; numpy's own where it is None."""
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(arrow_type or pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
+
+
+def booleans(values: npt.NDArray[np.bool_]) -> pa.Array:
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values)])
+
+
+def nullable(values: pa.Array, missing: npt.NDArray[np.bool_]) -> pa.Array:
+    """Fixed-width `values` without nulls, null where `missing`."""
+    return pa.Array.from_buffers(values.type, len(values), [_bits(~missing), *values.buffers()[1:]])
+
+
+def _bits(values: npt.NDArray[np.bool_]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(values, bitorder="little"))
+
+
+def binaries(values: Sequence[bytes], arrow_type: pa.DataType | None = None) -> pa.Array:
+    """pa.binary(), or pa.string() of bytes that are UTF-8."""
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
+    if int(offsets[-1]) > 0x7FFFFFFF:
+        raise ValueError("more than 2 GiB of values in one array")
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(arrow_type or pa.binary(), len(values), buffers)
+
+
+def strings(values: Sequence[str]) -> pa.Array:
+    return binaries([value.encode() for value in values], pa.string())
+
+
+def repeated(text: str | None, count: int) -> pa.Array:
+    """One string `count` times; None: nulls."""
+    return pa.nulls(count, pa.string()) if text is None else strings([text]).take(numbers(np.zeros(count, np.int32)))
