@@ -25,7 +25,7 @@ from tests.values import literals as lit
 from tests.values.oracle import Record, Stream, column_text
 
 SEED = int(os.environ.get("WALGATE_TEST_SEED", random.randrange(2**32)))
-SHORT_COUNT, LONG_COUNT = 40, 600
+SHORT_COUNT, RARE_COUNT, LONG_COUNT = 40, 5, 600
 """Values a type in `make test`, and in `make long`."""
 
 
@@ -165,6 +165,54 @@ CASES = [
     Case("ltree", lit.ltree, extension="ltree"),
     Case("vector(3)", lit.vector3, "vector", extension="vector"),
 ]  # fmt: skip
+
+_MOMENTS = lit.ordered_ranges(st.integers(1, 9000), lambda n: f"{n:04d}-02-03 04:05:06")
+_NAMES = {
+    "regproc": ["now", "version"],
+    "regprocedure": ["now()", "abs(integer)"],
+    "regoper": ["||/", "!~~*"],
+    "regoperator": ["+(integer,integer)", "-(NONE,numeric)"],
+    "regclass": ["pg_class", "pg_catalog.pg_type"],
+    "regtype": ["integer", "text[]", "mood"],
+    "regconfig": ["simple", "english"],
+    "regdictionary": ["simple", "english_stem"],
+    "regnamespace": ["pg_catalog", "information_schema"],
+    "regrole": ["postgres", "pg_monitor"],
+    "regcollation": ['"C"', '"POSIX"'],
+}
+_RARE_SCALARS = {
+    **{name: st.sampled_from(known) for name, known in _NAMES.items()},
+    "tsmultirange": lit.multiranges(_MOMENTS),
+    "tstzmultirange": lit.multiranges(_MOMENTS),
+    "int8multirange": lit.multiranges(lit.ordered_ranges(st.integers(-(2**62), 2**62))),
+    "information_schema.cardinal_number": lit.integers(0, 2**31 - 1),
+    "information_schema.character_data": lit.text,
+    "information_schema.sql_identifier": lit.text,
+    "information_schema.time_stamp": lit.timestamptz.filter(lambda text: not text.startswith("2942")),
+    "information_schema.yes_or_no": st.sampled_from(["YES", "NO"]),
+}
+_ARRAYS_ABOVE = {case.type for case in CASES if case.type.endswith("[]")}
+_BASES_OF_DOMAINS = {
+    "cardinal_number": "int4",
+    "character_data": "varchar",
+    "sql_identifier": "name",
+    "time_stamp": "timestamptz",
+    "yes_or_no": "varchar",
+}
+RARE_CASES = [
+    *(Case(name, literals, _BASES_OF_DOMAINS.get(name.rpartition(".")[2], "")) for name, literals in _RARE_SCALARS.items()),
+    *(
+        Case(f"{name}[]", lit.arrays(literals), f"{base}[]" if (base := _BASES_OF_DOMAINS.get(name.rpartition(".")[2])) else "")
+        for name, literals in _RARE_SCALARS.items()
+    ),
+    *(
+        Case(f"{case.type}[]", lit.arrays(case.literals), f"{case.cast}[]" if case.cast else "", case.since, case.extension,
+             "format('%s', {})" if case.type == "xml" else case.shown)
+        for case in CASES
+        if "[]" not in case.type + case.cast and f"{case.type}[]" not in _ARRAYS_ABOVE and case.type not in _RARE_SCALARS
+    ),
+]  # fmt: skip
+"""The types that few columns have, and the array of every type that has none above."""
 
 USER_TYPES = """
 CREATE TYPE mood AS ENUM ('sad', 'ok', 'Very Happy', 'null', 'é');
@@ -315,22 +363,33 @@ async def test_oldest_server_finds_no_difference(oldest: Judge, case: Case) -> N
     await _try(oldest, case, SHORT_COUNT)
 
 
-async def _try_all(judge: Judge) -> None:
-    for case in CASES:
+@pytest.mark.integration
+async def test_newest_server_finds_no_difference_in_rarer_types(newest: Judge) -> None:
+    await _try_all(newest, RARE_CASES, RARE_COUNT)
+
+
+@pytest.mark.integration
+async def test_oldest_server_finds_no_difference_in_rarer_types(oldest: Judge) -> None:
+    await _try_all(oldest, RARE_CASES, RARE_COUNT)
+
+
+async def _try_all(judge: Judge, cases: list[Case], count: int) -> None:
+    for case in cases:
         try:
-            await _try(judge, case, LONG_COUNT)
+            await _try(judge, case, count)
         except pytest.skip.Exception as left_out:
             print(left_out)
-    assert judge.compared >= 100_000
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 async def test_a_hundred_thousand_values_without_a_difference_on_the_newest_server(newest: Judge) -> None:
-    await _try_all(newest)
+    await _try_all(newest, CASES + RARE_CASES, LONG_COUNT)
+    assert newest.compared >= 100_000
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 async def test_a_hundred_thousand_values_without_a_difference_on_the_oldest_server(oldest: Judge) -> None:
-    await _try_all(oldest)
+    await _try_all(oldest, CASES + RARE_CASES, LONG_COUNT)
+    assert oldest.compared >= 100_000
