@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from typing import Self
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
@@ -10,19 +11,10 @@ _BEHIND_LAST = 8
 """A partition's last offsets may be Kafka's own transaction markers: look so far back for a record."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stamps:
-    """Seconds since 1970; `value_bytes` is the size of the last record of a table."""
-
-    first_s: float
-    last_s: float
-
-
 class AppendTimes:
-    """Reads the first and the last record of each partition of the topics below a prefix."""
+    """Times of records, in seconds since 1970: `with AppendTimes(bootstrap_servers) as times:`."""
 
-    def __init__(self, bootstrap_servers: str, prefix: str) -> None:
-        self._prefix = prefix
+    def __init__(self, bootstrap_servers: str) -> None:
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap_servers,
@@ -33,28 +25,42 @@ class AppendTimes:
             }
         )
 
-    def of_all(self) -> Stamps:
-        """From the first record of any table to the last record of any topic."""
-        first: list[int] = []
-        last: list[int] = []
-        try:
-            topics = self._consumer.list_topics(timeout=30).topics
-            for name in (name for name in topics if name.startswith(f"{self._prefix}.")):
-                for partition in topics[name].partitions:
-                    low, high = self._consumer.get_watermark_offsets(TopicPartition(name, partition), timeout=30)
-                    if high == low:
-                        continue
-                    if name not in (f"{self._prefix}.transaction", f"{self._prefix}.message"):
-                        first += self._stamps(name, partition, low, 1)
-                    last += self._stamps(name, partition, max(low, high - _BEHIND_LAST), _BEHIND_LAST)
-        finally:
-            self._consumer.close()
-        return Stamps(min(first) / 1000, max(last) / 1000)
+    def __enter__(self) -> Self:
+        return self
 
-    def _stamps(self, topic: str, partition: int, offset: int, count: int) -> list[int]:
-        """Milliseconds of up to `count` records from `offset` on."""
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def first(self, *topics: str) -> float:
+        """Of the first record in any of them."""
+        return min(
+            stamp
+            for place, low, _ in self._filled(topics)
+            for stamp in self._stamps(place.topic, place.partition, low, 1)
+        )
+
+    def last(self, *topics: str) -> float:
+        """Of the last record in any of them."""
+        return max(
+            stamp
+            for place, low, high in self._filled(topics)
+            for stamp in self._stamps(place.topic, place.partition, max(low, high - _BEHIND_LAST), _BEHIND_LAST)
+        )
+
+    def _filled(self, topics: Iterable[str]) -> Iterator[tuple[TopicPartition, int, int]]:
+        """Partitions that hold anything, with their first and their next offset."""
+        known = self._consumer.list_topics(timeout=30).topics
+        for topic in topics:
+            for partition in known[topic].partitions:
+                place = TopicPartition(topic, partition)
+                low, high = self._consumer.get_watermark_offsets(place, timeout=30)
+                if high > low:
+                    yield place, low, high
+
+    def _stamps(self, topic: str, partition: int, offset: int, count: int) -> list[float]:
+        """Of up to `count` records from `offset` on."""
         self._consumer.assign([TopicPartition(topic, partition, offset)])
-        stamps: list[int] = []
+        stamps: list[float] = []
         while len(stamps) < count:
             message = self._consumer.poll(30)
             if message is None:
@@ -64,5 +70,5 @@ class AppendTimes:
                 break
             if error is not None:
                 raise RuntimeError(f"{topic}[{partition}]: {error}")
-            stamps.append(message.timestamp()[1])
+            stamps.append(message.timestamp()[1] / 1000)
         return stamps

@@ -194,17 +194,22 @@ async def drain(backlogged: Backlogged) -> Run:
         broker_cpu_s = cpu_s(parts.kafka.broker_pid) - broker_cpu_s
         other_cpu_s = busy_s() - busy - server_cpu_s - (walsender_cpu_s - walsender_began_cpu_s) - broker_cpu_s
         rss_mb = peak_rss_mb(server.pid)
-        stamps = await asyncio.to_thread(AppendTimes(parts.kafka.bootstrap_servers, server.prefix).of_all)
+        took_s = await asyncio.to_thread(_took_s, parts.kafka.bootstrap_servers, server.topics)
     await sql.close()
     return Run(
         rows=backlogged.changes,
-        took_s=stamps.last_s - stamps.first_s,
+        took_s=took_s,
         gateway_cpu_s=server_cpu_s,
         walsender_cpu_s=walsender_cpu_s,
         broker_cpu_s=broker_cpu_s,
         other_cpu_s=other_cpu_s,
         peak_rss_mb=rss_mb,
     )
+
+
+def _took_s(bootstrap_servers: str, topics: tuple[str, ...]) -> float:
+    with AppendTimes(bootstrap_servers) as times:
+        return times.last(*topics) - times.first(*topics)
 
 
 class RecordCount:

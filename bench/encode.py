@@ -36,9 +36,6 @@ from gateway.service.pump import Pump
 from gateway.transactions.machine import ROW_KINDS, TransactionMachine
 from gateway.transactions.transaction import MessageTopic, RelationVersion
 
-CHUNK = 1 << 18
-"""Bytes that arrive at once, and are taken at once: what a busy connection gives."""
-
 NO_COMPRESSION, LZ4 = 0, 3
 """Codes of Kafka's record batch."""
 
@@ -117,18 +114,21 @@ def receive(captured: Capture) -> list[bytes]:
     """Bytes into the inbox as a socket gives them, out as whole frames."""
     inbox = Inbox(lambda kind, body: True, lambda lsn, reply: None)
     _fill(inbox, COPY_BOTH)
-    view = memoryview(captured.data)
+    rest = memoryview(captured.data)
     taken = []
-    for start in range(0, len(view), CHUNK):
-        _fill(inbox, view[start : start + CHUNK])
+    while rest:
+        rest = rest[_fill(inbox, rest) :]
         taken.append(inbox.take())
     return taken
 
 
-def _fill(inbox: Inbox, data: bytes | memoryview) -> None:
+def _fill(inbox: Inbox, data: bytes | memoryview) -> int:
+    """What fits, which is how much a busy connection gives at once."""
     space = inbox.space()
-    space[: len(data)] = data
-    inbox.add(len(data))
+    count = min(len(space), len(data))
+    space[:count] = data[:count]
+    inbox.add(count)
+    return count
 
 
 def walk(captured: Capture) -> None:
@@ -153,7 +153,7 @@ class _Announcer:
         self._captured = captured
         self._outlet = outlet
 
-    async def announce(self, relation: Relation) -> RelationVersion:
+    async def announce(self, relation: Relation, _: RelationVersion | None) -> RelationVersion:
         description = describe(relation, self._captured.facts)
         return RelationVersion(relation.name, 1, RowEncoder(description, 1, 2), self._outlet(relation.name))
 

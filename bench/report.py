@@ -18,7 +18,7 @@ from rich.table import Table
 
 from bench.large import Large
 from bench.latency import Latency
-from bench.run import Run
+from bench.run import Run, Turns
 
 T = TypeVar("T")
 
@@ -70,6 +70,27 @@ class Drained:
             "broker_cpu_us_per_row": {name: round(self.cpu_us(name, "broker"), 2) for name in readers},
             "peak_rss_mb": {name: round(self.peak_rss_mb(name)) for name in readers},
             "other_cpu_s": {name: round(median(r.other_cpu_s for r in runs), 1) for name, runs in self.runs.items()},
+            **self._turns_json(),
+        }
+
+    def _turns(self) -> dict[str, list[Turns]]:
+        found = {name: [run.turns for run in runs if run.turns is not None] for name, runs in self.runs.items()}
+        return {name: turns for name, turns in found.items() if turns}
+
+    def _turns_json(self) -> dict[str, Any]:
+        """Many tables against one; nothing for other workloads."""
+        figures: dict[str, Callable[[Turns], float]] = {
+            "one_table_rows_per_s": lambda turns: turns.one_table_rows_per_s,
+            "ratio_to_one_table": lambda turns: turns.ratio_to_one_table,
+            "later_ratio_to_one_table": lambda turns: turns.later_ratio_to_one_table,
+            "ms_per_new_table": lambda turns: turns.ms_per_new_table,
+        }
+        found = self._turns()
+        if not found:
+            return {}
+        return {
+            key: {name: round(median(map(figure, turns)), 2) for name, turns in found.items()}
+            for key, figure in figures.items()
         }
 
     def print(self, console: Console) -> None:
@@ -96,6 +117,13 @@ class Drained:
                 f"{median(run.other_cpu_s / run.took_s for run in runs):.0%}",
             )
         console.print(table)
+        for name, turns in self._turns().items():
+            console.print(
+                f"{name}: {median(each.ratio_to_one_table for each in turns):.2f} of one table's rate with the first"
+                f" round, {median(each.later_ratio_to_one_table for each in turns):.2f} in later rounds,"
+                f" {median(each.ms_per_new_table for each in turns):.1f} ms for each new table",
+                highlight=False,
+            )
 
 
 class Live(Generic[T]):

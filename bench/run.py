@@ -4,6 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ROWS_IN_A_TURN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """One backlog of `rows` rows in one table, then as many in many tables, a transaction each in turn."""
+
+    rows: int
+    table_count: int
+    one_table_s: float
+    first_round_s: float  # each table is met for the first time: its schemas are registered
+    later_rounds_s: float
+
+    @property
+    def one_table_rows_per_s(self) -> float:
+        return self.rows / self.one_table_s
+
+    @property
+    def later_rounds_rows_per_s(self) -> float:
+        return (self.rows - self.table_count * ROWS_IN_A_TURN) / self.later_rounds_s
+
+    @property
+    def ratio_to_one_table(self) -> float:
+        """With the first round."""
+        return self.one_table_s / (self.first_round_s + self.later_rounds_s)
+
+    @property
+    def later_ratio_to_one_table(self) -> float:
+        """Without it."""
+        return self.later_rounds_rows_per_s / self.one_table_rows_per_s
+
+    @property
+    def ms_per_new_table(self) -> float:
+        """Beyond what its rows take."""
+        rows = self.table_count * ROWS_IN_A_TURN
+        return (self.first_round_s - rows / self.one_table_rows_per_s) / self.table_count * 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -17,6 +54,7 @@ class Run:
     broker_cpu_s: float = 0.0
     other_cpu_s: float = 0.0
     peak_rss_mb: float = 0.0
+    turns: Turns | None = None
 
     @property
     def rows_per_s(self) -> float:

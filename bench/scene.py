@@ -37,6 +37,7 @@ class Backlogged:
     database: str
     changes: int
     last_lsn: str
+    table_count: int
 
     @property
     def dsn(self) -> str:
@@ -108,12 +109,13 @@ class Scene:
                 if backlog.pgbench:
                     await self.program("pgbench", "-n", "-M", "prepared", "-c", "2", "-t", str(units // 2), name)
                 else:
-                    await sql.execute(backlog.load.format(count=units))
+                    for statement in backlog.load:
+                        await sql.execute(statement.format(count=units))
                 async with sql.transaction():
                     await sql.execute(backlog.last)
                     last_lsn = await sql.fetchval("select pg_current_wal_insert_lsn()::text")
                 await sql.execute("checkpoint")
-                yield Backlogged(self.parts, name, backlog.changes(scale), last_lsn)
+                yield Backlogged(self.parts, name, backlog.changes(scale), last_lsn, backlog.table_count)
             finally:
                 await drop_slot(sql, _BASE_SLOT)
                 await sql.close()

@@ -23,7 +23,7 @@ import asyncpg
 
 from bench.append_times import AppendTimes
 from bench.cost import busy_s, cpu_s, peak_rss_mb
-from bench.run import Run
+from bench.run import Run, Turns
 from bench.scene import Backlogged
 from bench.workloads import PUBLICATION
 from gateway.local import LocalParts
@@ -130,18 +130,36 @@ async def drain(
         broker_cpu_s = cpu_s(parts.kafka.broker_pid) - broker_cpu_s
         other_cpu_s = busy_s() - busy - gateway_cpu_s - walsender_cpu_s - broker_cpu_s
         rss_mb = peak_rss_mb(pid)
-        stamps = await asyncio.to_thread(AppendTimes(parts.kafka.bootstrap_servers, gateway.prefix).of_all)
-        took_s = stamps.last_s - gateway.streams_since_s
+        end_s, turns = await asyncio.to_thread(_times, parts.kafka.bootstrap_servers, gateway.prefix, backlogged)
     await sql.close()
     return Run(
         rows=backlogged.changes,
-        took_s=took_s,
+        took_s=end_s - gateway.streams_since_s,
+        turns=turns,
         gateway_cpu_s=gateway_cpu_s,
         walsender_cpu_s=walsender_cpu_s,
         broker_cpu_s=broker_cpu_s,
         other_cpu_s=other_cpu_s,
         peak_rss_mb=rss_mb,
     )
+
+
+def _times(bootstrap_servers: str, prefix: str, backlogged: Backlogged) -> tuple[float, Turns | None]:
+    """When the last marker was appended; and where the backlog is one table, then many in turn, what took how long."""
+    with AppendTimes(bootstrap_servers) as times:
+        end_s = times.last(f"{prefix}.transaction")
+        if backlogged.table_count == 1:
+            return end_s, None
+        alone, last = (f"{prefix}.public.{table}" for table in ("bench", f"bench{backlogged.table_count - 1}"))
+        alone_end_s, all_met_s = times.last(alone), times.first(last)
+        turns = Turns(
+            rows=backlogged.changes // 2,
+            table_count=backlogged.table_count,
+            one_table_s=alone_end_s - times.first(alone),
+            first_round_s=all_met_s - alone_end_s,
+            later_rounds_s=end_s - all_met_s,
+        )
+        return end_s, turns
 
 
 async def past(sql: asyncpg.Connection, gateway: Gateway, lsn: str, timeout_s: float = 600.0) -> None:

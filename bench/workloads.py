@@ -7,21 +7,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.run import ROWS_IN_A_TURN
+
 PUBLICATION = "bench"
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """`load` is a DO block or procedure body with {count}; `pgbench` arguments instead run TPC-B; `last` adds one row."""
+    """`load` is statements with {count}, each executed alone, as a block that commits must be; `pgbench` runs TPC-B
+    instead; `last` adds one row."""
 
     name: str
     title: str
     tables: str
-    load: str
+    load: tuple[str, ...]
     last: str
     count: int
     changes_per_unit: int = 1
     pgbench: bool = False
+    table_count: int = 1
 
     def units(self, scale: float) -> int:
         return max(100, round(self.count * scale))
@@ -73,7 +77,7 @@ W1 = Backlog(
     "W1",
     "inserts of 7 columns, 100 in a transaction",
     _NARROW,
-    _in_transactions(W1_ROWS, 100),
+    (_in_transactions(W1_ROWS, 100),),
     W1_ROWS.format(first="0", last="0"),
     1_000_000,
 )
@@ -81,7 +85,7 @@ W2 = Backlog(
     "W2",
     "pgbench TPC-B: 3 updates and an insert in a transaction",
     "alter table pgbench_history add column hid bigserial primary key",
-    "",
+    (),
     "update pgbench_branches set bbalance = 0 where bid = 1",
     60_000,
     changes_per_unit=4,
@@ -91,7 +95,7 @@ W4 = Backlog(
     "W4",
     "inserts of 50 columns, 100 in a transaction",
     f"create table bench (id bigint primary key, {', '.join(_WIDE_COLUMNS)})",
-    _in_transactions(W4_ROWS, 100),
+    (_in_transactions(W4_ROWS, 100),),
     "insert into bench (id) values (0)",
     150_000,
 )
@@ -99,12 +103,20 @@ W5 = Backlog(
     "W5",
     "inserts of 2 kB, 100 in a transaction",
     "create table bench (id bigint primary key, body text); alter table bench alter body set storage external",
-    _in_transactions(
-        "insert into bench select n, repeat(md5(n::text), 62) from generate_series({first}, {last}) n", 100
+    (
+        _in_transactions(
+            "insert into bench select n, repeat(md5(n::text), 62) from generate_series({first}, {last}) n", 100
+        ),
     ),
     "insert into bench (id) values (0)",
     250_000,
 )
+_UPDATES = """
+do $$ begin for i in 1..{count} by 100 loop
+    update bench set a = a + 1, d = d + interval '1 s' where id between (i % 50000) and (i % 50000) + 99;
+    commit;
+end loop; end $$
+"""
 W6 = Backlog(
     "W6",
     "updates of 7 columns with REPLICA IDENTITY FULL, 100 in a transaction",
@@ -112,23 +124,32 @@ W6 = Backlog(
     + "alter table bench replica identity full;"
     + W1_ROWS.format(first="1", last="50000")
     + "; alter table bench set (fillfactor = 50, autovacuum_enabled = off); create index on bench (a)",
-    "do $$ begin for i in 1..{count} by 100 loop"
-    " update bench set a = a + 1, d = d + interval '1 s' where id between (i % 50000) and (i % 50000) + 99;"
-    " commit; end loop; end $$",
+    (_UPDATES,),
     "update bench set a = 0 where id = 1",
     400_000,
 )
+TABLE_COUNT = 1000
+_IN_TURN = f"""
+do $$ begin for i in 1..{{count}} by {ROWS_IN_A_TURN} loop
+    execute format('insert into bench%s select n, n %% 1000, ''customer '' || n, (n %% 100000) / 100.0,
+        ''2026-01-01Z''::timestamptz + n * interval ''1 s'', n %% 2 = 0, ''a note of some length for row '' || n
+        from generate_series(%s, %s) n', i / {ROWS_IN_A_TURN} % {TABLE_COUNT}, i, i + {ROWS_IN_A_TURN - 1});
+    commit;
+end loop; end $$
+"""
 TABLES = Backlog(
     "T1000",
-    "inserts of 7 columns into 1,000 tables in turn, 100 in a transaction",
-    "do $$ begin for t in 0..999 loop execute format('create table bench%s (id bigint primary key, a int, b text,"
-    " c numeric(12,2), d timestamptz, e bool, f text)', t); end loop; end $$; " + _NARROW,
-    "do $$ begin for i in 1..{count} by 100 loop execute format('insert into bench%s select n, n %% 1000,"
-    " ''customer '' || n, (n %% 100000) / 100.0, ''2026-01-01Z''::timestamptz + n * interval ''1 s'', n %% 2 = 0,"
-    " ''a note of some length for row '' || n from generate_series(%s, %s) n', i / 100 %% 1000, i, i + 99);"
-    " commit; end loop; end $$",
-    W1_ROWS.format(first="0", last="0"),
+    "W1's rows into one table, then as many into 1,000 tables in turn",
+    f"do $$ begin for t in 0..{TABLE_COUNT - 1} loop execute format('create table bench%s (id bigint primary key, a int,"
+    " b text, c numeric(12,2), d timestamptz, e bool, f text)', t); end loop; end $$; " + _NARROW,
+    (
+        _in_transactions(W1_ROWS, ROWS_IN_A_TURN),
+        _IN_TURN,
+    ),
+    "insert into bench0 (id) values (0)",
     500_000,
+    changes_per_unit=2,
+    table_count=TABLE_COUNT,
 )
 
 BACKLOGS = {backlog.name: backlog for backlog in (W1, W2, W4, W5, W6, TABLES)}

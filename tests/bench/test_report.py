@@ -11,7 +11,7 @@ from rich.console import Console
 from bench import report
 from bench.large import Large
 from bench.latency import Latency, summary
-from bench.run import Run
+from bench.run import Run, Turns
 
 COMMON = {
     "workload",
@@ -113,6 +113,18 @@ def test_a_latency_leaves_the_warm_up_out() -> None:
     assert (found.count, found.rows_per_s) == (400, 100.0)
     assert found.p50_ms == pytest.approx(8.0, abs=0.02)
     assert found.cpu_us == pytest.approx(100.0)
+
+
+def test_many_tables_are_held_against_one() -> None:
+    turns = Turns(rows=500_000, table_count=1000, one_table_s=5.0, first_round_s=4.0, later_rounds_s=4.0)
+    made = report.Drained("T1000", "in turn")
+    made.add("floor", Run(1_000_001, 6.0))
+    made.add("walgate", Run(1_000_001, 13.0, turns=turns))
+    one = made.as_json()
+    assert one["one_table_rows_per_s"] == {"walgate": 100_000}
+    assert one["ratio_to_one_table"] == {"walgate": 0.62}
+    assert one["later_ratio_to_one_table"] == {"walgate": 1.0}
+    assert one["ms_per_new_table"] == {"walgate": 3.0}
 
 
 def test_the_last_line_is_a_list_of_objects(capsys: pytest.CaptureFixture[str]) -> None:
