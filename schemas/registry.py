@@ -9,25 +9,26 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any, Final, Literal
-
-from confluent_kafka.schema_registry import AsyncSchemaRegistryClient
-from confluent_kafka.schema_registry import Schema as RegisteredText
-from confluent_kafka.schema_registry.error import SchemaRegistryError
+from urllib.parse import quote
 
 from schemas.compatibility import TypeChange, incompatible_columns
 from schemas.errors import IncompatibleSchema, RegistryRefused, RegistryUnavailable
+from schemas.http import HttpClient
 
 Schema = dict[str, Any]
 OnIncompatible = Literal["stop", "register"]
 
-_NOT_FOUND: Final = frozenset({40401, 40402, 40403})
-"""Subject, version, schema."""
+_NOT_FOUND: Final = frozenset({40401, 40402, 40403, 40408})
+"""Subject, version, schema, compatibility of the subject."""
 _TRY_AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _HINT_INCOMPATIBLE: Final = (
     "two ways on, both from where it stopped, so that nothing is lost: set schemas.on_incompatible=register, which lets "
     "every such change through; or register the refused schema (it was logged) under {subject} yourself, which lets this "
     "one through, and start again. Readers must then be able to read both. Changing the source back is no way: rows of "
     "the new form that were committed stay in the stream"
+)
+_HINT_CREDENTIALS: Final = (
+    "check registry.username and registry.password, and that this user may write subjects and their config"
 )
 
 
@@ -44,97 +45,170 @@ class RegistryClient:
         timeout_s: float = 30.0,
         on_incompatible: OnIncompatible = "stop",
     ) -> None:
-        # No retries in there: they sleep without end in sight; ours is to say Unavailable and be called again.
-        settings: dict[str, Any] = {"url": url, "timeout": timeout_s, "max.retries": 0}
-        if username is not None:
-            settings["basic.auth.user.info"] = f"{username}:{password or ''}"
-        if ca_file is not None:
-            settings["ssl.ca.location"] = str(ca_file)
-        self._client = AsyncSchemaRegistryClient(settings)
+        try:
+            self._http = HttpClient(url, username=username, password=password, ca_file=ca_file, timeout_s=timeout_s)
+        except (ValueError, OSError) as error:
+            raise RegistryRefused(f"registry.url or registry.ca_file can not be used: {error}") from error
         self._on_incompatible = on_incompatible
         self._ids: dict[tuple[str, str], int] = {}
         self._schemas: dict[int, Schema] = {}
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._http.close()
 
-    async def register(self, subject: str, schema: Schema) -> int:
-        """Schema id of this content under the subject, made where it is not there yet. Cached by content."""
+    async def register(self, subject: str, schema: Schema, in_force: Schema | None = None) -> int:
+        """Schema id of this content under the subject, made where it is not there yet. Cached by content.
+
+        It must be able to read what `in_force` wrote; None stands for the newest version.
+        """
         text = json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
-        known = self._ids.get((subject, text))
-        if known is not None:
-            return known
-        try:
-            schema_id = await self._register(subject, schema, text)
-        except Exception as error:
-            raise _classified(error, subject) from error
-        self._ids[subject, text] = schema_id
+        schema_id = self._ids.get((subject, text))
+        if schema_id is None:
+            schema_id = self._ids[subject, text] = await self._register(subject, schema, text, in_force)
         return schema_id
 
     async def schema(self, schema_id: int) -> Schema:
         """The schema as the registry has it: normalised perhaps, but with every attribute."""
         known = self._schemas.get(schema_id)
         if known is None:
-            try:
-                found = await self._client.get_schema(schema_id)
-            except Exception as error:
-                raise _classified(error, f"schema {schema_id}") from error
-            known = self._schemas[schema_id] = json.loads(found.schema_str or "")
+            known = _schema(await self._ask("GET", f"/schemas/ids/{schema_id}"))
+            self._schemas[schema_id] = known
         return known
 
     async def latest(self, subject: str) -> Schema | None:
         """The newest version of a subject, None where there is none. Asked anew each time."""
-        try:
-            return await self._newest(subject)
-        except Exception as error:
-            raise _classified(error, subject) from error
+        newest = await self._newest(subject)
+        return None if newest is None else newest[1]
 
-    async def _register(self, subject: str, schema: Schema, text: str) -> int:
-        registered = RegisteredText(text, "AVRO")
-        known = await self._look_up(subject, registered)
+    async def _register(self, subject: str, schema: Schema, text: str, in_force: Schema | None) -> int:
+        """One call where the newest version is this one, three for a new subject."""
+        newest = await self._newest(subject)
+        body = {"schema": text}
+        if newest is None:
+            await self._set_compatibility(subject, "BACKWARD")
+            return await self._new_version(subject, body)
+        newest_id, newest_schema = newest
+        if newest_schema != schema or self._on_incompatible == "register":
+            await self._repair_compatibility(subject)
+        if newest_schema == schema:
+            return newest_id
+        known = await self._find("POST", f"/subjects/{_quoted(subject)}", body)
         if known is not None:  # also an older version that the newest could not read: rows may be sent again
-            return known
-        latest = await self._newest(subject)
-        changes = [] if latest is None else incompatible_columns(latest, schema)
-        if latest is None:
-            await self._client.set_compatibility(subject, "BACKWARD")
-        if changes and self._on_incompatible == "stop":
+            return _id(known)
+        changes = incompatible_columns(in_force or newest_schema, schema)
+        # The newest may be of a transaction that was rolled back: what it can not be read by is no reason then.
+        goes_on = self._on_incompatible == "register" or (not changes and incompatible_columns(newest_schema, schema))
+        if changes and not goes_on:
             raise _incompatible(subject, schema, text, changes, "")
         try:
-            return await self._client.register_schema(subject, registered)
-        except SchemaRegistryError as error:
-            if error.http_status_code != 409:
+            return await self._new_version(subject, body)
+        except _Refused as error:
+            if error.status != 409:
                 raise
-            if self._on_incompatible == "stop":
-                raise _incompatible(subject, schema, text, changes, error.error_message) from error
-        return await self._register_regardless(subject, registered)
+            if not goes_on:
+                raise _incompatible(subject, schema, text, changes, error.message) from error
+        return await self._register_regardless(subject, body)
 
-    async def _look_up(self, subject: str, registered: RegisteredText) -> int | None:
-        try:
-            return (await self._client.lookup_schema(subject, registered)).schema_id
-        except SchemaRegistryError as error:
-            if error.error_code in _NOT_FOUND:
-                return None
-            raise
-
-    async def _register_regardless(self, subject: str, registered: RegisteredText) -> int:
+    async def _register_regardless(self, subject: str, body: Schema) -> int:
         """`schemas.on_incompatible: register`: compatibility off for this one version."""
-        await self._client.set_compatibility(subject, "NONE")
+        await self._set_compatibility(subject, "NONE")
         try:
-            return await self._client.register_schema(subject, registered)
+            return await self._new_version(subject, body)
         finally:
-            await self._client.set_compatibility(subject, "BACKWARD")
+            await self._set_compatibility(subject, "BACKWARD")
 
-    async def _newest(self, subject: str) -> Schema | None:
-        self._client._latest_version_cache.clear()  # the client keeps "latest" for ever otherwise
+    async def _repair_compatibility(self, subject: str) -> None:
+        """A process that ended inside `_register_regardless` has left NONE behind."""
+        found = await self._find("GET", f"/config/{_quoted(subject)}")
+        if found is not None and found.get("compatibilityLevel") == "NONE":
+            await self._set_compatibility(subject, "BACKWARD")
+
+    async def _new_version(self, subject: str, body: Schema) -> int:
+        return _id(await self._ask("POST", f"/subjects/{_quoted(subject)}/versions", body))
+
+    async def _newest(self, subject: str) -> tuple[int, Schema] | None:
+        found = await self._find("GET", f"/subjects/{_quoted(subject)}/versions/latest")
+        return None if found is None else (_id(found), _schema(found))
+
+    async def _set_compatibility(self, subject: str, level: str) -> None:
+        await self._ask("PUT", f"/config/{_quoted(subject)}", {"compatibility": level})
+
+    async def _find(self, method: str, path: str, body: Schema | None = None) -> Schema | None:
+        """None where the registry says that there is no such thing."""
         try:
-            latest = await self._client.get_latest_version(subject)
-        except SchemaRegistryError as error:
-            if error.error_code in _NOT_FOUND:
+            return await self._ask(method, path, body)
+        except _Refused as error:
+            if error.code in _NOT_FOUND:
                 return None
             raise
-        found: Schema = json.loads(latest.schema.schema_str or "")
-        return found
+
+    async def _ask(self, method: str, path: str, body: Schema | None = None) -> Schema:
+        """The answer's object. Raises RegistryUnavailable, RegistryRefused."""
+        what = f"{method} {path}"
+        try:
+            status, answer = await self._http.request(method, path, None if body is None else json.dumps(body).encode())
+        except OSError as error:
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise RegistryUnavailable(f"the schema registry does not answer ({what}): {reason}") from error
+        if status == 200:
+            try:
+                found = json.loads(answer)
+            except ValueError as error:
+                raise _no_registry(what, error) from error
+            if not isinstance(found, dict):
+                raise _no_registry(what, "not an object")
+            return found
+        code, message = _problem(answer)
+        if status in _TRY_AGAIN:
+            raise RegistryUnavailable(f"the schema registry answers {status} ({what}): {message}")
+        raise _Refused(status, code, message, what)
+
+
+class _Refused(RegistryRefused):
+    """What the registry answers instead: HTTP's status, its own code and message."""
+
+    def __init__(self, status: int, code: int, message: str, what: str) -> None:
+        self.status, self.code = status, code
+        if status in (401, 403):
+            super().__init__(f"the schema registry answers {status} ({what})", hint=_HINT_CREDENTIALS)
+        else:
+            super().__init__(f"the schema registry answers {status} ({what}): {message}")
+
+
+def _problem(answer: bytes) -> tuple[int, str]:
+    """Code and message of an answer that is no success; 0 where it has none."""
+    try:
+        found = json.loads(answer)
+        return int(found["error_code"]), str(found["message"])
+    except (ValueError, KeyError, TypeError):
+        return 0, answer[:200].decode("utf-8", "replace")
+
+
+def _quoted(subject: str) -> str:
+    return quote(subject, safe="")
+
+
+def _id(found: Schema) -> int:
+    try:
+        return int(found["id"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _no_registry("an answer without an id", error) from error
+
+
+def _schema(found: Schema) -> Schema:
+    try:
+        schema: Schema = json.loads(found["schema"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _no_registry("an answer without a schema", error) from error
+    return schema
+
+
+def _no_registry(what: str, reason: object) -> RegistryRefused:
+    described = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason
+    return RegistryRefused(
+        f"what answers in place of the schema registry is none ({what}): {described}",
+        hint="check that registry.url is that of a Confluent API, and that no proxy or login page answers for it",
+    )
 
 
 def _incompatible(
@@ -149,26 +223,3 @@ def _incompatible(
         subject=subject,
         schema_text=text,
     )
-
-
-def _classified(error: Exception, what: str) -> Exception:
-    """The client raises its own error for an answer, the HTTP library's for none."""
-    if not isinstance(error, SchemaRegistryError):
-        if isinstance(error, (ValueError, KeyError, TypeError, AttributeError)):
-            return RegistryRefused(
-                f"what answers in place of the schema registry is none ({what}): {type(error).__name__}: {error}",
-                hint="check that registry.url is that of a Confluent API, and that no proxy or login page answers for it",
-            )
-        libraries = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
-        if not isinstance(error, OSError) and not libraries & {"httpx", "httpx2"}:
-            return error
-        return RegistryUnavailable(f"the schema registry does not answer ({what}): {type(error).__name__}: {error}")
-    status, message = error.http_status_code, error.error_message
-    if status in _TRY_AGAIN:
-        return RegistryUnavailable(f"the schema registry answers {status} ({what}): {message}")
-    if status in (401, 403):
-        return RegistryRefused(
-            f"the schema registry answers {status} ({what})",
-            hint="check registry.username and registry.password, and that this user may write subjects and their config",
-        )
-    return RegistryRefused(f"the schema registry answers {status} ({what}): {message}")
