@@ -11,7 +11,8 @@ from typing import Any
 import structlog
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
+from aiokafka.protocol.metadata import MetadataRequest
 
 from gateway.kafka.producer import classify
 from gateway.operate.errors import DataGap, StopForOperator
@@ -28,6 +29,7 @@ _COMPACTED = {
     "min.cleanable.dirty.ratio": "0.1",
 }
 _TOPIC_EXISTS = TopicAlreadyExistsError.errno
+_UNKNOWN_TOPIC = UnknownTopicOrPartitionError.errno
 
 
 def deleted_topics(topics: Iterable[str]) -> DataGap:
@@ -81,16 +83,21 @@ class Topics:
         unknown = [topic for topic in dict.fromkeys(topics) if topic not in self._partition_counts]
         if unknown:
             async with self._asking("listing topics"):
-                existing = await self._existing()
+                existing = await self._existing(unknown)
             unknown = [topic for topic in unknown if topic not in existing]
         return unknown
 
-    async def _existing(self) -> dict[str, int]:
-        """Partition counts."""
-        return {d["topic"]: len(d["partitions"]) for d in await self._admin.describe_topics() if not d["error_code"]}
+    async def _existing(self, topics: list[str]) -> dict[str, int]:
+        """Partition counts. Asked for by name: a list of all leaves out what we may not describe, as if it were missing."""
+        request = MetadataRequest(topics, allow_auto_topic_creation=False)  # describe_topics would make them
+        found = (await self._admin._send_request(request)).to_object()["topics"]
+        for facts in found:
+            if facts["error_code"] not in (0, _UNKNOWN_TOPIC):
+                raise for_code(facts["error_code"])(facts["topic"])
+        return {facts["topic"]: len(facts["partitions"]) for facts in found if not facts["error_code"]}
 
     async def _make_missing(self, wanted: list[str]) -> None:
-        existing = await self._existing()
+        existing = await self._existing(wanted)
         missing = [topic for topic in wanted if topic not in existing]
         deleted = [topic for topic in missing if topic in self._seen]
         if deleted:

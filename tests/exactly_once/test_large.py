@@ -97,6 +97,54 @@ async def test_ten_thousand_savepoints_of_which_every_tenth_is_rolled_back(
         assert verdict.event_count == 9001
 
 
+@pytest.mark.parametrize("count", [3_000, pytest.param(200_000, marks=pytest.mark.long)])
+async def test_subtransactions_that_are_rolled_back_fill_a_marker_and_no_more(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, count: int
+) -> None:
+    """T32: a manifest names each of them, in three bytes or so. What does not fit into a record stops with the way out."""
+    async with open_scene(
+        database,
+        kafka.bootstrap_servers,
+        registry.url,
+        topic_prefix,
+        tmp_path,
+        kafka__compression="none",
+        kafka__batch_bytes=count // 2,
+        kafka__topics='[{"pattern": ".*[.]transaction", "config": {"max.message.bytes": "16777216"}}]',
+    ) as scene:
+        # Each change is sent at once, so also that of a subtransaction which is rolled back in the next moment.
+        await scene.connection.execute(
+            f"ALTER DATABASE {database.name} SET debug_logical_replication_streaming = immediate"
+        )
+        await scene.streaming(kafka__max_record_bytes=count)
+        await scene.connection.execute(
+            f"""
+            DO $$
+            DECLARE number bigint := nextval('history.number');
+            BEGIN
+                INSERT INTO history.transactions VALUES (number, pg_current_xact_id()::text::bigint & 4294967295, 'wide');
+                INSERT INTO work.plain VALUES (-1, number, number || '/-1/');
+                INSERT INTO history.statements VALUES (number, 1, 'INSERT', 'work.plain', ARRAY[-1]);
+                FOR n IN 2..{count} LOOP
+                    BEGIN
+                        INSERT INTO work.plain VALUES (-n, number, '');
+                        RAISE EXCEPTION 'back';
+                    EXCEPTION WHEN raise_exception THEN NULL;
+                    END;
+                END LOOP;
+            END $$
+            """
+        )
+        await scene.ends("the markers", "kafka.max_record_bytes")
+        await scene.streaming()
+        memory = Memory(scene)
+        verdict = await scene.finish(timeout_s=300)
+        print(f"{count} subtransactions, all but one rolled back: {memory.end()}; {verdict}")
+        markers = (await scene.read()).markers
+        manifests = [marker.value["manifest"] for marker in markers if marker.value["kind"] == "STREAM_COMMIT"]
+        assert max(len(manifest["aborted_subxids"]) for manifest in manifests) == count - 1
+
+
 @pytest.mark.parametrize("seconds", [0, pytest.param(90, marks=pytest.mark.long)])
 async def test_fifty_interleaved_large_transactions_are_kept_apart(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, seconds: int
@@ -118,8 +166,11 @@ async def test_fifty_interleaved_large_transactions_are_kept_apart(
         for number, session in enumerate(sessions):
             await session.end(commit=number % 5 != 0)
             await session.connection.close()
-        await scene.delivered(await scene.workload.finish())
-        print(f"50 interleaved transactions of {150 * turns} rows: {memory.end()}; {await scene.judge()}")
+        behind_s = await scene.delivered(await scene.workload.finish(), timeout_s=600)
+        print(
+            f"50 interleaved transactions of {150 * turns} rows, readable {behind_s:.0f} s after their end: "
+            f"{memory.end()}; {await scene.judge()}"
+        )
 
 
 async def test_rows_of_ten_megabytes_pass(
