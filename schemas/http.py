@@ -65,6 +65,8 @@ class HttpClient:
                     except (ConnectionError, EOFError):
                         continue  # the server may have closed it while it was idle: what we ask can be asked twice
                 return await self._exchange(await self._connect(), message)
+        except OSError:  # also a certificate that does not hold, which is a ValueError too
+            raise
         except (EOFError, asyncio.LimitOverrunError, ValueError) as error:
             raise ConnectionError(f"no whole HTTP answer: {error}") from error
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +112,40 @@ async def test_what_is_no_whole_answer_is_a_connection_error(answer: bytes) -> N
     async with serving([answer]) as (_, client):
         with pytest.raises(ConnectionError):
             await client.request("GET", "/x")
+
+
+async def test_a_certificate_is_verified(tmp_path: Path) -> None:
+    own, other = (certificate(tmp_path / name) for name in ("own", "other"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own / "certificate.pem", own / "key.pem")
+    made = Server([OK])
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0, ssl=context)
+    url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
+    try:
+        for ca_file in (other / "certificate.pem", None):
+            client = HttpClient(url, username=None, password=None, ca_file=ca_file, timeout_s=5.0)
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await client.request("GET", "/x")
+        client = HttpClient(url, username=None, password=None, ca_file=own / "certificate.pem", timeout_s=5.0)
+        assert await client.request("GET", "/x") == (200, b"{}")
+        await client.close()
+    finally:
+        server.close()
+        await made.done()
+
+
+def certificate(folder: Path) -> Path:
+    """A folder with a key and a certificate of localhost that it signed itself."""
+    folder.mkdir()
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    )
+    subprocess.run(
+        [*command.split(), "-keyout", folder / "key.pem", "-out", folder / "certificate.pem"],
+        check=True,
+        capture_output=True,
+    )
+    return folder
 
 
 @pytest.mark.parametrize("url", ["", "registry:8081", "ftp://registry", "http://", "http://registry:port"])
