@@ -5,6 +5,7 @@ All of this waits, and the reading waits with it; the slot is kept alive by the 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -73,20 +74,25 @@ class Announcer:
         """The name of a type, for when the catalog has forgotten it."""
         self._announced_types[message.type_oid] = (message.namespace, message.name)
 
-    async def announce(self, relation: Relation) -> RelationVersion:
+    async def announce(self, relation: Relation, in_force: RelationVersion | None) -> RelationVersion:
+        """`in_force`: what changes of the relation were encoded with so far. The newest schema of the topic may be another:
+        one of a savepoint or transaction that was rolled back, by which later ones are not bound."""
+        earlier = None if in_force is None else in_force.encoder.description
+        if earlier is not None and (earlier.namespace, earlier.name) != (relation.namespace, relation.name):
+            earlier = None  # renamed: another topic
         with classified_schema_errors():
             topic = topic_name(self._prefix, relation.namespace, relation.name)
             partition_count = (await self._ensure([topic]))[topic]
             description = await self._describe(relation, topic)
             failpoint("before_registry_call")
             try:
-                value_schema_id, key_schema_id = await self._register(topic, description)
+                value_schema_id, key_schema_id = await self._register(topic, description, earlier)
             except IncompatibleSchema:
-                earlier = await self._with_types_as_first_met(topic, description)
-                if earlier is None:
+                as_first_met = await self._with_types_as_first_met(topic, description)
+                if as_first_met is None:
                     raise
-                description = earlier
-                value_schema_id, key_schema_id = await self._register(topic, description)
+                description = as_first_met
+                value_schema_id, key_schema_id = await self._register(topic, description, earlier)
             failpoint("after_registry_call")
         keys = ", ".join(column.name for column in description.identity_columns) or "none"
         outlet = self._writer.outlet(topic, partition_count, f"{description.qualified_name} (key: {keys})")
@@ -94,10 +100,23 @@ class Announcer:
         log.debug("relation", name=description.qualified_name, schema_id=value_schema_id)
         return RelationVersion(description.qualified_name, value_schema_id, encoder, outlet)
 
-    async def _register(self, topic: str, description: RelationDescription) -> tuple[int, int | None]:
-        value_schema_id = await self._registry.register(value_subject(topic), change_schema(description, self._prefix))
+    async def _register(
+        self, topic: str, description: RelationDescription, earlier: RelationDescription | None
+    ) -> tuple[int, int | None]:
+        """Value and key at once, and both done when it returns. `earlier`: what is in force, None: the registry's newest."""
+        earlier_value = None if earlier is None else change_schema(earlier, self._prefix)
+        value = self._registry.register(value_subject(topic), change_schema(description, self._prefix), earlier_value)
         key = key_schema(description, self._prefix)
-        return value_schema_id, None if key is None else await self._registry.register(key_subject(topic), key)
+        if key is None:
+            return await value, None
+        earlier_key = None if earlier is None else key_schema(earlier, self._prefix)
+        key_done = self._registry.register(key_subject(topic), key, earlier_key)
+        value_schema_id, key_schema_id = await asyncio.gather(value, key_done, return_exceptions=True)
+        if isinstance(value_schema_id, BaseException):
+            raise value_schema_id
+        if isinstance(key_schema_id, BaseException):
+            raise key_schema_id
+        return value_schema_id, key_schema_id
 
     async def _describe(self, relation: Relation, topic: str) -> RelationDescription:
         """The catalog is as of now, the message as of the change: what the catalog has forgotten meanwhile (a dropped type,
@@ -135,4 +154,9 @@ class Announcer:
             else column
             for column in description.columns
         ]
-        return None if tuple(columns) == description.columns else replace(description, columns=tuple(columns))
+        if tuple(columns) == description.columns:
+            return None
+        log.info(
+            "types_stay_text", relation=description.qualified_name, note="schemas.on_incompatible=register changes it"
+        )
+        return replace(description, columns=tuple(columns))

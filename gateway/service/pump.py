@@ -232,7 +232,7 @@ class Pump:
         machine = self._machine
         relation = decode(payload, in_stream=machine.in_stream, protocol_version=self._protocol_version)
         assert isinstance(relation, Relation)
-        version = await self._announcer.announce(relation)
+        version = await self._announcer.announce(relation, machine.in_force(relation.relation_oid))
         failpoint("relation_registered")
         machine.announce(relation.relation_oid, relation.xid, version)
 

@@ -162,6 +162,11 @@ class TransactionMachine:
         else:
             self.relations.announce(relation_oid, version)
 
+    def in_force(self, relation_oid: int) -> RelationVersion | None:
+        """What the next change of the relation would be encoded with; None if it was never announced."""
+        xid = self._current.xid if self._current is not None and self.in_stream else None
+        return self.relations.find(relation_oid, xid)
+
     # -- rows: the hot path -------------------------------------------------------------------------------------------
 
     def change(self, data: bytes, position: int, end: int, change_lsn: int) -> None:
@@ -196,7 +201,7 @@ class TransactionMachine:
 
     def _activate(self, transaction: Transaction, relation_oid: int, change_lsn: int) -> RelationVersion:
         """First event of a relation since the segment began: owe the begin marker, note the schema."""
-        version = self.relations.find(relation_oid, transaction.xid if self.in_stream else None)
+        version = self.in_force(relation_oid)
         if version is None:
             raise self._out_of_order(
                 f"a change of relation {relation_oid}", "after a Relation message for it", change_lsn

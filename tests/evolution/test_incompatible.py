@@ -79,11 +79,11 @@ async def stage(
         yield stage
 
 
-async def stopped(stage: Theatre) -> str:
+async def stopped(stage: Theatre, change: str = "column c changed from text (string) to int4 (int)") -> str:
     """What the gateway said at its end, for a person to act on."""
     assert await stage.gateway.ended() == EX_CONFIG, stage.gateway.log.read_text()
     said = stage.gateway.log.read_text().rpartition("walgate: ")[2]
-    assert "public.t" in said and "column c changed from text (string) to int4 (int)" in said
+    assert "public.t" in said and change in said
     assert "schemas.on_incompatible=register" in said and f"{stage.name}.public.t-value" in said
     return said
 
@@ -146,3 +146,25 @@ async def test_a_change_that_is_rolled_back_in_the_source_needs_no_decision(stag
     await stage.sql.execute("INSERT INTO t VALUES (4, 'old', '4')")
     assert await rows(stage, 4) == EXPECTED[:4]
     assert await stage.gateway.stop() == 0
+
+
+async def test_a_form_that_was_rolled_back_does_not_bind_later_ones(stage: Theatre) -> None:
+    """Its schema is the registry's newest, and would be read wrongly by the one of the second try."""
+    transaction = stage.sql.transaction()
+    await transaction.start()
+    await stage.sql.execute("ALTER TABLE t ADD more int")
+    await stage.sql.execute(f"INSERT INTO t SELECT n, 'new', 5, n FROM generate_series(10, {9 + MANY}) n")
+    (
+        await stage.delivered(lambda found: bool(found.sent("t")) and found.sent("t")[-1].event["commit_lsn"] is None)
+    ).close()
+    await transaction.rollback()
+    await stage.sql.execute("INSERT INTO t VALUES (4, 'old', '4')")
+    await stage.sql.execute("ALTER TABLE t ADD more text")
+    await stage.sql.execute("INSERT INTO t VALUES (5, 'new', '5', 'x')")
+    assert await rows(stage, 5) == [*EXPECTED[:4], {"id": 5, "form": "new", "c": "5", "more": "x"}]
+    with SchemaRegistryClient({"url": stage.registry.url}) as client:
+        subject = f"{stage.name}.public.t-value"
+        assert len(client.get_versions(subject)) == 3
+        assert client.get_compatibility(subject) == "BACKWARD"
+    await stage.sql.execute("ALTER TABLE t DROP more; ALTER TABLE t ADD more date; INSERT INTO t VALUES (6)")
+    await stopped(stage, "column more changed from text (string) to date (date)")

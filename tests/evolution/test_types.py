@@ -66,7 +66,9 @@ async def test_a_type_that_was_dropped_meanwhile_is_what_it_was(stage: Theatre) 
     assert len({each.schema_id for each in found.sent("t")}) == 1
 
 
-async def test_a_type_made_in_a_transaction_that_is_still_open_is_text_and_stays_text(stage: Theatre) -> None:
+async def test_a_type_made_in_a_transaction_that_is_still_open_is_text_until_an_operator_says_otherwise(
+    stage: Theatre,
+) -> None:
     """Nobody else sees it yet. When everybody does, the column does not change its Avro type under its readers."""
     transaction = stage.sql.transaction()
     await transaction.start()
@@ -91,6 +93,13 @@ async def test_a_type_made_in_a_transaction_that_is_still_open_is_text_and_stays
         {"id": 1001, "n": "8", "sizes": "{l}"},
         {"id": 1002, "n": "9", "sizes": "{l}", "more": 1},
     ]
+    assert "types_stay_text" in stage.gateway.log.read_text()
+    assert await stage.gateway.stop() == 0
+    await stage.gateway.start(WALGATE_SCHEMAS__ON_INCOMPATIBLE="register")
+    await stage.sql.execute("INSERT INTO made VALUES (1003, 10, '{l,NULL}', 2)")
+    found = await stage.delivered(lambda found: len(found.committed("made")) >= MANY + 4)
+    found.close()
+    assert found.rows("made")[-1] == {"id": 1003, "n": 10, "sizes": ["l", None], "more": 2}
 
 
 def has_sent_open_rows(found: Delivered) -> bool:

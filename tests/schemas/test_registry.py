@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from confluent_kafka.schema_registry import AsyncSchemaRegistryClient, SchemaRegistryClient
+from confluent_kafka.schema_registry import AsyncSchemaRegistryClient, Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
@@ -98,6 +99,46 @@ async def test_an_incompatible_change_stops_or_is_registered_as_settings_say(
         # Rows of before are sent again after a restart: neither version may stop it.
         assert await restarted.register(subject, old_schema) == first
         assert await restarted.register(subject, new_schema) == second
+    async with AsyncSchemaRegistryClient({"url": registry.url}) as confluent:
+        assert await confluent.get_compatibility(subject) == "BACKWARD"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("is_registered", [False, True])
+async def test_compatibility_that_a_killed_gateway_left_off_is_set_again(
+    registry: Registry, topic_prefix: str, is_registered: bool
+) -> None:
+    """It was killed after it had switched compatibility off, before or after the new version."""
+    subject = value_subject(f"{topic_prefix}.public.orders")
+    old, new = (change_schema(each, topic_prefix) for each in (INTEGER, TEXT))
+    async with (
+        client(registry.url, on_incompatible="register") as schemas,
+        AsyncSchemaRegistryClient({"url": registry.url}) as confluent,
+    ):
+        await schemas.register(subject, old)
+        await confluent.set_compatibility(subject, "NONE")
+        if is_registered:
+            await confluent.register_schema(subject, Schema(json.dumps(new), "AVRO"))
+        async with client(registry.url, on_incompatible="register") as restarted:
+            schema_id = await restarted.register(subject, new)
+        assert (await confluent.get_latest_version(subject)).schema_id == schema_id
+        assert await confluent.get_compatibility(subject) == "BACKWARD"
+
+
+@pytest.mark.integration
+async def test_a_version_that_is_not_in_force_does_not_bind(registry: Registry, topic_prefix: str) -> None:
+    """What a rolled back transaction registered is the newest; the change is compatible with what rows really have."""
+    subject = value_subject(f"{topic_prefix}.public.orders")
+    narrow = relation(column("id", "int8", key=True))
+    in_force, void, new = (change_schema(each, topic_prefix) for each in (narrow, INTEGER, TEXT))
+    async with client(registry.url) as schemas:
+        await schemas.register(subject, in_force)
+        await schemas.register(subject, void, in_force)
+        with pytest.raises(IncompatibleSchema):
+            await schemas.register(subject, new)
+        await schemas.register(subject, new, in_force)
+        with pytest.raises(IncompatibleSchema):
+            await schemas.register(subject, change_schema(WIDER, topic_prefix), new)
     async with AsyncSchemaRegistryClient({"url": registry.url}) as confluent:
         assert await confluent.get_compatibility(subject) == "BACKWARD"
 
