@@ -20,8 +20,8 @@ from tests.exactly_once.workload import Workload
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
-ROOM = 4
-"""Asserted limits of time are so much wider than promised, for a busy machine."""
+RECOVERY_S = 5.0
+"""Promised, and held by the best of several tries: the machine of the tests is busy now and then."""
 
 
 async def _kill_at_random(scene: Scene, kills: int, generator: random.Random) -> None:
@@ -113,7 +113,7 @@ async def test_a_position_that_is_none_stops_the_start(
 async def test_a_gateway_that_is_killed_delivers_again_within_seconds(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """From the start of the next one to the first new transaction that is readable: 5 s on a quiet machine."""
+    """From the start of the next one to the first new transaction that is readable."""
     async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
         await scene.streaming()
         await scene.commits()
@@ -126,5 +126,5 @@ async def test_a_gateway_that_is_killed_delivers_again_within_seconds(
             await scene.delivered(xid)
             seconds.append(time.monotonic() - begun)
         print(f"killed to readable: {', '.join(f'{one:.1f} s' for one in seconds)}")
-        assert min(seconds) < 5 * ROOM
+        assert min(seconds) < RECOVERY_S
         await scene.finish()

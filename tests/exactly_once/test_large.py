@@ -97,7 +97,7 @@ async def test_ten_thousand_savepoints_of_which_every_tenth_is_rolled_back(
         assert verdict.event_count == 9001
 
 
-@pytest.mark.parametrize("count", [3_000, pytest.param(200_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [1_500, pytest.param(200_000, marks=pytest.mark.long)])
 async def test_subtransactions_that_are_rolled_back_fill_a_marker_and_no_more(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, count: int
 ) -> None:
@@ -109,7 +109,7 @@ async def test_subtransactions_that_are_rolled_back_fill_a_marker_and_no_more(
         topic_prefix,
         tmp_path,
         kafka__compression="none",
-        kafka__batch_bytes=count // 2,
+        kafka__batch_bytes=max(1024, count // 2),
         kafka__topics='[{"pattern": ".*[.]transaction", "config": {"max.message.bytes": "16777216"}}]',
     ) as scene:
         # Each change is sent at once, so also that of a subtransaction which is rolled back in the next moment.
