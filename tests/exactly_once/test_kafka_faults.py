@@ -83,7 +83,7 @@ def place(
     return Place(database, proxied_kafka, registry, topic_prefix, tmp_path)
 
 
-@pytest.mark.parametrize("away_s", [8, pytest.param(120, marks=pytest.mark.long)])
+@pytest.mark.parametrize("away_s", [5, pytest.param(120, marks=pytest.mark.long)])
 async def test_a_broker_that_is_away_under_load_costs_only_time(place: Place, away_s: int) -> None:
     """K1: the slot stays alive, nothing is confirmed, memory is bounded, and it goes on soon after."""
     async with place.scene(kafka__delivery_timeout_s=5, kafka__request_timeout_s=3) as scene:
@@ -91,6 +91,7 @@ async def test_a_broker_that_is_away_under_load_costs_only_time(place: Place, aw
         scene.workload.start()
         await scene.workload.run_transactions(20)
         await place.broker.proxy.refuse()
+        first_xid = await scene.workload.one_transaction("plain", 1)
         flush = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = $1"
         await asyncio.sleep(1)  # what was committed before may still be confirmed
         before = await scene.sql(flush, f"slot_{place.prefix}")
@@ -98,17 +99,16 @@ async def test_a_broker_that_is_away_under_load_costs_only_time(place: Place, aw
         assert scene.gateway.is_running
         assert scene.gateway.resident_bytes < RESIDENT_LIMIT_BYTES
         assert await scene.sql(flush, f"slot_{place.prefix}") == before
-        starts = scene.gateway.log().count('"streaming"')
         begun = time.monotonic()
         await place.broker.proxy.accept()
-        await scene.gateway.logged('"streaming"', times=starts + 1)
-        streaming_s = time.monotonic() - begun
-        await scene.commits()
+        await scene.delivered(first_xid)
         seconds = time.monotonic() - begun
-        verdict = await scene.finish()
+        await scene.delivered(await scene.workload.finish())
+        caught_up = time.monotonic() - begun
+        verdict = await scene.judge()
         print(
-            f"broker away for {away_s} s: stream open {streaming_s:.1f} s after it is back, first new transaction readable "
-            f"{seconds:.1f} s after; {verdict}"
+            f"broker away for {away_s} s: first new transaction readable {seconds:.1f} s after it is back, the last one "
+            f"{caught_up:.1f} s after; {verdict}"
         )
         assert seconds < BACK_WITHIN_S
 
@@ -168,7 +168,7 @@ async def test_answers_of_the_broker_that_are_lost_do_not_double_anything(place:
     async with place.scene(kafka__delivery_timeout_s=2, kafka__request_timeout_s=2) as scene:
         await scene.streaming()
         scene.workload.start()
-        for _ in range(4):
+        for _ in range(3):
             await scene.workload.run_transactions(5)
             starts = scene.gateway.log().count('"starting_again"')
             place.broker.proxy.black_hole("to_client")
@@ -201,10 +201,10 @@ async def test_a_gateway_that_is_stopped_beyond_the_transaction_timeout_starts_a
     async with place.scene(kafka__transaction_timeout_s=1, kafka__memory_bytes=1 << 20) as scene:
         await scene.streaming()
         scene.workload.start()
-        for _ in range(3):
+        for _ in range(2):
             await scene.workload.run_transactions(5)
             scene.gateway.signal(signal.SIGSTOP)
-            await asyncio.sleep(4)
+            await asyncio.sleep(3)
             scene.gateway.signal(signal.SIGCONT)
         print(await scene.finish())
 
@@ -291,16 +291,16 @@ async def test_a_transaction_that_outlives_its_kafka_transaction_stops_with_the_
     """K4 with large_transactions = whole: it would begin again for ever."""
     async with place.scene(
         source__large_transactions="whole",
-        kafka__transaction_timeout_s=2,
+        kafka__transaction_timeout_s=1,
         kafka__compression="none",
         kafka__batch_bytes=50_000,
         kafka__memory_bytes=1 << 20,
     ) as scene:
         await scene.streaming()
         await scene.commits()
-        place.broker.proxy.throttle(200_000, "to_server")
-        xid = await scene.workload.one_transaction("plain", 12_000)
-        await scene.ends("kafka.transaction_timeout_s = 2", "source.large_transactions = stream")
+        place.broker.proxy.throttle(1_000_000, "to_server")
+        xid = await scene.workload.one_transaction("plain", 60_000)
+        await scene.ends("kafka.transaction_timeout_s = 1", "source.large_transactions = stream")
         place.broker.proxy.heal()
         await scene.streaming(source__large_transactions="stream")
         await scene.delivered(xid)

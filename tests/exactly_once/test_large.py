@@ -182,7 +182,7 @@ async def test_rows_of_ten_megabytes_pass(
         await scene.finish()
 
 
-@pytest.mark.parametrize("table_count", [100, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("table_count", [50, pytest.param(1000, marks=pytest.mark.long)])
 async def test_many_tables_in_one_transaction(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, table_count: int
 ) -> None:

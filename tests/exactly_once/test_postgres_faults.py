@@ -414,7 +414,7 @@ async def test_a_slot_that_another_reader_holds_is_waited_for(place: Place) -> N
         thief = await place.database.connect()
         holding = asyncio.create_task(
             thief.execute(
-                "SELECT pg_sleep(5) FROM pg_logical_slot_peek_binary_changes($1, NULL, NULL, 'proto_version', '1', "
+                "SELECT pg_sleep(3) FROM pg_logical_slot_peek_binary_changes($1, NULL, NULL, 'proto_version', '1', "
                 "'publication_names', $2) LIMIT 1",
                 place.slot,
                 PUBLICATION,
