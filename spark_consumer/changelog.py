@@ -4,8 +4,8 @@
                                       Parquet: one folder a batch, `batch=<commit LSN of its last transaction>`,
                                       overwritten by a repetition
 
-The columns are those of `format("walgate")` with `table`; a relation without replica identity has no `old_key`. A table that
-gets a column has it from then on (mergeSchema).
+The columns are those of `format("walgate")` with `table`; a relation without replica identity has no `old_key`, one without
+columns no `before` and `after` either. A table that gets a column has it from then on (mergeSchema).
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ class Changelog:
         frame = TableFrame.of(self.schemas[part.newest])
         texts = {schema_id: json.dumps(self.schemas[schema_id]) for schema_id in part.schema_ids}
         changes = typed(records, frame, texts)
-        if not frame.schema.field("old_key").type.num_fields:  # neither format can write a struct without fields
-            changes = changes.drop("old_key")
+        rows = [frame.schema.field(name) for name in ("old_key", "before", "after")]
+        changes = changes.drop(
+            *(row.name for row in rows if not row.type.num_fields)
+        )  # no format can write such a struct
         location = table_path(self.path, part.table)
         if self.format == "delta":
             write_once(changes, location, "append", commit_lsn, merge_schema=True)

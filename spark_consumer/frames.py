@@ -112,6 +112,11 @@ class TableFrame:
         """One batch for each schema id of the chunk. `schemas`: id -> JSON text."""
         ids = schema_ids(chunk.values)
         for schema_id in np.unique(ids).tolist():
+            if schema_id not in schemas:
+                raise MalformedRecord(
+                    f"{chunk.read.topic}[{chunk.read.partition}]: a record of schema {schema_id}, which is not one of its "
+                    "table that the manifests name"
+                )
             rows = np.flatnonzero(ids == schema_id)
             whole = len(rows) == len(ids)
             values = chunk.values if whole else chunk.values.take(numbers(rows))

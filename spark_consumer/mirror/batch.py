@@ -89,6 +89,7 @@ class Mirror:
     report: Callable[[BatchReport], None] = lambda _: None
     last: pictures.Picture | None = field(default=None, init=False)
     _opened: bool = field(default=False, init=False)
+    _applied: dict[TableName, int] = field(default_factory=dict, init=False)  # asking a table costs a job
 
     def apply(self, raw: DataFrame, batch: int) -> None:
         """`raw`: frames.RAW, whole transactions."""
@@ -143,11 +144,14 @@ class Mirror:
         if not target.exists(spark, location):
             return TableWork(location, part, shape, texts, NEW)
         target.align(spark, location, table_schema(shape) if shape.key else log_table_schema(shape))
-        return TableWork(location, part, shape, texts, target.applied_commit_lsn(spark, location))
+        if part.table not in self._applied:
+            self._applied[part.table] = target.applied_commit_lsn(spark, location)
+        return TableWork(location, part, shape, texts, self._applied[part.table])
 
     def _record(self, spark: SparkSession, batch: int, content: BatchContent) -> None:
         versions = {} if self.last is None else dict(self.last.tables)
         for part in content.parts:
+            self._applied[part.table] = content.commit_lsn
             versions[str(part.table)] = target.version(spark, table_path(self.path, part.table))
         picture = pictures.Picture(batch, content.commit_lsn, content.commit_time, versions)
         pictures.record(spark, self.path, picture)

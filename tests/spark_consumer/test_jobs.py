@@ -74,10 +74,10 @@ def check_items(path: Path, items: Table) -> None:
     assert texts(found.rows()) == expected(items, found.columns)
 
 
-async def kill_and_feed(feeder: Feeder, path: Path, items: Table, kills: int) -> None:
+async def kill_and_feed(verb: str, feeder: Feeder, path: Path, items: Table, kills: int) -> None:
     rnd = random.Random(5)
     for turn in range(kills):
-        process = await start("mirror", feeder, path, "--max-changes", "40")
+        process = await start(verb, feeder, path, "--max-changes", "40")
         for _ in range(5):
             await asyncio.to_thread(change_items, feeder, items, rnd)
         assert process.stdout is not None
@@ -106,10 +106,27 @@ def change_items(feeder: Feeder, items: Table, rnd: random.Random) -> None:
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
 async def test_a_mirror_that_is_killed_equals_the_source_in_the_end(feeder: Feeder, tmp_path: Path, kills: int) -> None:
     items = await asyncio.to_thread(feeder.table, ITEMS)
-    await kill_and_feed(feeder, tmp_path, items, kills)
+    await kill_and_feed("mirror", feeder, tmp_path, items, kills)
     last = feeder.truth[-1].commit_lsn
     await run("mirror", feeder, tmp_path, "--max-changes", "40", "--until-lsn", format_lsn(last))
     await asyncio.to_thread(check_items, tmp_path, items)
+
+
+@pytest.mark.long
+async def test_a_changelog_that_is_killed_has_every_change_once(feeder: Feeder, tmp_path: Path) -> None:
+    items = await asyncio.to_thread(feeder.table, ITEMS)
+    await kill_and_feed("consume", feeder, tmp_path, items, 20)
+    await run(
+        "consume", feeder, tmp_path, "--max-changes", "40", "--until-lsn", format_lsn(feeder.truth[-1].commit_lsn)
+    )
+    check_changelog(tmp_path, items, feeder)
+
+
+def check_changelog(path: Path, table: Table, feeder: Feeder) -> None:
+    folder = path / "tables" / "public" / table.description.name
+    rows = [row for file in folder.glob("batch=*/*.parquet") for row in pq.ParquetFile(file).read().to_pylist()]
+    changes = sorted((row["commit_lsn"], row["ordinal"], row["op"]) for row in rows)
+    assert changes == [(c.commit_lsn, c.ordinal, c.op) for c in feeder.truth if c.table is table]
 
 
 async def test_a_changelog_in_parquet_has_every_change_once(feeder: Feeder, tmp_path: Path) -> None:
@@ -121,10 +138,7 @@ async def test_a_changelog_in_parquet_has_every_change_once(feeder: Feeder, tmp_
     batches = [line for line in found if "batch" in line]
     assert parse_lsn(batches[-1]["commit_lsn"]) == feeder.truth[-1].commit_lsn
     for table in workload.tables:
-        folder = tmp_path / "tables" / "public" / table.description.name
-        rows = [row for file in folder.glob("batch=*/*.parquet") for row in pq.ParquetFile(file).read().to_pylist()]
-        changes = sorted((row["commit_lsn"], row["ordinal"], row["op"]) for row in rows)
-        assert changes == [(c.commit_lsn, c.ordinal, c.op) for c in feeder.truth if c.table is table]
+        check_changelog(tmp_path, table, feeder)
 
 
 async def test_sigterm_ends_a_mirror_cleanly(feeder: Feeder, tmp_path: Path) -> None:
