@@ -163,6 +163,12 @@ class Producer:
         """Time for a new producer: a sequence number comes near its end."""
         return bool(self._records) and max(self._records.values()) >= MAX_PARTITION_RECORDS
 
+    async def abort(self) -> None:
+        """End the transaction that is open, if any: until it has ended, no other slot's gateway can read the position topic to
+        its end. Sent once, and never by a producer that goes on."""
+        if self._transactional and self._producer._txn_manager.is_in_transaction():
+            await say_goodbye(self._producer.abort_transaction(), STOP_TIMEOUT_S)
+
     async def abandon(self) -> None:
         """Give the producer up, whatever state it is in; never waits longer than STOP_TIMEOUT_S."""
         sender = self._producer._sender.sender_task

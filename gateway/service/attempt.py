@@ -28,7 +28,7 @@ from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Topics, deleted_topics
 from gateway.lsn import Lsn
 from gateway.operate import metrics
-from gateway.operate.errors import Retry, StopForOperator
+from gateway.operate.errors import Retry, RetrySlowly, StopForOperator
 from gateway.operate.failpoints import failpoint
 from gateway.operate.http import Health
 from gateway.operate.settings import Settings
@@ -201,7 +201,14 @@ class Attempt:
     async def _start_producer(self, stack: AsyncExitStack, transactional_id: str) -> Producer:
         failpoint("before_producer_start")
         producer = Producer(self._settings.kafka, transactional_id)
-        stack.push_async_callback(_abandon, producer)
+
+        async def leave(_: object, error: BaseException | None, *__: object) -> None:
+            if not isinstance(error, (Retry, RetrySlowly)):  # then nobody ends its transaction soon
+                await producer.abort()
+            await producer.abandon()
+            failpoint("producer_abandoned")
+
+        stack.push_async_exit(leave)
         await producer.start()
         failpoint("after_producer_start")
         return producer
@@ -343,8 +350,3 @@ class Attempt:
 
 async def _close(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
     await say_goodbye(close(), CLOSE_TIMEOUT_S)
-
-
-async def _abandon(producer: Producer) -> None:
-    await producer.abandon()
-    failpoint("producer_abandoned")

@@ -175,7 +175,7 @@ async def open_scene(
         raise
     finally:
         await scene.workload.cancel()
-        await gateway.kill()
+        await gateway.end()
         await scene.connection.close()
 
 

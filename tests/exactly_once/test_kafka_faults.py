@@ -229,7 +229,7 @@ async def test_two_gateways_on_one_slot_never_deliver_both(place: Place, tmp_pat
             assert verdict.epoch_count >= 2
             assert scene.gateway.is_running, "the one that was fenced waits for its turn"
         finally:
-            await second.kill()
+            await second.end()
 
 
 async def test_a_row_that_is_too_large_stops_the_gateway_and_is_not_skipped(place: Place) -> None:

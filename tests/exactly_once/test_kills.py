@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.exactly_once.conftest import WAL_SENDER_TIMEOUT_S
 from tests.exactly_once.proxy import ProxiedKafka
 from tests.exactly_once.scene import Scene, open_scene
+from tests.exactly_once.shapes import Session
 from tests.exactly_once.workload import Workload
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -22,6 +23,16 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 RECOVERY_S = 5.0
 """Promised, and held by the best of several tries: the machine of the tests is busy now and then."""
+
+
+def last_offsets(bootstrap_servers: str, topics: list[tuple[str, int]], isolation: str) -> list[int]:
+    """Where a reader of this isolation comes to an end now, for each partition."""
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "ends", "isolation.level": isolation})
+    try:
+        places = [TopicPartition(topic, partition) for topic, count in topics for partition in range(count)]
+        return [consumer.get_watermark_offsets(place, timeout=10)[1] for place in places]
+    finally:
+        consumer.close()
 
 
 async def _kill_at_random(scene: Scene, kills: int, generator: random.Random) -> None:
@@ -90,6 +101,39 @@ async def test_a_stop_under_load_drains_and_ends_with_zero(
             assert time.monotonic() - begun < 20
             await scene.streaming()
         print(await scene.finish())
+
+
+async def test_a_gateway_that_ends_leaves_no_transaction_open(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """The position topic is shared: another slot's gateway could not read it to its end before the transaction timeout."""
+    async with open_scene(
+        database,
+        kafka.bootstrap_servers,
+        registry.url,
+        topic_prefix,
+        tmp_path,
+        source__large_transactions="whole",
+        kafka__max_record_bytes=100_000,
+        kafka__batch_bytes=50_000,
+        kafka__compression="none",
+    ) as scene:
+        await scene.streaming()
+        await scene.commits()
+        session = Session(await database.connect(), scene.workload_random)
+        await session.begin("one row too large")
+        await session.insert("plain", 20_000)
+        await session.insert("plain", 1, filling=200_000)
+        await session.end()
+        await session.connection.close()
+        await scene.ends("max_record_bytes")
+        topics = [(f"{topic_prefix}.transaction", 1), (f"{topic_prefix}.work.plain", 3)]
+        committed, sent = [
+            await asyncio.to_thread(last_offsets, kafka.bootstrap_servers, topics, isolation)
+            for isolation in ("read_committed", "read_uncommitted")
+        ]
+        assert sum(sent) > 1000, "the Kafka transaction had not begun"
+        assert committed == sent
 
 
 async def test_a_position_that_is_none_stops_the_start(

@@ -135,7 +135,7 @@ async def test_subtransactions_that_are_rolled_back_fill_a_marker_and_no_more(
             END $$
             """
         )
-        await scene.ends("the markers", "kafka.max_record_bytes")
+        await scene.ends("the markers", "kafka.max_record_bytes", timeout_s=600)
         await scene.streaming()
         memory = Memory(scene)
         verdict = await scene.finish(timeout_s=300)
