@@ -76,6 +76,8 @@ class HttpClient:
     async def _exchange(self, connection: Connection, message: bytes) -> tuple[int, bytes]:
         """One request and its answer; the connection is kept when it may be used again."""
         reader, writer = connection
+        if writer.is_closing():  # uvloop's RuntimeError otherwise, once it has closed what the server reset
+            raise ConnectionResetError("the connection was reset while it was idle")
         try:
             writer.write(message)
             status, body, stays_open = await _answer(reader)

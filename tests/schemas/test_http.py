@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import struct
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from schemas.http import HttpClient
 
@@ -152,3 +155,36 @@ def certificate(folder: Path) -> Path:
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="(?i)address|port"):
         HttpClient(url, username=None, password=None, ca_file=None, timeout_s=1.0)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_connection_that_was_reset_while_it_was_idle_is_made_anew(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """uvloop takes no write to what it has closed already."""
+
+    async def answer_and_reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+        await writer.drain()
+        linger = struct.pack("ii", 1, 0)  # no FIN at the close, but a reset
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.close()
+
+    async def ask_twice() -> None:
+        server = await asyncio.start_server(answer_and_reset, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        client = HttpClient(f"http://127.0.0.1:{port}", username=None, password=None, ca_file=None, timeout_s=5.0)
+        try:
+            assert await client.request("GET", "/1") == (200, b"{}")
+            ((_, writer),) = client._idle
+            async with asyncio.timeout(5):
+                while not writer.is_closing():
+                    await asyncio.sleep(0.001)
+            assert await client.request("GET", "/2") == (200, b"{}")
+        finally:
+            await client.close()
+            server.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(ask_twice())
