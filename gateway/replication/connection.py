@@ -27,6 +27,7 @@ PINNED_SETTINGS: Final = {
     "TimeZone": "UTC",
     "extra_float_digits": "3",
     "bytea_output": "hex",
+    "quote_all_identifiers": "off",
     # A notice within the stream is taken as bad news (see classify_notice): let no debug message be one.
     "client_min_messages": "warning",
     "statement_timeout": "0",
@@ -54,10 +55,14 @@ class _HandedOver(asyncpg.Connection):  # type: ignore[misc]  # asyncpg's own st
         self._transport = None
 
 
-async def connect_sql(dsn: str, *, timeout_s: float = 30.0) -> asyncpg.Connection:
-    """An ordinary connection for catalog queries, which may take a minute each. Raises classified errors."""
+async def connect_sql(dsn: str, *, timeout_s: float = 30.0, search_path: str = "") -> asyncpg.Connection:
+    """An ordinary connection for catalog queries, which may take a minute each. Raises classified errors.
+
+    With an empty search_path nobody's function or operator can take the place of one of pg_catalog's.
+    """
+    settings = {**PINNED_SETTINGS, "search_path": search_path}
     connection: asyncpg.Connection = await _connect(
-        dsn, timeout_s, "connection to PostgreSQL", dict(PINNED_SETTINGS), command_timeout=_COMMAND_TIMEOUT_S
+        dsn, timeout_s, "connection to PostgreSQL", settings, command_timeout=_COMMAND_TIMEOUT_S
     )
     _detect_dead_peer(connection._transport.get_extra_info("socket"), LONGEST_SILENCE_S)
     return connection

@@ -48,7 +48,7 @@ def on_loop(request: pytest.FixtureRequest) -> Callable[[Scenario], Awaitable[No
 
 @contextlib.asynccontextmanager
 async def sql_of(dsn: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await connect_sql(dsn)
+    connection = await connect_sql(dsn, search_path="public")
     try:
         yield connection
     finally:

@@ -30,7 +30,7 @@ def source(request: pytest.FixtureRequest) -> Database:
 
 @contextlib.asynccontextmanager
 async def sql_of(dsn: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await connect_sql(dsn)
+    connection = await connect_sql(dsn, search_path="public")
     try:
         yield connection
     finally:

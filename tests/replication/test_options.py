@@ -100,7 +100,7 @@ def test_quoting_can_be_undone(name: str) -> None:
 @given(names)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_quoted_names_mean_the_same_to_postgresql(database: Database, name: str) -> None:
-    sql = await connect_sql(database.dsn)
+    sql = await connect_sql(database.dsn, search_path="public")
     try:
         assert await sql.fetchval("SELECT parse_ident($1)", quote_identifier(name)) == [name]
     finally:

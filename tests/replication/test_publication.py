@@ -169,7 +169,7 @@ async def test_nothing_waits_for_a_table_that_is_locked(source: Database) -> Non
         await holder.execute("CREATE PUBLICATION q FOR TABLE t (id) WHERE (id > 5)")
     async with holder.transaction():
         await holder.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
-        sql = await connect_sql(source.dsn)
+        sql = await connect_sql(source.dsn, search_path="public")
         try:
             await sql.execute("SET lock_timeout = 1")
             with pytest.raises(asyncpg.LockNotAvailableError):

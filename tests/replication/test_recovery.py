@@ -31,7 +31,7 @@ async def started_with(server: Postgres, signal_file: str) -> None:
 
 
 async def with_slot(server: Postgres) -> Lsn:
-    sql = await connect_sql(server.dsn)
+    sql = await connect_sql(server.dsn, search_path="public")
     try:
         await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
         return await create_slot(sql, "s", version_num=180000)
@@ -48,7 +48,7 @@ async def test_new_timeline_is_seen_at_once_and_told_from_a_loss(start_postgres:
     server = await start_postgres(settings={"restore_command": "false"})
     resume_lsn = await with_slot(server)
     await started_with(server, "recovery.signal")
-    sql = await connect_sql(server.dsn)
+    sql = await connect_sql(server.dsn, search_path="public")
     stream = await connect_replication(server.dsn)
     try:
         await until_primary(sql)
@@ -72,7 +72,7 @@ async def test_facts_of_a_standby_are_read(start_postgres: StartPostgres) -> Non
     server = await start_postgres()
     resume_lsn = await with_slot(server)
     await started_with(server, "standby.signal")
-    sql = await connect_sql(server.dsn)
+    sql = await connect_sql(server.dsn, search_path="public")
     try:
         facts = await load_facts(sql, "s", ["p"])
         assert facts.server.in_recovery and facts.server.timeline == 1

@@ -28,6 +28,7 @@ SETTINGS: Final = {
     "bytea_output": "'escape'",
     "search_path": "odd, public",
     "xmlbinary": "'hex'",
+    "quote_all_identifiers": "on",
     "idle_session_timeout": "'300ms'",
     "statement_timeout": "'200ms'",
     "client_encoding": "'LATIN1'",

@@ -1,0 +1,23 @@
+"""`python -m bench.encode` measures what the service does, so it must keep up with it. Its figures are no test's business."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bench.encode import STAGES, W3COLUMNS, capture, measure
+from bench.workloads import PUBLICATION
+from gateway.local import Postgres
+
+
+@pytest.mark.integration
+async def test_the_bench_of_the_encoding_runs_through_every_stage(postgres: Postgres) -> None:
+    try:
+        captured = await capture(postgres, "3 columns", *W3COLUMNS, 200, 100, binary=True)
+    finally:
+        sql = await postgres.connect()
+        await sql.execute(f"DROP PUBLICATION IF EXISTS {PUBLICATION}; DROP TABLE IF EXISTS bench")
+        await sql.close()
+    sums = await asyncio.to_thread(measure, captured, 1)
+    assert len(sums) == len(STAGES) and all(figure > 0 for figure in sums)
