@@ -79,7 +79,7 @@ class Delivery:
         self._done = asyncio.Event()
         self._delivering = False
         self._busy = False
-        self._acked_at = 0.0
+        self._acked_at = self._writing_s = 0.0
         self.under_way_bytes = 0
 
     @property
@@ -154,11 +154,11 @@ class Delivery:
     async def _deliver(self, cycle: Cycle) -> Position:
         await self._producer.begin(self._always)
         failpoint("transaction_begun")
-        begun = self._acked_at = time.monotonic()
+        self._acked_at, self._writing_s = time.monotonic(), 0.0
         try:
             position = await self._send_rows(cycle)
         except Retry as error:
-            if self._acked_at - begun >= self._producer.transaction_timeout_s / 2:
+            if self._writing_s >= self._producer.transaction_timeout_s / 2:
                 raise TransactionTimedOut(error.message, hint=error.hint) from error
             raise
         failpoint("all_acked")
@@ -197,7 +197,10 @@ class Delivery:
         place = batch.topic, batch.partition
         for manifest, first, count in batch.pieces:
             manifest.add(place, base_offset + first, count)
-        self._acked_at = time.monotonic()
+        now = time.monotonic()
+        # A long silence is an interruption, of the broker's or of this process, and no writing.
+        self._writing_s += min(now - self._acked_at, self._producer.transaction_timeout_s / 10)
+        self._acked_at = now
         self.under_way_bytes -= batch.memory_bytes
         if self.under_way_bytes <= self._memory_bytes:
             self._has_room.set()

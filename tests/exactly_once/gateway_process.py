@@ -59,6 +59,11 @@ class GatewayProcess:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def is_stopped(self) -> bool:
+        """By SIGSTOP, of ours or of a failpoint."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    @property
     def exit_code(self) -> int | None:
         assert self._process is not None
         return self._process.poll()

@@ -199,14 +199,16 @@ async def test_requests_that_arrive_late_do_not_end_a_later_transaction(place: P
 async def test_a_gateway_that_is_stopped_beyond_the_transaction_timeout_starts_again(place: Place) -> None:
     """K4, G6: the broker aborts its transaction and fences it while it sleeps."""
     async with place.scene(kafka__transaction_timeout_s=1, kafka__memory_bytes=1 << 20) as scene:
-        await scene.streaming()
+        await scene.streaming("before_commit:stop:5")  # the first two are of the start
         scene.workload.start()
-        for _ in range(2):
-            await scene.workload.run_transactions(5)
-            scene.gateway.signal(signal.SIGSTOP)
-            await asyncio.sleep(3)
-            scene.gateway.signal(signal.SIGCONT)
-        print(await scene.finish())
+        while not scene.gateway.is_stopped:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(2.5)
+        scene.gateway.signal(signal.SIGCONT)
+        await scene.gateway.logged('"starting_again"')
+        verdict = await scene.finish()
+        assert verdict.epoch_count == 2
+        print(verdict)
 
 
 async def test_two_gateways_on_one_slot_never_deliver_both(place: Place, tmp_path: Path) -> None:
