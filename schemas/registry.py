@@ -6,18 +6,24 @@ content is registered once; what a reader could not follow is refused here even 
 
 from __future__ import annotations
 
+import asyncio
 import json
+import ssl
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
+import httpx2
+
 from schemas.compatibility import TypeChange, incompatible_columns
 from schemas.errors import IncompatibleSchema, RegistryRefused, RegistryUnavailable
-from schemas.http import HttpClient
 
 Schema = dict[str, Any]
 OnIncompatible = Literal["stop", "register"]
 
+_JSON: Final = "application/vnd.schemaregistry.v1+json"
+_BROKEN: Final = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
+"""The server may have closed the connection while it was idle. What we ask can be asked twice."""
 _NOT_FOUND: Final = frozenset({40401, 40402, 40403, 40408})
 """Subject, version, schema, compatibility of the subject."""
 _TRY_AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -46,15 +52,26 @@ class RegistryClient:
         on_incompatible: OnIncompatible = "stop",
     ) -> None:
         try:
-            self._http = HttpClient(url, username=username, password=password, ca_file=ca_file, timeout_s=timeout_s)
-        except (ValueError, OSError) as error:
+            address = httpx2.URL(url)
+            if address.scheme not in ("http", "https") or not address.host:
+                raise ValueError("not an http or https address")
+            tls = ssl.create_default_context(cafile=ca_file) if address.scheme == "https" else None
+        except (ValueError, OSError, httpx2.InvalidURL) as error:
             raise RegistryRefused(f"registry.url or registry.ca_file can not be used: {error}") from error
+        self._http = httpx2.AsyncClient(
+            base_url=address,
+            auth=None if username is None else (username, password or ""),
+            verify=tls or False,  # without TLS there is nothing to verify, and the certificates need not be loaded
+            timeout=None,  # it would be one for each step
+            headers={"Accept": f"{_JSON}, application/json"},
+        )
+        self._timeout_s = timeout_s
         self._on_incompatible = on_incompatible
         self._ids: dict[tuple[str, str], int] = {}
         self._schemas: dict[int, Schema] = {}
 
     async def close(self) -> None:
-        await self._http.close()
+        await self._http.aclose()
 
     async def register(self, subject: str, schema: Schema, in_force: Schema | None = None) -> int:
         """Schema id of this content under the subject, made where it is not there yet. Cached by content.
@@ -145,20 +162,27 @@ class RegistryClient:
     async def _ask(self, method: str, path: str, body: Schema | None = None) -> Schema:
         """The answer's object. Raises RegistryUnavailable, RegistryRefused."""
         what = f"{method} {path}"
+        content = None if body is None else json.dumps(body).encode()
+        request = self._http.build_request(method, path, content=content, headers={"Content-Type": _JSON})
         try:
-            status, answer = await self._http.request(method, path, None if body is None else json.dumps(body).encode())
-        except OSError as error:
+            async with asyncio.timeout(self._timeout_s):
+                try:
+                    answer = await self._http.send(request)
+                except _BROKEN:
+                    answer = await self._http.send(request)
+        except (httpx2.RequestError, TimeoutError) as error:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             raise RegistryUnavailable(f"the schema registry does not answer ({what}): {reason}") from error
+        status = answer.status_code
         if status == 200:
             try:
-                found = json.loads(answer)
+                found = json.loads(answer.content)
             except ValueError as error:
                 raise _no_registry(what, error) from error
             if not isinstance(found, dict):
                 raise _no_registry(what, "not an object")
             return found
-        code, message = _problem(answer)
+        code, message = _problem(answer.content)
         if status in _TRY_AGAIN:
             raise RegistryUnavailable(f"the schema registry answers {status} ({what}): {message}")
         raise _Refused(status, code, message, what)
