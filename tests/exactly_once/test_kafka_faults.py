@@ -336,6 +336,7 @@ async def test_more_partitions_move_keys_and_lose_nothing(place: Place) -> None:
         assert [dict(row) for row in rows] == [states[row["id"]] for row in rows]
 
 
+@pytest.mark.long
 async def test_a_broker_whose_disk_is_full_costs_only_time(place: Place) -> None:
     """K8: its writes fail, so it ends, as Kafka does without a log folder that works; when there is room it goes on."""
     async with place.scene(
