@@ -24,10 +24,9 @@ _LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
-    # A merge of a few rows is a dozen small jobs: what follows took a third of their CPU time away.
+    # A merge of a few rows is a dozen small jobs: what follows takes a quarter of their CPU time away.
     "spark.sql.adaptive.enabled": "false",
     "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.databricks.delta.merge.materializeSource": "none",  # ours give the same rows each time
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.sql.streaming.pollingDelay": "50ms",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
