@@ -97,7 +97,7 @@ async def test_ten_thousand_savepoints_of_which_every_tenth_is_rolled_back(
         assert verdict.event_count == 9001
 
 
-@pytest.mark.parametrize("count", [1_500, pytest.param(200_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [1_500, pytest.param(200_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 async def test_subtransactions_that_are_rolled_back_fill_a_marker_and_no_more(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, count: int
 ) -> None:
@@ -138,7 +138,7 @@ async def test_subtransactions_that_are_rolled_back_fill_a_marker_and_no_more(
         await scene.ends("the markers", "kafka.max_record_bytes", timeout_s=600)
         await scene.streaming()
         memory = Memory(scene)
-        verdict = await scene.finish(timeout_s=300)
+        verdict = await scene.finish(timeout_s=900)
         print(f"{count} subtransactions, all but one rolled back: {memory.end()}; {verdict}")
         markers = (await scene.read()).markers
         manifests = [marker.value["manifest"] for marker in markers if marker.value["kind"] == "STREAM_COMMIT"]
