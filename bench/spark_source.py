@@ -1,15 +1,19 @@
 """Changes per second of the data source, all tables raw and one table typed, on real Kafka: `python -m bench.spark_source`.
 
 Feeds transactions by the tests' feeder (fastavro, slow; outside of the clock), reads them into Spark's noop sink, prints one
-line of JSON for each read. The first read of each way warms up the JVM and the workers.
+line of JSON for each read. The first read of each way warms up the JVM and the workers. `cpu_us_per_change` is the CPU time of
+the JVM and all workers: what other load on the computer does not spoil.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import time
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -51,15 +55,38 @@ def feed(feeder: Feeder, changes: int, of_transaction: int) -> None:
 
 
 def measure(spark: Any, options: dict[str, str], changes: int, name: str, rounds: int) -> None:
+    jvm = jvm_pid(spark)
     for turn in range(rounds):
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), cpu_seconds(jvm)
         spark.read.format("walgate").options(**options).load().write.format("noop").mode("overwrite").save()
         seconds = time.perf_counter() - began
-        print(
-            json.dumps(
-                {"read": name, "round": turn, "seconds": round(seconds, 2), "changes_per_s": round(changes / seconds)}
-            )
-        )
+        figures = {
+            "read": name,
+            "round": turn,
+            "seconds": round(seconds, 2),
+            "changes_per_s": round(changes / seconds),
+            "cpu_us_per_change": round((cpu_seconds(jvm) - cpu_began) / changes * 1e6, 2),
+        }
+        print(json.dumps(figures), flush=True)
+
+
+def jvm_pid(spark: Any) -> int:
+    return int(spark._jvm.java.lang.ProcessHandle.current().pid())
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process and its living descendants, from /proc (proc(5)); workers that ended count as children of their parent."""
+    ticks, parents, times = os.sysconf("SC_CLK_TCK"), {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(fields[1])
+            times[int(folder.name)] = sum(map(int, fields[11:15])) / ticks
+    family, found = {pid}, {pid}
+    while found:
+        found = {child for child, parent in parents.items() if parent in found}
+        family |= found
+    return sum(times.get(member, 0.0) for member in family)
 
 
 async def main(changes: int, of_transaction: int, rounds: int) -> None:
