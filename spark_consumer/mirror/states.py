@@ -57,10 +57,7 @@ def unsent_columns(states: pa.Table) -> set[str]:
 def living_rows(states: pa.Table, shape: TableShape) -> pa.Table:
     """The rows that are there behind the batch, in the columns of the table; merge.rows for a DataFrame."""
     living = states.filter(pc.invert(states["deleted"]))
-    row = living["row"].combine_chunks()
-    columns = (
-        row.flatten() if isinstance(row, pa.StructArray) else [column.combine_chunks() for column in row.flatten()]
-    )
+    columns = living["row"].combine_chunks().flatten()
     specials = living["special"].to_pylist()
     special = (
         pa.array([entries or None for entries in specials], TEXTS) if any(specials) else pa.nulls(len(living), TEXTS)
