@@ -89,7 +89,7 @@ def sums(path: Path, picture: pictures.Picture) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("clients", "of_client", "limit"),
-    [(3, 60, 150), pytest.param(8, 2500, 2000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
+    [(3, 30, 80), pytest.param(8, 2500, 2000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
 )
 async def test_the_four_sums_of_pgbench_are_one_at_the_end_of_every_batch(
     spark: SparkSession,
