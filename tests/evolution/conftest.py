@@ -24,7 +24,7 @@ async def played(
             await stage.sql.execute(statement)
         for name, content in PUBLICATIONS.items():
             await stage.sql.execute(f"CREATE PUBLICATION {name} {content}")
-        await stage.gateway.start(WALGATE_SOURCE__PUBLICATIONS=",".join(PUBLICATIONS))
+        await stage.gateway.streaming(source__publications=",".join(PUBLICATIONS))
         for statement in SCRIPTS:
             await stage.sql.execute(statement)
         await stage.play(COMPATIBLE)
@@ -43,7 +43,7 @@ async def registered(
     log = tmp_path_factory.mktemp("registered") / "gateway.log"
     async with theatre("registered", postgres, kafka, registry, log) as stage:
         await stage.sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES")
-        await stage.gateway.start(WALGATE_SCHEMAS__ON_INCOMPATIBLE="register")
+        await stage.gateway.streaming(schemas__on_incompatible="register")
         await stage.play(INCOMPATIBLE)
         found = await stage.end()
         assert await stage.gateway.stop() == 0, log.read_text()

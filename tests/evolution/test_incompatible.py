@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Callable
 from datetime import date
 from decimal import Decimal
@@ -73,7 +72,7 @@ async def stage(
     async with theatre(topic_prefix, postgres, kafka, registry, tmp_path / "gateway.log") as stage:
         await stage.sql.execute("CREATE TABLE t (id int PRIMARY KEY, form text, c text)")
         await stage.sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES")
-        await stage.gateway.start()
+        await stage.gateway.streaming()
         await stage.sql.execute(BEFORE)
         await rows(stage, 3)
         yield stage
@@ -81,8 +80,8 @@ async def stage(
 
 async def stopped(stage: Theatre, change: str = "column c changed from text (string) to int4 (int)") -> str:
     """What the gateway said at its end, for a person to act on."""
-    assert await stage.gateway.ended() == EX_CONFIG, stage.gateway.log.read_text()
-    said = stage.gateway.log.read_text().rpartition("walgate: ")[2]
+    assert await stage.gateway.wait() == EX_CONFIG, stage.gateway.log()
+    said = stage.gateway.log().rpartition("walgate: ")[2]
     assert "public.t" in said and change in said
     assert "schemas.on_incompatible=register" in said and f"{stage.name}.public.t-value" in said
     return said
@@ -98,14 +97,14 @@ async def test_the_first_way_registers_every_change_and_loses_nothing(stage: The
     for statement in IN_TRANSACTION:
         await stage.sql.execute(statement)
     await stopped(stage)
-    await stage.gateway.launch()
+    stage.gateway.start()
     await stopped(stage)  # again, until a person decides
     assert await rows(stage, 3) == EXPECTED[:3], "a part of the transaction was delivered"
-    await stage.gateway.start(WALGATE_SCHEMAS__ON_INCOMPATIBLE="register")
+    await stage.gateway.streaming(schemas__on_incompatible="register")
     await stage.sql.execute(AFTER)
     assert await rows(stage, len(EXPECTED)) == EXPECTED
     assert await stage.gateway.stop() == 0
-    await stage.gateway.start()  # what was registered once needs no permission any more
+    await stage.gateway.streaming()  # what was registered once needs no permission any more
     await stage.sql.execute("UPDATE t SET c = 7 WHERE id = 6")
     assert (await rows(stage, len(EXPECTED) + 1))[-1] == {"id": 6, "form": "new", "c": 7}
     assert await stage.gateway.stop() == 0
@@ -115,10 +114,9 @@ async def test_the_second_way_registers_this_change_by_hand_and_loses_nothing(st
     for statement in IN_TRANSACTION:
         await stage.sql.execute(statement)
     await stopped(stage)
-    refused = re.search(r"refused_schema\s+schema=(?:'(.*)'|\"(.*)\") subject=(\S+)", stage.gateway.log.read_text())
-    assert refused is not None, stage.gateway.log.read_text()
-    await asyncio.to_thread(register_by_hand, stage.registry.url, refused[3], refused[1])
-    await stage.gateway.start()
+    (refused,) = stage.gateway.events("refused_schema")
+    await asyncio.to_thread(register_by_hand, stage.registry.url, refused["subject"], refused["schema"])
+    await stage.gateway.streaming()
     await stage.sql.execute(AFTER)
     assert await rows(stage, len(EXPECTED)) == EXPECTED
     assert await stage.gateway.stop() == 0
@@ -142,7 +140,7 @@ async def test_a_change_that_is_rolled_back_in_the_source_needs_no_decision(stag
     await stage.caught_up()
     await stopped(stage)
     await transaction.rollback()
-    await stage.gateway.start()
+    await stage.gateway.streaming()
     await stage.sql.execute("INSERT INTO t VALUES (4, 'old', '4')")
     assert await rows(stage, 4) == EXPECTED[:4]
     assert await stage.gateway.stop() == 0

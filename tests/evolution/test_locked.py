@@ -24,7 +24,7 @@ async def test_a_locked_table_stops_neither_the_others_nor_a_start(
     async with theatre(topic_prefix, postgres, kafka, registry, tmp_path / "gateway.log") as stage:
         await stage.sql.execute("CREATE TABLE locked (id int); CREATE TABLE other (id int PRIMARY KEY)")
         await stage.sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES")
-        await stage.gateway.start(WALGATE_SOURCE__CHECK_INTERVAL_S="0.1")
+        await stage.gateway.streaming(source__check_interval_s="0.1")
         holder = await postgres.connect(topic_prefix)
         async with holder.transaction():
             await holder.execute("ALTER TABLE locked ADD more int")
@@ -32,13 +32,13 @@ async def test_a_locked_table_stops_neither_the_others_nor_a_start(
             await stage.gateway.logged("seen_by_the_check is published from now on")
             await insert_and_read(stage, 1)
             assert await stage.gateway.stop() == 0
-            await stage.gateway.start()
+            await stage.gateway.streaming()
             await insert_and_read(stage, 2)
         await holder.execute("INSERT INTO locked VALUES (1, 2)")
         (await stage.delivered(lambda found: found.rows("locked") == [{"id": 1, "more": 2}])).close()
         await holder.close()
         assert await stage.gateway.stop() == 0
-        assert "starting_again" not in stage.gateway.log.read_text()
+        assert "starting_again" not in stage.gateway.log()
 
 
 async def test_a_registry_that_is_away_is_waited_for(
@@ -50,14 +50,14 @@ async def test_a_registry_that_is_away_is_waited_for(
     ):
         await stage.sql.execute("CREATE TABLE other (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR ALL TABLES")
         url = registry.url.replace(str(registry.port), str(proxy.port))
-        await stage.gateway.start(WALGATE_REGISTRY__URL=url)
+        await stage.gateway.streaming(registry__url=url)
         await insert_and_read(stage, 1)
         await proxy.refuse()
         proxy.cut()
         await stage.sql.execute("ALTER TABLE other ADD more int; INSERT INTO other VALUES (2, 2)")
-        await stage.gateway.logged("the schema registry does not answer", 2)
+        await stage.gateway.logged("the schema registry does not answer", times=2)
         await proxy.accept()
-        await stage.gateway.logged("streaming", 2)
+        await stage.gateway.logged("streaming", times=2)
         await stage.sql.execute("INSERT INTO other VALUES (3, 3)")
         found = await stage.delivered(lambda found: len(found.committed("other")) >= 3)
         found.close()

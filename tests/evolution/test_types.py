@@ -39,9 +39,9 @@ async def stage(
 ) -> AsyncIterator[Theatre]:
     async with theatre(topic_prefix, postgres, kafka, registry, tmp_path / "gateway.log") as stage:
         await stage.sql.execute(TYPES)
-        await stage.gateway.start()
+        await stage.gateway.streaming()
         yield stage
-        assert await stage.gateway.stop() == 0, stage.gateway.log.read_text()
+        assert await stage.gateway.stop() == 0, stage.gateway.log()
 
 
 async def test_a_type_that_was_dropped_meanwhile_is_what_it_was(stage: Theatre) -> None:
@@ -55,7 +55,7 @@ async def test_a_type_that_was_dropped_meanwhile_is_what_it_was(stage: Theatre) 
     await stage.sql.execute("ALTER TABLE kept RENAME id TO number")
     await stage.sql.execute("UPDATE kept SET code = 'c'")
     await stage.sql.execute("DROP TABLE kept, t; DROP TYPE mood, pair; DROP DOMAIN price, way")
-    await stage.gateway.start()
+    await stage.gateway.streaming()
     found = await stage.delivered(lambda found: len(found.committed("kept")) >= 3)
     found.close()
     assert found.rows("t") == [{"id": 1, **AFTER}, {"id": 2, **AFTER}]
@@ -81,7 +81,7 @@ async def test_a_type_made_in_a_transaction_that_is_still_open_is_text_until_an_
     (await stage.delivered(lambda found: len(found.committed("made")) > MANY)).close()
     assert await stage.gateway.stop() == 0
     await stage.sql.execute("INSERT INTO made VALUES (1001, 8, '{l}')")
-    await stage.gateway.start()
+    await stage.gateway.streaming()
     await stage.sql.execute("ALTER TABLE made ADD more int")
     await stage.sql.execute("INSERT INTO made VALUES (1002, 9, '{l}', 1)")
     found = await stage.delivered(lambda found: len(found.committed("made")) >= MANY + 3)
@@ -93,9 +93,9 @@ async def test_a_type_made_in_a_transaction_that_is_still_open_is_text_until_an_
         {"id": 1001, "n": "8", "sizes": "{l}"},
         {"id": 1002, "n": "9", "sizes": "{l}", "more": 1},
     ]
-    assert "types_stay_text" in stage.gateway.log.read_text()
+    assert "types_stay_text" in stage.gateway.log()
     assert await stage.gateway.stop() == 0
-    await stage.gateway.start(WALGATE_SCHEMAS__ON_INCOMPATIBLE="register")
+    await stage.gateway.streaming(schemas__on_incompatible="register")
     await stage.sql.execute("INSERT INTO made VALUES (1003, 10, '{l,NULL}', 2)")
     found = await stage.delivered(lambda found: len(found.committed("made")) >= MANY + 4)
     found.close()

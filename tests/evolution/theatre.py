@@ -13,7 +13,7 @@ import asyncpg
 from gateway.local import Kafka, Postgres, Registry
 from tests.evolution.delivered import Delivered
 from tests.evolution.scene import SITUATIONS, Scene
-from tests.service.gateway_process import GatewayProcess
+from tests.gateway_process import GatewayProcess
 
 CAUGHT_UP_TIMEOUT_S = 30.0
 END = "the_end"
@@ -69,29 +69,27 @@ async def theatre(
 ) -> AsyncIterator[Theatre]:
     """A new database, slot and prefix of this name. The gateway is not started; its end is checked by who starts it.
 
-    `create`: options of CREATE DATABASE. `settings`: the gateway's environment.
+    `create`: options of CREATE DATABASE. `settings`: more of the gateway's.
     """
     admin = await postgres.connect()
     await admin.execute(f"CREATE DATABASE {name} {create}")
     sql = await postgres.connect(name)
     gateway = GatewayProcess(
+        log,
         {
-            "WALGATE_SOURCE__DSN": postgres.database_dsn(name),
-            "WALGATE_SOURCE__SLOT": name,
-            "WALGATE_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
-            "WALGATE_KAFKA__PREFIX": name,
-            "WALGATE_KAFKA__PARTITIONS": "2",
-            "WALGATE_REGISTRY__URL": registry.url,
+            "source__dsn": postgres.database_dsn(name),
+            "source__slot": name,
+            "kafka__bootstrap_servers": kafka.bootstrap_servers,
+            "kafka__prefix": name,
+            "kafka__partitions": "2",
+            "registry__url": registry.url,
             **settings,
         },
-        log,
     )
     try:
         yield Theatre(name, postgres, kafka, registry, sql, gateway)
     finally:
-        if gateway.process is not None and gateway.process.returncode is None:
-            gateway.process.kill()
-            await gateway.process.wait()
+        await gateway.kill()
         await sql.close()
         await _until_free(admin, name)
         await admin.execute(

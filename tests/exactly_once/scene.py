@@ -17,10 +17,10 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from tests.conftest import Database
 from tests.exactly_once.checker import check, check_attempts
 from tests.exactly_once.delivered import Decoder, Delivered, read_delivered
-from tests.exactly_once.gateway_process import GatewayProcess
 from tests.exactly_once.history import load_truth
 from tests.exactly_once.markers import COMMITTING
 from tests.exactly_once.workload import PUBLICATION, Workload, create_tables
+from tests.gateway_process import GatewayProcess
 
 DRAIN_TIMEOUT_S = 60.0
 
@@ -66,9 +66,7 @@ class Scene:
 
     async def streaming(self, failpoints: str = "", **settings: object) -> None:
         """Start the gateway and wait until its stream is open: from the first time on, what commits is to be delivered."""
-        before = len(self.gateway.events("streaming"))
-        self.gateway.start(failpoints, **settings)
-        await self.gateway.logged('"streaming"', times=before + 1)
+        await self.gateway.streaming(failpoints, **settings)
 
     async def reconnect(self) -> None:
         """After the server was restarted."""

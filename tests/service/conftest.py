@@ -8,7 +8,8 @@ import pytest_asyncio
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.service.gateway_process import GatewayProcess, Topics
+from tests.gateway_process import GatewayProcess
+from tests.service.topics import Topics
 
 
 @pytest.fixture
@@ -18,28 +19,26 @@ def topics(kafka: Kafka, registry: Registry) -> Topics:
 
 @pytest.fixture
 def settings(database: Database, kafka: Kafka, registry: Registry, topic_prefix: str) -> dict[str, str]:
-    """Environment of a gateway for the test's own database and prefix."""
+    """Settings of a gateway for the test's own database and prefix."""
     return {
-        "WALGATE_SOURCE__DSN": database.dsn,
-        "WALGATE_SOURCE__SLOT": topic_prefix,
-        "WALGATE_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
-        "WALGATE_KAFKA__PREFIX": topic_prefix,
-        "WALGATE_REGISTRY__URL": registry.url,
+        "source__dsn": database.dsn,
+        "source__slot": topic_prefix,
+        "kafka__bootstrap_servers": kafka.bootstrap_servers,
+        "kafka__prefix": topic_prefix,
+        "registry__url": registry.url,
     }
 
 
 @pytest_asyncio.fixture
 async def new_gateway(settings: dict[str, str], tmp_path: Path) -> AsyncIterator[Callable[..., GatewayProcess]]:
-    """`new_gateway(WALGATE_...=...)`: not started; ends with the test."""
+    """`new_gateway(kafka__prefix=...)`: not started; ends with the test."""
     made: list[GatewayProcess] = []
 
     def make(**more: str) -> GatewayProcess:
-        gateway = GatewayProcess({**settings, **more}, tmp_path / f"gateway{len(made)}.log")
+        gateway = GatewayProcess(tmp_path / f"gateway{len(made)}.log", {**settings, **more})
         made.append(gateway)
         return gateway
 
     yield make
     for gateway in made:
-        if gateway.process is not None and gateway.process.returncode is None:
-            gateway.process.kill()
-            await gateway.process.wait()
+        await gateway.kill()

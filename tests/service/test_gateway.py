@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable
 
 import pytest
 
 from tests.conftest import Database
-from tests.service.gateway_process import GatewayProcess, Topics
+from tests.gateway_process import GatewayProcess
+from tests.service.topics import Topics
 
 NewGateway = Callable[..., GatewayProcess]
 
@@ -30,7 +30,7 @@ async def test_rows_of_every_operation_arrive_with_their_transaction(
 ) -> None:
     sql = await database.connect()
     await sql.execute("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE PUBLICATION walgate FOR ALL TABLES")
-    await new_gateway().start()
+    await new_gateway().streaming()
     async with sql.transaction():
         xid = await sql.fetchval("SELECT pg_current_xact_id()::text::int8")
         await sql.execute("INSERT INTO t SELECT n, 'note ' || n FROM generate_series(1, 10) n")
@@ -57,14 +57,14 @@ async def test_a_killed_gateway_goes_on_without_loss_or_doubles(
     sql = await database.connect()
     await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR ALL TABLES")
     gateway = new_gateway()
-    await gateway.start()
+    await gateway.streaming()
     count = 0
     for _ in range(5):
         for _ in range(20):
             await sql.execute("INSERT INTO t SELECT $1 + n FROM generate_series(1, 50) n", count)
             count += 50
-        await gateway.stop(signal.SIGKILL)
-        await gateway.start()
+        await gateway.kill()
+        await gateway.streaming()
     await committed(topics, topic_prefix, 100)
     records = await asyncio.to_thread(topics.read, f"{topic_prefix}.public.t")
     assert sorted(value["after"]["id"] for _, value in records) == list(range(1, count + 1))
@@ -77,7 +77,7 @@ async def test_a_large_transaction_is_readable_before_its_end(
 ) -> None:
     sql = await database.connect()
     await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR ALL TABLES")
-    await new_gateway().start()
+    await new_gateway().streaming()
     transaction = sql.transaction()
     await transaction.start()
     await sql.execute("INSERT INTO t SELECT generate_series(1, 20000)")
@@ -100,7 +100,7 @@ async def test_a_stop_drains_and_ends_with_zero(
     sql = await database.connect()
     await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR ALL TABLES")
     gateway = new_gateway()
-    await gateway.start()
+    await gateway.streaming()
     await sql.execute("INSERT INTO t VALUES (1)")
     await committed(topics, topic_prefix, 1)
     assert await gateway.stop() == 0

@@ -18,7 +18,8 @@ import pytest_asyncio
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from gateway.local import Kafka, Postgres, Registry
-from tests.service.gateway_process import GatewayProcess, Topics
+from tests.gateway_process import GatewayProcess
+from tests.service.topics import Topics
 
 PREFIX = "messages"
 Values = list[dict[str, Any]]
@@ -108,17 +109,17 @@ async def played(
     await sql.execute(SCHEMA)
     log: Path = tmp_path_factory.mktemp("messages") / "gateway.log"
     gateway = GatewayProcess(
-        {
-            "WALGATE_SOURCE__DSN": postgres.database_dsn("messages"),
-            "WALGATE_SOURCE__SLOT": "messages",
-            "WALGATE_SOURCE__TWO_PHASE": "true",
-            "WALGATE_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
-            "WALGATE_KAFKA__PREFIX": PREFIX,
-            "WALGATE_REGISTRY__URL": registry.url,
-        },
         log,
+        {
+            "source__dsn": postgres.database_dsn("messages"),
+            "source__slot": "messages",
+            "source__two_phase": "true",
+            "kafka__bootstrap_servers": kafka.bootstrap_servers,
+            "kafka__prefix": PREFIX,
+            "registry__url": registry.url,
+        },
     )
-    await gateway.start()
+    await gateway.streaming()
     await play(sql, admin)
     yield await asyncio.to_thread(Played, Topics(kafka.bootstrap_servers, registry.url))
     assert await gateway.stop() == 0, log.read_text()

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.conftest import Database
-from tests.service.gateway_process import GatewayProcess, Topics
+from tests.gateway_process import GatewayProcess
 from tests.service.test_gateway import committed
+from tests.service.topics import Topics
 
 NewGateway = Callable[..., GatewayProcess]
 EXIT_CONFIGURATION = 78
@@ -21,12 +22,12 @@ async def test_whole_transactions_are_sent_after_their_commit_and_never_split(
     sql = await database.connect()
     await sql.execute("CREATE TABLE t (id int PRIMARY KEY, pad text); CREATE PUBLICATION walgate FOR ALL TABLES")
     gateway = new_gateway(
-        WALGATE_SOURCE__LARGE_TRANSACTIONS="whole",
-        WALGATE_KAFKA__MEMORY_BYTES=str(1 << 20),
-        WALGATE_KAFKA__BATCH_BYTES="65536",
-        WALGATE_KAFKA__COMPRESSION="none",
+        source__large_transactions="whole",
+        kafka__memory_bytes=str(1 << 20),
+        kafka__batch_bytes="65536",
+        kafka__compression="none",
     )
-    await gateway.start()
+    await gateway.streaming()
     await sql.execute("INSERT INTO t SELECT n, repeat(md5(n::text), 8) FROM generate_series(1, 10000) n")  # 3 MB
     markers = await committed(topics, topic_prefix, 1)
     assert [m["kind"] for m in markers] == ["EPOCH", "BEGIN", "COMMIT"]
@@ -41,12 +42,12 @@ async def test_at_least_once_delivers_without_kafka_transactions(
 ) -> None:
     sql = await database.connect()
     await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR ALL TABLES")
-    gateway = new_gateway(WALGATE_KAFKA__DELIVERY="at_least_once")
-    await gateway.start()
+    gateway = new_gateway(kafka__delivery="at_least_once")
+    await gateway.streaming()
     await sql.execute("INSERT INTO t SELECT generate_series(1, 100)")
     await committed(topics, topic_prefix, 1)
     assert await gateway.stop() == 0
-    await gateway.start()
+    await gateway.streaming()
     await sql.execute("INSERT INTO t VALUES (101)")
     markers = await committed(topics, topic_prefix, 2)
     assert [m["epoch"] for m in markers if m["kind"] == "EPOCH"] == [1, 2]
@@ -58,7 +59,7 @@ async def test_the_oldest_server_is_read_in_its_own_protocol(
 ) -> None:
     sql = await database_oldest.connect()
     await sql.execute("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE PUBLICATION walgate FOR ALL TABLES")
-    await new_gateway(WALGATE_SOURCE__DSN=database_oldest.dsn).start()
+    await new_gateway(source__dsn=database_oldest.dsn).streaming()
     await sql.execute("INSERT INTO t SELECT n, 'note' FROM generate_series(1, 5000) n")
     await sql.execute("UPDATE t SET note = 'new' WHERE id = 1")
     markers = await committed(topics, topic_prefix, 2)
@@ -78,8 +79,8 @@ async def test_text_and_binary_tuples_make_equal_records(
     )
     prefixes = {"on": f"{topic_prefix}b", "off": f"{topic_prefix}t"}
     for binary, prefix in prefixes.items():
-        gateway = new_gateway(WALGATE_SOURCE__BINARY=binary, WALGATE_SOURCE__SLOT=prefix, WALGATE_KAFKA__PREFIX=prefix)
-        await gateway.start()
+        gateway = new_gateway(source__binary=binary, source__slot=prefix, kafka__prefix=prefix)
+        await gateway.streaming()
     await sql.execute(
         "INSERT INTO t SELECT n, n * 7, 'text ' || n, n / 7.0, 'epoch'::timestamptz + n * interval '1 hour', n % 2 = 0,"
         " n / 3.0::float8, 'epoch'::date + n, gen_random_uuid(), jsonb_build_object('n', n), decode(md5(n::text), 'hex'),"
@@ -103,7 +104,7 @@ async def test_names_that_are_no_avro_names_keep_their_true_name(
         'CREATE SCHEMA "Sch.ema"; CREATE TABLE "Sch.ema"."my ""table"" 🦉" ("the id" int PRIMARY KEY, "Über" text, "über" text);'
         ' CREATE PUBLICATION "my ""pub"" 🦉" FOR ALL TABLES'
     )
-    await new_gateway(WALGATE_SOURCE__PUBLICATIONS='my "pub" 🦉').start()
+    await new_gateway(source__publications='my "pub" 🦉').streaming()
     await sql.execute("""INSERT INTO "Sch.ema"."my ""table"" 🦉" VALUES (1, 'upper', 'lower')""")
     await committed(topics, topic_prefix, 1)
     topic = f"{topic_prefix}.Sch-2eema.my-20-22table-22-20-f0-9f-a6-89"
@@ -119,8 +120,8 @@ async def test_a_second_gateway_waits_and_takes_over(
     sql = await database.connect()
     await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR ALL TABLES")
     first, second = new_gateway(), new_gateway()
-    await first.start()
-    await second.launch()
+    await first.streaming()
+    second.start()
     await second.logged("is in use by process")
     await sql.execute("INSERT INTO t VALUES (1)")
     await committed(topics, topic_prefix, 1)
@@ -140,12 +141,12 @@ async def test_a_prefix_of_another_slot_is_refused(
     sql = await database.connect()
     await sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES")
     first = new_gateway()
-    await first.start()
+    await first.streaming()
     await first.stop()
-    other = new_gateway(WALGATE_SOURCE__SLOT=f"{topic_prefix}_other")
-    await other.launch()
-    assert await other.ended() == EXIT_CONFIGURATION
-    assert "belongs to slot" in other.log.read_text()
+    other = new_gateway(source__slot=f"{topic_prefix}_other")
+    other.start()
+    assert await other.wait() == EXIT_CONFIGURATION
+    assert "belongs to slot" in other.log()
     await sql.close()
 
 
@@ -167,9 +168,9 @@ async def test_a_start_that_can_not_go_well_says_what_to_do(
     for statement in prepare:
         await sql.execute(statement.format(slot=topic_prefix))
     gateway = new_gateway()
-    await gateway.launch()
-    assert await gateway.ended() != 0
-    text = gateway.log.read_text()
+    gateway.start()
+    assert await gateway.wait() != 0
+    text = gateway.log()
     assert says in text
     assert "hint:" in text
     await sql.execute(
@@ -181,8 +182,8 @@ async def test_a_start_that_can_not_go_well_says_what_to_do(
 async def test_a_stop_ends_a_start_that_waits(database: Database, new_gateway: NewGateway) -> None:
     sql = await database.connect()
     await sql.execute(PUBLICATION)
-    gateway = new_gateway(WALGATE_KAFKA__BOOTSTRAP_SERVERS="127.0.0.1:9")
-    await gateway.launch()
+    gateway = new_gateway(kafka__bootstrap_servers="127.0.0.1:9")
+    gateway.start()
     await gateway.logged("starting_again")
     assert await gateway.stop() == 0
     await sql.close()

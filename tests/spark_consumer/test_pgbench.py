@@ -19,7 +19,7 @@ from spark_consumer.registry import Registry as Schemas
 from spark_consumer.registry import SchemaCache
 from spark_consumer.tables import TableName
 from tests.conftest import Database
-from tests.exactly_once.gateway_process import GatewayProcess
+from tests.gateway_process import GatewayProcess
 
 BRANCHES, TELLERS, ACCOUNTS = 2, 20, 500
 TABLES = """
@@ -110,9 +110,8 @@ async def test_the_four_sums_of_pgbench_are_one_at_the_end_of_every_batch(
         "kafka__replication_factor": 1, "registry__url": registry.url,
     }  # fmt: skip
     gateway = GatewayProcess(tmp_path / "gateway.log", settings)
-    gateway.start()
     try:
-        await gateway.logged('"streaming"')
+        await gateway.streaming()
         await fill(connection)
         seen: list[pictures.Picture] = []
 

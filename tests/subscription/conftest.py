@@ -14,8 +14,8 @@ import pytest_asyncio
 from gateway.local import Kafka, Postgres, Registry
 from tests.conftest import Database, _new_database
 from tests.exactly_once.delivered import Decoder, Delivered, read_delivered
-from tests.exactly_once.gateway_process import GatewayProcess
 from tests.exactly_once.scene import wait_for_commit
+from tests.gateway_process import GatewayProcess
 from tests.subscription.replica import Replica, differences, rebuild
 
 DELIVERY_TIMEOUT_S = 60.0
@@ -126,8 +126,7 @@ async def _publisher(
     folder = tmp_path_factory.mktemp("subscription")
     async for database in _new_database(postgres):
         publisher = await open_publisher(database, kafka, registry, folder, f"p{uuid4().hex[:8]}")
-        publisher.gateway.start()
-        await publisher.gateway.logged('"streaming"')
+        await publisher.gateway.streaming()
         yield publisher
         await publisher.gateway.kill()
         await publisher.connection.close()
@@ -137,7 +136,5 @@ async def _publisher(
 async def publisher(_publisher: Publisher) -> Publisher:
     """Started anew where a scenario ended it."""
     if not _publisher.gateway.is_running:
-        before = len(_publisher.gateway.events("streaming"))
-        _publisher.gateway.start()
-        await _publisher.gateway.logged('"streaming"', times=before + 1)
+        await _publisher.gateway.streaming()
     return _publisher

@@ -65,11 +65,11 @@ async def test_settings_of_the_database_and_its_encoding_change_no_value(
     name = f"odd_{uuid4().hex[:8]}"
     log = tmp_path / "gateway.log"
     create = "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
-    async with theatre(name, postgres, kafka, registry, log, create, WALGATE_SOURCE__BINARY="on") as stage:
+    async with theatre(name, postgres, kafka, registry, log, create, source__binary="on") as stage:
         await stage.sql.execute(TABLE + "CREATE PUBLICATION walgate FOR ALL TABLES")
         for setting, value in SETTINGS.items():
             await stage.sql.execute(f"ALTER DATABASE {name} SET {setting} = {value}")
-        await stage.gateway.start(WALGATE_SOURCE__CHECK_INTERVAL_S="1")
+        await stage.gateway.streaming(source__check_interval_s="1")
         await stage.sql.execute(ROW)
         await stage.sql.execute("CREATE TABLE seen_by_the_check ()")
         await stage.gateway.logged("seen_by_the_check is published from now on")

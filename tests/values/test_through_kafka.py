@@ -56,10 +56,10 @@ async def deliver_and_compare(
 ) -> tuple[int, int]:
     """(values compared, types)."""
     name = f"types_{uuid4().hex[:8]}"
-    async with theatre(name, source, kafka, registry, log, WALGATE_SOURCE__BINARY=binary) as stage:
+    async with theatre(name, source, kafka, registry, log, source__binary=binary) as stage:
         await stage.sql.execute(USER_TYPES)
         cases = await _tables(stage.sql, source.version, with_all=binary == "off")
-        await stage.gateway.start(WALGATE_SOURCE__PUBLICATIONS="everything")
+        await stage.gateway.streaming(source__publications="everything")
         values = {table: await _fill(stage.sql, table, case, count) for table, case in cases.items()}
         await stage.sql.execute(f"INSERT INTO {END} VALUES (1)")
         found = await stage.delivered(lambda each: bool(each.committed(END)))

@@ -17,6 +17,7 @@ from typing import Any
 
 OPTIONS = ("run", "--log-format", "json")
 COMMAND = (str(Path(sys.executable).parent / "walgate"), *OPTIONS)
+START_TIMEOUT_S = 90.0
 EXIT_TIMEOUT_S = 60.0
 
 
@@ -48,6 +49,12 @@ class GatewayProcess:
                 preexec_fn=_die_with_parent,
             )
         self.start_count += 1
+
+    async def streaming(self, failpoints: str = "", **settings: object) -> None:
+        """Start, and wait until the stream is open."""
+        before = len(self.events("streaming"))
+        self.start(failpoints, **settings)
+        await self.logged('"streaming"', times=before + 1, timeout_s=START_TIMEOUT_S)
 
     @property
     def pid(self) -> int:

@@ -1,15 +1,10 @@
-"""A gateway as a process of its own, and what stock clients read from Kafka."""
+"""What stock clients read from Kafka."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
@@ -17,50 +12,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-START_TIMEOUT_S = 90.0
 READ_TIMEOUT_S = 120.0
-
-
-@dataclass
-class GatewayProcess:
-    """`walgate run` with settings from `environment`; stderr goes to `log`."""
-
-    environment: dict[str, str]
-    log: Path
-    process: asyncio.subprocess.Process | None = field(default=None, init=False)
-
-    async def start(self, **more: str) -> None:
-        """Return when it streams. Raises AssertionError with the log when it ends or takes too long."""
-        before = self.log.read_text().count("streaming") if self.log.exists() else 0
-        await self.launch(**more)
-        await self.logged("streaming", before + 1)
-
-    async def launch(self, **more: str) -> None:
-        with self.log.open("ab") as out:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gateway.cli", "run", env={**os.environ, **self.environment, **more}, stderr=out
-            )
-
-    async def logged(self, word: str, times: int = 1) -> None:
-        """Wait until `word` was logged so often."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self.log.exists() or self.log.read_text().count(word) < times:
-            assert self.process is not None
-            assert self.process.returncode is None, (
-                f"gateway ended ({self.process.returncode}):\n{self.log.read_text()}"
-            )
-            assert time.monotonic() < deadline, f"{word!r} was not logged:\n{self.log.read_text()}"
-            await asyncio.sleep(0.05)
-
-    async def ended(self, timeout_s: float = 30.0) -> int:
-        assert self.process is not None
-        return await asyncio.wait_for(self.process.wait(), timeout_s)
-
-    async def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        assert self.process is not None
-        if self.process.returncode is None:
-            self.process.send_signal(how)
-        return await self.ended()
 
 
 @dataclass
