@@ -36,6 +36,7 @@ BIG = "INSERT INTO t SELECT n, 'streamed', 'sad' FROM generate_series({0}, {0} +
 async def streamed(sql: asyncpg.Connection, watcher: asyncpg.Connection, statement: str) -> None:
     """Run it, and go on when the server has decoded all of it: an abort that comes earlier leaves nothing to stream."""
     await sql.execute(statement)
+    await watcher.execute("SELECT pg_logical_emit_message(true, 'flush', '')")  # else its last page may wait
     end_lsn = await sql.fetchval("SELECT pg_current_wal_insert_lsn()::text")
     query = f"""SELECT sent_lsn >= '{end_lsn}' FROM pg_stat_replication AS r
         JOIN pg_replication_slots AS s ON s.active_pid = r.pid WHERE s.slot_name = 'messages'"""
