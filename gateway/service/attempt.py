@@ -33,6 +33,7 @@ from gateway.operate.failpoints import failpoint
 from gateway.operate.http import Health
 from gateway.operate.settings import Settings
 from gateway.replication.connection import connect_replication, connect_sql, leave_with
+from gateway.replication.facts import Caution
 from gateway.replication.feedback import StandbyStatus
 from gateway.replication.options import pgoutput_options, protocol_version
 from gateway.replication.slot import create_slot
@@ -63,6 +64,8 @@ class Learned:
     """What the attempts of one process tell later ones."""
 
     seen_topics: set[str] = field(default_factory=set)
+    told: set[Caution] = field(default_factory=set)
+    """Cautions that the log has."""
     text_only: bool = False
     """A binary value came that has no decoder."""
     careful_until: Lsn = _START
@@ -112,7 +115,7 @@ class Attempt:
         self._wait_for("PostgreSQL")
         failpoint("before_preflight")
         sql = await self._connect_sql(stack, dsn)
-        checks = await Checks.load(sql, settings.source)
+        checks = await Checks.load(sql, settings.source, self._learned.told)
         checks.before_start()
         failpoint("after_preflight")
 

@@ -31,20 +31,20 @@ log = structlog.get_logger()
 
 
 class Checks:
-    """`sql` is the connection of the attempt; errors are raised, cautions are logged once."""
+    """`sql` is the connection of the attempt; errors are raised, cautions are logged once and kept in `told`."""
 
-    def __init__(self, sql: asyncpg.Connection, source: SourceSettings, facts: Facts) -> None:
+    def __init__(self, sql: asyncpg.Connection, source: SourceSettings, facts: Facts, told: set[Caution]) -> None:
         self._sql = sql
         self._source = source
         self._facts = facts
         self._expected = Expected(
             slot=source.slot, publications=source.publications, two_phase=source.two_phase, failover=source.failover
         )
-        self._told: set[Caution] = set()
+        self._told = told
 
     @classmethod
-    async def load(cls, sql: asyncpg.Connection, source: SourceSettings) -> Checks:
-        return cls(sql, source, await load_facts(sql, source.slot, source.publications))
+    async def load(cls, sql: asyncpg.Connection, source: SourceSettings, told: set[Caution]) -> Checks:
+        return cls(sql, source, await load_facts(sql, source.slot, source.publications), told)
 
     @property
     def server(self) -> ServerFacts:

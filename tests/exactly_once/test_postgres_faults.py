@@ -145,6 +145,9 @@ async def test_connections_to_the_server_that_are_cut_at_any_byte_lose_nothing(p
                 place.proxy.cut()
         place.proxy.heal()
         print(await scene.finish())
+        cautions = [event["message"] for event in scene.gateway.events("caution")]
+        assert len(scene.gateway.events("streaming")) > 1
+        assert len(cautions) == len(set(cautions)) > 0, "said again with every attempt"
 
 
 @pytest.mark.parametrize("lost", [*(pytest.param(way, marks=pytest.mark.long) for way in DIRECTIONS), "both"])
