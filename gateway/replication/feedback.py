@@ -110,11 +110,6 @@ class StandbyStatus:
         else:
             self._tell()
 
-    @property
-    def server_is_stopping(self) -> bool:
-        """It asks again after each reply: it wants to stop, and waits until the flush LSN has reached the end of the WAL."""
-        return self._storm_s(self._clock()) >= _STORM_GAP_S
-
     def _storm_s(self, now: float) -> float:
         if self._storm_since is None or now - self._last_request_at > _STORM_GAP_S:
             return 0.0

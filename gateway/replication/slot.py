@@ -98,12 +98,3 @@ async def create_slot(
         return Lsn.parse(await sql.fetchval(query + ")", *arguments, timeout=_CREATION_TIMEOUT_S))
     except DRIVER_ERRORS as error:
         raise classify_exception(error, f"creation of slot {name}") from error
-
-
-async def drop_slot(sql: asyncpg.Connection, name: str) -> None:
-    """Drop the slot if it exists and nobody reads it (else Retry). What it held back is lost to it for good."""
-    query = "SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots WHERE slot_name = $1"
-    try:
-        await sql.execute(query, name)
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, f"removal of slot {name}") from error

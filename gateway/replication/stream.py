@@ -62,7 +62,6 @@ class ReplicationStream(asyncio.BufferedProtocol):
         self, place: str, *, capacity: int = CAPACITY, clock: Callable[[], float] = time.monotonic, backend_pid: int = 0
     ) -> None:
         self.on_reply_request: Callable[[], None] = _ignore
-        self.end_of_wal = Lsn(0)  # the newest keepalive's, as received, not as read
         self.backend_pid = backend_pid
         self._place = place
         self._clock = clock
@@ -215,7 +214,6 @@ class ReplicationStream(asyncio.BufferedProtocol):
     # Messages that are no CopyData
 
     def _keepalive(self, end_lsn: int, reply_requested: bool) -> None:
-        self.end_of_wal = Lsn(end_lsn)
         if reply_requested:
             self.on_reply_request()
 
