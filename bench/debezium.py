@@ -186,12 +186,12 @@ async def drain(backlogged: Backlogged) -> Run:
         walsender_pid = await sql.fetchval("select active_pid from pg_replication_slots where slot_name = $1", slot)
         with RecordCount(parts.kafka.bootstrap_servers, server.topics) as count:
             await count.reaches(1, server)
-            began_cpu_s, broker_cpu_s, busy = cpu_s(server.pid), cpu_s(parts.kafka.broker_pid), busy_s()
+            began_cpu_s, broker_cpu_s, busy = cpu_s(server.pid), cpu_s(parts.kafka.pid), busy_s()
             walsender_began_cpu_s = cpu_s(walsender_pid)
             await count.reaches(backlogged.changes, server)
         server_cpu_s = cpu_s(server.pid) - began_cpu_s
         walsender_cpu_s = cpu_s(walsender_pid)
-        broker_cpu_s = cpu_s(parts.kafka.broker_pid) - broker_cpu_s
+        broker_cpu_s = cpu_s(parts.kafka.pid) - broker_cpu_s
         other_cpu_s = busy_s() - busy - server_cpu_s - (walsender_cpu_s - walsender_began_cpu_s) - broker_cpu_s
         rss_mb = peak_rss_mb(server.pid)
         took_s = await asyncio.to_thread(_took_s, parts.kafka.bootstrap_servers, server.topics)

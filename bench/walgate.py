@@ -122,12 +122,12 @@ async def drain(
         running(parts, backlogged.dsn, slot, compiled=compiled, more=settings) as gateway,
     ):
         pid = gateway.process.pid
-        began_cpu_s, broker_cpu_s, busy = cpu_s(pid), cpu_s(parts.kafka.broker_pid), busy_s()
+        began_cpu_s, broker_cpu_s, busy = cpu_s(pid), cpu_s(parts.kafka.pid), busy_s()
         walsender_pid = await sql.fetchval("select active_pid from pg_replication_slots where slot_name = $1", slot)
         await past(sql, gateway, backlogged.last_lsn)
         gateway_cpu_s = cpu_s(pid) - began_cpu_s
         walsender_cpu_s = cpu_s(walsender_pid)
-        broker_cpu_s = cpu_s(parts.kafka.broker_pid) - broker_cpu_s
+        broker_cpu_s = cpu_s(parts.kafka.pid) - broker_cpu_s
         other_cpu_s = busy_s() - busy - gateway_cpu_s - walsender_cpu_s - broker_cpu_s
         rss_mb = peak_rss_mb(pid)
         end_s, turns = await asyncio.to_thread(_times, parts.kafka.bootstrap_servers, gateway.prefix, backlogged)

@@ -8,15 +8,15 @@ import signal
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from gateway.local.artifacts import fetched, jars, locked_version
-from gateway.local.guard import Child, Guard
+from gateway.local.guard import Guard
 from gateway.local.java import java
 from gateway.local.ports import HOST, answers, free_port
+from gateway.local.server import Server
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ _SETTINGS: dict[str, str | int] = {
 }
 
 
-class Kafka:
+class Kafka(Server):
     """`settings` are broker properties over the defaults above; `heap_mb` is -Xmx; `jvm_options` go before the class.
 
     `QUICK_START` as an option saves a third of the start's CPU time (1.8 s instead of 3.0 s) and costs speed later.
@@ -67,36 +67,29 @@ class Kafka:
         heap_mb: int = 512,
         jvm_options: Sequence[str] = (),
     ) -> None:
+        super().__init__()
         self.version = locked_version("kafka", "kafka_2.13")
         self.port = free_port()
         self._controller_port = free_port()
         self._settings: dict[str, str | int] = {**_SETTINGS, **(settings or {})}
         self._heap_mb = heap_mb
         self._jvm_options = tuple(jvm_options)
-        self._guard: Guard | None = None
         self._class_path = ""
-        self._broker: Child | None = None
 
     @property
     def bootstrap_servers(self) -> str:
         return f"{HOST}:{self.port}"
 
     @property
-    def broker_pid(self) -> int | None:
-        """Pid of the broker while it runs."""
-        return self._broker.pid if self._broker is not None and self._broker.exit_code is None else None
-
-    @property
     def log_path(self) -> Path:
-        assert self._guard is not None, "not started"
-        return self._guard.folder / "broker.log"
+        return self.folder / "broker.log"
 
     async def start(self) -> None:
         """Returns when the broker answers an API request. The first start makes the data; a later one goes on with it.
 
         Raises `PartFailed` with the log's tail.
         """
-        if self.broker_pid is not None:
+        if self.pid is not None:
             return
         if self._guard is None:
             await fetched("kafka")
@@ -104,8 +97,10 @@ class Kafka:
             self._guard = await Guard.open("kafka")
             self._lay_out(self._guard.folder)
         folder = self._guard.folder
-        self._broker = await self._guard.start("broker", [java(), *self._options(folder), folder / "server.properties"])
-        await self._broker.ready(self._answers, START_TIMEOUT_S)
+        self._process = await self._guard.start(
+            "broker", [java(), *self._options(folder), folder / "server.properties"]
+        )
+        await self._process.ready(self._answers, START_TIMEOUT_S)
         _log.info("%s %s answers on port %d", "Kafka", self.version, self.port)
 
     def _options(self, folder: Path) -> list[str]:
@@ -158,24 +153,4 @@ class Kafka:
 
     async def stop(self) -> None:
         """Controlled shutdown; keeps the data."""
-        if self._broker is not None:
-            await self._broker.stop(signal.SIGTERM, STOP_TIMEOUT_S)
-
-    async def kill(self) -> None:
-        """kill -9; keeps the data."""
-        if self._broker is not None:
-            self._broker.send_signal(signal.SIGKILL)
-            await self._broker.wait()
-
-    async def close(self) -> None:
-        """Stops the broker and removes everything."""
-        if self._guard is not None:
-            await self._guard.close()
-            self._guard = self._broker = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        await self._stop(signal.SIGTERM, STOP_TIMEOUT_S)

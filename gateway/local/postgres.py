@@ -9,14 +9,15 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Literal, Self
+from typing import Literal
 
 import asyncpg
 
 from gateway.local.accounts import reachable_folder, unprivileged_account
 from gateway.local.binaries import NEWEST_VERSION, PostgresBinaries, postgres_binaries
-from gateway.local.guard import Child, Guard
+from gateway.local.guard import Guard
 from gateway.local.ports import HOST, free_port
+from gateway.local.server import Server
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ _SETTINGS: dict[str, str | int] = {
 }
 
 
-class Postgres:
+class Postgres(Server):
     """`settings` are server parameters over the defaults above; `databases` are made at the first start.
 
     `hba` replaces the lines of pg_hba.conf (PostgreSQL manual, 20.1); `files` (name -> content) are put into the data
@@ -61,6 +62,7 @@ class Postgres:
         hba: Sequence[str] = (),
         files: Mapping[str, bytes] | None = None,
     ) -> None:
+        super().__init__()
         self.version = version
         self.port = free_port()
         self.server_version = ""  # as the running server says it: "18.6"
@@ -69,9 +71,7 @@ class Postgres:
         self._hba = tuple(hba)
         self._files = dict(files or {})
         self._account = unprivileged_account()
-        self._guard: Guard | None = None
         self._binaries: PostgresBinaries | None = None
-        self._server: Child | None = None
 
     @property
     def dsn(self) -> str:
@@ -83,18 +83,11 @@ class Postgres:
 
     @property
     def data_folder(self) -> Path:
-        assert self._guard is not None, "not started"
-        return self._guard.folder / "data"
+        return self.folder / "data"
 
     @property
     def log_path(self) -> Path:
-        assert self._guard is not None, "not started"
-        return self._guard.folder / "server.log"
-
-    @property
-    def server_pid(self) -> int | None:
-        """Pid of the postmaster while it runs."""
-        return self._server.pid if self._server is not None and self._server.exit_code is None else None
+        return self.folder / "server.log"
 
     def program(self, name: str) -> Path:
         """Path of one of this version's programs: 14 to 16 have only initdb, pg_ctl and postgres."""
@@ -106,19 +99,19 @@ class Postgres:
 
         Raises `PartFailed` with the log's tail.
         """
-        if self.server_pid is not None:
+        if self.pid is not None:
             return
         first = self._guard is None
         if self._guard is None:
             self._guard = await self._initialize()
         arguments = [word for name, value in self._settings.items() for word in ("-c", f"{name}={value}")]
-        self._server = await self._guard.start(
+        self._process = await self._guard.start(
             "server",
             [self.program("postgres"), "-D", self.data_folder, "-p", str(self.port), *arguments],
             account=self._account,
             end_signal=signal.SIGQUIT,
         )
-        await self._server.ready(self._answers, START_TIMEOUT_S)
+        await self._process.ready(self._answers, START_TIMEOUT_S)
         _log.info("%s %s answers on port %d", "PostgreSQL", self.server_version, self.port)
         if first and self._databases:
             connection = await self.connect()
@@ -177,24 +170,4 @@ class Postgres:
 
     async def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
         """Stops the server and keeps its data. `immediate` is a crash of the server: the next start recovers."""
-        if self._server is not None:
-            await self._server.stop(_STOP_SIGNALS[mode], STOP_TIMEOUT_S)
-
-    async def kill(self) -> None:
-        """kill -9 of the server and all its backends; keeps its data."""
-        if self._server is not None:
-            self._server.send_signal(signal.SIGKILL)
-            await self._server.wait()
-
-    async def close(self) -> None:
-        """Stops the server and removes everything."""
-        if self._guard is not None:
-            await self._guard.close()
-            self._guard = self._server = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        await self._stop(_STOP_SIGNALS[mode], STOP_TIMEOUT_S)

@@ -7,12 +7,12 @@ import http.client
 import logging
 import signal
 from pathlib import Path
-from typing import Self
 
 from gateway.local.artifacts import fetched, locked_version, unpacked
-from gateway.local.guard import Child, Guard
+from gateway.local.guard import Guard
 from gateway.local.java import java
 from gateway.local.ports import HOST, free_port
+from gateway.local.server import Server
 
 _log = logging.getLogger(__name__)
 
@@ -20,42 +20,35 @@ START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 20.0
 
 
-class Registry:
+class Registry(Server):
     """`url` is that of the Confluent API. Compatibility is not enforced until a client sets it."""
 
     def __init__(self, *, heap_mb: int = 384) -> None:
+        super().__init__()
         self.version = locked_version("registry", "apicurio-registry-app")
         self.port = free_port()
         self._management_port = free_port()
         self._heap_mb = heap_mb
-        self._guard: Guard | None = None
         self._program = Path()
-        self._server: Child | None = None
 
     @property
     def url(self) -> str:
         return f"http://{HOST}:{self.port}/apis/ccompat/v7"
 
     @property
-    def server_pid(self) -> int | None:
-        """Pid of the registry while it runs."""
-        return self._server.pid if self._server is not None and self._server.exit_code is None else None
-
-    @property
     def log_path(self) -> Path:
-        assert self._guard is not None, "not started"
-        return self._guard.folder / "registry.log"
+        return self.folder / "registry.log"
 
     async def start(self) -> None:
         """Returns when the registry says that it is healthy. Raises `PartFailed` with the log's tail."""
-        if self.server_pid is not None:
+        if self.pid is not None:
             return
         if self._guard is None:
             await fetched("registry")
             self._program = unpacked("registry") / "quarkus-run.jar"
             self._guard = await Guard.open("registry")
-        self._server = await self._guard.start("registry", [java(), *self._options(), "-jar", self._program])
-        await self._server.ready(lambda: asyncio.to_thread(self._healthy), START_TIMEOUT_S)
+        self._process = await self._guard.start("registry", [java(), *self._options(), "-jar", self._program])
+        await self._process.ready(lambda: asyncio.to_thread(self._healthy), START_TIMEOUT_S)
         _log.info("%s %s answers on port %d", "Apicurio", self.version, self.port)
 
     def _options(self) -> list[str]:
@@ -87,24 +80,4 @@ class Registry:
 
     async def stop(self) -> None:
         """Stops the registry; its schemas are kept."""
-        if self._server is not None:
-            await self._server.stop(signal.SIGTERM, STOP_TIMEOUT_S)
-
-    async def kill(self) -> None:
-        """kill -9; keeps the data."""
-        if self._server is not None:
-            self._server.send_signal(signal.SIGKILL)
-            await self._server.wait()
-
-    async def close(self) -> None:
-        """Stops the registry and removes everything."""
-        if self._guard is not None:
-            await self._guard.close()
-            self._guard = self._server = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        await self._stop(signal.SIGTERM, STOP_TIMEOUT_S)

@@ -345,12 +345,12 @@ async def test_a_broker_whose_disk_is_full_costs_only_time(place: Place) -> None
         await scene.streaming()
         await scene.commits()
         scene.workload.start()
-        broker = place.broker.broker_pid
+        broker = place.broker.pid
         assert broker is not None
         resource.prlimit(broker, resource.RLIMIT_FSIZE, (11 << 20, resource.RLIM_INFINITY))
         xid = await scene.workload.one_transaction("plain", 10, filling=4_000_000)
         async with asyncio.timeout(60):
-            while place.broker.broker_pid is not None:
+            while place.broker.pid is not None:
                 await asyncio.sleep(0.1)
         await scene.gateway.logged('"starting_again"')
         assert "File too large" in place.broker.log_path.read_text()

@@ -45,11 +45,11 @@ async def test_committed_records_outlive_stop_and_kill() -> None:
         await admin.close()
         await _send(kafka, "kept", b"one")
         await kafka.stop()
-        assert kafka.broker_pid is None and not await answers(kafka.port)
+        assert kafka.pid is None and not await answers(kafka.port)
         await kafka.start()
         await _send(kafka, "kept", b"two")
         await kafka.kill()
-        assert kafka.broker_pid is None
+        assert kafka.pid is None
         await kafka.start()
         # Killed right after the commit, a coordinator may write that transaction's markers only when its id is used again.
         await _send(kafka, "kept", b"three")

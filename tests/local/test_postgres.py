@@ -43,7 +43,7 @@ async def test_data_slots_and_port_outlive_a_stop(mode: str, start_postgres: Sta
     else:
         await server.stop(mode)  # type: ignore[arg-type]
     connection.terminate()
-    assert server.server_pid is None
+    assert server.pid is None
     with pytest.raises(OSError, match="Connect"):
         await asyncpg.connect(dsn)
     await server.start()

@@ -15,7 +15,7 @@ async def test_a_schema_outlives_stop_and_kill() -> None:
         async with AsyncSchemaRegistryClient({"url": registry.url}) as client:
             schema_id = await client.register_schema("kept-value", Schema('"string"', "AVRO"))
         await registry.stop()
-        assert registry.server_pid is None
+        assert registry.pid is None
         await registry.start()
         await registry.kill()
         await registry.start()
