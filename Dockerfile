@@ -55,7 +55,7 @@ RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends openjdk
  && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp walgate \
  && install -d -o walgate -g walgate /mirror
 COPY --from=build-spark /app /app
-ENV JAVA_HOME=/usr/lib/jvm/default PATH=/app/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV JAVA_HOME=/usr/lib/jvm/default WALGATE_SPARK_JARS= PATH=/app/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001
 VOLUME /mirror
 STOPSIGNAL SIGTERM

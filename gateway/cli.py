@@ -62,6 +62,12 @@ def consume(context: typer.Context) -> None:
     _run_spark_job("consume", context.args)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def dump(context: typer.Context) -> None:
+    """Write the rows of a local mirror, without Spark; `walgate dump --help` lists the options."""
+    _run_spark_job("dump", context.args)
+
+
 @app.command()
 def demo(
     seconds: Annotated[float, typer.Option(min=5, help="How long the shop's workload runs.")] = 30.0,
@@ -101,13 +107,13 @@ def _load_settings(config: Path | None) -> Settings:
 
 def _run_spark_job(name: str, arguments: list[str]) -> NoReturn:
     """The reader is a program of its own, so that the gateway never needs Spark. Java and the jars of Delta are the
-    local ones unless the environment names others."""
+    local ones unless the environment names others, each by itself."""
     environment = dict(os.environ)
-    if "JAVA_HOME" not in environment and "WALGATE_SPARK_JARS" not in environment:
+    if name != "dump":  # it needs no Spark
         with suppress(ImportError):  # without the extra `local`, Java and jars are where Spark itself looks for them
             from gateway.local.spark import spark_environment
 
-            environment |= spark_environment()
+            environment |= spark_environment(environment)
     command = [sys.executable, "-m", "spark_consumer", name, *arguments]
     raise SystemExit(subprocess.run(command, check=False, env=environment).returncode)
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 
 
-def spark_environment() -> dict[str, str]:
-    """Variables for `python -m spark_consumer`; downloads the jars when they are not in the cache."""
-    return {"JAVA_HOME": str(spark_java_home()), "WALGATE_SPARK_JARS": ",".join(map(str, jars("delta")))}
+def spark_environment(given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """Variables for `python -m spark_consumer` that `given` does not name; downloads the jars when they are needed and not in
+    the cache. An empty WALGATE_SPARK_JARS says that Spark has them in its own folder."""
+    ours = {}
+    if "JAVA_HOME" not in given:
+        ours["JAVA_HOME"] = str(spark_java_home())
+    if "WALGATE_SPARK_JARS" not in given:
+        ours["WALGATE_SPARK_JARS"] = ",".join(map(str, jars("delta")))
+    return ours
