@@ -11,13 +11,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_consumer.columnar.arrays import numbers
 from spark_consumer.frames import STRINGS, TEXTS
+from spark_consumer.mirror.fold import STATE
 from spark_consumer.mirror.shape import TableShape
 
 Key = tuple[Any, ...]
+
+# One object for all: tuples with it are equal, as NaN is to PostgreSQL and Spark.
+_NAN = float("nan")
 
 
 @dataclass(slots=True)
@@ -73,7 +79,7 @@ def _find_unsent(
 
 def replay_events(events: pa.Table) -> tuple[pa.Table, dict[Key, Outcome]]:
     """`events` (TableShape.events) in order, and their outcomes."""
-    ordered = events.sort_by([(name, "ascending") for name in ("commit_lsn", "ordinal", "deleted")]).combine_chunks()
+    ordered = in_order(events)
     origins = key_tuples(ordered["origin"])
     moved = ordered["origin"].is_valid().to_pylist()
     outcomes = replay(
@@ -85,6 +91,25 @@ def replay_events(events: pa.Table) -> tuple[pa.Table, dict[Key, Outcome]]:
     return ordered, outcomes
 
 
+def in_order(events: pa.Table) -> pa.Table:
+    return events.sort_by([(name, "ascending") for name in ("commit_lsn", "ordinal", "deleted")]).combine_chunks()
+
+
+def whole_states(events: pa.Table) -> pa.Table:
+    """Columns fold.STATE of events that sent all their columns: the last one of each key has everything."""
+    ordered = in_order(events)
+    columns = [_comparable(pc.struct_field(ordered["key"], field_.name)) for field_ in ordered["key"].type]
+    names = [f"key{number}" for number in range(len(columns))]
+    keys = pa.table([*columns, numbers(np.arange(len(ordered)))], names=[*names, "place"])
+    last = keys.group_by(names, use_threads=False).aggregate([("place", "max")])["place_max"]
+    return ordered.select(list(STATE)).take(last)
+
+
+def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """With one zero: Arrow groups by bits."""
+    return pc.add(column, pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column
+
+
 def key_tuples(keys: pa.ChunkedArray) -> list[Key]:
     """Keys as tuples. Dates and times as their integers: Python's end at the year 9999, PostgreSQL's do not."""
     columns = []
@@ -94,7 +119,10 @@ def key_tuples(keys: pa.ChunkedArray) -> list[Key]:
             column = column.cast(pa.int32())
         elif pa.types.is_timestamp(column.type):
             column = column.cast(pa.int64())
-        columns.append(column.to_pylist())
+        values = column.to_pylist()
+        if pa.types.is_floating(column.type):
+            values = [_NAN if value != value else value for value in values]
+        columns.append(values)
     return list(zip(*columns, strict=True))
 
 
@@ -112,8 +140,7 @@ def states(ordered: pa.Table, outcomes: dict[Key, Outcome], held: pa.Table | Non
     kept = pa.array([sorted(outcome.kept) for outcome in outcomes.values()], STRINGS)
     columns = [taken["key"], taken["deleted"], row, kept, special]
     schema = shape.events
-    names = ("key", "deleted", "row", "unchanged", "special")
-    return pa.table(columns, schema=pa.schema([schema.field(name) for name in names]))
+    return pa.table(columns, schema=pa.schema([schema.field(name) for name in STATE]))
 
 
 def _values(

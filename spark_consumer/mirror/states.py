@@ -16,7 +16,7 @@ from spark_consumer.mirror.events import decode_events
 from spark_consumer.mirror.fold import STATE, last_states, moved_keys
 from spark_consumer.mirror.merge import same_key
 from spark_consumer.mirror.parts import TablePart
-from spark_consumer.mirror.replay import borrowed_keys, replay_events
+from spark_consumer.mirror.replay import borrowed_keys, replay_events, whole_states
 from spark_consumer.mirror.replay import states as replayed_states
 from spark_consumer.mirror.shape import TableShape
 from spark_consumer.mirror.target import quoted
@@ -49,9 +49,9 @@ def small_states(
     return _resolved(spark, location, pa.Table.from_batches(batches, shape.events), shape)
 
 
-def unsent_columns(states: pa.Table) -> set[str]:
-    """Columns whose value only the target has."""
-    return set(pc.unique(pc.list_flatten(states["unchanged"])).to_pylist())
+def unsent_columns(events: pa.Table) -> set[str]:
+    """Columns that some event did not send; of states: whose value only the target has."""
+    return set(pc.unique(pc.list_flatten(events["unchanged"])).to_pylist())
 
 
 def living_rows(states: pa.Table, shape: TableShape) -> pa.Table:
@@ -66,6 +66,8 @@ def living_rows(states: pa.Table, shape: TableShape) -> pa.Table:
 
 
 def _resolved(spark: SparkSession, location: str | None, events: pa.Table, shape: TableShape) -> pa.Table:
+    if not unsent_columns(events):
+        return whole_states(events)
     ordered, outcomes = replay_events(events)
     held = None
     if location is not None and borrowed_keys(outcomes):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_consumer.mirror.replay import Key, Outcome, replay
+from schemas.relation import change_schema
+from spark_consumer.mirror.replay import Key, Outcome, key_tuples, replay, replay_events, states, whole_states
+from spark_consumer.mirror.shape import TableShape
+from tests.spark_consumer.feeder import FLOAT8, INT8, TEXT, relation
 
 COLUMNS = ("a", "b")
 Row = dict[str, int]
@@ -74,3 +78,31 @@ def test_outcomes_make_of_the_table_what_the_events_did(
 def test_a_row_without_unsent_columns_needs_nothing_from_the_target() -> None:
     (outcome,) = replay([(1,)], [None], [False], [[]]).values()
     assert (outcome.told, outcome.kept, outcome.borrowed) == ({}, set(), {})
+
+
+SHAPE = TableShape.of(change_schema(relation("r", {"x": FLOAT8, "n": INT8, "note": TEXT}, ("x", "n")), "cdc"))
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, -0.0, float("nan"), 1.5]), st.integers(0, 1), st.booleans())))
+def test_whole_rows_are_folded_by_columns_to_what_one_by_one_gives(keys: list[tuple[float, int, bool]]) -> None:
+    events = pa.Table.from_pylist(
+        [
+            {
+                "key": {"x": x, "n": n}, "deleted": deleted, "unchanged": [], "special": [], "commit_lsn": place // 3,
+                "row": None if deleted else {"x": x, "n": n, "note": str(place)}, "ordinal": place % 3,
+            }
+            for place, (x, n, deleted) in enumerate(keys)
+        ],
+        schema=SHAPE.events,
+    )  # fmt: skip
+    ordered, outcomes = replay_events(events)
+    one_by_one = states(ordered, outcomes, None, SHAPE)
+    at_once = whole_states(events)
+    assert by_key(at_once) == by_key(one_by_one)
+    assert len(at_once) == len(one_by_one) == len({(repr(x + 0.0), n) for x, n, _ in keys})
+
+
+def by_key(found: pa.Table) -> list[Any]:
+    """NaN is not equal to itself: texts are."""
+    rows = found.select(["deleted", "row", "unchanged", "special"]).to_pylist()
+    return sorted(zip(map(repr, key_tuples(found["key"])), map(repr, rows), strict=True))
