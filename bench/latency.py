@@ -115,18 +115,18 @@ async def measure(
     """The gateway at `rate` transactions a second for `seconds` after the warm-up."""
     parts = scene.parts
     settings = {"WALGATE_SOURCE__ADOPT_SLOT": "false", **(more or {})}
-    async with _database(scene) as (database, _):
+    async with database_of(scene) as (database, _):
         dsn = parts.postgres.database_dsn(database)
-        async with walgate.running(parts, dsn, _SLOT, compiled=compiled, more=settings) as gateway:
+        async with walgate.running(parts, dsn, SLOT, compiled=compiled, more=settings) as gateway:
             listener = Listener(parts.kafka.bootstrap_servers, f"{gateway.prefix}.public.bench", walgate_commit_time)
             return await _live(scene, database, rate, seconds, gateway.process.pid, listener)
 
 
 async def measure_debezium(scene: Scene, rate: int, seconds: float) -> Latency:
     parts = scene.parts
-    async with _database(scene) as (database, sql):
-        await sql.execute("select pg_create_logical_replication_slot($1, 'pgoutput')", _SLOT)
-        async with debezium.running(parts, sql, _SLOT) as server:
+    async with database_of(scene) as (database, sql):
+        await sql.execute("select pg_create_logical_replication_slot($1, 'pgoutput')", SLOT)
+        async with debezium.running(parts, sql, SLOT) as server:
             listener = Listener(
                 parts.kafka.bootstrap_servers,
                 f"{server.prefix}.public.bench",
@@ -135,24 +135,24 @@ async def measure_debezium(scene: Scene, rate: int, seconds: float) -> Latency:
             return await _live(scene, database, rate, seconds, server.pid, listener)
 
 
-_SLOT = "bench_latency"
+SLOT = "bench_latency"
 
 
 @asynccontextmanager
-async def _database(scene: Scene) -> AsyncIterator[tuple[str, asyncpg.Connection]]:
+async def database_of(scene: Scene) -> AsyncIterator[tuple[str, asyncpg.Connection]]:
     async with scene.database(TABLE) as database:
         sql = await scene.parts.postgres.connect(database)
         try:
             yield database, sql
         finally:
-            await drop_slot(sql, _SLOT)
+            await drop_slot(sql, SLOT)
             await sql.close()
 
 
 async def _live(scene: Scene, database: str, rate: int, seconds: float, pid: int, listener: Listener) -> Latency:
     listening = asyncio.create_task(asyncio.to_thread(listener.listen))
     began_cpu_s = cpu_s(pid)
-    await _write(scene, database, rate, seconds + WARM_UP_S)
+    await write(scene, database, rate, seconds + WARM_UP_S)
     await asyncio.sleep(1.0)
     used_s, rss_mb = cpu_s(pid) - began_cpu_s, peak_rss_mb(pid)
     listener.stop()
@@ -179,7 +179,7 @@ def summary(rate: int, seen: list[tuple[float, float]], seconds: float, used_s: 
     )
 
 
-async def _write(scene: Scene, database: str, rate: int, seconds: float) -> None:
+async def write(scene: Scene, database: str, rate: int, seconds: float) -> None:
     with TemporaryDirectory(prefix="walgate-bench-") as folder:
         script = Path(folder) / "insert.sql"
         script.write_text(SCRIPT)
