@@ -58,6 +58,7 @@ def mirror(
     cores: Cores = 0,
 ) -> None:
     """Keep Delta tables equal to the source, to the transaction."""
+    from spark_consumer.mirror import pictures
     from spark_consumer.mirror.batch import Mirror
     from spark_consumer.registry import SchemaCache
 
@@ -76,6 +77,7 @@ def mirror(
         jars,
         memory_mb,
         cores,
+        lambda spark: pictures.picture(spark, path),
     )
 
 
@@ -175,7 +177,9 @@ def _run(
     jars: str,
     memory_mb: int,
     cores: int,
+    picture: Callable[[Any], Any] | None = None,
 ) -> None:
+    """`picture`: the last one of a mirror, or None."""
     from spark_consumer.options import parse_options
     from spark_consumer.session import local_session
 
@@ -190,6 +194,12 @@ def _run(
             return
         paths = [Path(jar) for jar in jars.split(",") if jar]
         spark = local_session(name, jars=paths, memory_mb=memory_mb, cores=cores or None)
+        if picture is not None and given["startingPosition"] == "earliest" and (last := picture(spark)) is not None:
+            given = {
+                **given,
+                "startingPosition": f"lsn:{last.commit_lsn}",
+            }  # of a new checkpoint; an old one knows better
+            run.options = parse_options(given, streaming=True)
         frame = spark.readStream.format("walgate").options(**given).load()
         writer = frame.writeStream.foreachBatch(start(run)).option("checkpointLocation", checkpoint).queryName(name)
         writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")

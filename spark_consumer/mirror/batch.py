@@ -13,13 +13,15 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from spark_consumer.errors import MirrorError
+from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import pictures, target
 from spark_consumer.mirror.layout import table_path
 from spark_consumer.mirror.log import decode_rows, log_rows, log_table_schema, not_yet
@@ -118,7 +120,7 @@ class Mirror:
     ) -> None:
         """Tables are altered before `once`, which holds for every write of the session: Delta would take such a commit for the
         batch's own."""
-        work = [self._prepare(spark, part) for part in content.parts]
+        work = [self._prepare(spark, part, content.commit_lsn) for part in content.parts]
         work = [item for item in work if item.applied < content.commit_lsn]
         with once(spark, content.commit_lsn), ThreadPoolExecutor(TABLES_AT_ONCE) as threads:
             for future in [threads.submit(self._write, spark, item, raw, records, content.commit_lsn) for item in work]:
@@ -137,16 +139,27 @@ class Mirror:
         else:
             write_small(spark, work, records[work.part.table], commit_lsn)
 
-    def _prepare(self, spark: SparkSession, part: TablePart) -> TableWork:
+    def _prepare(self, spark: SparkSession, part: TablePart, commit_lsn: int) -> TableWork:
+        """Raises MirrorError when a table is another writer's, or holds more than this batch."""
         shape = TableShape.of(self.schemas[part.newest])
         texts = {schema_id: json.dumps(self.schemas[schema_id]) for schema_id in part.schema_ids}
         location = table_path(self.path, part.table)
         if not target.exists(spark, location):
             return TableWork(location, part, shape, texts, NEW)
-        target.align(spark, location, table_schema(shape) if shape.key else log_table_schema(shape))
         if part.table not in self._applied:
             self._applied[part.table] = target.applied_commit_lsn(spark, location)
-        return TableWork(location, part, shape, texts, self._applied[part.table])
+        applied = self._applied[part.table]
+        if applied > commit_lsn:
+            raise MirrorError(
+                f"{location} is at {format_lsn(applied)}, but this batch ends at {format_lsn(commit_lsn)}: the checkpoint of a "
+                "mirror that was killed within a batch was lost, and the batches are cut differently since",
+                hint="Remove the checkpoint and start again behind the last picture (walgate mirror does so by itself), "
+                "with batches at least as large as before (--max-changes).",
+            )
+        target.align(spark, location, table_schema(shape) if shape.key else log_table_schema(shape))
+        if part.cut is not None and part.cut[0] <= applied:
+            part = replace(part, cut=None)
+        return TableWork(location, part, shape, texts, applied)
 
     def _record(self, spark: SparkSession, batch: int, content: BatchContent) -> None:
         versions = {} if self.last is None else dict(self.last.tables)
@@ -176,6 +189,8 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
         log = log.filter(pc.greater(log["_commit_lsn"], work.applied))
         _write_rows(spark.createDataFrame(log, log_table_schema(shape)), work, "append", commit_lsn)
         return
+    # What the table has is not folded again: a column that was not sent may have been taken from a row that is gone.
+    records = records.filter(pc.greater(records["commit_lsn"], work.applied))
     states = small_states(spark, work.written_location, records, work.part, shape, work.texts)
     if not work.needs_merge:
         _write_rows(spark.createDataFrame(living_rows(states, shape), table_schema(shape)), work, work.mode, commit_lsn)
@@ -190,6 +205,7 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
     if not shape.key:
         _write_rows(not_yet(log_rows(records, shape, work.texts), work.applied), work, "append", commit_lsn)
         return
+    records = not_yet(records, work.applied, "commit_lsn")
     states, unsent, events = spark_states(spark, work.written_location, records, work.part, shape, work.texts)
     try:
         if not work.needs_merge:

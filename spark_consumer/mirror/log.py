@@ -87,6 +87,6 @@ def _special_of_before(special: pa.Array) -> pa.Array:
     )
 
 
-def not_yet(frame: DataFrame, applied_commit_lsn: int) -> DataFrame:
+def not_yet(frame: DataFrame, applied_commit_lsn: int, column: str = "_commit_lsn") -> DataFrame:
     """Rows behind what the table has: a new checkpoint may cut batches elsewhere."""
-    return frame.where(f.col("_commit_lsn") > applied_commit_lsn)
+    return frame.where(f.col(column) > applied_commit_lsn)

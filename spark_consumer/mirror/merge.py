@@ -39,11 +39,12 @@ def write_once(
     commit_lsn: int,
     *,
     merge_schema: bool = False,
+    application: str = APPLICATION,
     properties: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Append to, or overwrite, a Delta table, once for this commit LSN. `properties`: of the table, if this write makes it."""
     writer = frame.write.format("delta").mode(mode).option("mergeSchema", merge_schema).options(**properties)
-    writer.option("txnAppId", APPLICATION).option("txnVersion", commit_lsn).save(location)
+    writer.option("txnAppId", application).option("txnVersion", commit_lsn).save(location)
 
 
 def merge(spark: SparkSession, location: str, states: DataFrame, shape: TableShape, unsent: set[str]) -> None:

@@ -12,8 +12,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, StructType
 
-# One application id for all mirrors: a table belongs to one mirror, and versions are commit LSNs, which only rise.
+from spark_consumer.errors import MirrorError
+
+# Application ids of Delta's transactions: a table belongs to one mirror or changelog, and versions are commit LSNs, which rise.
 APPLICATION = "walgate-mirror"
+CHANGELOG = "walgate-changelog"
 # Of a table that is made by its first write.
 PROPERTIES = {"delta.columnMapping.mode": "name"}
 
@@ -75,7 +78,12 @@ def version(spark: SparkSession, location: str) -> int:
     return int(_snapshot(spark, location).version())
 
 
-def applied_commit_lsn(spark: SparkSession, location: str) -> int:
-    """The commit LSN of the last batch that a table took in; -1: none."""
-    found = _snapshot(spark, location).transactions().get(APPLICATION)
-    return int(found.get()) if found.isDefined() else -1
+def applied_commit_lsn(spark: SparkSession, location: str, application: str = APPLICATION) -> int:
+    """The commit LSN of the last batch that a table took in. Raises MirrorError when another writer made the table."""
+    found = _snapshot(spark, location).transactions().get(application)
+    if not found.isDefined():
+        raise MirrorError(
+            f"{location} is a Delta table that {application} did not make: nothing was written to it",
+            hint="Move it away, or choose another path: its rows cannot be told from those of the source.",
+        )
+    return int(found.get())

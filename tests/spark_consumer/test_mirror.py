@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_consumer.changelog import Changelog
 from spark_consumer.dump import dump_json
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import batch, pictures
 from spark_consumer.mirror.batch import BatchReport, Mirror
+from spark_consumer.mirror.layout import table_path
 from spark_consumer.registry import Registry, SchemaCache
+from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Table, relation
 from tests.spark_consumer.workload import VISITS, Workload
 
@@ -27,11 +30,11 @@ NUMERIC_20 = (NUMERIC, (20 << 16) + 4)
 ACCOUNTS = relation("accounts", {"id": INT8, "owner": TEXT, "note": TEXT}, ("id",))
 
 
-def run_mirror(spark: SparkSession, feeder: Feeder, path: Path) -> list[BatchReport]:
+def run_mirror(spark: SparkSession, feeder: Feeder, path: Path, **options: str) -> list[BatchReport]:
     """A mirror that starts, takes what is there now as one batch, and ends."""
     reports: list[BatchReport] = []
     mirror = Mirror(str(path), SchemaCache(Registry({"url": feeder.registry_url})), reports.append)
-    mirror.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
+    mirror.apply(spark.read.format("walgate").options(**feeder.options(**options)).load(), 0)
     return reports
 
 
@@ -130,6 +133,60 @@ def test_a_batch_that_runs_again_changes_nothing(spark: SparkSession, feeder: Fe
     run_mirror(spark, feeder, tmp_path)
     assert mirrored(spark, tmp_path, accounts) == accounts.rows
     assert pictures.read(spark, str(tmp_path))["public.visits"].count() == 1
+
+
+@pytest.mark.parametrize("small_changes", [batch.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+def test_a_new_checkpoint_that_cuts_batches_elsewhere_loses_nothing(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_changes: int
+) -> None:
+    monkeypatch.setattr(batch, "SMALL_CHANGES", small_changes)
+    accounts, items = feeder.table(ACCOUNTS), feeder.table(relation("items", {"id": INT8}, ("id",)))
+    first = feeder.begin()
+    first.insert(accounts, {"id": 1, "owner": "a", "note": "a long one"})
+    first.insert(items, {"id": 1})
+    first.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    middle = feeder.begin()
+    middle.update(accounts, accounts.rows[1,], {**accounts.rows[1,], "owner": "b"}, unchanged=("note",))
+    middle_lsn = middle.commit()
+    second = feeder.begin()
+    second.update(accounts, accounts.rows[1,], {**accounts.rows[1,], "id": 2}, unchanged=("note",))
+    second.truncate(items)
+    second.insert(items, {"id": 2})
+    second.commit()
+    feeder.kafka_commit()
+    with monkeypatch.context() as crash:
+        crash.setattr(pictures, "record", lambda *_: 1 / 0)  # the tables are written, the picture is not
+        with pytest.raises(ZeroDivisionError):
+            run_mirror(spark, feeder, tmp_path)
+    with pytest.raises(MirrorError, match="batches are cut differently"):
+        run_mirror(spark, feeder, tmp_path, endingPosition=f"lsn:{middle_lsn}")
+    third = feeder.begin()
+    third.insert(items, {"id": 3})
+    third.update(accounts, accounts.rows[2,], {**accounts.rows[2,], "owner": "c"}, unchanged=("note",))
+    third.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path, accounts) == accounts.rows == {(2,): {"id": 2, "owner": "c", "note": "a long one"}}
+    assert mirrored(spark, tmp_path, items) == items.rows
+
+
+def test_a_table_that_another_writer_made_is_refused(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    accounts = feeder.table(ACCOUNTS)
+    transaction = feeder.begin()
+    transaction.insert(accounts, {"id": 1, "owner": "a", "note": None})
+    transaction.commit()
+    feeder.kafka_commit()
+    location = table_path(str(tmp_path), TableName("public", "accounts"))
+    spark.range(3).write.format("delta").save(location)
+    with pytest.raises(MirrorError, match="walgate-mirror did not make"):
+        run_mirror(spark, feeder, tmp_path)
+    changelog = Changelog(str(tmp_path), "delta", SchemaCache(Registry({"url": feeder.registry_url})))
+    with pytest.raises(MirrorError, match="walgate-changelog did not make"):
+        changelog.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
+    assert spark.read.format("delta").load(location).columns == ["id"]
+    assert spark.read.format("delta").load(location).count() == 3
 
 
 def test_columns_come_and_go_and_change_their_type(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
