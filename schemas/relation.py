@@ -25,7 +25,7 @@ Schema = dict[str, Any]
 
 
 def change_schema(description: RelationDescription, prefix: str) -> Schema:
-    """The envelope, record `Change`: DESIGN.md section 3. The fields up to `ordinal` are plain and come first."""
+    """The envelope, record `Change`: docs/topics.md. The fields up to `ordinal` are plain and come first."""
     namespace = avro_namespace(prefix, description.namespace, description.name)
     row = {"type": "record", "name": "Row", "fields": [_row_field(column) for column in description.columns]}
     return {

@@ -1,4 +1,4 @@
-"""The pure rooms wait for nothing and ask nobody: no loop, no socket, no thread, no clock (DESIGN, section 1)."""
+"""The pure rooms wait for nothing and ask nobody: no loop, no socket, no thread, no clock."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ SESSION = {
     "bytea_output": "hex",
     "TimeZone": "UTC",
 }
-"""What DESIGN.md section 2 pins for replication sessions."""
+"""What docs/types.md says of PostgreSQL's text: the settings of replication sessions."""
 
 VALUE_SCHEMA_ID, KEY_SCHEMA_ID = 1, 2
 Event = dict[str, Any]
