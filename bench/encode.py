@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.workloads import PUBLICATION, W1, W1_ROWS, W4, W4_ROWS
-from gateway.events.marker import encode_marker
+from gateway.events.marker import encode_markers
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.outlet import Batch, BatchWriter
 from gateway.kafka.position import Position
@@ -205,8 +205,8 @@ def mark(captured: Capture) -> None:
         place = ready.topic, ready.partition
         for manifest, first, count in ready.pieces:
             manifest.add(place, first, count)
-    for marker in pump._machine.take_markers():
-        encode_marker(b"\0\0\0\0\1", marker, 1)
+    for _ in encode_markers(b"\0\0\0\0\1", pump._machine.take_markers(), 1):
+        pass
 
 
 def _batch(captured: Capture, compression: int, *, send: bool) -> tuple[Pump, list[Batch]]:

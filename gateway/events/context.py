@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.events.varint import encode_long, encode_lsn, encode_some_long
+from gateway.events.varint import encode_long, encode_some_long, encode_some_lsn
 
 _NULL = b"\0"
-_SOME = b"\2"
+_NO_SUBXID = encode_long(-1)
 
 
 class Context:
@@ -26,10 +26,10 @@ class Context:
         self.commit_lsn = commit_lsn
         self.commit_time = commit_time
         self.origin = origin
-        self.identity = encode_long(xid) + encode_long(subxid) + encode_long(epoch)
+        self.identity = encode_long(xid) + (_NO_SUBXID if subxid == -1 else encode_long(subxid)) + encode_long(epoch)
         self.commit = (
-            (_NULL if commit_lsn is None else _SOME + encode_lsn(commit_lsn))
-            + (_NULL if commit_time is None else encode_some_long(commit_time))
+            (_NULL if commit_lsn is None else encode_some_lsn(commit_lsn))
+            + (_NULL if commit_time is None else encode_some_lsn(commit_time))
             + (_NULL if origin is None else _some_string(origin))
         )
 

@@ -15,11 +15,8 @@ RANGE_GAP = 10_000
 """Offsets of others (interleaved transactions, Kafka's control records) that a range may hold between two pieces."""
 
 
-@dataclass(slots=True)
-class Range:
-    first_offset: int
-    last_offset: int
-    record_count: int
+Range = tuple[int, int, int]
+"""First offset, last offset, record count. A plain tuple: a small transaction has as many as it has rows."""
 
 
 @dataclass(slots=True)
@@ -35,14 +32,13 @@ class Manifest:
     def add(self, place: tuple[str, int], first_offset: int, record_count: int) -> None:
         """`record_count` neighbouring records of this transaction were acknowledged at `place` (topic, partition); the pieces
         of one place come in order."""
-        piece = Range(first_offset, first_offset + record_count - 1, record_count)
+        last_offset = first_offset + record_count - 1
         ranges = self.ranges.get(place)
         if ranges is None:
-            self.ranges[place] = [piece]
+            self.ranges[place] = [(first_offset, last_offset, record_count)]
             return
-        newest = ranges[-1]
-        if newest.record_count + record_count <= RANGE_RECORDS and first_offset - newest.last_offset - 1 <= RANGE_GAP:
-            newest.last_offset = piece.last_offset
-            newest.record_count += record_count
+        newest_first, newest_last, newest_count = ranges[-1]
+        if newest_count + record_count <= RANGE_RECORDS and first_offset - newest_last - 1 <= RANGE_GAP:
+            ranges[-1] = (newest_first, last_offset, newest_count + record_count)
         else:
-            ranges.append(piece)
+            ranges.append((first_offset, last_offset, record_count))

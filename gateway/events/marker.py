@@ -5,16 +5,19 @@ The layout is schemas/records/TransactionMarker.avsc; a test compares the bytes 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.events.manifest import Manifest
-from gateway.events.varint import encode_long, encode_lsn
+from gateway.events.varint import encode_long, encode_lsn, encode_some_lsn
 from schemas.records import TRANSACTION_MARKER
 
 _NULL = b"\0"
 _SOME = b"\2"
 _END_OF_ARRAY = b"\0"
+_NO_SUBXID = encode_long(-1)
+_ONE = encode_long(1)
 _KINDS: dict[str, bytes] = {
     symbol: encode_long(index) for index, symbol in enumerate(TRANSACTION_MARKER["fields"][0]["type"]["symbols"])
 }
@@ -44,44 +47,63 @@ def readable_time(time: int) -> int | None:
     return time if FIRST_TIME <= time <= LAST_TIME else None
 
 
-def encode_marker(frame: bytes, marker: Marker, epoch: int) -> bytes:
-    """`frame` is the Confluent frame of the marker schema; `epoch` the incarnation that writes."""
-    time = None if marker.time is None else readable_time(marker.time)
-    parts = [
-        frame,
-        _KINDS[marker.kind],
-        encode_long(marker.xid),
-        encode_long(marker.subxid),
-        encode_long(epoch),
-        encode_lsn(marker.marker_lsn),
-        _NULL if marker.end_lsn is None else _SOME + encode_lsn(marker.end_lsn),
-        _NULL if time is None else _SOME + encode_long(time),
-        _optional_text(marker.gid),
-        _optional_text(marker.origin),
-    ]
-    if marker.manifest is None:
-        parts.append(_NULL)
-    else:
-        parts.append(_SOME)
-        _append_manifest(parts, marker.manifest)
-    return b"".join(parts)
+def encode_markers(frame: bytes, markers: Iterable[Marker], epoch: int) -> Iterator[bytes]:
+    """`frame` is the Confluent frame of the marker schema; `epoch` the incarnation that writes.
+
+    The begin and the end of a small transaction are neighbours and share the xid, the LSN of the commit and its time.
+    """
+    encoded_epoch = encode_long(epoch)
+    xid = subxid = marker_lsn = 0
+    time: int | None = None
+    identity = encode_long(0) + encode_long(0) + encoded_epoch
+    encoded_lsn, encoded_time = encode_lsn(0), _NULL
+    for marker in markers:
+        if marker.xid != xid or marker.subxid != subxid:
+            xid, subxid = marker.xid, marker.subxid
+            identity = encode_long(xid) + (_NO_SUBXID if subxid == -1 else encode_long(subxid)) + encoded_epoch
+        if marker.marker_lsn != marker_lsn:
+            marker_lsn = marker.marker_lsn
+            encoded_lsn = encode_lsn(marker_lsn)
+        if marker.time != time:
+            time = marker.time
+            readable = None if time is None else readable_time(time)
+            encoded_time = _NULL if readable is None else encode_some_lsn(readable)
+        parts = [
+            frame,
+            _KINDS[marker.kind],
+            identity,
+            encoded_lsn,
+            _NULL if marker.end_lsn is None else encode_some_lsn(marker.end_lsn),
+            encoded_time,
+            _NULL if marker.gid is None else _some_text(marker.gid),
+            _NULL if marker.origin is None else _some_text(marker.origin),
+        ]
+        manifest = marker.manifest
+        if manifest is None:
+            parts.append(_NULL)
+        else:
+            parts.append(_SOME)
+            parts.append(encoded_epoch if manifest.epoch == epoch else encode_long(manifest.epoch))
+            _append_manifest(parts, manifest)
+        yield b"".join(parts)
 
 
 def _append_manifest(parts: list[bytes], manifest: Manifest) -> None:
-    parts.append(encode_long(manifest.epoch))
+    """All but its epoch."""
     parts.append(encode_long(manifest.event_count))
     parts.append(_integers(manifest.aborted_subxids))
     parts.append(_integers(manifest.schema_ids))
     if manifest.ranges:
-        parts.append(encode_long(sum(map(len, manifest.ranges.values()))))
+        size_at = len(parts)
+        parts.append(_NULL)
+        size = 0
         for place, ranges in manifest.ranges.items():
-            encoded = _PLACES[place]
-            for piece in ranges:
-                first = encode_long(piece.first_offset)
-                parts.append(encoded)
-                parts.append(first)
-                parts.append(first if piece.last_offset == piece.first_offset else encode_long(piece.last_offset))
-                parts.append(encode_long(piece.record_count))
+            for first_offset, last_offset, record_count in ranges:
+                first = encode_long(first_offset)
+                last = first if last_offset == first_offset else encode_long(last_offset)
+                parts.append(_PLACES[place] + first + last + (_ONE if record_count == 1 else encode_long(record_count)))
+                size += 1
+        parts[size_at] = encode_long(size)
     parts.append(_END_OF_ARRAY)
 
 
@@ -108,5 +130,5 @@ def _text(value: str) -> bytes:
     return encode_long(len(encoded)) + encoded
 
 
-def _optional_text(value: str | None) -> bytes:
-    return _NULL if value is None else _SOME + _text(value)
+def _some_text(value: str) -> bytes:
+    return _SOME + _text(value)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.events.marker import Marker, encode_marker
+from gateway.events.marker import Marker, encode_markers
 from gateway.kafka.outlet import Batch, BatchWriter
 from gateway.kafka.position import Position, encode_position
 from gateway.kafka.producer import Producer
@@ -163,8 +163,9 @@ class Delivery:
             raise
         failpoint("all_acked")
         self._own.tick()
-        for marker in cycle.markers:
-            self._markers.append(None, encode_marker(self._frames.marker, marker, position.epoch), None)
+        append = self._markers.append
+        for marker in encode_markers(self._frames.marker, cycle.markers, position.epoch):
+            append(None, marker, None)
         failpoint("markers_built")
         self._position.append(position.key, encode_position(self._frames.position, position), None)
         await self._send_own()

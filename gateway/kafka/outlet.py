@@ -105,8 +105,8 @@ class PartitionBuffer:
             self._builder = self._writer.create_batch()
             self.add = self._builder._builder.append  # the C builder: BatchBuilder.append costs 0.6 us more a record
             self._writer.open.append(self)
-        else:
-            self._end_piece()
+        elif self.manifest is not None:
+            self._pieces.append((self.manifest, self._first, self.count - self._first))
         self.manifest = manifest
         self._first = self.count
 

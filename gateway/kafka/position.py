@@ -15,7 +15,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
-from gateway.events.manifest import Manifest, Range
+from gateway.events.manifest import Manifest
 from gateway.kafka.goodbye import say_goodbye
 from gateway.kafka.producer import STOP_TIMEOUT_S, classify
 from gateway.lsn import Lsn
@@ -175,12 +175,12 @@ def _manifest_record(manifest: Manifest) -> dict[str, Any]:
             {
                 "topic": topic,
                 "partition": partition,
-                "first_offset": piece.first_offset,
-                "last_offset": piece.last_offset,
-                "record_count": piece.record_count,
+                "first_offset": first_offset,
+                "last_offset": last_offset,
+                "record_count": record_count,
             }
             for (topic, partition), pieces in manifest.ranges.items()
-            for piece in pieces
+            for first_offset, last_offset, record_count in pieces
         ],
     }
 
@@ -217,6 +217,6 @@ def _manifest_from_record(record: dict[str, Any]) -> Manifest:
     )
     for entry in record["ranges"]:
         manifest.ranges.setdefault((entry["topic"], entry["partition"]), []).append(
-            Range(entry["first_offset"], entry["last_offset"], entry["record_count"])
+            (entry["first_offset"], entry["last_offset"], entry["record_count"])
         )
     return manifest

@@ -17,8 +17,8 @@ from gateway.pgoutput.errors import PgOutputError
 PG_EPOCH: Final = 946_684_800_000_000
 # PostgreSQL's calendar begins in 4714 BC; its last 30 years do not fit a signed 64-bit count from the Unix epoch, as
 # long as its end stays free: '-infinity' and 'infinity' are the ends of the wire's range, and of ours.
-_FIRST_TIME: Final = -211_813_488_000_000_000
-_LAST_TIME: Final = (1 << 63) - 2 - PG_EPOCH
+FIRST_TIME: Final = -211_813_488_000_000_000
+LAST_TIME: Final = (1 << 63) - 2 - PG_EPOCH
 _INFINITIES: Final = (-(1 << 63), (1 << 63) - 1)
 
 _INT16: Final = struct.Struct("!h")
@@ -83,13 +83,11 @@ class Cursor:
         """
         position = self._claim(field, 8)
         time: int = _INT64.unpack_from(self.payload, position)[0]
-        if _FIRST_TIME <= time <= _LAST_TIME:
+        if FIRST_TIME <= time <= LAST_TIME:
             return time + PG_EPOCH
         if time in _INFINITIES:
             return time
-        raise self.error(
-            field, position, f"from {_FIRST_TIME} to {_LAST_TIME} microseconds since 2000-01-01", str(time)
-        )
+        raise self.error(field, position, f"from {FIRST_TIME} to {LAST_TIME} microseconds since 2000-01-01", str(time))
 
     def read_unused_flags(self) -> int:
         """Int8(0): "Flags; currently unused." """

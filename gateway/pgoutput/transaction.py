@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+from librt.strings import read_i32_be, read_i64_be
 
 from gateway.lsn import Lsn
-from gateway.pgoutput.cursor import Cursor
+from gateway.pgoutput.cursor import FIRST_TIME, LAST_TIME, PG_EPOCH, Cursor
+
+_BEGIN_LENGTH: Final = 1 + 8 + 8 + 4
+_COMMIT_LENGTH: Final = 1 + 1 + 8 + 8 + 8
+_UNSIGNED: Final = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,31 @@ class Origin:
     """ "The LSN of the commit on the origin server." 0/0 while the transaction is in progress."""
     name: str
     """ "Name of the origin." """
+
+
+def begin_at(data: bytes, position: int, end: int) -> tuple[int, int, int] | None:
+    """commit_lsn, commit_time and xid of the Begin at data[position:end], without an object for it: 0.5 us where `decode`
+    takes 3, and a small transaction is mostly its bounds. None for one that is not plain: `decode` says what it is."""
+    if end - position != _BEGIN_LENGTH:
+        return None
+    commit_lsn: int = read_i64_be(data, position + 1)
+    commit_time: int = read_i64_be(data, position + 9)
+    xid: int = read_i32_be(data, position + 17)
+    if commit_lsn <= 0 or not FIRST_TIME <= commit_time <= LAST_TIME:
+        return None
+    return commit_lsn, commit_time + PG_EPOCH, xid & _UNSIGNED
+
+
+def commit_at(data: bytes, position: int, end: int) -> tuple[int, int, int] | None:
+    """commit_lsn, end_lsn and commit_time of the Commit at data[position:end], as `begin_at` does it."""
+    if end - position != _COMMIT_LENGTH or data[position + 1]:
+        return None
+    commit_lsn: int = read_i64_be(data, position + 2)
+    end_lsn: int = read_i64_be(data, position + 10)
+    commit_time: int = read_i64_be(data, position + 18)
+    if commit_lsn < 0 or end_lsn < 0 or not FIRST_TIME <= commit_time <= LAST_TIME:
+        return None
+    return commit_lsn, end_lsn, commit_time + PG_EPOCH
 
 
 def read_begin(cursor: Cursor) -> Begin:

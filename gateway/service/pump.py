@@ -34,6 +34,7 @@ from gateway.pgoutput import (
     Type,
     decode,
 )
+from gateway.pgoutput.transaction import begin_at, commit_at
 from gateway.replication.feedback import StandbyStatus
 from gateway.replication.frames import KEEPALIVE, XLOG_DATA, split
 from gateway.replication.stream import ReplicationStream
@@ -54,7 +55,7 @@ IDLE_BYTES = 16 << 20
 """An idle slot's position is made durable this often, or after so much WAL of others."""
 
 _NOWHERE = Lsn(0)
-_RELATION = ord("R")
+_BEGIN, _COMMIT, _RELATION = b"BCR"
 _FAILPOINTS: dict[type, str] = {
     Begin: "begin_received",
     Commit: "commit_received",
@@ -195,7 +196,8 @@ class Pump:
 
     async def _take(self, data: bytes) -> None:
         """Every frame of one read. The loop of the rows: see bench/ before adding to it."""
-        change = self._machine.change
+        machine = self._machine
+        change = machine.change
         received_lsn = sealed_at = 0
         for kind, lsn, start, end in split(data):
             received_lsn = lsn
@@ -203,11 +205,18 @@ class Pump:
                 tag = data[start]
                 if tag in ROW_KINDS:
                     change(data, start, end, lsn)
+                elif tag == _BEGIN and (begin := begin_at(data, start, end)) is not None:
+                    machine.begin(*begin, lsn)
+                    failpoint("begin_received")
                 elif tag == _RELATION:
                     await self._relation(data[start:end], lsn)
                 else:
-                    self._control(data[start:end], lsn)
-                    if self._machine.resume_lsn <= self._careful_until:
+                    if tag == _COMMIT and (commit := commit_at(data, start, end)) is not None:
+                        machine.commit(*commit, lsn)
+                        failpoint("commit_received")
+                    else:
+                        self._control(data[start:end], lsn)
+                    if machine.resume_lsn <= self._careful_until:
                         await self._seal_whole()
                     if self._unsealed_bytes + end - sealed_at >= SEAL_BYTES and self._may_seal():
                         self._seal()

@@ -117,4 +117,4 @@ def _tune_garbage_collection() -> None:
     """Rows make no cycles: what lives now is set aside, and the youngest generation grows large before a pass."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 50, 100)
+    gc.set_threshold(200_000, 50, 100)

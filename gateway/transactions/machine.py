@@ -106,7 +106,7 @@ class TransactionMachine:
         self._current_is_prepare: BeginPrepare | None = None
         self._streams: dict[int, Transaction] = {}
         self._markers: list[Marker] = []
-        self._active: dict[int, RelationVersion] = {}  # relations met since the current segment began
+        self._active: dict[int, RelationVersion] = {}  # what `in_force` says, until it may say something else
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             Begin: self._begin,
             Commit: self._commit,
@@ -185,7 +185,11 @@ class TransactionMachine:
         relation_oid &= _UNSIGNED
         version = self._active.get(relation_oid)
         if version is None:
-            version = self._activate(transaction, relation_oid, change_lsn)
+            version = self._activate(relation_oid, change_lsn)
+        manifest = transaction.manifest
+        if transaction.silent or version.noted_in is not manifest:
+            self._note_event(transaction, version.schema_id)
+            version.noted_in = manifest
         ordinal = transaction.ordinal
         transaction.ordinal = ordinal + 1
         kind = data[position]
@@ -194,20 +198,19 @@ class TransactionMachine:
         elif kind == UPDATE:
             key, value, moved = version.encoder.update(data, row, end, transaction.context, change_lsn, ordinal)
             if moved is not None:
-                version.outlet.append(moved[0], moved[1], transaction.manifest)
+                version.outlet.append(moved[0], moved[1], manifest)
         else:
             key, value = version.encoder.delete(data, row, end, transaction.context, change_lsn, ordinal)
-        version.outlet.append(key, value, transaction.manifest)
+        version.outlet.append(key, value, manifest)
 
-    def _activate(self, transaction: Transaction, relation_oid: int, change_lsn: int) -> RelationVersion:
-        """First event of a relation since the segment began: owe the begin marker, note the schema."""
+    def _activate(self, relation_oid: int, change_lsn: int) -> RelationVersion:
+        """First event of a relation since versions last changed."""
         version = self.in_force(relation_oid)
         if version is None:
             raise self._out_of_order(
                 f"a change of relation {relation_oid}", "after a Relation message for it", change_lsn
             )
         self._active[relation_oid] = version
-        self._note_event(transaction, version.schema_id)
         return version
 
     def _note_event(self, transaction: Transaction, schema_id: int) -> None:
@@ -251,19 +254,26 @@ class TransactionMachine:
         context = Context(xid, -1, self.epoch, commit_lsn, commit_time, None)
         return Transaction(xid, Manifest(self.epoch), context, commit_lsn, commit_time)
 
-    def _begin(self, message: Begin, change_lsn: int) -> None:
-        self._demand_no_transaction("Begin", change_lsn)
-        self._active.clear()
-        self._current = self._open(message.xid, message.commit_lsn, readable_time(message.commit_time))
+    def begin(self, commit_lsn: int, commit_time: int, xid: int, change_lsn: int) -> None:
+        """A Begin message; most transactions are small, so that it goes without an object of its own, as `commit` does."""
+        if self._current is not None:
+            self._demand_no_transaction("Begin", change_lsn)
+        self._current = self._open(xid, commit_lsn, readable_time(commit_time))
 
-    def _commit(self, message: Commit, change_lsn: int) -> None:
+    def _begin(self, message: Begin, change_lsn: int) -> None:
+        self.begin(message.commit_lsn, message.commit_time, message.xid, change_lsn)
+
+    def commit(self, commit_lsn: int, end_lsn: int, commit_time: int, change_lsn: int) -> None:
         transaction = self._demand_transaction("Commit", change_lsn)
-        if self._current_is_prepare is not None or transaction.commit_lsn != message.commit_lsn:
+        if self._current_is_prepare is not None or transaction.commit_lsn != commit_lsn:
             raise self._out_of_order(
-                f"Commit at {message.commit_lsn}", f"of the transaction {transaction.xid} that was begun", change_lsn
+                f"Commit at {Lsn(commit_lsn)}", f"of the transaction {transaction.xid} that was begun", change_lsn
             )
         self._current = None
-        self._finish(transaction, "COMMIT", message.commit_lsn, message.end_lsn, message.commit_time)
+        self._finish(transaction, "COMMIT", commit_lsn, end_lsn, commit_time)
+
+    def _commit(self, message: Commit, change_lsn: int) -> None:
+        self.commit(message.commit_lsn, message.end_lsn, message.commit_time, change_lsn)
 
     def _finish(
         self, transaction: Transaction, kind: str, marker_lsn: int, end_lsn: int, time: int, gid: str | None = None
@@ -302,7 +312,8 @@ class TransactionMachine:
         if message.xid is not None and message.xid != transaction.context_subxid:
             self._enter(transaction, message.xid)
         for relation_oid in message.relation_oids:
-            version = self._active.get(relation_oid) or self._activate(transaction, relation_oid, change_lsn)
+            version = self._active.get(relation_oid) or self._activate(relation_oid, change_lsn)
+            self._note_event(transaction, version.schema_id)
             value = version.encoder.truncate(transaction.context, change_lsn, transaction.ordinal)
             version.outlet.append_everywhere(value, transaction.manifest)
             transaction.ordinal += 1
@@ -350,6 +361,7 @@ class TransactionMachine:
         transaction = self._demand_transaction("Stream Stop", change_lsn)
         if not transaction.silent:
             self._markers.append(Marker("STREAM_STOP", transaction.xid, self.resume_lsn))
+        self._active.clear()
         self._current = None
         self.in_stream = False
 
@@ -360,9 +372,14 @@ class TransactionMachine:
             raise self._out_of_order(f"{name} of {xid}", "after its Stream Start", change_lsn)
         return transaction
 
+    def _finish_relations(self, xid: int) -> None:
+        """What was announced in the stream counts for everybody now."""
+        self.relations.finish_stream(xid)
+        self._active.clear()
+
     def _stream_commit(self, message: StreamCommit, change_lsn: int) -> None:
         transaction = self._end_stream("Stream Commit", message.xid, change_lsn)
-        self.relations.finish_stream(message.xid)
+        self._finish_relations(message.xid)
         self._finish(transaction, "STREAM_COMMIT", message.commit_lsn, message.end_lsn, message.commit_time)
 
     def _stream_abort(self, message: StreamAbort, change_lsn: int) -> None:
@@ -402,7 +419,6 @@ class TransactionMachine:
 
     def _begin_prepare(self, message: BeginPrepare, change_lsn: int) -> None:
         self._demand_no_transaction("Begin Prepare", change_lsn)
-        self._active.clear()
         self._current = self._open(message.xid, None, None)
         self._current_is_prepare = message
 
@@ -416,7 +432,7 @@ class TransactionMachine:
 
     def _stream_prepare(self, message: StreamPrepare, change_lsn: int) -> None:
         transaction = self._end_stream("Stream Prepare", message.xid, change_lsn)
-        self.relations.finish_stream(message.xid)
+        self._finish_relations(message.xid)
         self._keep_prepared(transaction, "STREAM_PREPARE", message)
 
     def _keep_prepared(self, transaction: Transaction, kind: str, message: Prepare | StreamPrepare) -> None:

@@ -20,7 +20,7 @@ class Outlet(Protocol):
         """The same record without a key to every partition of the topic."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RelationVersion:
     """A relation as one Relation message described it, ready for its rows."""
 
@@ -28,6 +28,8 @@ class RelationVersion:
     schema_id: int
     encoder: RowEncoder
     outlet: Outlet
+    noted_in: Manifest | None = None
+    """The newest transaction that has noted the schema id."""
 
 
 MessageEncoder = Callable[[Context, int, int, bool, int, str, bytes], bytes]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.events.manifest import Manifest, Range
+from gateway.events.manifest import Manifest
 from gateway.kafka.position import Position, decode_position, encode_position
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
@@ -17,7 +17,7 @@ FRAME = frame(7)
 
 
 def corpus() -> list[bytes]:
-    manifest = Manifest(3, 1_000, [7, 8, 9], [1, 2], {("cdc.public.t", 0): [Range(5, 9, 4), Range(100, 2**40, 50)]})
+    manifest = Manifest(3, 1_000, [7, 8, 9], [1, 2], {("cdc.public.t", 0): [(5, 9, 4), (100, 2**40, 50)]})
     empty = Position("7345", 1, "shop", "walgate", "cdc", ("walgate",), "1.0")
     busy = Position(
         "7345", 2, "größe", "slot_1", "cdc", ("a", "b"), "1.0", "ACTIVE", 12, Lsn(2**63 - 1), Lsn(77),

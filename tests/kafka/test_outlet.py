@@ -108,9 +108,9 @@ def test_ranges_are_disjoint_bounded_and_count_every_record(pieces: list[tuple[i
         claimed.append((offset, offset + count - 1))
         offset += count
     ranges = manifest.ranges["t", 0]
-    assert sum(piece.record_count for piece in ranges) == sum(count for count, _ in pieces)
+    assert sum(record_count for _, _, record_count in ranges) == sum(count for count, _ in pieces)
     for before, after in itertools.pairwise(ranges):
-        assert before.last_offset < after.first_offset
+        assert before[1] < after[0]
     for first, last in claimed:
-        assert sum(piece.first_offset <= first and last <= piece.last_offset for piece in ranges) == 1
-    assert all(piece.record_count <= RANGE_RECORDS for piece in ranges)
+        assert sum(from_offset <= first and last <= to_offset for from_offset, to_offset, _ in ranges) == 1
+    assert all(record_count <= RANGE_RECORDS for _, _, record_count in ranges)

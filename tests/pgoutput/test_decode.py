@@ -15,6 +15,7 @@ from gateway.pgoutput import (
     PG_EPOCH,
     Begin,
     BeginPrepare,
+    Commit,
     Delete,
     Insert,
     Message,
@@ -29,6 +30,8 @@ from gateway.pgoutput import (
     Update,
     decode,
 )
+from gateway.pgoutput.cursor import FIRST_TIME, LAST_TIME
+from gateway.pgoutput.transaction import begin_at, commit_at
 from tests.pgoutput.strategies import KINDS, messages, messages_of
 from tests.pgoutput.writer import write
 
@@ -240,6 +243,35 @@ def test_the_calendar_ends_where_it_ends(edge: int) -> None:
     beyond = edge + 1 if edge > 0 else edge - 1
     with pytest.raises(PgOutputError):
         decode(b"B" + struct.pack("!QqI", 5, beyond, 9), in_stream=False, protocol_version=1)
+
+
+@given(data=st.data(), before=st.binary(max_size=9), behind=st.binary(max_size=9))
+def test_the_short_way_reads_bounds_as_decode_does(data: st.DataObject, before: bytes, behind: bytes) -> None:
+    """Or leaves them to it: whole, cut, lengthened, and with a byte that was changed."""
+    payload = bytearray(write(data.draw(messages_of(Begin, False) | messages_of(Commit, False))))
+    if data.draw(st.booleans()):
+        payload[data.draw(st.integers(1, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    whole = before + payload + behind
+    end = len(before) + len(payload) + data.draw(st.integers(-1, 1))
+    if not len(before) < end <= len(whole):
+        return
+    read = begin_at if payload[0] == ord("B") else commit_at
+    found = read(whole, len(before), end)
+    try:
+        message = decode(whole[len(before) : end], in_stream=False, protocol_version=4)
+    except PgOutputError:
+        assert found is None
+        return
+    assert isinstance(message, Begin | Commit)
+    if isinstance(message, Begin):
+        expected = (message.commit_lsn, message.commit_time, message.xid)
+    else:
+        expected = (message.commit_lsn, message.end_lsn, message.commit_time)
+    lsns = (expected[0],) if isinstance(message, Begin) else expected[:2]
+    if max(lsns) < 1 << 63 and FIRST_TIME <= message.commit_time - PG_EPOCH <= LAST_TIME:
+        assert found == expected
+    else:
+        assert found is None
 
 
 def test_an_update_may_carry_no_identity_a_key_or_an_old_tuple() -> None:
