@@ -48,6 +48,7 @@ class Cycle:
     ready: deque[Batch] = field(default_factory=deque)
     markers: list[Marker] = field(default_factory=list)
     position: Position | None = None
+    begun: bool = False
 
 
 class Delivery:
@@ -90,6 +91,11 @@ class Delivery:
     def is_quiet(self) -> bool:
         """Nothing is being committed, sealed or waiting to leave."""
         return self.may_seal and not self._delivering and not self._open.ready and not self._writer.has_records
+
+    @property
+    def holds_unsealed(self) -> bool:
+        """Batches have left the writer, and perhaps the gateway, without a position to commit them with."""
+        return self._open.begun or bool(self._open.ready)
 
     def offer(self) -> None:
         """Take the full batches of the writer; call it after each read."""
@@ -152,6 +158,7 @@ class Delivery:
         return self._sealed or self._open
 
     async def _deliver(self, cycle: Cycle) -> Position:
+        cycle.begun = True
         await self._producer.begin(self._always)
         failpoint("transaction_begun")
         self._acked_at, self._writing_s = time.monotonic(), 0.0
@@ -167,6 +174,8 @@ class Delivery:
         for marker in encode_markers(self._frames.marker, cycle.markers, position.epoch):
             append(None, marker, None)
         failpoint("markers_built")
+        if not self._producer.is_transactional:
+            await self._send_own()  # a position must not be durable before the markers that it stands for
         self._position.append(position.key, encode_position(self._frames.position, position), None)
         await self._send_own()
         failpoint("before_commit")
@@ -207,7 +216,7 @@ class Delivery:
             self._has_room.set()
 
     async def _send_own(self) -> None:
-        """Markers and position, awaited. What the reader has filled meanwhile belongs to the next cycle."""
+        """Markers, position or both, awaited. What the reader has filled meanwhile belongs to the next cycle."""
         self._own.close_all()
         futures = [self._producer.send(batch) for batch in self._own.ready]
         self._own.ready.clear()

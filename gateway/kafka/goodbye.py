@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 
 async def say_goodbye(ending: Coroutine[Any, Any, object], timeout_s: float) -> None:
@@ -24,6 +25,20 @@ async def say_goodbye(ending: Coroutine[Any, Any, object], timeout_s: float) -> 
         task.add_done_callback(_note)
     else:
         _note(task)
+
+
+async def to_the_end(ending: Coroutine[Any, Any, T]) -> T:
+    """Run `ending`, which must be bounded by itself, to its end, however often the caller is cancelled meanwhile."""
+    task = asyncio.create_task(ending)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
 
 
 def _note(task: asyncio.Task[object]) -> None:

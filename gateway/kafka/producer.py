@@ -100,13 +100,13 @@ class Producer:
 
     def __init__(self, settings: KafkaSettings, transactional_id: str) -> None:
         self._settings = settings
-        self._transactional = settings.delivery == "exactly_once"
+        self.is_transactional = settings.delivery == "exactly_once"
         self._timeout_s = settings.delivery_timeout_s
-        self.transaction_timeout_s = settings.transaction_timeout_s if self._transactional else inf
+        self.transaction_timeout_s = settings.transaction_timeout_s if self.is_transactional else inf
         self._records: Counter[tuple[str, int]] = Counter()
         identity: dict[str, Any] = (
             {"transactional_id": transactional_id, "transaction_timeout_ms": settings.transaction_timeout_s * 1000}
-            if self._transactional
+            if self.is_transactional
             else {"enable_idempotence": True}
         )
         self._producer = AIOKafkaProducer(
@@ -129,7 +129,7 @@ class Producer:
 
     async def begin(self, always: list[tuple[str, int]]) -> None:
         """Open a Kafka transaction. `always`: partitions that it will certainly write, announced with the first ones."""
-        if not self._transactional:
+        if not self.is_transactional:
             return
         await self._limited(self._producer.begin_transaction(), "beginning a transaction")
         for topic, partition in always:
@@ -155,7 +155,7 @@ class Producer:
         return offset
 
     async def commit(self) -> None:
-        if self._transactional:
+        if self.is_transactional:
             await self._limited(self._producer.commit_transaction(), "committing a transaction")
 
     @property
@@ -166,7 +166,7 @@ class Producer:
     async def abort(self) -> None:
         """End the transaction that is open, if any: until it has ended, no other slot's gateway can read the position topic to
         its end. Sent once, and never by a producer that goes on."""
-        if self._transactional and self._producer._txn_manager.is_in_transaction():
+        if self.is_transactional and self._producer._txn_manager.is_in_transaction():
             await say_goodbye(self._producer.abort_transaction(), STOP_TIMEOUT_S)
 
     async def abandon(self) -> None:

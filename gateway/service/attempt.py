@@ -21,7 +21,7 @@ from gateway.events.errors import UnknownBinary
 from gateway.events.logical_message import LogicalMessageEncoder
 from gateway.events.marker import Marker
 from gateway.kafka.delivery import Delivery, Frames, TransactionTimedOut
-from gateway.kafka.goodbye import say_goodbye
+from gateway.kafka.goodbye import say_goodbye, to_the_end
 from gateway.kafka.outlet import RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.position import Position, read_positions
 from gateway.kafka.producer import Producer
@@ -44,7 +44,7 @@ from gateway.service.pump import Pump, WholeFirst
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.service.start import decide_start
 from gateway.service.tasks import run_together
-from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.machine import RolledBackMessages, TransactionMachine
 from gateway.transactions.transaction import MessageTopic
 from schemas.errors import RegistryRefused
 from schemas.framing import frame
@@ -72,6 +72,8 @@ class Learned:
     """Up to there transactions are delivered one by one: behind it something needs a person."""
     timed_out_behind: Lsn | None = None
     """The transaction that begins there outlived its Kafka transaction."""
+    whole_once: bool = False
+    """The next attempt reads without streaming: in a stream, nobody can tell which messages were rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,9 @@ class Attempt:
                 await self._run(stack, stop)
             except UnknownBinary:
                 self._learned.text_only = True
+                raise
+            except RolledBackMessages:
+                self._learned.whole_once = True
                 raise
             except WholeFirst as error:
                 self._learned.careful_until = error.whole_until
@@ -179,10 +184,12 @@ class Attempt:
     def _stop_if_again(self, behind: Lsn, error: TransactionTimedOut) -> None:
         """Once may be chance; the same transaction a second time will not fit a third time either."""
         if self._learned.timed_out_behind == behind:
+            streams = self._settings.source.large_transactions == "stream"
+            smaller = "source.messages = false" if streams else "source.large_transactions = stream"
             raise StopForOperator(
                 f"the transaction behind {behind} took longer than kafka.transaction_timeout_s = "
                 f"{self._settings.kafka.transaction_timeout_s} to be received and delivered, twice",
-                hint="set source.large_transactions = stream, so that it need not fit into one Kafka transaction; or raise "
+                hint=f"set {smaller}, so that it need not fit into one Kafka transaction; or raise "
                 "kafka.transaction_timeout_s (with the broker's transaction.max.timeout.ms)",
             ) from error
         self._learned.timed_out_behind = behind
@@ -205,11 +212,14 @@ class Attempt:
         failpoint("before_producer_start")
         producer = Producer(self._settings.kafka, transactional_id)
 
-        async def leave(_: object, error: BaseException | None, *__: object) -> None:
+        async def end(error: BaseException | None) -> None:
             if not isinstance(error, (Retry, RetrySlowly)):  # then nobody ends its transaction soon
                 await producer.abort()
             await producer.abandon()
             failpoint("producer_abandoned")
+
+        async def leave(_: object, error: BaseException | None, *__: object) -> None:
+            await to_the_end(end(error))
 
         stack.push_async_exit(leave)
         await producer.start()
@@ -318,11 +328,12 @@ class Attempt:
     async def _start_stream(self, stream: ReplicationStream, checks: Checks, position: Position) -> StandbyStatus:
         source = self._settings.source
         failpoint("before_start_replication")
+        whole, self._learned.whole_once = self._learned.whole_once, False
         options = pgoutput_options(
             checks.server.version_num,
             source.publications,
             binary=await checks.use_binary(text_only=self._learned.text_only),
-            streaming=source.large_transactions == "stream",
+            streaming=source.large_transactions == "stream" and not whole,
             two_phase=source.two_phase,
             messages=source.messages,
             origin=source.origin,

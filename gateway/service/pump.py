@@ -113,28 +113,36 @@ class Pump:
         self._settled = asyncio.Event()
         self._delivery = delivery
         delivery.on_durable = self._durable
-        delivery.on_idle = self._idle
+        delivery.on_idle = self._kafka_is_idle
 
     async def run(self) -> None:
-        while not self._stopping:
-            data = await self._stream.read()
-            failpoint("socket_read")
-            self._writer.tick()
-            try:
-                await self._take(data)
-            except StopForOperator as error:
-                await self._deliver_first(error)
-                raise
-            self._open_bytes += len(data)
-            if self._open_bytes >= OPEN_BYTES:
-                self._writer.close_all()
-                self._open_bytes = 0
-            self._delivery.offer()
-            self._idle()
-            await self._delivery.room()
-            while self._machine.owed_marker_count > MAX_OWED_MARKERS and not self._delivery.may_seal:
+        try:
+            while not self._stopping:
+                await self._turn()
+        except DataGap:
+            raise
+        except StopForOperator as error:
+            self._part(error)
+            while not self._delivery.may_seal:
                 await self._delivery.cycle_done()
+            self._feedback.tell_now()
+            raise
         await asyncio.Event().wait()  # the end is drain's to say
+
+    async def _turn(self) -> None:
+        data = await self._stream.read()
+        failpoint("socket_read")
+        self._writer.tick()
+        await self._take(data)
+        self._open_bytes += len(data)
+        if self._open_bytes >= OPEN_BYTES:
+            self._writer.close_all()
+            self._open_bytes = 0
+        self._delivery.offer()
+        self._idle()
+        await self._delivery.room()
+        while self._machine.owed_marker_count > MAX_OWED_MARKERS and not self._delivery.may_seal:
+            await self._delivery.cycle_done()
 
     @property
     def sealed_lsn(self) -> Lsn:
@@ -149,17 +157,12 @@ class Pump:
             await self._settled.wait()
         self._feedback.tell_now()
 
-    async def _deliver_first(self, error: StopForOperator) -> None:
+    def _part(self, error: StopForOperator) -> None:
         """The stream can not go on here, but what was committed before it shall not wait for that person. Where it shares a
         cycle with the transaction that is in the way, the next attempt parts them: WholeFirst."""
-        if isinstance(error, DataGap):
-            return
         whole_until = Lsn(self._machine.resume_lsn)
         if whole_until > max(self._position.resume_lsn, self._careful_until):
             raise WholeFirst(error, whole_until) from error
-        while not self._delivery.may_seal:
-            await self._delivery.cycle_done()
-        self._feedback.tell_now()
 
     async def _seal_whole(self) -> None:
         """A cycle for each transaction: wait for the one before it."""
@@ -186,6 +189,16 @@ class Pump:
         metrics.UNDER_WAY.set(self._delivery.under_way_bytes)
         metrics.OPEN_STREAMS.set(machine.open_streams)
         metrics.PREPARED.set(len(machine.prepared))
+
+    def _kafka_is_idle(self) -> None:
+        try:
+            self._idle()
+        except DataGap:
+            raise
+        except StopForOperator as error:
+            self._part(error)
+            self._feedback.tell_now()
+            raise
 
     def _idle(self) -> None:
         """Kafka is free, or a read is done: end the cycle if one can end here."""
@@ -250,18 +263,21 @@ class Pump:
     @property
     def _has_whole(self) -> bool:
         machine = self._machine
-        return machine.at_boundary and (machine.owed_marker_count > 0 or self._writer.has_records)
+        return machine.at_boundary and (
+            machine.owed_marker_count > 0 or self._writer.has_records or self._delivery.holds_unsealed
+        )
 
     def _may_seal(self) -> bool:
         return self._has_whole and self._delivery.may_seal
 
     def _seal(self) -> None:
         machine = self._machine
-        self._position = advance(
+        position = advance(
             self._position, machine.resume_lsn, machine.last_commit_lsn, tuple(machine.prepared.values())
         )
+        self._delivery.seal(machine.take_markers(), position)
+        self._position = position
         self._sealed_counts = (machine.event_count, machine.transaction_count)
-        self._delivery.seal(machine.take_markers(), self._position)
         failpoint("cycle_sealed")
         self._unsealed_bytes = 0
         self._idle_since = time.monotonic()

@@ -30,7 +30,11 @@ What couples the states:
 * A transaction without events leaves no trace: the marker of its begin is owed from its first event on (`silent`).
 * `resume_lsn` moves at each end (C, c, P, p, K, r: the *end* LSN) and at a message outside transactions. It never depends
   on open streams: PostgreSQL sends those again from their first change as long as they have not ended.
+* `resume_lsn` never goes back, though the end of a transaction that was prepared before the slot knew two-phase does: such
+  a one is sent whole at its COMMIT PREPARED.
 * Everything of an in-progress attempt is void after a restart, so nothing here is kept over restarts but `prepared`.
+* In a stream a logical message carries the xid of the whole transaction, its rows that of their subtransaction. When a
+  subtransaction is rolled back, nobody can tell which messages went with it: RolledBackMessages.
 * The relation cache has an overlay for each open stream, dropped or merged when the stream ends.
 * commit LSNs rise strictly from one committed transaction to the next. If they do not, something is fundamentally wrong
   (another server, a slot that went back) and going on would double rows.
@@ -52,7 +56,7 @@ from gateway.events.context import Context
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker, readable_time
 from gateway.lsn import Lsn
-from gateway.operate.errors import DataGap, StopForOperator
+from gateway.operate.errors import DataGap, Retry, StopForOperator
 from gateway.pgoutput import (
     Begin,
     BeginPrepare,
@@ -81,6 +85,10 @@ _UNSIGNED: Final = 0xFFFFFFFF
 
 class OutOfOrder(StopForOperator):
     """A message came where the protocol does not allow it."""
+
+
+class RolledBackMessages(Retry):
+    """Read again without streaming: the server then leaves out what was rolled back."""
 
 
 class TransactionMachine:
@@ -288,7 +296,8 @@ class TransactionMachine:
             self._markers.append(
                 Marker(kind, transaction.xid, marker_lsn, -1, end_lsn, time, gid, transaction.origin, manifest)
             )
-        self.resume_lsn = end_lsn
+        if end_lsn > self.resume_lsn:
+            self.resume_lsn = end_lsn
 
     def _note_commit(self, commit_lsn: int) -> None:
         if commit_lsn <= self.last_commit_lsn:
@@ -329,6 +338,7 @@ class TransactionMachine:
             if message.xid is not None and message.xid != transaction.context_subxid:
                 self._enter(transaction, message.xid)
             self._note_event(transaction, topic.schema_id)
+            transaction.has_messages = True
             context, ordinal, manifest = transaction.context, transaction.ordinal, transaction.manifest
             transaction.ordinal += 1
         value = topic.encode(
@@ -391,8 +401,13 @@ class TransactionMachine:
             return
         if transaction is None:
             raise self._out_of_order(f"Stream Abort of {message.xid}", "after its Stream Start", change_lsn)
-        self.relations.abort_stream(message.xid, message.subxid)
         whole = message.subxid == message.xid
+        if transaction.has_messages and not whole:
+            raise RolledBackMessages(
+                f"transaction {message.xid} was streamed with logical messages, and its subtransaction {message.subxid} was "
+                "rolled back: read again without streaming, to learn which of them count"
+            )
+        self.relations.abort_stream(message.xid, message.subxid)
         manifest = transaction.manifest
         manifest.event_count = transaction.ordinal
         if whole:
@@ -455,7 +470,7 @@ class TransactionMachine:
     def _rollback_prepared(self, message: RollbackPrepared, change_lsn: int) -> None:
         self._demand_no_transaction("Rollback Prepared", change_lsn)
         prepared = self.prepared.pop((message.gid, message.xid), None)
-        self.resume_lsn = message.rollback_end_lsn
+        self.resume_lsn = max(self.resume_lsn, message.rollback_end_lsn)
         if prepared is not None:
             self._end_prepared(
                 prepared, "ROLLBACK_PREPARED", message.prepare_end_lsn, message.rollback_end_lsn, message.rollback_time
@@ -468,7 +483,7 @@ class TransactionMachine:
                     kind, prepared.xid, marker_lsn, -1, end_lsn, time, prepared.gid, prepared.origin, prepared.manifest
                 )
             )
-        self.resume_lsn = end_lsn
+        self.resume_lsn = max(self.resume_lsn, end_lsn)
 
     # -- order ----------------------------------------------------------------------------------------------------------
 

@@ -59,6 +59,8 @@ class Transaction:
     ordinal: int = 0
     silent: bool = True
     """No event yet since its Begin or Stream Start: the marker of that is still owed."""
+    has_messages: bool = False
+    """Logical messages were sent with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,32 @@ async def test_a_kill_in_the_middle_of_a_large_transaction_voids_its_rows(
         print(verdict)
 
 
+async def test_a_message_of_a_savepoint_that_is_rolled_back_after_it_was_sent_is_no_ghost(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """The server names the whole transaction on a streamed message, so that its STREAM_ABORT does not tell."""
+    async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
+        await scene.streaming()
+        connection = await database.connect()
+        session = Session(connection, scene.workload_random)
+        await session.begin("messages")
+        await session.message()
+        await session.insert("plain", 2000)
+        await scene.sent("work.plain", 100)
+        await connection.execute("SAVEPOINT s")
+        await session.message()
+        await session.insert("full", 2000)
+        await scene.sent("work.full", 100)
+        await connection.execute("ROLLBACK TO s")
+        await session.message()
+        await session.end()
+        await connection.close()
+        await scene.commits(row_count=2000)
+        verdict = await scene.finish()
+        assert verdict.epoch_count == 2, "one attempt in streams, one without"
+        print(verdict)
+
+
 async def test_ten_thousand_savepoints_of_which_every_tenth_is_rolled_back(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gateway.kafka.goodbye import say_goodbye
+from gateway.kafka.goodbye import say_goodbye, to_the_end
 from gateway.operate.errors import Retry
 from gateway.service import tasks
 from gateway.service.tasks import run_together
@@ -45,3 +45,17 @@ async def test_a_goodbye_takes_no_longer_than_its_limit() -> None:
 
 async def test_a_goodbye_that_fails_is_one_too() -> None:
     await say_goodbye(_fails(), 1)
+
+
+async def test_an_ending_is_brought_to_its_end_though_its_caller_is_cancelled_again_and_again() -> None:
+    ended = asyncio.Event()
+
+    async def ends() -> None:
+        await asyncio.sleep(0.1)
+        ended.set()
+
+    task = asyncio.create_task(to_the_end(ends()))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await tasks.cancel([task])
+    assert task.cancelled() and ended.is_set()

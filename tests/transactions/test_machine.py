@@ -21,7 +21,7 @@ from gateway.pgoutput import (
     Truncate,
     Type,
 )
-from gateway.transactions.machine import OutOfOrder
+from gateway.transactions.machine import OutOfOrder, RolledBackMessages
 from tests.transactions.stream import RELATION_OID, Stream
 
 TIME = 1_700_000_000_000_000
@@ -307,3 +307,44 @@ def test_a_commit_of_another_lsn_than_begun_is_an_error() -> None:
     begin(stream, 5, 1000)
     with pytest.raises(OutOfOrder, match="of the transaction 5"):
         commit(stream, 1008)
+
+
+def test_messages_of_a_stream_are_in_doubt_when_a_subtransaction_of_it_is_rolled_back() -> None:
+    """The server names the whole transaction on a message, whatever subtransaction sent it (tests/golden)."""
+    stream = Stream()
+    segment(stream, 10, 10, 11)
+    segment(stream, 20, 20, 21)
+    stream.receive(StreamStart(10, False))
+    stream.receive(Message(10, True, Lsn(777), "prefix", b"whose?"))
+    stream.receive(StreamStop())
+    stream.receive(StreamAbort(20, 21, None, None))
+    with pytest.raises(RolledBackMessages, match="11"):
+        stream.receive(StreamAbort(10, 11, None, None))
+
+
+def test_messages_of_a_stream_that_is_rolled_back_whole_are_in_no_doubt() -> None:
+    stream = Stream()
+    segment(stream, 10, 10)
+    stream.receive(StreamStart(10, False))
+    stream.receive(Message(10, True, Lsn(777), "prefix", b"undone"))
+    stream.receive(StreamStop())
+    stream.receive(StreamAbort(10, 10, None, None))
+    assert stream.kinds()[-1] == "STREAM_ABORT"
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_transaction_prepared_before_two_phase_was_switched_on_does_not_set_the_position_back(commits: bool) -> None:
+    """It is sent at its end, with the LSNs of its PREPARE, behind what was delivered long since."""
+    stream = Stream()
+    begin(stream, 5, 5000)
+    commit(stream, 5000)
+    stream.receive(BeginPrepare(Lsn(1000), Lsn(1040), TIME, 4, "gid"))
+    stream.announce()
+    stream.row()
+    stream.receive(Prepare(0, Lsn(1000), Lsn(1040), TIME, 4, "gid"))
+    assert stream.machine.resume_lsn == 5040
+    if commits:
+        stream.receive(CommitPrepared(0, Lsn(6000), Lsn(6040), TIME, 4, "gid"))
+    else:
+        stream.receive(RollbackPrepared(0, Lsn(1040), Lsn(6040), TIME, TIME, 4, "gid"))
+    assert stream.machine.resume_lsn == 6040

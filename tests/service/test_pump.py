@@ -1,0 +1,193 @@
+"""The reading loop against a scripted stream and broker: orders of arrival that real ones do not show on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+from aiokafka.producer.message_accumulator import BatchBuilder
+
+from gateway.events.logical_message import LogicalMessageEncoder
+from gateway.events.marker import Marker
+from gateway.kafka.delivery import Delivery, Frames
+from gateway.kafka.outlet import BatchWriter
+from gateway.kafka.position import Position
+from gateway.lsn import Lsn
+from gateway.operate.errors import StopForOperator
+from gateway.service.pump import OPEN_BYTES, Pump, WholeFirst
+from gateway.service.tasks import run_together
+from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.transaction import MessageTopic
+from schemas.framing import frame
+
+_NOWHERE = Lsn(0)
+MAX_RECORD_BYTES = OPEN_BYTES + (2 << 20)
+
+
+class ScriptedProducer:
+    """Acknowledges what is sent when it is asked for, after `delay_s`; `log` is what the broker saw."""
+
+    transaction_timeout_s = 900.0
+
+    def __init__(self, *, is_transactional: bool = True) -> None:
+        self.is_transactional = is_transactional
+        self.delay_s = 0.0
+        self.log: list[str] = []
+
+    def create_batch(self) -> BatchBuilder:
+        return BatchBuilder(1 << 19, 0)
+
+    async def begin(self, always: object) -> None:
+        self.log.append("begin")
+
+    def send(self, batch: Any) -> asyncio.Future[int]:
+        self.log.append(batch.topic)
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(0)
+        return future
+
+    async def delivered(self, future: asyncio.Future[int]) -> int:
+        await asyncio.sleep(self.delay_s)
+        self.log.append("acked")
+        return await future
+
+    async def commit(self) -> None:
+        self.log.append("commit")
+
+
+class ScriptedStream:
+    """Reads what is put; an exception is raised."""
+
+    def __init__(self) -> None:
+        self._arrived: asyncio.Queue[bytes | Exception] = asyncio.Queue()
+        self.put: Callable[[bytes | Exception], None] = self._arrived.put_nowait
+
+    async def read(self) -> bytes:
+        found = await self._arrived.get()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+class Feedback:
+    """What PostgreSQL is told."""
+
+    received_lsn = Lsn(0)
+
+    def __init__(self) -> None:
+        self.acknowledged: list[int] = []
+        self.moved = asyncio.Event()
+
+    def receive(self, lsn: int) -> None: ...
+
+    def acknowledge(self, lsn: int) -> None:
+        self.acknowledged.append(lsn)
+        self.moved.set()
+
+    def tell_now(self) -> None: ...
+
+    async def reach(self, lsn: int) -> None:
+        while lsn not in self.acknowledged:
+            self.moved.clear()
+            await self.moved.wait()
+
+
+class Place:
+    def __init__(self, *, is_transactional: bool = True, careful_until: Lsn = _NOWHERE) -> None:
+        self.producer = ScriptedProducer(is_transactional=is_transactional)
+        self.stream = ScriptedStream()
+        self.feedback = Feedback()
+        writer = BatchWriter(self.producer.create_batch, MAX_RECORD_BYTES)
+        frames = Frames(frame(1), frame(2))
+        self.delivery = Delivery(cast(Any, self.producer), writer, frames, "cdc.transaction", 64 << 20)
+        messages = MessageTopic(9, LogicalMessageEncoder(frame(9)).encode, writer.outlet("cdc.message", 1, "messages"))
+        machine = TransactionMachine(
+            epoch=3, resume_lsn=Lsn(100), last_commit_lsn=Lsn(1), prepared=(), messages=messages
+        )
+        self.position = Position("1", 1, "d", "s", "cdc", ("p",), "v", "ACTIVE", 3, Lsn(100), Lsn(1))
+        self.pump = Pump(
+            cast(Any, self.stream),
+            cast(Any, self.feedback),
+            machine,
+            writer,
+            cast(Any, None),
+            self.delivery,
+            self.position,
+            4,
+            careful_until,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self.pump.run()), asyncio.create_task(self.delivery.run())]
+        async with asyncio.timeout(10):
+            yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def fails(self) -> None:
+        async with asyncio.timeout(10):
+            await run_together(self.pump.run(), self.delivery.run(), until=asyncio.sleep(3600))
+
+
+def message(lsn: int, content: bytes) -> bytes:
+    """A logical message outside transactions, in its frame."""
+    payload = b"M\0" + struct.pack("!Q", lsn) + b"p\0" + struct.pack("!i", len(content)) + content
+    return struct.pack("!BiBQQq", ord("d"), 29 + len(payload), ord("w"), lsn, lsn, 0) + payload
+
+
+@pytest.mark.parametrize("while_committing", [False, True])
+async def test_a_batch_that_left_before_its_end_was_known_is_committed(while_committing: bool) -> None:
+    place = Place()
+    place.producer.delay_s = 0.05
+    async with place.running():
+        if while_committing:
+            place.stream.put(message(200, b"small"))
+            await asyncio.sleep(0)
+        place.stream.put(message(300, b"x" * (OPEN_BYTES + 1)))
+        await place.feedback.reach(300)
+        await place.pump.drain()
+
+
+SMALL = (message(200, b"before"), message(300, b"before, too"))
+REFUSED = StopForOperator("the server can not decode what follows")
+TOO_LARGE = message(400, b"x" * (MAX_RECORD_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    "arriving",
+    [
+        pytest.param((SMALL[0] + SMALL[1], REFUSED), id="one read, then an error of the server"),
+        pytest.param((*SMALL, REFUSED), id="two reads, then an error of the server"),
+        pytest.param((SMALL[0] + SMALL[1] + TOO_LARGE,), id="a row too large in the same read"),
+        pytest.param((SMALL[0], SMALL[1] + TOO_LARGE), id="a row too large while the first is committed"),
+    ],
+)
+async def test_what_was_committed_before_the_stream_can_not_go_on_is_delivered(
+    arriving: tuple[bytes | Exception, ...],
+) -> None:
+    """At the latest by a second attempt, which gets the same bytes."""
+    careful_until = _NOWHERE
+    for _ in range(2):
+        place = Place(careful_until=careful_until)
+        place.producer.delay_s = 0.01
+        for data in arriving:
+            place.stream.put(data)
+        with pytest.raises((StopForOperator, WholeFirst)) as raised:
+            await place.fails()
+        if not isinstance(raised.value, WholeFirst):
+            break
+        careful_until = raised.value.whole_until
+    assert isinstance(raised.value, StopForOperator)
+    assert place.feedback.acknowledged[-1] == 300
+
+
+async def test_without_kafka_transactions_no_position_is_sent_before_its_markers_are_acknowledged() -> None:
+    place = Place(is_transactional=False)
+    await place.delivery.deliver_now([Marker("COMMIT", 5, 200)], place.position)
+    assert place.producer.log == ["begin", "cdc.transaction", "acked", "walgate.position", "acked", "commit"]
