@@ -1,6 +1,6 @@
 """Whole transactions without Spark: prints each committed transaction with its changes, as it comes.
 
-python examples/follow_transactions.py 127.0.0.1:9092 http://127.0.0.1:8080/apis/ccompat/v7 cdc
+python examples/follow_transactions.py 127.0.0.1:9092 http://127.0.0.1:8081/apis/ccompat/v7 cdc
 """
 
 from __future__ import annotations

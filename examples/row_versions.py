@@ -1,6 +1,6 @@
 """Slowly changing dimension, type 2: every version that a row ever had, with the time it was valid.
 
-python examples/row_versions.py 127.0.0.1:9092 http://127.0.0.1:8080/apis/ccompat/v7 public.customers id
+python examples/row_versions.py 127.0.0.1:9092 http://127.0.0.1:8081/apis/ccompat/v7 public.customers id
 """
 
 from __future__ import annotations
