@@ -51,13 +51,13 @@ class RegistryClient:
         timeout_s: float = 30.0,
         on_incompatible: OnIncompatible = "stop",
     ) -> None:
+        address = _address(url)
         try:
-            address = httpx2.URL(url)
-            if address.scheme not in ("http", "https") or not address.host:
-                raise ValueError("not an http or https address")
             tls = ssl.create_default_context(cafile=ca_file) if address.scheme == "https" else None
-        except (ValueError, OSError, httpx2.InvalidURL) as error:
-            raise RegistryRefused(f"registry.url or registry.ca_file can not be used: {error}") from error
+        except OSError as error:
+            raise RegistryRefused(
+                f"registry.ca_file can not be used: {ca_file}: {error.strerror or type(error).__name__}"
+            ) from error
         self._http = httpx2.AsyncClient(
             base_url=address,
             auth=None if username is None else (username, password or ""),
@@ -186,6 +186,20 @@ class RegistryClient:
         if status in _TRY_AGAIN:
             raise RegistryUnavailable(f"the schema registry answers {status} ({what}): {message}")
         raise _Refused(status, code, message, what)
+
+
+def _address(url: str) -> httpx2.URL:
+    """The reason of a refusal would quote the URL, which may hold a password."""
+    try:
+        address = httpx2.URL(url)
+        if address.scheme in ("http", "https") and address.host:
+            return address
+    except (ValueError, httpx2.InvalidURL):
+        pass
+    raise RegistryRefused(
+        "registry.url is no http or https address",
+        hint="http://host:port/path; user and password go to registry.username and registry.password",
+    )
 
 
 class _Refused(RegistryRefused):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gateway.operate.errors import Retry, StopForOperator
+from gateway.operate.errors import NeedsText, StopForOperator
 
 
-class UnknownBinary(Retry):
-    """A binary value of a type whose binary form is not known: replication must be asked for text, from the durable position."""
+class UnknownBinary(NeedsText):
+    """A binary value of a type whose binary form is not known."""
 
     def __init__(self, relation: str, column: str, type_name: str) -> None:
         super().__init__(

@@ -2,6 +2,7 @@
 
     WalgateError
     +-- Retry             transient: start again from the durable position, with backoff
+        +-- NeedsText     and ask for text, not for binary
     +-- RetrySlowly       needs a change elsewhere that may come by itself (slots full, password): back off up to a minute
     +-- StopForOperator   needs a person: configuration, incompatible schema, anything that is not known
         +-- DataGap       going on would silently lose rows
@@ -27,6 +28,10 @@ class WalgateError(Exception):
 
 class Retry(WalgateError):
     """Transient: everything starts again from the durable position."""
+
+
+class NeedsText(Retry):
+    """A value has no binary form, or one that is not known."""
 
 
 class RetrySlowly(WalgateError):

@@ -7,12 +7,14 @@ CopyBoth, so then its transport gets a protocol of ours (`ReplicationStream`) an
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
 
 import asyncpg
 
-from gateway.operate.errors import Retry
+from gateway.operate.errors import Retry, StopForOperator, WalgateError
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.feedback import LEAVE_AFTER_S, LONGEST_SILENCE_S
 from gateway.replication.inbox import CAPACITY
@@ -94,8 +96,39 @@ async def connect_replication(
 async def _connect(dsn: str, timeout_s: float, doing: str, settings: dict[str, str], **options: Any) -> Any:
     try:
         return await asyncpg.connect(dsn, timeout=timeout_s, server_settings=settings, **options)
-    except (*DRIVER_ERRORS, ValueError) as error:
+    except asyncpg.UndefinedObjectError as error:
+        raise StopForOperator(
+            f"{doing}: source.dsn has a parameter that the server does not know: {error.args[0]}",
+            hint="behind the ? may stand what libpq knows of TLS, hosts and password file, and settings of the server",
+        ) from error
+    except (FileNotFoundError, PermissionError) as error:
+        raise _unreadable_file(dsn, doing) or classify_exception(error, doing) from error
+    except DRIVER_ERRORS as error:
+        if isinstance(error, asyncpg.ClientConfigurationError):
+            raise _unusable_dsn(doing) from None
         raise classify_exception(error, doing) from error
+    except ValueError:
+        raise _unusable_dsn(doing) from None
+
+
+def _unusable_dsn(doing: str) -> WalgateError:
+    """What asyncpg or urllib says of it may quote the password."""
+    return StopForOperator(
+        f"{doing}: source.dsn can not be used",
+        hint="postgresql://user:password@host:port/database?sslmode=...: percent-encode / ? # @ : % in the password; ports are "
+        "numbers; sslmode is disable, allow, prefer, require, verify-ca or verify-full, the last two with sslrootcert=FILE",
+    )
+
+
+def _unreadable_file(dsn: str, doing: str) -> WalgateError | None:
+    """Which certificate is missing the error does not say; and it looks like that of a socket whose server is starting."""
+    named = dict(parse_qsl(urlsplit(dsn).query))
+    for parameter in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
+        variable = f"PG{parameter.upper()}"
+        path = named.get(parameter) or os.environ.get(variable)
+        if path and not os.access(path, os.R_OK):
+            return StopForOperator(f"{doing}: {parameter} (source.dsn, {variable}) can not be read: {path}")
+    return None
 
 
 def _detect_dead_peer(connected: Any, silence_limit_s: float) -> None:

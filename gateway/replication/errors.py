@@ -13,7 +13,7 @@ import ssl
 
 import asyncpg
 
-from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.operate.errors import DataGap, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.replication.server_message import ServerMessage
 
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
@@ -50,7 +50,7 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "58030": (RetrySlowly, "the server can not read or write its files: see its log"),
     "25006": (RetrySlowly, "the server is read-only or a standby: point the DSN to the primary (target_session_attrs=primary)"),
     # Slot and publication
-    "42704": (DataGap, "the slot or a publication is gone, and changes with it: check pg_replication_slots and pg_publication"),
+    "42704": (StopForOperator, "the server does not know a name: check the parameters behind the ? of source.dsn"),
     "55006": (Retry, "another process reads the slot: see active_pid in pg_replication_slots"),
     "55000": (StopForOperator, "check wal_level = logical and the slot in pg_replication_slots"),
     "58P01": (DataGap, _NEW_SLOT),
@@ -85,6 +85,19 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
             "or leave its column out (ALTER PUBLICATION ... SET TABLE t (columns))"
         )
     return kind(f"{doing}: {said}", hint=hint or said.hint)
+
+
+def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool) -> WalgateError:
+    """The same while replication starts or runs, where two codes mean more."""
+    if said.sqlstate == "42704":
+        hint = "the slot or a publication is gone, and changes with it: check pg_replication_slots and pg_publication"
+        return DataGap(f"{doing}: {said}", hint=hint)
+    if said.sqlstate == "42883" and binary:
+        return NeedsText(
+            f"{doing}: a type has no binary form; going on in text: {said}",
+            hint="set source.binary to off to save this detour at each start",
+        )
+    return classify(said, doing)
 
 
 def classify_notice(said: ServerMessage, doing: str) -> WalgateError:
@@ -142,6 +155,6 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
     if isinstance(error, asyncpg.InternalClientError):
         return Retry(text)  # asyncpg on a connection that a crash of the server cut off in the middle of an answer
     if isinstance(error, asyncpg.InterfaceError):
-        # "connection is closed" and the like; wrong arguments are ClientConfigurationError, also a ValueError.
-        return StopForOperator(text, hint="check the DSN") if isinstance(error, ValueError) else Retry(text)
+        # "connection is closed" and the like; wrong arguments are also a ValueError, which quotes them.
+        return StopForOperator(f"{doing}: {type(error).__name__}") if isinstance(error, ValueError) else Retry(text)
     return StopForOperator(text)

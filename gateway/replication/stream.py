@@ -22,7 +22,7 @@ from typing import Final, cast
 
 from gateway.lsn import Lsn
 from gateway.operate.errors import Retry, StopForOperator, WalgateError
-from gateway.replication.errors import classify, classify_notice
+from gateway.replication.errors import classify, classify_in_stream, classify_notice
 from gateway.replication.frames import FrameError, standby_status
 from gateway.replication.inbox import CAPACITY, Inbox
 from gateway.replication.options import start_command
@@ -69,6 +69,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         self._state = State.READY
         self._transport: asyncio.Transport | None = None
         self._failure: WalgateError | None = None
+        self._binary = False  # was asked for
         self._agreed = False  # CopyBothResponse has come, whatever came after it
         self._paused = False
         self._arrived_at = clock()
@@ -106,6 +107,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         Raises the classified ErrorResponse: slot missing DataGap, in use Retry, option refused StopForOperator, ...
         """
         query = start_command(slot, start_lsn, options)
+        self._binary = options.get("binary") == "on"
         self._send_query(query, State.STARTING, f"start of replication from slot {slot} at {start_lsn}")
         await self._until(lambda: self._agreed, timeout_s)
 
@@ -230,6 +232,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
     def _handle(self, kind: str, body: bytes) -> WalgateError | None:
         """Act on one message; return the error that it means, if any."""
         match kind, self._state:
+            case "E", (State.STARTING | State.COPYING):
+                return classify_in_stream(parse_server_message(body), self._place, binary=self._binary)
             case "E", _:
                 return classify(parse_server_message(body), self._place)
             case "N", _:

@@ -17,7 +17,6 @@ from typing import Any
 import asyncpg
 import structlog
 
-from gateway.events.errors import UnknownBinary
 from gateway.events.logical_message import LogicalMessageEncoder
 from gateway.events.marker import Marker
 from gateway.kafka.delivery import Delivery, Frames, TransactionTimedOut
@@ -28,7 +27,7 @@ from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Topics, deleted_topics
 from gateway.lsn import Lsn
 from gateway.operate import metrics
-from gateway.operate.errors import Retry, RetrySlowly, StopForOperator
+from gateway.operate.errors import NeedsText, Retry, RetrySlowly, StopForOperator
 from gateway.operate.failpoints import failpoint
 from gateway.operate.http import Health
 from gateway.operate.settings import Settings
@@ -67,7 +66,7 @@ class Learned:
     told: set[Caution] = field(default_factory=set)
     """Cautions that the log has."""
     text_only: bool = False
-    """A binary value came that has no decoder."""
+    """A value has no binary form, or one that has no decoder."""
     careful_until: Lsn = _START
     """Up to there transactions are delivered one by one: behind it something needs a person."""
     timed_out_behind: Lsn | None = None
@@ -100,7 +99,7 @@ class Attempt:
             stack.callback(self._wait_for, "the next attempt")
             try:
                 await self._run(stack, stop)
-            except UnknownBinary:
+            except NeedsText:
                 self._learned.text_only = True
                 raise
             except RolledBackMessages:

@@ -17,7 +17,7 @@ import uvloop
 
 from gateway.local import Postgres
 from gateway.lsn import Lsn
-from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.operate.errors import DataGap, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.replication.connection import connect_replication, connect_sql, leave_with
 from gateway.replication.feedback import StandbyStatus
 from gateway.replication.frames import XLOG_DATA, split
@@ -221,6 +221,19 @@ async def test_publication_may_have_any_name(sql: asyncpg.Connection, database: 
         assert len(await read_until(stream, await wal_end(sql))) == 4
 
 
+async def test_a_type_that_has_no_binary_form_is_asked_for_as_text(sql: asyncpg.Connection, database: Database) -> None:
+    start_lsn = await prepared_slot(database.dsn, database.name)
+    await sql.execute(
+        "CREATE TABLE later (a aclitem[]); INSERT INTO later VALUES (ARRAY[makeaclitem(10, 10, 'SELECT', false)])"
+    )
+    options = pgoutput_options(180000, ["p"], binary=True)
+    async with opened(database.dsn, database.name, start_lsn, options) as stream:
+        with pytest.raises(NeedsText, match="42883"):
+            await read_without(stream, b"C")
+    async with opened(database.dsn, database.name, start_lsn, PLAIN) as stream:
+        assert b"I" in [payload[:1] for _, payload in await read_until(stream, await wal_end(sql))]
+
+
 async def test_identity_is_that_of_the_server(sql: asyncpg.Connection, database: Database) -> None:
     stream = await connect_replication(database.dsn)
     found = await stream.identify()
@@ -238,6 +251,15 @@ async def test_wrong_password_and_unknown_database_are_classified(database: Data
         await connect_replication(postgres.database_dsn("there_is_none"))
     with pytest.raises(RetrySlowly, match="28000"):
         await connect_sql(database.dsn.replace("postgres@", "nobody_of_this_name@"))
+
+
+@pytest.mark.parametrize("connect", [connect_sql, connect_replication])
+async def test_a_parameter_that_the_server_does_not_know_is_no_gap(
+    database: Database, connect: Callable[[str], Awaitable[object]]
+) -> None:
+    with pytest.raises(StopForOperator, match=r'source\.dsn .*"sslmod"') as caught:
+        await connect(f"{database.dsn}?sslmod=verify-full")
+    assert not isinstance(caught.value, DataGap)
 
 
 async def test_role_without_replication_is_refused_with_the_remedy(sql: asyncpg.Connection, database: Database) -> None:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.replication.errors import classify, classify_exception, classify_notice
+from gateway.operate.errors import DataGap, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.replication.errors import classify, classify_exception, classify_in_stream, classify_notice
 from gateway.replication.server_message import ServerMessage
 
 
@@ -16,7 +16,7 @@ from gateway.replication.server_message import ServerMessage
         ("08006", Retry), ("08P01", StopForOperator), ("28P01", RetrySlowly), ("28000", RetrySlowly), ("42501", RetrySlowly),
         ("57P01", Retry), ("57P02", Retry), ("57P03", Retry), ("57014", Retry), ("57P04", DataGap), ("40001", Retry),
         ("40P01", Retry), ("53100", RetrySlowly), ("53200", RetrySlowly), ("53300", RetrySlowly), ("53400", RetrySlowly),
-        ("42704", DataGap), ("55006", Retry), ("55000", StopForOperator), ("58P01", DataGap), ("58P02", StopForOperator),
+        ("42704", StopForOperator), ("55006", Retry), ("55000", StopForOperator), ("58P01", DataGap), ("58P02", StopForOperator),
         ("25006", RetrySlowly), ("22023", StopForOperator), ("0A000", StopForOperator), ("42P01", StopForOperator),
         ("XX000", StopForOperator), ("3D000", StopForOperator), ("42601", StopForOperator),
     ],
@@ -50,6 +50,21 @@ def test_error_that_nobody_has_thought_of_needs_a_person() -> None:
 )
 def test_lost_slot_is_a_gap(text: str) -> None:
     assert type(classify(ServerMessage("ERROR", "55000", text), "start")) is DataGap
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "binary", "kind"),
+    [
+        ("42704", False, DataGap),
+        ("42883", True, NeedsText),
+        ("42883", False, StopForOperator),
+        ("57P01", True, Retry),
+    ],
+)
+def test_the_stream_knows_more_of_some_codes(sqlstate: str, binary: bool, kind: type[WalgateError]) -> None:
+    error = classify_in_stream(ServerMessage("ERROR", sqlstate, "text"), "stream", binary=binary)
+    assert type(error) is kind
+    assert f"ERROR {sqlstate}: text" in error.message
 
 
 def test_row_that_is_too_large_gets_a_way_out() -> None:
@@ -89,3 +104,7 @@ def test_any_other_warning_stops() -> None:
 )
 def test_exceptions_of_driver_and_socket_are_classified(raised: BaseException, kind: type[WalgateError]) -> None:
     assert type(classify_exception(raised, "connection")) is kind
+
+
+def test_arguments_that_the_driver_refuses_are_not_quoted() -> None:
+    assert "geheim" not in str(classify_exception(asyncpg.ClientConfigurationError("bad DSN 'geheim'"), "connection"))

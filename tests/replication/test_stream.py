@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.lsn import Lsn
-from gateway.operate.errors import DataGap, Retry, StopForOperator, WalgateError
+from gateway.operate.errors import DataGap, NeedsText, Retry, StopForOperator, WalgateError
 from gateway.replication.connection import connect_replication
 from gateway.replication.feedback import StandbyStatus
 from gateway.replication.frames import FrameError, split
@@ -32,7 +32,9 @@ NEVER_HANGS_S = 10
 
 
 @asynccontextmanager
-async def streaming(script: Script, capacity: int = 1 << 16) -> AsyncIterator[ReplicationStream]:
+async def streaming(
+    script: Script, capacity: int = 1 << 16, options: dict[str, str] = OPTIONS
+) -> AsyncIterator[ReplicationStream]:
     """A client whose START_REPLICATION was agreed to; `script` follows that."""
 
     async def whole(peer: Peer) -> None:
@@ -42,7 +44,7 @@ async def streaming(script: Script, capacity: int = 1 << 16) -> AsyncIterator[Re
     async with asyncio.timeout(NEVER_HANGS_S), scripted_server(whole) as dsn:
         stream = await connect_replication(dsn, capacity=capacity)
         try:
-            await stream.start("s", Lsn(0), OPTIONS)
+            await stream.start("s", Lsn(0), options)
             yield stream
         finally:
             await stream.close()
@@ -100,6 +102,14 @@ async def test_end_of_the_stream_comes_after_the_rows_and_is_classified(
         assert said in str(ended)
         with pytest.raises(kind):  # and it stays so
             await stream.read()
+
+
+async def test_a_type_without_a_binary_form_is_asked_for_as_text() -> None:
+    said = error("42883", "no binary output function available for type aclitem")
+    async with streaming(lambda peer: peer.send(ROW + said), options={**OPTIONS, "binary": "on"}) as stream:
+        assert type((await read_to_the_end(stream))[1]) is NeedsText
+    async with streaming(lambda peer: peer.send(ROW + said), options={**OPTIONS, "binary": "off"}) as stream:
+        assert type((await read_to_the_end(stream))[1]) is StopForOperator
 
 
 @pytest.mark.parametrize("sent", [error("XX000"), warning("55000"), COPY_DONE])

@@ -7,6 +7,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -127,10 +128,27 @@ def certificate(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("url", ["", "registry:8081", "ftp://registry", "http://", "http://registry:port"])
-def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(RegistryRefused, match="registry.url"):
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "registry:8081",
+        "ftp://registry",
+        "http://",
+        "http://registry:port",
+        "http://me:pa/geheim@h",
+        "http://h:geheim",
+    ],
+)
+def test_what_is_no_address_is_refused_and_not_quoted(url: str) -> None:
+    with pytest.raises(RegistryRefused, match="registry.url") as caught:
         RegistryClient(url)
+    assert "geheim" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_certificate_that_is_not_there_is_named() -> None:
+    with pytest.raises(RegistryRefused, match=r"registry\.ca_file .*/not/there\.pem: No such file"):
+        RegistryClient("https://registry", ca_file=Path("/not/there.pem"))
 
 
 @pytest.mark.parametrize("pause_s", [0, 0.01])
