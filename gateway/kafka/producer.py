@@ -27,6 +27,7 @@ import aiokafka.producer.sender
 import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import (
+    InvalidTransactionTimeout,
     KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
@@ -41,7 +42,7 @@ from aiokafka.producer.sender import EndTxnHandler
 from aiokafka.structs import TopicPartition
 
 from gateway.kafka.goodbye import say_goodbye
-from gateway.kafka.outlet import Batch
+from gateway.kafka.outlet import RECORD_OVERHEAD_BYTES, Batch
 from gateway.operate.errors import Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.operate.settings import KafkaSettings
 
@@ -86,6 +87,10 @@ def classify(error: BaseException, doing: str) -> WalgateError:
         )
     if isinstance(error, (SaslAuthenticationFailed, UnsupportedSaslMechanismError)):
         return RetrySlowly(text, hint="check kafka.sasl_mechanism, kafka.sasl_username and the password")
+    if isinstance(error, InvalidTransactionTimeout):
+        return StopForOperator(
+            text, hint="lower kafka.transaction_timeout_s, or raise transaction.max.timeout.ms of the broker to it"
+        )
     if isinstance(error, ProducerFenced):
         return Retry(text, hint="another gateway with the same slot took over, or the transaction timed out")
     if isinstance(error, KafkaConnectionError):
@@ -115,7 +120,7 @@ class Producer:
             client_id=transactional_id,
             acks="all",
             compression_type=None if settings.compression == "none" else settings.compression,
-            max_batch_size=settings.batch_bytes,
+            max_batch_size=min(settings.batch_bytes, settings.max_record_bytes - RECORD_OVERHEAD_BYTES),
             max_request_size=settings.max_record_bytes,
             request_timeout_ms=settings.request_timeout_s * 1000,
             linger_ms=0,

@@ -40,6 +40,18 @@ def deleted_topics(topics: Iterable[str]) -> DataGap:
     )
 
 
+def refused_topic(topic: str, error: str, reason: str) -> StopForOperator:
+    """What the broker says to CreateTopics."""
+    if "collides with existing topic" in reason:
+        hint = (
+            "Kafka holds no two topics whose names differ in '.' and '_' only, as those of sales.order_items and "
+            "sales_order.items do: rename one of the two tables or schemas, or take one out of the publication"
+        )
+    else:
+        hint = "make it by hand, or let the gateway: it needs Create on the cluster or on the prefix"
+    return StopForOperator(f"topic {topic} could not be made: {error}: {reason}".rstrip(": "), hint=hint)
+
+
 class Topics:
     """Makes sure of topics; knows the partition count of each one that it saw.
 
@@ -108,10 +120,7 @@ class Topics:
             response = await self._admin.create_topics([self._new_topic(topic, factor) for topic in missing])
             for topic, code, reason in (error[:3] for error in response.topic_errors):
                 if code not in (0, _TOPIC_EXISTS):
-                    raise StopForOperator(
-                        f"topic {topic} could not be made: {for_code(code).__name__}: {reason}",
-                        hint="make it by hand, or let the gateway: it needs Create on the cluster or on the prefix",
-                    )
+                    raise refused_topic(topic, for_code(code).__name__, reason or "")
                 log.info("topic_created", topic=topic)
             failpoint("after_topic_creation")
         for topic in wanted:
