@@ -13,10 +13,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator, WalgateError
+from gateway.operate.errors import StopForOperator, WalgateError
 from gateway.operate.http import probe
 from gateway.operate.logs import set_up_logs
-from gateway.operate.settings import Settings, load_settings
+from gateway.operate.settings import load_http_settings, load_settings
 
 app = typer.Typer(
     add_completion=False,
@@ -26,7 +26,7 @@ app = typer.Typer(
 )
 
 _EXIT_FAILURE = 1
-_EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h: starting again will not help
+_EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h: a person must decide, starting again will not help
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file; see docs/settings.md.")]
 
@@ -36,10 +36,11 @@ def run(
     config: ConfigOption = None,
     log_format: Annotated[str, typer.Option(help="console or json")] = "console",
 ) -> None:
-    """Run the gateway: one slot to Kafka, until SIGTERM or Ctrl-C."""
+    """Run the gateway: one slot to Kafka, until SIGTERM or Ctrl-C. Exit 0; or 78 when a person must decide (configuration,
+    incompatible schema, changes that would be lost): starting it again changes nothing."""
     set_up_logs(log_format)
-    settings = _load_settings(config)
     try:
+        settings = load_settings(config)
         import uvloop
 
         from gateway.service.supervisor import serve
@@ -83,11 +84,14 @@ def demo(
 
 @app.command()
 def health(config: ConfigOption = None) -> None:
-    """Ask a running gateway whether it streams: exit 0, or 1 with what it waits for. Needs http.port."""
-    settings = _load_settings(config)
-    if settings.http.port is None:
-        _fail(StopForOperator("health: http.port is not set"))
-    waiting_for = probe(settings.http.host, settings.http.port)
+    """Ask a running gateway whether it streams: exit 0, or 1 with what it waits for. Needs http.port, and nothing else."""
+    try:
+        settings = load_http_settings(config)
+        if settings.port is None:
+            raise StopForOperator("health: http.port is not set")
+    except WalgateError as error:
+        _fail(error)
+    waiting_for = probe(settings.host, settings.port)
     print(f"waiting for {waiting_for}" if waiting_for else "streaming")
     raise SystemExit(_EXIT_FAILURE if waiting_for else 0)
 
@@ -96,13 +100,6 @@ def health(config: ConfigOption = None) -> None:
 def version() -> None:
     """Print the version."""
     print(package_version("walgate"))
-
-
-def _load_settings(config: Path | None) -> Settings:
-    try:
-        return load_settings(config)
-    except WalgateError as error:
-        _fail(error)
 
 
 def _run_spark_job(name: str, arguments: list[str]) -> NoReturn:
@@ -120,8 +117,7 @@ def _run_spark_job(name: str, arguments: list[str]) -> NoReturn:
 
 def _fail(error: WalgateError) -> NoReturn:
     print(f"walgate: {error}", file=sys.stderr)
-    permanent = isinstance(error, StopForOperator) and not isinstance(error, (DataGap, RetrySlowly))
-    raise SystemExit(_EXIT_CONFIGURATION if permanent else _EXIT_FAILURE)
+    raise SystemExit(_EXIT_CONFIGURATION if isinstance(error, StopForOperator) else _EXIT_FAILURE)
 
 
 def main() -> None:

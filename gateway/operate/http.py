@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from http.client import HTTPException
 from socketserver import ThreadingMixIn
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError
 from urllib.request import urlopen
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -21,6 +22,7 @@ from gateway.operate.errors import StopForOperator
 from gateway.operate.metrics import REGISTRY
 
 Answer = Callable[[str, list[tuple[str, str]]], Any]
+PROBE_TIMEOUT_S = 3.0
 
 
 class Health:
@@ -68,11 +70,13 @@ def _text(answer: Answer, status: str, text: str) -> Iterable[bytes]:
     return [text.encode() + b"\n"]
 
 
-def probe(host: str, port: int, timeout_s: float = 3.0) -> str:
-    """What /readyz of a running gateway says: "" when it is ready."""
+def probe(host: str, port: int) -> str:
+    """What /readyz of a running gateway says, or what is wrong with the way there: "" when it is ready."""
     try:
-        with urlopen(f"http://{host}:{port}/readyz", timeout=timeout_s):
-            return ""
-    except URLError as error:
-        body = getattr(error, "read", lambda: b"")().decode("utf-8", "replace").strip()
-        return body or str(error.reason)
+        try:
+            with urlopen(f"http://{host}:{port}/readyz", timeout=PROBE_TIMEOUT_S):
+                return ""
+        except HTTPError as error:
+            return str(error.read().decode("utf-8", "replace").strip() or error)
+    except (OSError, HTTPException) as error:
+        return f"{host}:{port}: {getattr(error, 'reason', error) or type(error).__name__}"

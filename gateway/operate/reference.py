@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from gateway.operate.settings import PREFIX, Settings
+from gateway.operate.settings import PREFIX, Settings, TopicOverride
 
 _HEAD = f"""# Settings
 
 A TOML file (`walgate run --config walgate.toml`) with the sections below, or environment variables
 `{PREFIX}<SECTION>__<NAME>`, which win over the file. A variable `..._FILE` names a file that holds the value: for secrets.
-A setting that does not exist, or a value that does not fit, ends the start with its name.
+A setting that does not exist, or a value that does not fit, ends the start with its name (exit code 78).
+
+```toml
+[source]
+dsn = "postgresql://walgate@db.example/shop?sslmode=verify-full&sslrootcert=/etc/walgate/ca.pem"
+slot = "walgate"
+publications = ["walgate"]
+
+[kafka]
+bootstrap_servers = "kafka1.example:9093,kafka2.example:9093"
+security_protocol = "SASL_SSL"
+sasl_username = "walgate"
+sasl_password = "..."           # better: {PREFIX}KAFKA__SASL_PASSWORD_FILE=/run/secrets/kafka
+
+[[kafka.topics]]                # where two match a topic, the later one wins
+pattern = 'cdc\\.public\\.order.*'
+partitions = 12
+config = {{ "retention.ms" = "604800000", "cleanup.policy" = "delete" }}
+
+[registry]
+url = "https://registry.example/apis/ccompat/v7"
+
+[http]
+host = "0.0.0.0"
+port = 8088
+```
+
+In the DSN, the characters `/ ? # @ : %` of a password are percent-encoded (`%2F %3F %23 %40 %3A %25`). A pattern of
+`kafka.topics` is a regular expression that must match a topic's whole name. It is for the topics that the gateway makes:
+those that exist stay as they are.
 """
 
 
@@ -41,19 +71,32 @@ def _row(name: str, info: FieldInfo) -> str:
 def _shown(info: FieldInfo) -> str:
     if info.default is None:
         return "unset"
+    if isinstance(info.default, bool):
+        return str(info.default).lower()
     if isinstance(info.default, tuple):
         return ",".join(map(str, info.default)) or "none"
     return str(info.default)
 
 
+_NAMES: dict[Any, str] = {
+    bool: "`true`, `false`",
+    float: "number",
+    int: "integer",
+    str: "text",
+    Path: "file",
+    SecretStr: "text, secret",
+    TopicOverride: "tables",
+}
+
+
 def _values(annotation: Any) -> str:
     names = [
-        f"`{value}`" if not isinstance(value, type) else value.__name__
+        f"`{value}`" if not isinstance(value, type) else _NAMES[value]
         for value in get_args(annotation)
         if value is not type(None) and value is not Ellipsis
     ]
     if not names:
-        return str(annotation.__name__)
+        return _NAMES[annotation]
     return ("list of " if get_origin(annotation) is tuple else "") + ", ".join(names)
 
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from gateway.operate.errors import StopForOperator
 from gateway.operate.reference import settings_page
-from gateway.operate.settings import load_settings
+from gateway.operate.settings import load_http_settings, load_settings
 
 DSN = "postgresql://u:geheim@h/d"
 
@@ -59,7 +60,18 @@ def test_secrets_are_not_printed() -> None:
         ("WALGATE_KAFKA__PREFIX", "a b", "kafka.prefix"),
         ("WALGATE_KAFKA__PARTITION", "3", "kafka.partition: "),
         ("WALGATE_KAFKA__TOPICS", "[", "kafka.topics"),
+        ("WALGATE_KAFKA__RETENTION_MS", "-7", "kafka.retention_ms"),
+        ("WALGATE_KAFKA__BOOTSTRAP_SERVERS", "localhost:abc", "kafka.bootstrap_servers"),
+        ("WALGATE_KAFKA__BOOTSTRAP_SERVERS", "a:9092,", "kafka.bootstrap_servers"),
+        ("WALGATE_KAFKA__BOOTSTRAP_SERVERS", "", "kafka.bootstrap_servers"),
+        ("WALGATE_REGISTRY__URL", "http://me:geheim@registry:8081", "registry.url"),
         ("WALGATE_SOURCE", "text", "source"),
+        ("WALGATE_SOURCES__SLOT", "s", "did you mean WALGATE_SOURCE__SLOT"),
+        ("WALGATE_SCHEMA__ON_INCOMPATIBLE", "register", "did you mean WALGATE_SCHEMAS__ON_INCOMPATIBLE"),
+        ("WALGATE_KAFKA_PREFIX", "x", "did you mean WALGATE_KAFKA__PREFIX"),
+        ("WALGATE_HTTP_PORT", "8088", "did you mean WALGATE_HTTP__PORT"),
+        ("walgate_kafka_prefix", "x", "did you mean WALGATE_KAFKA__PREFIX"),
+        ("WALGATE_NONSENSE", "geheim", "WALGATE_NONSENSE"),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,12 +81,113 @@ def test_a_wrong_setting_is_named(name: str, value: str, says: str, monkeypatch:
     assert "geheim" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("walgate_kafka__prefix", "cdc"),
+        ("WALGATE_KAFKA__BOOTSTRAP_SERVERS", "a, b.example:9092, [::1]:9093"),
+        ("WALGATE_FAILPOINTS", "decoded:kill"),
+        ("WALGATE_SERVICE_HOST", "10.0.0.1"),
+        ("WALGATE_KAFKA_SERVICE_PORT_CLIENTS", "9092"),
+        ("WALGATE_PORT", "tcp://10.0.0.1:8088"),
+        ("WALGATE_PORT_8088_TCP", "tcp://10.0.0.1:8088"),
+        ("WALGATE_PORT_8088_TCP_ADDR", "10.0.0.1"),
+    ],
+)
+def test_what_is_a_setting_or_means_something_else_is_accepted(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    load_settings()
+
+
+def test_every_variable_of_the_project_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that its own files read or set beside the settings."""
+    root = Path(__file__).parents[2]
+    files = [path for room in ("gateway", "spark_consumer", "tests", "bench") for path in (root / room).rglob("*.py")]
+    files += [root / name for name in ("docker-compose.yml", "Dockerfile", "Makefile", "hatch_build.py", ".ci/run")]
+    used = re.compile(r"""(?:environ(?:\.get\(|\[)|VARIABLE = |\$\{?|RUN )["']?(WALGATE_[A-Z_]+)""")
+    names = {name for path in files for name in used.findall(path.read_text())}
+    assert names > {"WALGATE_FAILPOINTS", "WALGATE_CACHE", "WALGATE_TEST_SEED", "WALGATE_PASSWORD", "WALGATE_COMPILE"}
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    load_settings()
+
+
+SASL = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "u", "sasl_password": "geheim"}
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "says"),
+    [
+        ("kafka", {"sasl_username": "u", "sasl_password": "geheim"}, "sasl_username, sasl_password would not be used"),
+        ("kafka", {**SASL, "security_protocol": "SSL"}, "sasl_username, sasl_password would not be used"),
+        ("kafka", {**SASL, "ssl_ca_file": "/ca.pem"}, "ssl_ca_file would not be used"),
+        ("kafka", {"security_protocol": "SASL_SSL"}, "SASL_SSL needs sasl_username and sasl_password"),
+        ("kafka", {"security_protocol": "SASL_SSL", "sasl_username": "u"}, "SASL_SSL needs"),
+        ("kafka", {"security_protocol": "SSL", "ssl_key_file": "/key.pem"}, "without ssl_cert_file"),
+        (
+            "kafka",
+            {"security_protocol": "SSL", "ssl_ca_file": "/no/ca.pem"},
+            r"kafka\.ssl_ca_file .*/no/ca\.pem: No such",
+        ),
+        ("kafka", {"security_protocol": "SSL", "ssl_ca_file": __file__}, r"kafka\.ssl_ca_file .*test_settings\.py"),
+        (
+            "kafka",
+            {"security_protocol": "SSL", "ssl_cert_file": "/no/it.pem"},
+            r"kafka\.ssl_cert_file .*it\.pem: No such",
+        ),
+        ("registry", {"password": "geheim"}, "password would not be used: registry.username"),
+        ("registry", {"ca_file": "/ca.pem"}, "ca_file would not be used"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(
+    section: str, values: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in values.items():
+        monkeypatch.setenv(f"WALGATE_{section}__{name}".upper(), value)
+    with pytest.raises(StopForOperator, match=says) as caught:
+        load_settings()
+    assert "geheim" not in str(caught.value)
+
+
+def test_a_login_reaches_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SASL.items():
+        monkeypatch.setenv(f"WALGATE_KAFKA__{name.upper()}", value)
+    options = load_settings().kafka.client_options()
+    assert (options["sasl_plain_username"], options["sasl_plain_password"]) == ("u", "geheim")
+
+
+def test_the_address_for_health_needs_no_other_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WALGATE_SOURCE__DSN")
+    monkeypatch.setenv("WALGATE_SOURCE__DSN_FILE", "/not/for/us")
+    file = tmp_path / "walgate.toml"
+    file.write_text('[kafka]\nprefix = "cdc"\n[http]\nport = 8080\n')
+    assert load_http_settings(file).port == 8080
+
+
 @pytest.mark.parametrize("content", ["[kafka", "[nothing]\nx = 1\n"])
 def test_a_wrong_file_is_refused(content: str, tmp_path: Path) -> None:
     file = tmp_path / "walgate.toml"
     file.write_text(content)
     with pytest.raises(StopForOperator, match="configuration"):
         load_settings(file)
+
+
+def test_the_sample_on_the_page_is_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WALGATE_SOURCE__DSN")
+    sample = settings_page().partition("```toml\n")[2].partition("```")[0]
+    file = tmp_path / "walgate.toml"
+    file.write_text(sample)
+    settings = load_settings(file)
+    (override,) = settings.kafka.topics
+    assert re.fullmatch(override.pattern, "cdc.public.orders")
+    assert settings.http.port == 8088
+
+
+def test_every_setting_is_described() -> None:
+    rows = [line for line in settings_page().splitlines() if line.startswith("| `")]
+    assert [row for row in rows if row.endswith("|  |")] == []
 
 
 def test_the_page_of_settings_is_that_of_the_settings() -> None:

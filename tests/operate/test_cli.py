@@ -1,0 +1,62 @@
+"""Exit codes: what a supervisor of the process goes by."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli import app
+from gateway.operate.errors import DataGap
+from gateway.operate.http import Health, start_http
+
+EX_CONFIG = 78
+
+
+@contextmanager
+def silent_port() -> Iterator[int]:
+    """Takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def health(monkeypatch: pytest.MonkeyPatch, port: int) -> tuple[int, str]:
+    monkeypatch.setenv("WALGATE_HTTP__PORT", str(port))
+    result = CliRunner().invoke(app, ["health"])
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, result.output
+
+
+def test_health_needs_the_port_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = Health()
+    port = start_http("127.0.0.1", 0, state)
+    assert health(monkeypatch, port) == (1, "waiting for the first start\n")
+    state.waiting_for = ""
+    assert health(monkeypatch, port) == (0, "streaming\n")
+
+
+def test_health_of_what_does_not_answer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.operate.http.PROBE_TIMEOUT_S", 0.1)
+    with silent_port() as port:
+        assert health(monkeypatch, port) == (1, f"waiting for 127.0.0.1:{port}: timed out\n")
+    code, output = health(monkeypatch, port)
+    assert code == 1 and "refused" in output
+
+
+def test_health_without_a_port_is_a_wrong_configuration() -> None:
+    result = CliRunner().invoke(app, ["health"])
+    assert result.exit_code == EX_CONFIG and "http.port is not set" in result.output
+
+
+def test_a_gap_needs_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve(_: object) -> None:
+        raise DataGap("the slot is lost")
+
+    monkeypatch.setenv("WALGATE_SOURCE__DSN", "postgresql://u@h/d")
+    monkeypatch.setattr("gateway.service.supervisor.serve", serve)
+    monkeypatch.setattr("gateway.cli.set_up_logs", lambda _: None)  # the logs are those of the whole run
+    result = CliRunner().invoke(app, ["run"])
+    assert result.exit_code == EX_CONFIG and "the slot is lost" in result.output
