@@ -12,7 +12,7 @@ from zlib import crc32
 import fastavro
 
 from gateway.events.manifest import Manifest
-from gateway.events.marker import encode_marker
+from gateway.events.marker import encode_markers
 from gateway.events.row_encoder import RowEncoder
 from gateway.operate.metrics import REGISTRY
 from gateway.pgoutput import Relation, decode
@@ -70,10 +70,8 @@ def test_the_examples_are_what_a_recorded_transaction_becomes() -> None:
         else:
             machine.receive(message, raw.change_lsn)
     written = [_decoded(value, schema) for value in topic.values]
-    written += [
-        _decoded(encode_marker(frame(1), marker, machine.epoch), TRANSACTION_MARKER)
-        for marker in machine.take_markers()
-    ]
+    markers = encode_markers(frame(1), machine.take_markers(), machine.epoch)
+    written += [_decoded(value, TRANSACTION_MARKER) for value in markers]
     shown = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", _page("topics"), re.S)]
     assert len(shown) == 3
     assert all(example in written for example in shown)
