@@ -106,7 +106,7 @@ def _run_spark_job(name: str, arguments: list[str]) -> NoReturn:
     """The reader is a program of its own, so that the gateway never needs Spark. Java and the jars of Delta are the
     local ones unless the environment names others, each by itself."""
     environment = dict(os.environ)
-    if name != "dump":  # it needs no Spark
+    if name != "dump" and "--help" not in arguments:  # these need no Spark
         with suppress(ImportError):  # without the extra `local`, Java and jars are where Spark itself looks for them
             from gateway.local.spark import spark_environment
 
