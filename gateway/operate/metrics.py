@@ -1,4 +1,5 @@
-"""Every metric that operators meet, each with its sentence. Set per Kafka transaction or per check, never per row."""
+"""Every metric that operators meet, each with its sentence. Set per Kafka transaction or per check,
+or looked up when somebody asks; never per row."""
 
 from __future__ import annotations
 

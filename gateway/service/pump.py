@@ -114,6 +114,10 @@ class Pump:
         self._delivery = delivery
         delivery.on_durable = self._durable
         delivery.on_idle = self._kafka_is_idle
+        metrics.RECEIVED_LSN.set_function(lambda: feedback.received_lsn)
+        metrics.UNDER_WAY.set_function(lambda: delivery.under_way_bytes)
+        metrics.OPEN_STREAMS.set_function(lambda: machine.open_streams)
+        metrics.PREPARED.set_function(lambda: len(machine.prepared))
 
     async def run(self) -> None:
         try:
@@ -179,16 +183,12 @@ class Pump:
         self._measure(position)
 
     def _measure(self, position: Position) -> None:
-        machine, (events, transactions) = self._machine, self._sealed_counts
+        events, transactions = self._sealed_counts
         metrics.EVENTS.inc(events - self._durable_counts[0])
         metrics.TRANSACTIONS.inc(transactions - self._durable_counts[1])
         self._durable_counts = self._sealed_counts
         metrics.CYCLES.inc()
         metrics.FLUSH_LSN.set(position.resume_lsn)
-        metrics.RECEIVED_LSN.set(self._feedback.received_lsn)
-        metrics.UNDER_WAY.set(self._delivery.under_way_bytes)
-        metrics.OPEN_STREAMS.set(machine.open_streams)
-        metrics.PREPARED.set(len(machine.prepared))
 
     def _kafka_is_idle(self) -> None:
         try:

@@ -18,6 +18,7 @@ from gateway.kafka.outlet import BatchWriter
 from gateway.kafka.position import Position
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
+from gateway.operate.metrics import REGISTRY
 from gateway.service.pump import OPEN_BYTES, Pump, WholeFirst
 from gateway.service.tasks import run_together
 from gateway.transactions.machine import TransactionMachine
@@ -191,3 +192,12 @@ async def test_without_kafka_transactions_no_position_is_sent_before_its_markers
     place = Place(is_transactional=False)
     await place.delivery.deliver_now([Marker("COMMIT", 5, 200)], place.position)
     assert place.producer.log == ["begin", "cdc.transaction", "acked", "walgate.position", "acked", "commit"]
+
+
+async def test_what_is_under_way_is_seen_while_kafka_does_not_answer() -> None:
+    place = Place()
+    place.producer.delay_s = 3600
+    async with place.running():
+        place.stream.put(message(200, b"x" * (OPEN_BYTES + 1)))
+        while not (REGISTRY.get_sample_value("walgate_under_way_bytes") or 0) > OPEN_BYTES:
+            await asyncio.sleep(0)
