@@ -47,7 +47,7 @@ WITH RECURSIVE publication AS (
 SELECT jsonb_build_object(
     'publication', p.pubname, 'relation_oid', c.oid::bigint, 'namespace', n.nspname, 'name', c.relname,
     'row_filter', chosen.row_filter, 'relreplident', c.relreplident, 'relkind', c.relkind,
-    'primary_key', keys.primary_key, 'identity', keys.identity, 'columns', columns.columns)
+    'identity', keys.identity, 'columns', columns.columns)
 FROM published AS t
 JOIN publication AS p ON p.oid = t.publication
 JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND (c.relkind <> 'p' OR p.pubviaroot)
@@ -62,14 +62,12 @@ CROSS JOIN LATERAL (
       AND CASE WHEN chosen.attnums IS NULL THEN a.attgenerated = '' OR a.attgenerated = 's' AND p.sends_stored
                ELSE a.attnum = ANY (chosen.attnums) END) AS columns
 CROSS JOIN LATERAL (
-    SELECT jsonb_agg(a.attname ORDER BY k.place) FILTER (WHERE i.indisprimary) AS primary_key,
-           jsonb_agg(a.attname ORDER BY k.place) FILTER (
-               WHERE CASE c.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
-                                         WHEN 'i' THEN i.indisreplident END) AS identity
+    SELECT jsonb_agg(a.attname ORDER BY k.place) AS identity
     FROM pg_catalog.pg_index AS i
     CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k (attnum, place)
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-    WHERE i.indrelid = c.oid AND i.indisvalid AND (i.indisprimary OR i.indisreplident)) AS keys
+    WHERE i.indrelid = c.oid AND i.indisvalid AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
+                                                                      WHEN 'i' THEN i.indisreplident END) AS keys
 ORDER BY p.pubname, n.nspname, c.relname
 """
 # What came with 15: schemas, column lists, row filters. A schema that is published sets the lists and filters of its tables
@@ -118,7 +116,6 @@ class PublishedRelation:
     name: str
     replica_identity: str  # DEFAULT, NOTHING, FULL, INDEX
     identity_columns: tuple[str, ...]  # of DEFAULT and INDEX; empty when the index that should give them is not there
-    primary_key: tuple[str, ...]
     columns: tuple[PublishedColumn, ...]
     row_filter: str | None  # to be compared, not to be read
 
@@ -167,7 +164,6 @@ def _relation(row: dict[str, Any]) -> PublishedRelation:
         name=row["name"],
         replica_identity=_IDENTITIES[row["relreplident"]],
         identity_columns=tuple(row["identity"] or ()),
-        primary_key=tuple(row["primary_key"] or ()),
         columns=tuple(PublishedColumn(*column) for column in row["columns"] or ()),
         row_filter=row["row_filter"],
     )

@@ -21,6 +21,7 @@ CREATE TYPE pair AS (a int, gone text, "b c" price[]);
 ALTER TYPE pair DROP ATTRIBUTE gone;
 CREATE TYPE floatrange AS RANGE (subtype = float8);
 CREATE TABLE t (id int, code text, n int, PRIMARY KEY (code, id));
+CREATE TABLE covered (note text, id int, PRIMARY KEY (id) INCLUDE (note));
 """
 
 
@@ -70,6 +71,8 @@ async def check_the_rest(connection: asyncpg.Connection) -> None:
     assert unknown_type(999_999).kind is Kind.UNKNOWN
     oid = await connection.fetchval("SELECT 't'::regclass::oid::int8")
     assert [row[0] for row in await connection.fetch(PRIMARY_KEY_QUERY, oid)] == ["id", "code"]
+    oid = await connection.fetchval("SELECT 'covered'::regclass::oid::int8")
+    assert [row[0] for row in await connection.fetch(PRIMARY_KEY_QUERY, oid)] == ["id"]
     assert await connection.fetch(PRIMARY_KEY_QUERY, 999_999) == []
 
 

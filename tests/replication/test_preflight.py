@@ -20,8 +20,8 @@ from gateway.replication.slot import SlotFacts
 
 ID = PublishedColumn("id", 23, -1, "integer")
 NAME = PublishedColumn("name", 25, -1, "text")
-ORDERS = PublishedRelation(101, "shop", "orders", "DEFAULT", ("id",), ("id",), (ID, NAME), None)
-ITEMS = PublishedRelation(102, "shop", "items", "DEFAULT", ("id",), ("id",), (ID,), None)
+ORDERS = PublishedRelation(101, "shop", "orders", "DEFAULT", ("id",), (ID, NAME), None)
+ITEMS = PublishedRelation(102, "shop", "items", "DEFAULT", ("id",), (ID,), None)
 PUBLICATION = PublicationFacts(
     7, "p", False, False, frozenset({"insert", "update", "delete", "truncate"}), (ORDERS, ITEMS)
 )
@@ -66,6 +66,10 @@ def without_slot() -> Facts:
 def test_what_is_as_it_must_be_is_found_so() -> None:
     assert preflight(FACTS, EXPECTED) == Report((), ())
     assert check_running(FACTS, FACTS, EXPECTED) == Report((), ())
+
+
+def test_what_a_standby_says_of_its_timeline_is_not_believed() -> None:
+    assert preflight(with_server(in_recovery=True), replace(EXPECTED, timeline=2)).errors == ()
 
 
 def test_first_start_without_a_slot_is_fine() -> None:
