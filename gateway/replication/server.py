@@ -23,7 +23,8 @@ _SETTINGS: Final = (
     "idle_replication_slot_timeout",
     "synchronized_standby_slots",
 )
-# A standby can not name its current WAL file; pg_control_checkpoint is behind by a checkpoint after a promotion.
+# A standby can not name its current WAL file, and pg_control_checkpoint is behind by a checkpoint after a promotion: what it
+# says of the timeline is good for a first position, and for no comparison.
 SERVER_QUERY: Final = """
 SELECT jsonb_build_object(
     'system_identifier', (pg_catalog.pg_control_system()).system_identifier::text,
@@ -49,6 +50,7 @@ _UNIT_S: Final = {"ms": 0.001, "s": 1.0, "min": 60.0}
 class ServerFacts:
     """`flush_lsn` is the end of the WAL on disk, on a standby the end of what it has replayed.
 
+    `timeline` of a standby may be an earlier one than that which it follows.
     `wal_sender_timeout_s` 0, `max_slot_wal_keep_mb` -1 and `idle_slot_timeout_s` 0 mean: no limit. The last is of 18
     and newer, `synchronized_standby_slots` of 17 and newer.
     """

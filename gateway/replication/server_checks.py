@@ -70,9 +70,14 @@ def check_place(facts: Facts, expected: Expected) -> Iterator[Finding]:
             f"this is database {server.database}, the position is of {expected.database}",
             hint="point source.dsn to the database that the position is of",
         )
-    if expected.timeline is not None and server.timeline < expected.timeline:
+    if not server.in_recovery:
+        yield from check_timeline(server.timeline, expected.timeline)
+
+
+def check_timeline(timeline: int, expected: int | None) -> Iterator[Finding]:
+    """`timeline`: the server's; of a standby only the replication connection knows it."""
+    if expected is not None and timeline < expected:
         yield DataGap(
-            f"the server is on timeline {server.timeline}, the position on {expected.timeline}: "
-            "this server was left behind by a failover",
+            f"the server is on timeline {timeline}, the position on {expected}: this server was left behind by a failover",
             hint="point source.dsn to the primary of today",
         )

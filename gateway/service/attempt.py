@@ -143,8 +143,8 @@ class Attempt:
         self._wait_for("the replication stream")
         stream = await connect_replication(dsn)
         stack.push_async_callback(_close, stream.close)
-        await checks.same_server(stream, position)
-        position = await self._begin_epoch(position, delivery, checks.server.timeline)
+        timeline = await checks.same_server(stream, position)
+        position = await self._begin_epoch(position, delivery, timeline)
 
         # A connection beside the periodic check's: asyncpg runs one query at a time.
         announcer = Announcer(

@@ -22,6 +22,7 @@ from gateway.replication.feedback import StandbyStatus
 from gateway.replication.preflight import Report, check_running, load_facts, preflight, report_of
 from gateway.replication.publication import published_types
 from gateway.replication.server import ServerFacts
+from gateway.replication.server_checks import check_timeline
 from gateway.replication.stream import ReplicationStream
 from gateway.replication.timeline import check_promotion
 from gateway.values.codec import has_binary_decoder
@@ -80,15 +81,19 @@ class Checks:
         )
         self._raise(preflight(self._facts, self._expected))
 
-    async def same_server(self, stream: ReplicationStream, position: Position) -> None:
-        """A DSN may name several hosts, and a server may be promoted: who really sends?"""
+    async def same_server(self, stream: ReplicationStream, position: Position) -> int:
+        """A DSN may name several hosts, and a server may be promoted: who really sends? Returns its timeline."""
         identity = await stream.identify()
-        if identity.system_identifier != self.server.system_identifier or identity.timeline != self.server.timeline:
+        is_other = identity.system_identifier != self.server.system_identifier
+        if is_other or (not self.server.in_recovery and identity.timeline != self.server.timeline):
             raise Retry("the replication connection reached another server than the SQL connection")
-        if identity.timeline != position.timeline:
+        # A position of epoch 0 is of nothing that was sent: its timeline is what the server's facts said just now.
+        if position.epoch > 0 and identity.timeline != position.timeline:
+            self._raise(report_of(check_timeline(identity.timeline, position.timeline)))
             history = await stream.timeline_history(identity.timeline)
             findings = check_promotion(position.resume_lsn, position.timeline, identity.timeline, history)
             self._raise(report_of(findings))
+        return identity.timeline
 
     async def use_binary(self, *, text_only: bool) -> bool:
         """`auto`: binary tuples where every published column's type has a binary decoder.
