@@ -7,6 +7,7 @@ becomes an int, text that becomes a uuid all pass there and are then read wrongl
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,22 +25,30 @@ class TypeChange:
     new_type: str
 
 
-def incompatible_columns(old: Schema, new: Schema) -> list[TypeChange]:
+Place = tuple[str, str]
+"""A column of a record: Row or Key, and the field's name."""
+
+
+def incompatible_columns(old: Schema, new: Schema, among: Set[Place] | None = None) -> list[TypeChange]:
     """Columns of Row and Key, in both, whose new type can not read the old one's values exactly. Other records: none."""
     changes: dict[str, TypeChange] = {}
-    for record in ("Row", "Key"):
-        old_fields, new_fields = _fields(old, record), _fields(new, record)
-        for name, field in new_fields.items():
-            known = old_fields.get(name)
-            if known is not None and not _reads(known["type"], field["type"]):
-                column = field.get("pg.name", name)
-                changes.setdefault(column, TypeChange(column, _described(known), _described(field)))
+    old_fields = _fields(old)
+    for place, field in _fields(new).items():
+        known = old_fields.get(place)
+        if known is not None and (among is None or place in among) and not _reads(known["type"], field["type"]):
+            column = field.get("pg.name", place[1])
+            changes.setdefault(column, TypeChange(column, _described(known), _described(field)))
     return list(changes.values())
 
 
-def _fields(schema: Schema, record: str) -> dict[str, Schema]:
-    found = _find_record(schema, record)
-    return {} if found is None else {field["name"]: field for field in found["fields"]}
+def added_columns(old: Schema, new: Schema) -> frozenset[Place]:
+    """Those of `new` that `old` has not: an earlier version may have had them, with another type."""
+    return frozenset(_fields(new).keys() - _fields(old).keys())
+
+
+def _fields(schema: Schema) -> dict[Place, Schema]:
+    records = ((name, _find_record(schema, name)) for name in ("Row", "Key"))
+    return {(name, field["name"]): field for name, found in records if found is not None for field in found["fields"]}
 
 
 def _find_record(schema: Any, name: str) -> Schema | None:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from schemas.compatibility import TypeChange, incompatible_columns
+from schemas.compatibility import TypeChange, added_columns, incompatible_columns
 from schemas.errors import IncompatibleSchema, RegistryRefused, RegistryUnavailable
 
 Schema = dict[str, Any]
@@ -78,7 +78,7 @@ class RegistryClient:
 
         It must be able to read what `in_force` wrote; None stands for the newest version.
         """
-        text = json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
+        text = _text(schema)
         schema_id = self._ids.get((subject, text))
         if schema_id is None:
             schema_id = self._ids[subject, text] = await self._register(subject, schema, text, in_force)
@@ -95,7 +95,7 @@ class RegistryClient:
     async def latest(self, subject: str) -> Schema | None:
         """The newest version of a subject, None where there is none. Asked anew each time."""
         newest = await self._newest(subject)
-        return None if newest is None else newest[1]
+        return None if newest is None else _schema(newest)
 
     async def _register(self, subject: str, schema: Schema, text: str, in_force: Schema | None) -> int:
         """One call where the newest version is this one, three for a new subject."""
@@ -104,15 +104,15 @@ class RegistryClient:
         if newest is None:
             await self._set_compatibility(subject, "BACKWARD")
             return await self._new_version(subject, body)
-        newest_id, newest_schema = newest
+        newest_schema = _schema(newest)
         if newest_schema != schema or self._on_incompatible == "register":
             await self._repair_compatibility(subject)
         if newest_schema == schema:
-            return newest_id
+            return _number(newest, "id")
         known = await self._find("POST", f"/subjects/{_quoted(subject)}", body)
         if known is not None:  # also an older version that the newest could not read: rows may be sent again
-            return _id(known)
-        changes = incompatible_columns(in_force or newest_schema, schema)
+            return _number(known, "id")
+        changes = await self._changes(subject, in_force, newest, schema)
         # The newest may be of a transaction that was rolled back: what it can not be read by is no reason then.
         goes_on = self._on_incompatible == "register" or (not changes and incompatible_columns(newest_schema, schema))
         if changes and not goes_on:
@@ -125,6 +125,26 @@ class RegistryClient:
             if not goes_on:
                 raise _incompatible(subject, schema, text, changes, error.message) from error
         return await self._register_regardless(subject, body)
+
+    async def _changes(self, subject: str, in_force: Schema | None, newest: Schema, schema: Schema) -> list[TypeChange]:
+        """What can not be read of the version in force; and of columns that it lacks but an earlier one had: `BACKWARD` looks
+        at one version alone."""
+        compared = in_force or _schema(newest)
+        changes = incompatible_columns(compared, schema)
+        added = added_columns(compared, schema)
+        if not added:
+            return changes
+        path = f"/subjects/{_quoted(subject)}"
+        if in_force is not None:  # what is newer is of transactions that were rolled back
+            newest = await self._find("POST", path, {"schema": _text(in_force)}) or newest
+        version = _number(newest, "version")
+        while added and (version := version - 1) > 0:
+            found = await self._find("GET", f"{path}/versions/{version}")
+            if found is not None:  # versions may be deleted
+                earlier = _schema(found)
+                changes += incompatible_columns(earlier, schema, added)
+                added = added_columns(earlier, schema) & added
+        return changes
 
     async def _register_regardless(self, subject: str, body: Schema) -> int:
         """`schemas.on_incompatible: register`: compatibility off for this one version."""
@@ -141,11 +161,11 @@ class RegistryClient:
             await self._set_compatibility(subject, "BACKWARD")
 
     async def _new_version(self, subject: str, body: Schema) -> int:
-        return _id(await self._ask("POST", f"/subjects/{_quoted(subject)}/versions", body))
+        return _number(await self._ask("POST", f"/subjects/{_quoted(subject)}/versions", body), "id")
 
-    async def _newest(self, subject: str) -> tuple[int, Schema] | None:
-        found = await self._find("GET", f"/subjects/{_quoted(subject)}/versions/latest")
-        return None if found is None else (_id(found), _schema(found))
+    async def _newest(self, subject: str) -> Schema | None:
+        """Id, version and schema."""
+        return await self._find("GET", f"/subjects/{_quoted(subject)}/versions/latest")
 
     async def _set_compatibility(self, subject: str, level: str) -> None:
         await self._ask("PUT", f"/config/{_quoted(subject)}", {"compatibility": level})
@@ -222,15 +242,19 @@ def _problem(answer: bytes) -> tuple[int, str]:
         return 0, answer[:200].decode("utf-8", "replace")
 
 
+def _text(schema: Schema) -> str:
+    return json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
+
+
 def _quoted(subject: str) -> str:
     return quote(subject, safe="")
 
 
-def _id(found: Schema) -> int:
+def _number(found: Schema, name: str) -> int:
     try:
-        return int(found["id"])
+        return int(found[name])
     except (KeyError, TypeError, ValueError) as error:
-        raise _no_registry("an answer without an id", error) from error
+        raise _no_registry(f"an answer without {name}", error) from error
 
 
 def _schema(found: Schema) -> Schema:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.compatibility import TypeChange, incompatible_columns
+from schemas.compatibility import TypeChange, added_columns, incompatible_columns
 from schemas.description import ColumnDescription
 from schemas.records import POSITION, TRANSACTION_MARKER
 from schemas.relation import change_schema, key_schema
@@ -35,6 +35,18 @@ def changes(old: ColumnDescription, new: ColumnDescription) -> list[TypeChange]:
 )
 def test_old_events_stay_readable(old: ColumnDescription, new: ColumnDescription) -> None:
     assert changes(old, new) == []
+
+
+def test_what_an_earlier_version_lacks_is_named_to_be_looked_for() -> None:
+    first, second, third = (
+        change_schema(relation(column("id", "int8", key=True), *more), "cdc")
+        for more in ([column("c", "date")], [], [column("c", "int4"), column("d", "int4")])
+    )
+    added = added_columns(second, third)
+    assert added == {("Row", "c"), ("Row", "d")}
+    assert [change.column for change in incompatible_columns(first, third, added)] == ["c"]
+    assert incompatible_columns(first, third, {("Row", "d")}) == []
+    assert added_columns(first, second) == added_columns(POSITION, TRANSACTION_MARKER) == frozenset()
 
 
 @pytest.mark.parametrize(

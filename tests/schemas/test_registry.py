@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from confluent_kafka.schema_registry import AsyncSchemaRegistryClient, Schema, SchemaRegistryClient
@@ -15,6 +16,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from gateway.events.row_encoder import RowEncoder
 from gateway.local import Registry
+from schemas.description import ColumnDescription
 from schemas.errors import IncompatibleSchema, RegistryRefused, RegistryUnavailable
 from schemas.names import value_subject
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
@@ -141,6 +143,32 @@ async def test_a_version_that_is_not_in_force_does_not_bind(registry: Registry, 
             await schemas.register(subject, change_schema(WIDER, topic_prefix), new)
     async with AsyncSchemaRegistryClient({"url": registry.url}) as confluent:
         assert await confluent.get_compatibility(subject) == "BACKWARD"
+
+
+@pytest.mark.integration
+async def test_a_dropped_column_that_comes_back_is_compared_with_what_it_was(
+    registry: Registry, topic_prefix: str
+) -> None:
+    """The version between lacks it: neither it nor the registry's BACKWARD, which looks at one version, forbids another type."""
+    subject = value_subject(f"{topic_prefix}.public.orders")
+
+    def schema(*columns: ColumnDescription) -> dict[str, Any]:
+        return change_schema(relation(column("id", "int8", key=True), *columns), topic_prefix)
+
+    note = column("note", "text")
+    without = schema(note)
+    async with client(registry.url) as schemas, client(registry.url, on_incompatible="register") as lenient:
+        for version in (schema(column("c", "date")), schema(), without):
+            await schemas.register(subject, version)
+        for in_force in (None, without):
+            with pytest.raises(IncompatibleSchema, match=r"column c changed from date \(date\) to int4 \(int\)"):
+                await schemas.register(subject, schema(note, column("c", "int4")), in_force)
+        await schemas.register(subject, schema(note, column("other", "int4")), without)
+        await schemas.register(subject, schema(note, column("other", "int4"), column("c", "date")))
+        # Once let through, the newest version that has it counts.
+        await lenient.register(subject, schema(note, column("c", "int4")))
+        await schemas.register(subject, schema())
+        await schemas.register(subject, schema(note, column("c", "int8")))
 
 
 @pytest.mark.integration
