@@ -22,7 +22,7 @@ from spark_consumer.errors import MalformedRecord, RangeExpired, SourceUnavailab
 _SMALL_READ_RECORDS = 2_000
 _CHUNK_BYTES = 8 << 20
 _CHUNK_RECORDS = 10_000
-_POLL_S = 0.2
+POLL_S = 0.2
 
 _ALWAYS: dict[str, Any] = {
     "group.id": "walgate-spark",  # librdkafka wants one; we neither join a group nor commit offsets
@@ -102,7 +102,7 @@ class Broker:
         chunk_records = min(1_000, _CHUNK_RECORDS)
         last_progress = time.monotonic()
         while position <= last_offset:
-            messages = consumer.consume(min(chunk_records, last_offset - position + 1), _POLL_S)
+            messages = _next_messages(consumer, chunk_records, last_offset - position + 1)
             offsets, values, reached = _sort_out(messages, topic, partition, position, last_offset)
             if reached > position:
                 position, last_progress = reached, time.monotonic()
@@ -117,6 +117,15 @@ class Broker:
                 yield np.array(offsets, np.int64), array
                 # Rows may have 16 MiB each: size the next chunk by this one's records.
                 chunk_records = max(1, min(_CHUNK_RECORDS, _CHUNK_BYTES * len(values) // max(1, array.nbytes)))
+
+
+def _next_messages(consumer: Consumer, chunk_records: int, offsets_left: int) -> list[Message]:
+    """`consume` waits until it has all it was asked for. Kafka's control records make fewer messages than offsets, so near the
+    end it would wait in vain for the whole time: there one message is awaited, and what is at hand is taken with it."""
+    if offsets_left > chunk_records:
+        return consumer.consume(chunk_records, POLL_S)
+    messages = consumer.consume(1, POLL_S)
+    return messages + consumer.consume(offsets_left, 0) if messages else messages
 
 
 def _sort_out(

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from schemas.names import transaction_topic
+from spark_consumer.broker import POLL_S
+from spark_consumer.options import parse_options
 from tests.spark_consumer.feeder import INT8, TEXT, Change, Feeder, Table, relation
 from tests.spark_consumer.workload import Workload
 
@@ -92,6 +95,26 @@ def test_positions_bound_a_batch_read(spark: SparkSession, feeder: Feeder) -> No
     options = {"startingPosition": f"lsn:{lsns[1]}", "endingPosition": f"lsn:{lsns[3]}"}
     found = sorted(row.commit_lsn for row in load(spark, feeder, **options).collect())
     assert found == lsns[2:4]
+
+
+def test_a_stretch_with_control_records_is_read_without_waiting_for_more(feeder: Feeder) -> None:
+    """Half of its offsets are ends of Kafka transactions: who waits for as many messages as offsets waits for the poll's end."""
+    accounts = feeder.table(ACCOUNTS)
+    for number in range(20):
+        transaction = feeder.begin()
+        transaction.insert(accounts, {"id": number, "owner": None})
+        transaction.commit()
+        feeder.kafka_commit()
+    broker = parse_options(feeder.options(), streaming=True).broker
+    topic = transaction_topic(feeder.prefix)
+    low, high = broker.offsets(topic)
+    assert high - low == 40
+    took = []
+    for _ in range(20):
+        began = time.monotonic()
+        assert sum(len(offsets) for offsets, _ in broker.read(topic, 0, low, high - 1)) == 20
+        took.append(time.monotonic() - began)
+    assert min(took) < POLL_S, took
 
 
 def spoil_range(name: str, difference: int) -> Callable[[dict[str, Any]], None]:
