@@ -23,12 +23,11 @@ from gateway.operate.errors import Retry, StopForOperator
 from gateway.operate.settings import KafkaSettings
 from gateway.transactions.transaction import Prepared
 from schemas.errors import SchemaError
-from schemas.framing import read_schema_id
+from schemas.framing import FRAME_BYTES, read_schema_id
 from schemas.names import POSITION_TOPIC
 from schemas.records import POSITION
 
 _SCHEMA = fastavro.parse_schema(POSITION)
-_FRAME_BYTES = 5
 _START = Lsn(0)
 
 
@@ -67,7 +66,7 @@ def decode_position(value: bytes) -> Position:
     """Raises StopForOperator when the record can not be read: guessing a position would lose or double rows."""
     try:
         schema_id = read_schema_id(value)
-        source = io.BytesIO(value[_FRAME_BYTES:])
+        source = io.BytesIO(value[FRAME_BYTES:])
         record: Any = fastavro.schemaless_reader(source, _SCHEMA, None)
         if source.read(1):
             raise ValueError("bytes left over")
