@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from gateway.values.reader import Render
 from gateway.values.special import NotRenderable
+from gateway.values.text import quoted
 
 _COUNT = struct.Struct("!i").unpack_from
 _ATTRIBUTE = struct.Struct("!Ii").unpack_from
@@ -30,16 +31,10 @@ def composite_renderer(attributes: Sequence[tuple[int, Render]]) -> Render:
             if length < 0:
                 texts.append(b"")
                 continue
-            texts.append(_quoted(render_attribute(value[place : place + length])))
+            texts.append(quoted(render_attribute(value[place : place + length]), _NEEDS_QUOTES))
             place += length
         if place != len(value):
             raise ValueError("composite length")
         return b"(%b)" % b",".join(texts)
 
     return render
-
-
-def _quoted(text: bytes) -> bytes:
-    if _NEEDS_QUOTES.search(text) is None:
-        return text
-    return b'"%b"' % text.replace(b"\\", b"\\\\").replace(b'"', b'""')

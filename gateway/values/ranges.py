@@ -10,6 +10,7 @@ import struct
 from typing import Final
 
 from gateway.values.reader import Render
+from gateway.values.text import quoted
 
 _LENGTH = struct.Struct("!i").unpack_from
 _EMPTY: Final = 0x01
@@ -25,7 +26,7 @@ def range_renderer(render_bound: Render) -> Render:
         if is_infinite:
             return b"", place
         end = place + 4 + _LENGTH(value, place)[0]
-        return _quoted(render_bound(value[place + 4 : end])), end
+        return quoted(render_bound(value[place + 4 : end]), _NEEDS_QUOTES), end
 
     def render(value: bytes) -> bytes:
         flags = value[0]
@@ -54,9 +55,3 @@ def multirange_renderer(render_range: Render) -> Render:
         return b"{%b}" % b",".join(ranges)
 
     return render
-
-
-def _quoted(text: bytes) -> bytes:
-    if _NEEDS_QUOTES.search(text) is None:
-        return text
-    return b'"%b"' % text.replace(b"\\", b"\\\\").replace(b'"', b'""')

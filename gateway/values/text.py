@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gateway.values.reader import some_bytes
 from gateway.values.special import NotRenderable
 
@@ -16,6 +18,13 @@ def bytea_from_text(value: bytes) -> bytes:
 
 def render_bytea(value: bytes) -> bytes:
     return b"\\x" + value.hex().encode()
+
+
+def quoted(text: bytes, needs_quotes: re.Pattern[bytes]) -> bytes:
+    """A part of a composite or of a range."""
+    if needs_quotes.search(text) is None:
+        return text
+    return b'"%b"' % text.replace(b"\\", b"\\\\").replace(b'"', b'""')
 
 
 def render_same(value: bytes) -> bytes:
