@@ -1,4 +1,4 @@
-"""Names of topics, subjects and Avro records: injective, so that two relations never share one, with their inverses.
+"""Names of topics, subjects and Avro records: injective, so that two relations never share one.
 
 Topic: `<prefix>.<schema>.<table>`, where every byte of the UTF-8 name outside [A-Za-z0-9_] is written `-hh`. Avro name:
 characters outside [A-Za-z0-9_], and a digit in front, are written `_xHHHH_` as PostgreSQL itself does for XML
@@ -17,7 +17,6 @@ POSITION_TOPIC: Final = "walgate.position"
 
 _PLAIN_BYTES: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
 _AVRO_UNSAFE = re.compile(r"_(?=x)|[^A-Za-z0-9_]|^[0-9]")
-_AVRO_ESCAPE = re.compile(r"_x([0-9A-F]{4,6})_")
 _TOPIC_PART = re.compile(r"(?:[A-Za-z0-9_]|-[0-9a-f]{2})*")
 _TOPIC_ESCAPE = re.compile(r"-([0-9a-f]{2})|([A-Za-z0-9_]+)")
 
@@ -65,13 +64,6 @@ def avro_name(name: str) -> str:
     """A PostgreSQL identifier as an Avro name; `name` itself where it is one without a `_x`."""
     escaped = _AVRO_UNSAFE.sub(lambda match: f"_x{ord(match[0]):04X}_", name)
     return escaped or "_x_"  # PostgreSQL has no empty identifier, a topic prefix may have an empty part
-
-
-def name_of_avro(escaped: str) -> str:
-    """The inverse of `avro_name`."""
-    if escaped == "_x_":
-        return ""
-    return _AVRO_ESCAPE.sub(lambda match: chr(int(match[1], 16)), escaped)
 
 
 def avro_namespace(prefix: str, namespace: str, relation: str) -> str:

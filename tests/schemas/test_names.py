@@ -14,7 +14,6 @@ from schemas.names import (
     avro_namespace,
     key_subject,
     message_topic,
-    name_of_avro,
     relation_of_topic,
     topic_name,
     transaction_topic,
@@ -34,6 +33,12 @@ def test_a_topic_gives_its_relation_back(namespace: str, relation: str) -> None:
         return
     assert re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic)
     assert relation_of_topic("cdc", topic) == (namespace, relation)
+
+
+def name_of_avro(escaped: str) -> str:
+    if escaped == "_x_":
+        return ""
+    return re.sub("_x([0-9A-F]{4,6})_", lambda match: chr(int(match[1], 16)), escaped)
 
 
 @given(identifiers)
