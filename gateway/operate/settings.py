@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gateway.names import IDENTIFIER_RULE, SLOT_RULE, is_identifier, is_slot
 from gateway.operate.errors import StopForOperator
 
 PREFIX: Final = "WALGATE_"
@@ -74,8 +75,8 @@ class SourceSettings(_Section):
     @field_validator("slot")
     @classmethod
     def _slot_name(cls, value: str) -> str:
-        if not re.fullmatch(r"[a-z0-9_]{1,63}", value):
-            raise ValueError("a slot's name has 1 to 63 of a-z, 0-9 and _")
+        if not is_slot(value):
+            raise ValueError(f"a slot's name has {SLOT_RULE}")
         return value
 
     @field_validator("publications", mode="before")
@@ -86,8 +87,8 @@ class SourceSettings(_Section):
     @field_validator("publications")
     @classmethod
     def _some(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not value or any(not name or len(name.encode()) > 63 or "\0" in name for name in value):
-            raise ValueError("name at least one publication; each name has 1 to 63 bytes")
+        if not value or not all(map(is_identifier, value)):
+            raise ValueError(f"name at least one publication; each name has {IDENTIFIER_RULE}")
         return value
 
 

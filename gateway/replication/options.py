@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from gateway.lsn import Lsn
+from gateway.names import IDENTIFIER_RULE, SLOT_RULE, is_identifier, is_slot
 from gateway.operate.errors import StopForOperator
 
 OLDEST_VERSION_NUM = 140000
-_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _OPTION_NAME = re.compile(r"[a-z_]{1,63}")
-_NAME_BYTES = 63
 
 
 def protocol_version(version_num: int) -> int:
@@ -36,9 +35,8 @@ def pgoutput_options(
     messages: bool = True,
     origin: Literal["any", "none"] = "any",
 ) -> dict[str, str]:
-    """Options for START_REPLICATION, unquoted values. Raises StopForOperator for what the server's version has not."""
-    if two_phase and version_num < 150000:
-        raise StopForOperator("two_phase needs PostgreSQL 15 or newer", hint="set source.two_phase = false")
+    """Options for START_REPLICATION, unquoted values. Raises StopForOperator for an origin that the server's version has not;
+    two_phase is the preflight checks' business."""
     if origin != "any" and version_num < 160000:
         raise StopForOperator("origin = none needs PostgreSQL 16 or newer", hint="set source.origin = any")
     options = {
@@ -67,8 +65,8 @@ def start_command(slot: str, start_lsn: Lsn, options: Mapping[str, str]) -> str:
 
 def checked_slot(name: str) -> str:
     """Raises StopForOperator unless the name is one that PostgreSQL allows for a slot."""
-    if not _SLOT_NAME.fullmatch(name):
-        raise StopForOperator(f"not a slot's name: {name!r}", hint="1 to 63 of a-z, 0-9 and _")
+    if not is_slot(name):
+        raise StopForOperator(f"not a slot's name: {name!r}", hint=SLOT_RULE)
     return name
 
 
@@ -80,8 +78,8 @@ def _checked_option(name: str) -> str:
 
 def quote_identifier(name: str) -> str:
     """Raises StopForOperator when it is no name: empty, over 63 bytes, or with a zero byte."""
-    if not 0 < len(name.encode()) <= _NAME_BYTES or "\0" in name:
-        raise StopForOperator(f"not a name: {name!r}", hint="1 to 63 bytes, none of them zero")
+    if not is_identifier(name):
+        raise StopForOperator(f"not a name: {name!r}", hint=IDENTIFIER_RULE)
     return '"' + name.replace('"', '""') + '"'
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import asyncpg
 
 from gateway.lsn import Lsn
-from gateway.operate.errors import StopForOperator
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.options import checked_slot
 
@@ -81,14 +80,10 @@ async def create_slot(
     """Make a permanent logical slot; returns its consistent point, from which on it sends everything that commits.
 
     The server waits, an hour at most, for the end of every transaction that is open and writes. Raises classified
-    errors: StopForOperator when the slot exists (42710), and for what the version has not. 14 has slots with two_phase,
-    but no pgoutput that sends them.
+    errors: StopForOperator when the slot exists (42710). What the version has not, the preflight checks have refused:
+    failover before 17; two_phase before 15, for 14 has such slots, but no pgoutput that sends them.
     """
     checked_slot(name)
-    if two_phase and version_num < 150000:
-        raise StopForOperator("two_phase needs PostgreSQL 15 or newer", hint="set source.two_phase = false")
-    if failover and version_num < 170000:
-        raise StopForOperator("failover needs PostgreSQL 17 or newer", hint="set source.failover = false")
     query = "SELECT lsn::text FROM pg_catalog.pg_create_logical_replication_slot($1, $2, false, $3"
     arguments: list[Any] = [name, PLUGIN, two_phase]
     if version_num >= 170000:

@@ -118,16 +118,11 @@ async def test_slot_that_somebody_reads_is_waited_for(sql: asyncpg.Connection, s
     assert preflight(await load_facts(sql, source.name, ["p"]), expected).errors == ()
 
 
-async def test_failover_slot_is_made_on_a_server_that_has_them(database: Database, database_oldest: Database) -> None:
+async def test_failover_slot_is_made_on_a_server_that_has_them(database: Database) -> None:
     async with sql_of(database.dsn) as sql:
         await create_slot(sql, database.name, version_num=180000, failover=True)
         slot = await slot_facts(sql, database.name)
         assert slot is not None and slot.failover
-    async with sql_of(database_oldest.dsn) as sql:
-        with pytest.raises(StopForOperator, match="17 or newer"):
-            await create_slot(sql, database_oldest.name, version_num=140000, failover=True)
-        with pytest.raises(StopForOperator, match="15 or newer"):
-            await create_slot(sql, database_oldest.name, version_num=140000, two_phase=True)
 
 
 async def test_publication_facts_hold_tables_columns_types_and_identities(sql: asyncpg.Connection) -> None:

@@ -45,9 +45,7 @@ def test_streaming_can_be_switched_off() -> None:
     assert pgoutput_options(180000, ["p"], streaming=False)["streaming"] == "off"
 
 
-def test_two_phase_is_refused_before_15() -> None:
-    with pytest.raises(StopForOperator, match="two_phase"):
-        pgoutput_options(140000, ["p"], two_phase=True)
+def test_two_phase_is_asked_for() -> None:
     assert pgoutput_options(150000, ["p"], two_phase=True)["two_phase"] == "on"
 
 

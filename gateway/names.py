@@ -1,0 +1,19 @@
+"""Which names PostgreSQL allows (manual, 4.1.1 and `ReplicationSlotValidateName` in slot.c)."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+SLOT_RULE: Final = "1 to 63 of a-z, 0-9 and _"
+IDENTIFIER_RULE: Final = "1 to 63 bytes, none of them zero"
+_SLOT = re.compile(r"[a-z0-9_]{1,63}")
+_LONGEST_BYTES: Final = 63
+
+
+def is_slot(name: str) -> bool:
+    return _SLOT.fullmatch(name) is not None
+
+
+def is_identifier(name: str) -> bool:
+    return 0 < len(name.encode()) <= _LONGEST_BYTES and "\0" not in name
