@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
 from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.offset import OffsetRequest
 
 from gateway.kafka.producer import classify
 from gateway.operate.errors import DataGap, StopForOperator
@@ -28,6 +30,10 @@ _COMPACTED = {
     "segment.bytes": str(16 << 20),
     "min.cleanable.dirty.ratio": "0.1",
 }
+LOGS_POLL_S = 0.02
+LOGS_TIMEOUT_S = 30.0
+_NO_REPLICA, _END = -1, -1
+"""ListOffsets: the one who asks is a client; the end of the log."""
 _TOPIC_EXISTS = TopicAlreadyExistsError.errno
 _UNKNOWN_TOPIC = UnknownTopicOrPartitionError.errno
 
@@ -87,7 +93,8 @@ class Topics:
         wanted = list(dict.fromkeys(topics))
         if any(topic not in self._partition_counts for topic in wanted):
             async with self._asking("making topics"):
-                await self._make_missing(wanted)
+                made = await self._make_missing(wanted)
+            await self._wait_for_logs(made)
         return {topic: self._partition_counts[topic] for topic in wanted}
 
     async def missing(self, topics: Iterable[str]) -> list[str]:
@@ -108,7 +115,8 @@ class Topics:
                 raise for_code(facts["error_code"])(facts["topic"])
         return {facts["topic"]: len(facts["partitions"]) for facts in found if not facts["error_code"]}
 
-    async def _make_missing(self, wanted: list[str]) -> None:
+    async def _make_missing(self, wanted: list[str]) -> list[str]:
+        """Those that were made."""
         existing = await self._existing(wanted)
         missing = [topic for topic in wanted if topic not in existing]
         deleted = [topic for topic in missing if topic in self._seen]
@@ -128,6 +136,36 @@ class Topics:
             self._check(topic, count)
             self._partition_counts[topic] = count
             self._seen.add(topic)
+        return missing
+
+    async def _wait_for_logs(self, made: list[str]) -> None:
+        """A topic takes no records before its leaders have made its logs: some milliseconds, for a thousand topics many
+        seconds. The producer would try each batch again every 0.1 s, and ask for the metadata of all its topics each time.
+        A broker that takes still longer is left to it."""
+        deadline = time.monotonic() + LOGS_TIMEOUT_S
+        while made and time.monotonic() < deadline:
+            async with self._asking("waiting for new topics"):
+                made = await self._without_logs(made)
+            if made:
+                await asyncio.sleep(LOGS_POLL_S)
+
+    async def _without_logs(self, topics: list[str]) -> list[str]:
+        """Those of which a partition does not tell its end."""
+        request = MetadataRequest(topics, allow_auto_topic_creation=False)
+        found = (await self._admin._send_request(request)).to_object()["topics"]
+        waiting = {facts["topic"] for facts in found if facts["error_code"]}
+        by_leader: dict[int, dict[str, list[tuple[int, int]]]] = {}
+        for facts in found:
+            for partition in facts["partitions"]:
+                if partition["leader"] < 0:
+                    waiting.add(facts["topic"])
+                else:
+                    places = by_leader.setdefault(partition["leader"], {})
+                    places.setdefault(facts["topic"], []).append((partition["partition"], _END))
+        for leader, places in by_leader.items():
+            ends = await self._admin._send_request(OffsetRequest(_NO_REPLICA, 0, list(places.items())), leader)
+            waiting |= {topic for topic, partitions in ends.topics if any(code for _, code, *_ in partitions)}
+        return sorted(waiting)
 
     def _new_topic(self, topic: str, replication_factor: int) -> NewTopic:
         settings = self._settings

@@ -14,6 +14,7 @@ import structlog
 
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.outlet import BatchWriter
+from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Topics, deleted_topics
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
@@ -41,6 +42,7 @@ class Announcer:
         sql: asyncpg.Connection,
         registry: RegistryClient,
         topics: Topics,
+        producer: Producer,
         writer: BatchWriter,
         settings: Settings,
         *,
@@ -49,6 +51,7 @@ class Announcer:
         self._sql = sql
         self._registry = registry
         self._topics = topics
+        self._producer = producer
         self._writer = writer
         self._prefix = settings.kafka.prefix
         self._is_first_epoch = is_first_epoch
@@ -68,7 +71,9 @@ class Announcer:
                 deleted = [topic for topic in missing if await self._registry.latest(value_subject(topic)) is not None]
             if deleted:
                 raise deleted_topics(deleted)
-        return await self._topics.ensure(topics)
+        partition_counts = await self._topics.ensure(topics)
+        await self._producer.learn(topics)
+        return partition_counts
 
     def note_type(self, message: Type) -> None:
         """The name of a type, for when the catalog has forgotten it."""

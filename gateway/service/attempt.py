@@ -147,8 +147,10 @@ class Attempt:
         position = await self._begin_epoch(position, delivery, timeline)
 
         # A connection beside the periodic check's: asyncpg runs one query at a time.
+        announcer_sql = await self._connect_sql(stack, dsn)
+        is_first_epoch = position.epoch == 1
         announcer = Announcer(
-            await self._connect_sql(stack, dsn), registry, topics, writer, settings, is_first_epoch=position.epoch == 1
+            announcer_sql, registry, topics, producer, writer, settings, is_first_epoch=is_first_epoch
         )
         await announcer.prepare(checks.relations)
         machine = TransactionMachine(
