@@ -142,12 +142,14 @@ class Topics:
         """A topic takes no records before its leaders have made its logs: some milliseconds, for a thousand topics many
         seconds. The producer would try each batch again every 0.1 s, and ask for the metadata of all its topics each time.
         A broker that takes still longer is left to it."""
-        deadline = time.monotonic() + LOGS_TIMEOUT_S
-        while made and time.monotonic() < deadline:
+        begun = asked = time.monotonic()
+        while made and asked - begun < LOGS_TIMEOUT_S:
             async with self._asking("waiting for new topics"):
                 made = await self._without_logs(made)
+            answered = time.monotonic()
             if made:
-                await asyncio.sleep(LOGS_POLL_S)
+                await asyncio.sleep(max(LOGS_POLL_S, answered - asked))  # many topics: leave the broker half of its time
+            asked = time.monotonic()
 
     async def _without_logs(self, topics: list[str]) -> list[str]:
         """Those of which a partition does not tell its end."""
