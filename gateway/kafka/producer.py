@@ -54,7 +54,7 @@ from gateway.kafka.outlet import RECORD_OVERHEAD_BYTES, Batch
 from gateway.operate.errors import Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.operate.settings import KafkaSettings
 
-FIRST_BACKOFF_S = 0.002
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.002, 0.1
 
 
 class _EndOnce(EndTxnHandler):  # type: ignore[misc]  # aiokafka has no types
@@ -69,7 +69,8 @@ class _EndOnce(EndTxnHandler):  # type: ignore[misc]  # aiokafka has no types
 
 
 class _AddPatiently(AddPartitionsToTxnHandler):  # type: ignore[misc]
-    """AddPartitionsToTxn that asks less and less often while the broker still ends the previous transaction."""
+    """AddPartitionsToTxn that asks less and less often, down to every 0.1 s, while the broker still ends the previous
+    transaction."""
 
     def handle_response(self, response: Any) -> float | None:
         backoff_s: float | None = super().handle_response(response)
@@ -81,7 +82,7 @@ class _AddPatiently(AddPartitionsToTxnHandler):  # type: ignore[misc]
         if getattr(sender, "refused_since", None) is None:
             sender.refused_since = now
         waited_s: float = now - sender.refused_since
-        return max(FIRST_BACKOFF_S, waited_s / 4)
+        return min(max(FIRST_BACKOFF_S, waited_s / 4), LONGEST_BACKOFF_S)
 
 
 aiokafka.client.MetadataRequest = partial(MetadataRequest, allow_auto_topic_creation=False)
