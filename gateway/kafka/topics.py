@@ -50,7 +50,7 @@ def refused_topic(topic: str, error: str, reason: str) -> StopForOperator:
     """What the broker says to CreateTopics."""
     if "collides with existing topic" in reason:
         hint = (
-            "Kafka holds no two topics whose names differ in '.' and '_' only, as those of sales.order_items and "
+            "Kafka adds no topic whose name differs from another's in '.' and '_' only, as those of sales.order_items and "
             "sales_order.items do: rename one of the two tables or schemas, or take one out of the publication"
         )
     else:
