@@ -99,8 +99,8 @@ async def _connect(dsn: str, timeout_s: float, doing: str, settings: dict[str, s
     except asyncpg.UndefinedObjectError as error:
         raise StopForOperator(
             f"{doing}: source.dsn has a parameter that the server does not know: {error.args[0]}",
-            hint="behind the ? may stand sslmode, sslrootcert, sslcert, sslkey, target_session_attrs, passfile and settings of the "
-            "server; not libpq's connect_timeout or keepalives: the gateway has its own",
+            hint="behind the ? may stand sslmode, sslrootcert, sslcert, sslkey, target_session_attrs, passfile and settings of "
+            "the server; not libpq's connect_timeout or keepalives: the gateway has its own",
         ) from error
     except (FileNotFoundError, PermissionError) as error:
         raise _unreadable_file(dsn, doing) or classify_exception(error, doing) from error
