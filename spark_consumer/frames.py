@@ -187,7 +187,7 @@ def _with_names(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
     )
 
 
-def _true_name(field: str, names: Mapping[str, str]) -> str:
+def true_name(field: str, names: Mapping[str, str]) -> str:
     """Of an entry of `unchanged` or `special`, where "before." marks a field of the old row."""
     if field.startswith("before."):
         return f"before.{names.get(field[7:], field[7:])}"
@@ -197,17 +197,17 @@ def _true_name(field: str, names: Mapping[str, str]) -> str:
 def _rename_list(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
     if not names or not len(array.values):
         return array
-    return pa.array([[_true_name(field, names) for field in row] for row in array.to_pylist()], STRINGS)
+    return pa.array([[true_name(field, names) for field in row] for row in array.to_pylist()], STRINGS)
 
 
 def _rename_map(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
     if not names or not len(array.keys):
         return array
-    return pa.array([[(_true_name(field, names), text) for field, text in row] for row in array.to_pylist()], TEXTS)
+    return pa.array([[(true_name(field, names), text) for field, text in row] for row in array.to_pylist()], TEXTS)
 
 
 def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
-    """A row of an older or newer version in the columns of `target`: missing ones null, others dropped, types cast without loss.
+    """A row of an older or newer version in the columns of `target`: missing ones null, others dropped, values as they were.
 
     Raises UnsupportedSchema when a value does not fit.
     """
@@ -221,7 +221,7 @@ def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
             continue
         child = array.field(written[field.name])
         try:
-            children.append(child if child.type.equals(field.type) else child.cast(field.type))
+            children.append(child if child.type.equals(field.type) else carried_over(child, field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise UnsupportedSchema(
                 f"column {field.name!r} was written as {child.type} and does not fit into {field.type}",
@@ -232,6 +232,45 @@ def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
         return pa.array([{}] * len(array), target)
     mask = pc.is_null(array) if array.null_count else None
     return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
+
+
+# Kinds whose values may be the same in the other kind. A float and a decimal may look the same after the way back, and are not.
+_TEXT_IS_ALIKE = ("integer", "decimal", "boolean", "date")  # in Arrow and in PostgreSQL
+_CARRIED_OVER = {
+    frozenset(kinds)
+    for kinds in [
+        ("integer",), ("float",), ("decimal",), ("string",), ("integer", "float"), ("integer", "decimal"),
+        ("date", "timestamp"), *((kind, "string") for kind in _TEXT_IS_ALIKE),
+    ]
+}  # fmt: skip
+
+
+def carried_over(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """The same values in another type. Raises ArrowInvalid unless each of them comes back from there as it was: Arrow's own check
+    lets fractions be rounded, large floats become infinite and times of day be cut off."""
+    written = values.type
+    nested = pa.types.is_list(written) and pa.types.is_list(target)
+    inner = (written.value_type, target.value_type) if nested else (written, target)
+    if frozenset(map(_kind, inner)) not in _CARRIED_OVER:
+        raise pa.ArrowInvalid(f"{written} does not become {target}")
+    cast = values.cast(target)
+    before, after = (values.flatten(), cast.flatten()) if nested else (values, cast)
+    same = pc.equal(after.cast(inner[0]), before)
+    if pa.types.is_floating(inner[0]):
+        same = pc.or_(same, pc.is_nan(before))
+    if not pc.all(same, min_count=0).as_py():
+        raise pa.ArrowInvalid(f"a value changes between {written} and {target}")
+    return cast
+
+
+def _kind(arrow_type: pa.DataType) -> str:
+    tests = {
+        "integer": pa.types.is_integer, "float": pa.types.is_floating, "decimal": pa.types.is_decimal,
+        "boolean": pa.types.is_boolean, "string": pa.types.is_string, "date": pa.types.is_date,
+    }  # fmt: skip
+    if pa.types.is_timestamp(arrow_type) and arrow_type.tz is None:
+        return "timestamp"
+    return next((kind for kind, holds in tests.items() if holds(arrow_type)), str(arrow_type))
 
 
 TRANSACTIONS = pa.schema(

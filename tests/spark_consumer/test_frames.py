@@ -1,0 +1,95 @@
+"""Rows of one version of a table in the columns of another: every value as it was, or an error."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_consumer.errors import UnsupportedSchema
+from spark_consumer.frames import project
+
+NUMBERS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+    (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    (pa.float32(), st.floats(width=32, allow_nan=False)),
+    (pa.float64(), st.floats(allow_nan=False)),
+    (pa.decimal128(12, 2), st.decimals(-(10**9), 10**9, places=2)),
+    (pa.decimal128(38, 10), st.decimals(-(10**9), 10**9, places=10)),
+]
+
+
+def row_of(values: list[Any], written: pa.DataType) -> pa.StructArray:
+    return pa.StructArray.from_arrays([pa.array(values, written)], names=["v"])
+
+
+def read_as(values: list[Any], written: pa.DataType, target: pa.DataType) -> list[Any]:
+    row = project(row_of(values, written), pa.struct([("v", target)]))
+    return [item["v"] for item in row.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("written", "value", "target"),
+    [
+        (pa.float64(), 0.1234567890123, pa.float32()),
+        (pa.float64(), 1e300, pa.float32()),
+        (pa.float64(), 0.125, pa.decimal128(12, 2)),
+        (pa.decimal128(12, 2), Decimal("1.25"), pa.decimal128(12, 1)),
+        (pa.decimal128(38, 10), Decimal("0.1000000001"), pa.float32()),
+        (pa.timestamp("us"), datetime(2026, 1, 31, 12), pa.date32()),  # noqa: DTZ001 - a timestamp without zone
+        (pa.timestamp("us"), datetime(2026, 1, 31), pa.timestamp("us", "UTC")),  # noqa: DTZ001
+        (pa.date32(), date(2026, 1, 31), pa.int32()),
+        (pa.bool_(), True, pa.int32()),
+        (pa.string(), "012", pa.int32()),
+        (pa.binary(), b"text", pa.string()),
+        (pa.int64(), 2**31, pa.int32()),
+        (pa.int64(), 2**53 + 1, pa.float64()),
+        (pa.list_(pa.float64()), [None, 0.1], pa.list_(pa.float32())),
+        (pa.int32(), 1, pa.list_(pa.int32())),
+    ],
+)
+def test_a_value_that_would_change_is_refused(written: pa.DataType, value: Any, target: pa.DataType) -> None:
+    with pytest.raises(UnsupportedSchema, match="column 'v' was written as"):
+        read_as([None, value], written, target)
+
+
+@pytest.mark.parametrize(
+    ("written", "value", "target", "found"),
+    [
+        (pa.int32(), -7, pa.int64(), -7),
+        (pa.int64(), 7, pa.int32(), 7),
+        (pa.float32(), float("inf"), pa.float64(), float("inf")),
+        (pa.decimal128(12, 2), Decimal("1.25"), pa.decimal128(14, 2), Decimal("1.25")),
+        (pa.decimal128(12, 2), Decimal("1.25"), pa.string(), "1.25"),
+        (pa.int32(), 12, pa.string(), "12"),
+        (pa.timestamp("us"), datetime(2026, 1, 31), pa.date32(), date(2026, 1, 31)),  # noqa: DTZ001
+        (pa.list_(pa.int32()), [1, None], pa.list_(pa.field("element", pa.int64())), [1, None]),
+    ],
+)
+def test_a_value_that_fits_is_carried_over(written: pa.DataType, value: Any, target: pa.DataType, found: Any) -> None:
+    assert read_as([value, None], written, target) == [found, None]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_nan_is_carried_over(nested: bool) -> None:
+    types = (pa.list_(pa.float32()), pa.list_(pa.float64())) if nested else (pa.float32(), pa.float64())
+    value = float("nan")
+    (found,) = read_as([[value] if nested else value], *types)
+    assert str(found) == ("[nan]" if nested else "nan")
+
+
+@given(st.sampled_from(NUMBERS), st.sampled_from(NUMBERS), st.data())
+def test_a_number_is_equal_to_what_was_written(
+    written: tuple[pa.DataType, Any], target: tuple[pa.DataType, Any], data: st.DataObject
+) -> None:
+    values = data.draw(st.lists(st.none() | written[1], max_size=3))
+    try:
+        found = read_as(values, written[0], target[0])
+    except UnsupportedSchema:
+        return
+    assert found == values
