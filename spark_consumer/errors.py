@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
+_TOLD = re.compile(r"spark_consumer\.errors\.(\w+: .*?)(?=\n *SQLSTATE|\n\tat |\n===|\n\n|\Z)", re.DOTALL)
+
+
+def told_by(text: str) -> str | None:
+    """`TransactionIncomplete: ...` with its hint, out of what Spark makes of an error of ours; None: it is none of ours."""
+    found = _TOLD.findall(text)
+    return found[-1].strip() if found else None
+
 
 class ConsumerError(Exception):
     """Root of the errors of spark_consumer.
@@ -31,7 +41,11 @@ class RangeExpired(ConsumerError):
 
 
 class SourceUnavailable(ConsumerError):
-    """The broker or the schema registry does not answer, refuses us, or lacks a topic or schema. Trying again may help."""
+    """The broker or the schema registry does not answer, or lacks a topic or schema. Trying again may help."""
+
+
+class SourceRefused(ConsumerError):
+    """The broker or the schema registry does not let us in: a password, a certificate, a permission. It stays so."""
 
 
 class MalformedRecord(ConsumerError):

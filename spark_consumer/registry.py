@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spark_consumer.errors import SourceUnavailable
+from spark_consumer.errors import SourceRefused, SourceUnavailable
 
 if TYPE_CHECKING:  # its import takes 0.3 s, and most Python workers never ask a registry
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -76,11 +76,15 @@ def _record(text: str | None, what: str) -> Schema:
     return schema
 
 
-def _unavailable(what: str, problem: Exception) -> SourceUnavailable:
+def _unavailable(what: str, problem: Exception) -> SourceUnavailable | SourceRefused:
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
     if isinstance(problem, SchemaRegistryError):
         detail = f"{problem.http_status_code} {problem.error_message}"
+        if problem.http_status_code in (401, 403):
+            return SourceRefused(
+                f"the schema registry did not give {what}: {detail}", hint="Check the options registry.basic.auth.*."
+            )
     else:
         detail = f"{type(problem).__name__}: {problem}"
     return SourceUnavailable(

@@ -1,0 +1,104 @@
+"""Kafka that is away for a while, refuses us, or has no such topic: three different things."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from gateway.local import Kafka
+from spark_consumer import broker as brokers
+from spark_consumer.broker import Broker
+from spark_consumer.errors import SourceRefused, SourceUnavailable
+
+TOPIC = "cdc.transaction"
+PASSWORD = {
+    "security.protocol": "sasl_plaintext",
+    "sasl.mechanism": "PLAIN",
+    "sasl.username": "u",
+    "sasl.password": "p",
+}  # the test's broker takes none
+
+
+class Answers:
+    """A consumer whose broker gives these answers, one for each question."""
+
+    def __init__(self, *answers: int | tuple[int, int]) -> None:
+        self.answers = list(answers)
+
+    def get_watermark_offsets(self, _: object, timeout: float) -> tuple[int, int]:
+        answer = self.answers.pop(0)
+        if isinstance(answer, int):
+            raise KafkaException(KafkaError(answer))
+        return answer
+
+    def poll(self, _: float) -> None:
+        pass
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, *answers: int | tuple[int, int]) -> Broker:
+    broker = Broker({"bootstrap.servers": "answers"}, no_progress_s=0.5)
+    monkeypatch.setattr(brokers, "Consumer", lambda _: Answers(*answers))
+    monkeypatch.setattr(brokers, "_consumers", {})
+    return broker
+
+
+@pytest.mark.parametrize(
+    "passing", [KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError.NOT_LEADER_FOR_PARTITION]
+)
+def test_a_broker_that_starts_again_is_waited_for(monkeypatch: pytest.MonkeyPatch, passing: int) -> None:
+    assert asked(monkeypatch, passing, passing, (3, 7)).offsets(TOPIC) == (3, 7)
+
+
+def test_a_topic_that_is_not_there_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = asked(monkeypatch, KafkaError._UNKNOWN_PARTITION, (3, 7))
+    with pytest.raises(SourceUnavailable, match="topic is missing"):
+        broker.offsets(TOPIC)
+
+
+def test_a_topic_that_was_there_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that has just started does not know its topics at once."""
+    broker = asked(monkeypatch, (3, 7), KafkaError._UNKNOWN_PARTITION, (3, 8))
+    assert [broker.offsets(TOPIC), broker.offsets(TOPIC)] == [(3, 7), (3, 8)]
+
+
+def test_a_broker_that_stays_away_is_told_with_the_reason() -> None:
+    began = time.monotonic()
+    with pytest.raises(SourceUnavailable, match=r"_ALL_BROKERS_DOWN.*Connection refused"):
+        Broker({"bootstrap.servers": "127.0.0.1:1"}).offsets(TOPIC, patience_s=0)
+    assert time.monotonic() - began < 20
+
+
+async def test_a_wrong_protocol_is_told(kafka: Kafka) -> None:
+    """It looks as if the broker hung up, so it is waited for."""
+    broker = Broker({"bootstrap.servers": kafka.bootstrap_servers, "security.protocol": "ssl"})
+    with pytest.raises(SourceUnavailable, match="SSL handshake failed"):
+        await asyncio.to_thread(broker.offsets, TOPIC, patience_s=0)
+
+
+async def test_a_broker_that_refuses_us_is_not_waited_for(kafka: Kafka) -> None:
+    settings = {"bootstrap.servers": kafka.bootstrap_servers, **PASSWORD}
+    with pytest.raises(SourceRefused, match="_AUTHENTICATION") as caught:
+        await asyncio.to_thread(Broker(settings, no_progress_s=300).offsets, TOPIC)
+    assert "kafka.sasl" in caught.value.hint
+    with pytest.raises(SourceRefused, match="_AUTHENTICATION"):
+        await asyncio.to_thread(list, Broker(settings, no_progress_s=1).read(TOPIC, 0, 0, 5))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_offsets_survive_a_restart_of_the_broker() -> None:
+    async with Kafka() as kafka:
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 2})
+        for made in admin.create_topics([NewTopic(TOPIC, 1, 1)]).values():
+            await asyncio.to_thread(made.result, 30)
+        broker = Broker({"bootstrap.servers": kafka.bootstrap_servers}, no_progress_s=120)
+        assert await asyncio.to_thread(broker.offsets, TOPIC) == (0, 0)
+        await kafka.stop()
+        asking = asyncio.create_task(asyncio.to_thread(broker.offsets, TOPIC))
+        await kafka.start()
+        assert await asking == (0, 0)
