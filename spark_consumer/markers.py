@@ -6,10 +6,12 @@ has been read is kept as one interval [start, end) without a hole, and forgotten
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from spark_consumer.broker import Broker
 from spark_consumer.manifest import CommittedTransaction, MarkerDecoder
+
+STEP = 50_000  # markers read at once where the end is not known: 60 MB and a second
 
 
 class MarkerLog:
@@ -22,9 +24,9 @@ class MarkerLog:
         self._start = self._end = 0
         self._transactions: list[CommittedTransaction] = []
 
-    def bounds(self) -> tuple[int, int]:
-        """First marker offset kept by Kafka, and the one behind the last."""
-        return self._broker.offsets(self._topic)
+    def bounds(self, *, patience_s: float | None = None) -> tuple[int, int]:
+        """First marker offset kept by Kafka, and the one behind the last. `patience_s`: as of Broker.offsets."""
+        return self._broker.offsets(self._topic, patience_s=patience_s)
 
     def between(self, start: int, end: int) -> list[CommittedTransaction]:
         """Transactions whose committing marker lies in [start, end), in commit order."""
@@ -35,6 +37,11 @@ class MarkerLog:
             self._transactions.extend(self._fetch(self._end, end))
             self._end = end
         return [transaction for transaction in self._transactions if start <= transaction.marker_offset < end]
+
+    def walk(self, start: int, end: int) -> Iterator[CommittedTransaction]:
+        """The same, read step by step and not kept."""
+        for place in range(start, end, STEP):
+            yield from self._fetch(place, min(place + STEP, end))
 
     def forget_before(self, position: int) -> None:
         self._start = max(self._start, min(position, self._end))
@@ -58,7 +65,7 @@ class MarkerLog:
         end = high
         while low < high:
             middle = (low + high) // 2
-            transaction = self._next_from(middle, high)
+            transaction = self.first_between(middle, high)
             if transaction is None:
                 high = middle
             elif holds(transaction):
@@ -68,7 +75,7 @@ class MarkerLog:
                 low = transaction.marker_offset + 1
         return end
 
-    def _next_from(self, start: int, end: int) -> CommittedTransaction | None:
+    def first_between(self, start: int, end: int) -> CommittedTransaction | None:
         width = 64
         while start < end:
             found = self._fetch(start, min(start + width, end))

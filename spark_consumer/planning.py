@@ -77,6 +77,22 @@ def plan(
     return _share_tasks(reads)
 
 
+def first_complete(
+    transactions: Iterable[CommittedTransaction], wants: Callable[[str], bool], first_kept: Callable[[str, int], int]
+) -> int | None:
+    """Position behind the last transaction with wanted records that Kafka no longer keeps; None: it has them all.
+
+    `first_kept`: first offset of a topic-partition.
+    """
+    found = None
+    for transaction in transactions:
+        for item in transaction.ranges:
+            if wants(item.topic) and item.first_offset < first_kept(item.topic, item.partition):
+                found = transaction.marker_offset + 1
+                break
+    return found
+
+
 def reads_of(transaction: CommittedTransaction) -> list[Read]:
     """One read for each topic-partition of one transaction, however large."""
     by_partition: dict[tuple[str, int], list[_Owned]] = defaultdict(list)

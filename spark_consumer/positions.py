@@ -67,7 +67,7 @@ def resolve(position: Position, log: MarkerLog) -> int:
         case "lsn":
             return log.first_where(lambda transaction: transaction.commit_lsn > position.value)
     early = log.first_where(lambda transaction: (transaction.commit_time_us or 0) > position.value - _TIME_DISORDER_US)
-    for transaction in log.between(early, high):
+    for transaction in log.walk(early, high):
         if (transaction.commit_time_us or 0) > position.value:
             return transaction.marker_offset
     return high

@@ -13,12 +13,23 @@ from pyspark.sql import functions as f
 
 from schemas.names import value_subject
 from spark_consumer.changelog import typed
+from spark_consumer.errors import UnsupportedSchema
 from spark_consumer.frames import TableFrame
 from spark_consumer.options import parse_options
 from spark_consumer.registry import SchemaCache
 from spark_consumer.tables import TableName
 
 POSITION = ("commit_lsn", "ordinal")
+
+
+class KnownSchemas(dict[int, str]):
+    """Id -> JSON text of the schemas that a table had when `decode` was called."""
+
+    def __missing__(self, schema_id: int) -> str:
+        raise UnsupportedSchema(
+            f"a record was written with schema {schema_id}, which the registry did not have for the table when decode was called",
+            hint="The table was altered since: call decode again.",
+        )
 
 
 def decode(raw: DataFrame, table: str, options: Mapping[str, str]) -> DataFrame:
@@ -31,7 +42,7 @@ def decode(raw: DataFrame, table: str, options: Mapping[str, str]) -> DataFrame:
     schemas = SchemaCache(parsed.registry)
     newest, change = parsed.registry.latest(value_subject(name.topic(parsed.prefix)))
     ids = parsed.registry.versions(value_subject(name.topic(parsed.prefix)))
-    texts = {schema_id: json.dumps(schemas[schema_id]) for schema_id in {newest, *ids}}
+    texts = KnownSchemas({schema_id: json.dumps(schemas[schema_id]) for schema_id in {newest, *ids}})
     return typed(raw.where(f.col("table") == str(name)), TableFrame.of(change), texts)
 
 
@@ -96,10 +107,14 @@ def _sent(name: str) -> Column:
 
 def versions(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     """Slowly changing dimension, type 2: every version of every row with `valid_from` and `valid_to` (null: it is valid now)."""
-    rows = keyed(changes, key)
+    moment = f.struct("commit_lsn", "ordinal", "commit_time")
+    cuts = changes.where(f.col("op") == "TRUNCATE").agg(f.collect_list(moment).alias("_cuts"))
+    rows = keyed(changes, key).crossJoin(f.broadcast(cuts))
     order = Window.partitionBy(*key).orderBy("_commit_lsn", "_ordinal")
     others = [name for name in rows.columns if not name.startswith("_") and name not in key]
     filled = [f.last(_sent(name), ignorenulls=True).over(order)["value"].alias(name) for name in others]
-    ended = f.lead("_commit_time").over(order)
+    here = f.struct(*(f.col(f"_{name}").alias(name) for name in (*POSITION, "commit_time")))
+    cut = f.array_min(f.filter("_cuts", lambda cut: cut > here))
+    ended = f.least(f.lead(here).over(order), cut)["commit_time"]
     found = rows.select(*key, *filled, "_op", f.col("_commit_time").alias("valid_from"), ended.alias("valid_to"))
     return found.where(f.col("_op") != "DELETE").drop("_op")

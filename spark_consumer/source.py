@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -21,11 +22,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from schemas.names import message_topic, value_subject
+from spark_consumer.errors import MarkerError, OptionError, RangeExpired, UnsupportedSchema
 from spark_consumer.frames import RAW, TRANSACTIONS, TableFrame, raw_batch, transactions_batch
+from spark_consumer.lsn import format_lsn
 from spark_consumer.manifest import CommittedTransaction, MarkerDecoder, check_order
-from spark_consumer.markers import MarkerLog
+from spark_consumer.markers import STEP, MarkerLog
 from spark_consumer.options import Options, parse_options
-from spark_consumer.planning import Read, plan
+from spark_consumer.planning import Read, first_complete, plan
 from spark_consumer.positions import resolve
 from spark_consumer.reading import read_chunks
 from spark_consumer.registry import SchemaCache
@@ -70,7 +73,7 @@ class ChangeShape:
 
     def tasks(self, transactions: list[CommittedTransaction], schemas: SchemaCache) -> list[InputPartition]:
         options = self._options
-        tasks = plan(transactions, self._wants, records_per_task=options.records_per_task)
+        tasks = plan(transactions, self.wants, records_per_task=options.records_per_task)
         texts: dict[int, str] = {}
         if tasks and options.table is not None:
             namespace = options.table.record_namespace(options.prefix)
@@ -78,7 +81,7 @@ class ChangeShape:
             texts = {i: json.dumps(schemas[i]) for i in sorted(ids) if schemas[i].get("namespace") == namespace}
         return [ReadTask(reads, texts) for reads in tasks]
 
-    def _wants(self, topic: str) -> bool:
+    def wants(self, topic: str) -> bool:
         options = self._options
         table = TableName.of_topic(options.prefix, topic)
         if options.table is not None:
@@ -113,6 +116,9 @@ class TransactionShape:
         starts = range(0, len(transactions), _TRANSACTIONS_PER_TASK)
         return [TransactionTask(transactions[start : start + _TRANSACTIONS_PER_TASK]) for start in starts]
 
+    def wants(self, _: str) -> bool:
+        return False  # no records: the markers say it all
+
     def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(task, TransactionTask):
             yield transactions_batch(task.transactions, self._prefix)
@@ -146,14 +152,29 @@ class _Planner:
             self._log = MarkerLog(self.options.broker, self.options.marker_topic, MarkerDecoder(self.schemas))
         return self._log
 
-    def tasks(self, start: int, end: int) -> list[InputPartition]:
-        return self.shape.tasks(self.log.between(start, end), self.schemas) if end > start else []
+    def check_kept(self, transactions: list[CommittedTransaction]) -> None:
+        """Raises RangeExpired, with the position from which on all is there. For the first transactions of a read: retention does
+        not shorten the topics of markers and rows alike."""
+        broker, wants = self.options.broker, self.shape.wants
+        first_kept = cache(lambda topic, partition: broker.offsets(topic, partition)[0])
+        expired = first_complete(transactions, wants, first_kept)
+        if expired is not None:
+            later = first_complete(self.log.walk(expired, self.log.bounds()[1]), wants, first_kept)
+            raise RangeExpired(
+                f"rows of the transaction at marker {expired - 1} are no longer in Kafka",
+                hint="Retention has removed records that were never read, or a topic was made anew. "
+                f"What is complete begins at startingPosition marker:{later or expired}, with a new checkpoint.",
+            )
+
+    def tasks(self, transactions: list[CommittedTransaction]) -> list[InputPartition]:
+        return self.shape.tasks(transactions, self.schemas)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, planner: _Planner) -> None:
         self._planner = planner
         self._stop_position: int | None = None  # of a query that takes what is there now
+        self._is_checked = False  # that this is the topic in which the offsets were counted
 
     def initialOffset(self) -> StreamOffset:
         return {"position": resolve(self._planner.options.starting, self._planner.log), "commit_lsn": 0}
@@ -172,19 +193,36 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
         """As many whole transactions as the limit admits, and at least one. Stands still until there is a new one, however many
         other markers come: an offset that moves makes Spark run a batch."""
-        end = self._planner.log.bounds()[1] if self._stop_position is None else self._stop_position
-        if end <= start["position"]:
+        low, end = self._planner.log.bounds()
+        if self._stop_position is not None:
+            end = self._stop_position
+        self._check_topic(start, low, end)
+        if end == start["position"]:
             return start
-        transactions = self._planner.log.between(start["position"], end)
-        admitted = admit(transactions, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        admitted = admit_from(self._planner.log, start["position"], end, limit)
         if not admitted:
             return start
         check_order(admitted, start["commit_lsn"])
         last = admitted[-1]
         return {"position": last.marker_offset + 1, "commit_lsn": last.commit_lsn}
 
+    def _check_topic(self, start: StreamOffset, low: int, end: int) -> None:
+        """Raises MarkerError unless the offset was counted in this topic: the marker before it tells, if it is still there."""
+        position, commit_lsn = start["position"], start["commit_lsn"]
+        if end < position:
+            raise _other_topic(f"the transaction topic ends at {end}", start)
+        if not self._is_checked and commit_lsn and low < position:
+            _check_last(self._planner.log.between(position - 1, position), start)
+        self._is_checked = True
+
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
-        return self._planner.tasks(start["position"], end["position"])
+        if end["position"] <= start["position"]:
+            return []
+        transactions = self._planner.log.between(start["position"], end["position"])
+        _check_last(transactions, end)  # a query that was killed begins with what it had planned
+        if not start["commit_lsn"]:
+            self._planner.check_kept(transactions)
+        return self._planner.tasks(transactions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._planner.shape.read(partition)
@@ -193,10 +231,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner.log.forget_before(end["position"])
 
 
-def admit(transactions: list[CommittedTransaction], max_changes: int | None) -> list[CommittedTransaction]:
+def _check_last(transactions: list[CommittedTransaction], offset: StreamOffset) -> None:
+    """Raises MarkerError unless `offset` was counted behind the last of these."""
+    found = transactions[-1] if transactions else None
+    if found is None or (found.marker_offset + 1, found.commit_lsn) != (offset["position"], offset["commit_lsn"]):
+        raise _other_topic(
+            f"marker {offset['position'] - 1} of the transaction topic is {found or 'no commit'}", offset
+        )
+
+
+def _other_topic(what: str, offset: StreamOffset) -> MarkerError:
+    return MarkerError(
+        f"the query stands behind commit_lsn {format_lsn(offset['commit_lsn'])} at marker {offset['position']}, but {what}",
+        hint="The topic was made anew, or the checkpoint is of another cluster or prefix: what was committed meanwhile may be "
+        "missing here. Begin with a new checkpoint, and a new mirror or changelog.",
+    )
+
+
+def admit_from(log: MarkerLog, position: int, end: int, limit: ReadLimit) -> list[CommittedTransaction]:
+    """What the limit admits of [position, end), without reading a whole backlog for it."""
+    if not isinstance(limit, ReadMaxRows):
+        return log.between(position, end)
+    reached = position
+    while True:
+        reached = min(reached + STEP, end)
+        transactions = log.between(position, reached)
+        admitted = admit(transactions, limit.max_rows)
+        if reached == end or len(admitted) < len(transactions):
+            return admitted
+
+
+def admit(transactions: list[CommittedTransaction], max_changes: int) -> list[CommittedTransaction]:
     """The first transactions with together no more than `max_changes` events, but always one."""
-    if max_changes is None:
-        return transactions
     changes = 0
     for count, transaction in enumerate(transactions):
         changes += transaction.event_count
@@ -213,9 +279,10 @@ class BatchReader(DataSourceReader):
         planner = self._planner
         start = resolve(planner.options.starting, planner.log)
         end = resolve(planner.options.ending, planner.log)
-        if end > start:
-            check_order(planner.log.between(start, end), 0)
-        return planner.tasks(start, end)
+        transactions = planner.log.between(start, end) if end > start else []
+        check_order(transactions, 0)
+        planner.check_kept(transactions)
+        return planner.tasks(transactions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._planner.shape.read(partition)
@@ -235,15 +302,22 @@ class WalgateChanges(DataSource):
         options = parse_options({**self.options}, streaming=None)
         return from_arrow_schema(self._shape(options).schema)
 
-    def _planner(self, *, streaming: bool) -> _Planner:
+    def _planner(self, loaded: StructType, *, streaming: bool) -> _Planner:
+        """`loaded`: the columns that the frame got when it was made."""
         options = parse_options({**self.options}, streaming=streaming)
-        return _Planner(options, self._shape(options))
+        shape = self._shape(options)
+        if from_arrow_schema(shape.schema).simpleString() != loaded.simpleString():
+            raise UnsupportedSchema(
+                f"the columns of {options.table} have changed since load()",
+                hint="Call load() again: a frame keeps its columns.",
+            )
+        return _Planner(options, shape)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(self._planner(streaming=True))
+        return StreamReader(self._planner(schema, streaming=True))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(self._planner(streaming=False))
+        return BatchReader(self._planner(schema, streaming=False))
 
 
 class WalgateTransactions(WalgateChanges):
@@ -254,6 +328,11 @@ class WalgateTransactions(WalgateChanges):
         return "walgate-transactions"
 
     def _shape(self, options: Options) -> Shape:
+        if options.table is not None or options.tables or options.include_messages:
+            raise OptionError(
+                "table, tables and includeMessages choose changes; walgate-transactions gives transactions",
+                hint='Look into its column `tables`, or use format("walgate").',
+            )
         return TransactionShape(options)
 
 

@@ -42,10 +42,15 @@ def is_refused(spark: SparkSession, options: dict[str, str], folder: Path, messa
 def test_records_that_retention_removed_are_missed(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     accounts = feeder.table(ACCOUNTS)
     fill(feeder, accounts, 30)
+    fill(feeder, accounts, 2)
     admin = AdminClient({"bootstrap.servers": feeder.bootstrap_servers, "log_level": 2})
     for future in admin.delete_records([TopicPartition(accounts.topic, 0, 2)]).values():
         future.result(30)
-    is_refused(spark, feeder.options(), tmp_path, "(?s)RangeExpired.*Retention has removed records")
+    is_refused(
+        spark, feeder.options(), tmp_path, "(?s)RangeExpired.*Retention has removed records.*startingPosition marker:1,"
+    )
+    rest = spark.read.format("walgate").options(**feeder.options(startingPosition="marker:1")).load()
+    assert rest.count() == 2
 
 
 @pytest.mark.parametrize(

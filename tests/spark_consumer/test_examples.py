@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from schemas.description import ReplicaIdentity
-from spark_consumer.rows import decode, last_states
+from spark_consumer.rows import decode, last_states, versions
 from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, relation
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -73,6 +74,28 @@ def test_versions_and_last_states_tell_the_history_of_rows(spark: SparkSession, 
     raw = spark.read.format("walgate").options(**feeder.options()).load()
     last = decode(raw, "public.people", feeder.options()).transform(last_states, ["id"])
     assert [row.asDict() for row in last.collect()] == list(people.rows.values())
+
+
+def test_a_truncate_ends_the_versions_before_it(spark: SparkSession) -> None:
+    kinds = "op string, commit_lsn long, commit_time timestamp, ordinal long, old_key struct<id:long>, "
+    kinds += "before struct<id:long>, after struct<id:long>, unchanged array<string>"
+    steps = [
+        ("INSERT", 1),
+        ("INSERT", 2),
+        ("DELETE", 2),
+        ("TRUNCATE", None),
+        ("INSERT", 1),
+        ("TRUNCATE", None),
+        ("INSERT", 3),
+    ]
+    moments = [datetime(2026, 1, day, tzinfo=UTC) for day in range(1, len(steps) + 1)]
+    rows: list[tuple[Any, ...]] = [
+        (op, lsn, moments[lsn], 0, (key,) if op == "DELETE" else None, None, (key,) if op == "INSERT" else None, [])
+        for lsn, (op, key) in enumerate(steps)
+    ]
+    found = spark.createDataFrame(rows, kinds).transform(versions, ["id"]).orderBy("valid_from").toArrow().to_pylist()
+    days = [(row["id"], row["valid_from"].day, row["valid_to"] and row["valid_to"].day) for row in found]
+    assert days == [(1, 1, 4), (2, 2, 3), (1, 5, 6), (3, 7, None)]
 
 
 async def test_transactions_are_followed_without_spark(feeder: Feeder) -> None:

@@ -1,0 +1,128 @@
+"""How far a query goes, and whether the topic is still the one in which it counted: on a transaction topic in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from spark_consumer.broker import Broker
+from spark_consumer.columnar.cursor import Longs
+from spark_consumer.errors import MarkerError
+from spark_consumer.manifest import CommittedTransaction, MarkerDecoder, Range
+from spark_consumer.markers import STEP, MarkerLog
+from spark_consumer.options import parse_options
+from spark_consumer.planning import first_complete
+from spark_consumer.positions import Position, resolve
+from spark_consumer.source import StreamReader, TransactionShape, _Planner
+from tests.spark_consumer.logs import transaction
+
+
+@dataclass(frozen=True)
+class Topic(Broker):
+    """`lsns`: commit LSN of the marker at each offset; 0: of another kind."""
+
+    lsns: list[int] = field(default_factory=list)
+    low: list[int] = field(default_factory=lambda: [0])
+    reads: list[tuple[int, int]] = field(default_factory=list)
+
+    def offsets(self, topic: str, partition: int = 0, *, patience_s: float | None = None) -> tuple[int, int]:
+        return self.low[0], len(self.lsns)
+
+    def read(
+        self, topic: str, partition: int, first_offset: int, last_offset: int, *, skip_tombstones: bool = False
+    ) -> Iterator[tuple[Longs, pa.Array]]:
+        self.reads.append((first_offset, last_offset))
+        offsets = np.arange(first_offset, last_offset + 1)
+        yield offsets, pa.array([self.lsns[offset].to_bytes(8, "big") for offset in offsets], pa.binary())
+
+
+class Decoder(MarkerDecoder):
+    def decode(self, offset: int, value: bytes) -> CommittedTransaction | None:
+        lsn = int.from_bytes(value, "big")
+        made = replace(transaction(1, 700, (), (), 1), marker_offset=offset, commit_lsn=lsn, commit_time_us=lsn)
+        return made if lsn else None
+
+
+def reader(topic: Topic) -> StreamReader:
+    """Of a query that begins, or goes on after a restart."""
+    options = parse_options({"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://unused"}, streaming=True)
+    planner = _Planner(options, TransactionShape(options))
+    planner._log = MarkerLog(topic, "cdc.transaction", Decoder({}))
+    return StreamReader(planner)
+
+
+def topic_of(*lsns: int) -> Topic:
+    return Topic({}, lsns=list(lsns))
+
+
+def test_a_query_goes_on_behind_its_last_transaction() -> None:
+    topic = topic_of(10, 0, 20)
+    stands = reader(topic).latestOffset({"position": 0, "commit_lsn": 0}, ReadAllAvailable())
+    assert stands == {"position": 3, "commit_lsn": 20}
+    topic.lsns.extend([0, 30])
+    assert reader(topic).latestOffset(stands, ReadAllAvailable()) == {"position": 5, "commit_lsn": 30}
+
+
+def test_a_topic_that_became_shorter_is_refused() -> None:
+    running = reader(topic := topic_of(10, 20, 30))
+    stands = running.latestOffset({"position": 0, "commit_lsn": 0}, ReadAllAvailable())
+    topic.lsns[:] = [40]
+    with pytest.raises(MarkerError, match=r"(?s)commit_lsn 0/1E at marker 3.*topic ends at 1.*made anew"):
+        running.latestOffset(stands, ReadAllAvailable())
+
+
+@pytest.mark.parametrize("at_its_place", [25, 40, 0])
+def test_a_topic_with_another_marker_there_is_refused(at_its_place: int) -> None:
+    """Also where the commit LSNs go on to rise."""
+    with pytest.raises(MarkerError, match="made anew"):
+        reader(topic_of(21, 22, at_its_place, 50)).latestOffset({"position": 3, "commit_lsn": 30}, ReadAllAvailable())
+
+
+def test_a_planned_batch_is_not_read_from_another_topic() -> None:
+    start, end = {"position": 1, "commit_lsn": 10}, {"position": 3, "commit_lsn": 30}
+    assert len(reader(topic_of(10, 20, 30)).partitions(start, end)) == 1
+    with pytest.raises(MarkerError, match="made anew"):
+        reader(topic_of(35, 36, 37, 38)).partitions(start, end)
+
+
+def test_a_marker_that_retention_took_is_not_asked_for() -> None:
+    topic = topic_of(10, 20, 30)
+    topic.low[0] = 2
+    found = reader(topic).latestOffset({"position": 2, "commit_lsn": 20}, ReadAllAvailable())
+    assert found == {"position": 3, "commit_lsn": 30}
+
+
+def test_a_backlog_is_not_loaded_beyond_the_limit() -> None:
+    topic = topic_of(*range(1, 4 * STEP))
+    found = reader(topic).latestOffset({"position": 0, "commit_lsn": 0}, ReadMaxRows(STEP + 5))
+    assert found == {"position": STEP + 5, "commit_lsn": STEP + 5}
+    assert topic.reads == [(0, STEP - 1), (STEP, 2 * STEP - 1)]
+
+
+def test_a_time_is_found_without_loading_the_topic() -> None:
+    topic = topic_of(*range(1, 4 * STEP))
+    log = MarkerLog(topic, "cdc.transaction", Decoder({}))
+    assert resolve(Position("time", 70_000), log) == 70_000
+    assert max(last - first for first, last in topic.reads) < STEP
+    assert not log._transactions
+
+
+def test_the_first_transaction_that_is_complete_is_found() -> None:
+    ranges = [[("a", 0)], [("a", 5), ("b", 0)], [("b", 3)], [("a", 9), ("b", 7)]]
+    transactions = [
+        transaction(number, 700, (), tuple(Range(topic, 0, first, first, 1) for topic, first in items))
+        for number, items in enumerate(ranges)
+    ]
+    kept = {("a", 0): 5, ("b", 0): 4}
+
+    def first_kept(topic: str, partition: int) -> int:
+        return kept[topic, partition]
+
+    assert first_complete(transactions, lambda _: True, first_kept) == 3
+    assert first_complete(transactions, lambda topic: topic == "a", first_kept) == 1
+    assert first_complete(transactions[3:], lambda _: True, first_kept) is None
