@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 from contextlib import suppress
 from importlib.metadata import version as package_version
@@ -103,16 +102,15 @@ def version() -> None:
 
 
 def _run_spark_job(name: str, arguments: list[str]) -> NoReturn:
-    """The reader is a program of its own, so that the gateway never needs Spark. Java and the jars of Delta are the
-    local ones unless the environment names others, each by itself."""
+    """The reader is a program of its own, so that the gateway never needs Spark. It takes the place of this one, so that a signal
+    reaches it. Java and the jars of Delta are the local ones unless the environment names others, each by itself."""
     environment = dict(os.environ)
     if name != "dump" and "--help" not in arguments:  # these need no Spark
         with suppress(ImportError):  # without the extra `local`, Java and jars are where Spark itself looks for them
             from gateway.local.spark import spark_environment
 
             environment |= spark_environment(environment)
-    command = [sys.executable, "-m", "spark_consumer", name, *arguments]
-    raise SystemExit(subprocess.run(command, check=False, env=environment).returncode)
+    os.execve(sys.executable, [sys.executable, "-m", "spark_consumer", name, *arguments], environment)
 
 
 def _fail(error: WalgateError) -> NoReturn:

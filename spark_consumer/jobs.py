@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from spark_consumer.errors import ConsumerError, OptionError
+from spark_consumer.errors import ConsumerError, OptionError, told_by
 from spark_consumer.lsn import parse_lsn
 from spark_consumer.run import Run
 
@@ -34,6 +34,9 @@ ProgressKind = Annotated[str, typer.Option(help="lines or json.")]
 Option = Annotated[list[str], typer.Option("--option", help="name=value of the data source: kafka.*, registry.*, ...")]
 Jars = Annotated[str, typer.Option(envvar="WALGATE_SPARK_JARS", help="Delta's jars, separated by commas.")]
 Memory = Annotated[int, typer.Option(help="Heap of Spark, in MB.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Spark's log of errors, and the whole of the one that ends the job.")
+]
 Cores = Annotated[int, typer.Option(help="Cores of the local Spark; 0: all.")]
 
 MAX_CHANGES = 500_000
@@ -56,6 +59,7 @@ def mirror(
     jars: Jars = "",
     memory_mb: Memory = 1024,
     cores: Cores = 0,
+    verbose: Verbose = False,
 ) -> None:
     """Keep Delta tables equal to the source, to the transaction."""
     from spark_consumer.mirror import pictures
@@ -77,6 +81,7 @@ def mirror(
         jars,
         memory_mb,
         cores,
+        verbose,
         lambda spark: pictures.picture(spark, path),
     )
 
@@ -99,6 +104,7 @@ def consume(
     jars: Jars = "",
     memory_mb: Memory = 1024,
     cores: Cores = 0,
+    verbose: Verbose = False,
 ) -> None:
     """Append every committed change to a changelog of each table."""
     from spark_consumer.changelog import Changelog
@@ -122,6 +128,7 @@ def consume(
         jars,
         memory_mb,
         cores,
+        verbose,
     )
 
 
@@ -177,9 +184,12 @@ def _run(
     jars: str,
     memory_mb: int,
     cores: int,
+    verbose: bool,
     picture: Callable[[Any], Any] | None = None,
 ) -> None:
     """`picture`: the last one of a mirror, or None."""
+    from pyspark.errors import PySparkException
+
     from spark_consumer.options import parse_options
     from spark_consumer.session import local_session
 
@@ -193,22 +203,34 @@ def _run(
         if run.stopping.is_set():
             return
         paths = [Path(jar) for jar in jars.split(",") if jar]
-        spark = local_session(name, jars=paths, memory_mb=memory_mb, cores=cores or None)
+        level = {} if verbose else {"spark.log.level": "FATAL"}
+        spark = local_session(name, jars=paths, memory_mb=memory_mb, cores=cores or None, settings=level)
         if picture is not None and given["startingPosition"] == "earliest" and (last := picture(spark)) is not None:
             given = {
                 **given,
                 "startingPosition": f"lsn:{last.commit_lsn}",
             }  # of a new checkpoint; an old one knows better
             run.options = parse_options(given, streaming=True)
-        frame = spark.readStream.format("walgate").options(**given).load()
-        writer = frame.writeStream.foreachBatch(start(run)).option("checkpointLocation", checkpoint).queryName(name)
-        writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")
-        run.watch(writer.start())
+
+        def query() -> Any:
+            frame = spark.readStream.format("walgate").options(**given).load()
+            writer = frame.writeStream.foreachBatch(start(run)).option("checkpointLocation", checkpoint).queryName(name)
+            return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")).start()
+
+        if once:
+            run.watch(query())
+        else:
+            run.keep_up(query)
         spark.stop()
     except (ConsumerError, ValueError) as problem:
         _fail(problem)
+    except PySparkException as problem:
+        told = told_by(str(problem))
+        if verbose or told is None:
+            raise
+        _fail(told)
 
 
-def _fail(problem: Exception) -> NoReturn:
+def _fail(problem: Exception | str) -> NoReturn:
     print(f"walgate: {problem}", file=sys.stderr)
     raise SystemExit(1)

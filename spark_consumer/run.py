@@ -7,15 +7,17 @@ import json
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import fastavro
+from pyspark.errors import StreamingQueryException
 
 from schemas.framing import FRAME_BYTES
 from schemas.names import POSITION_TOPIC
 from schemas.records import POSITION
-from spark_consumer.errors import SourceUnavailable
+from spark_consumer.errors import SourceUnavailable, told_by
 from spark_consumer.lsn import format_lsn
 from spark_consumer.manifest import MarkerDecoder
 from spark_consumer.markers import MarkerLog
@@ -26,6 +28,7 @@ from spark_consumer.registry import SchemaCache
 
 _LOOK_EVERY_S = 0.2
 _ASK_EVERY_S = 1.0  # where the gateway stands
+_LONGEST_PAUSE_S = 60.0
 
 
 class Run:
@@ -63,7 +66,7 @@ class Run:
         told = False
         while not self.stopping.is_set():
             try:
-                self._log.bounds()
+                self._log.bounds(patience_s=0)
                 return
             except SourceUnavailable as problem:
                 if not told:
@@ -71,6 +74,23 @@ class Run:
                     self.say({"waiting": topic}, f"waiting for {topic}: {problem}")
                 told = True
                 self.stopping.wait(0.5)
+
+    def keep_up(self, start: Callable[[], Any]) -> None:
+        """Runs the query that `start` starts, and another one where Kafka or the registry was away for too long: it goes on
+        at its checkpoint. Raises what else ends a query."""
+        pause_s, reached = 1.0, self._commit_lsn
+        while not self.stopping.is_set():
+            try:
+                self.watch(start())
+                return
+            except StreamingQueryException as problem:
+                told = told_by(str(problem)) or ""
+                if not told.startswith("SourceUnavailable"):
+                    raise
+            pause_s = 1.0 if self._commit_lsn > reached else min(2 * pause_s, _LONGEST_PAUSE_S)
+            reached = self._commit_lsn
+            self.say({"waiting_s": pause_s, "problem": told}, f"trying again in {pause_s:g} s: {told}")
+            self.stopping.wait(pause_s)
 
     def watch(self, query: Any) -> None:
         """Until the query ends, a signal comes, or everything up to `until_lsn` is written. Raises the query's own error."""
@@ -105,7 +125,7 @@ class Run:
                 return False
             end = self._log.bounds()[1]
             start = resolve(self.options.starting, self._log) if position is None else position
-            return not self._log.between(start, end)
+            return self._log.first_between(start, end) is None
         except SourceUnavailable:
             return False
 
@@ -114,12 +134,11 @@ def resume_lsn(options: Options, schemas: SchemaCache) -> int:
     """How far the gateway of this prefix has delivered, from its durable position; -1: no position. Raises SourceUnavailable."""
     found = -1
     low, high = options.broker.offsets(POSITION_TOPIC)
-    for _, values in options.broker.read(POSITION_TOPIC, 0, low, high - 1):
+    for _, values in options.broker.read(POSITION_TOPIC, 0, low, high - 1, skip_tombstones=True):
         for value in values.to_pylist():
-            if value:  # a tombstone deletes a slot's position
-                position = _decode_position(value, schemas)
-                if position["prefix"] == options.prefix:
-                    found = int(position["resume_lsn"])
+            position = _decode_position(value, schemas)
+            if position["prefix"] == options.prefix:
+                found = int(position["resume_lsn"])
     return found
 
 

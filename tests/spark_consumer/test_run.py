@@ -1,0 +1,120 @@
+"""A job as its operator meets it: what it waits for, what ends it, what it says. Without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from spark_consumer.errors import told_by
+from spark_consumer.options import parse_options
+from spark_consumer.run import Run
+
+NEEDED = {"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://127.0.0.1:1"}
+# As Spark 4.2.0 gives them, shortened.
+OF_A_TASK = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] An
+error occurred
+Traceback (most recent call last):
+  File "mirror/batch.py", line 104, in apply
+    found = look_at(raw)
+  File "broker.py", line 110, in _chunks
+    raise TransactionIncomplete(
+    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+pyspark.errors.exceptions.captured.PythonException: An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "broker.py", line 110, in _chunks
+    raise TransactionIncomplete(
+spark_consumer.errors.TransactionIncomplete: cdc.public.items[1]: no record at offset 1 for 5 s, but a manifest reaches to 40
+The topic is shorter than its manifests say, or the broker is slow: see the option noProgressTimeout.
+ SQLSTATE: 39000 SQLSTATE: XXKST
+=== Streaming Query ===
+Identifier: walgate mirror [id = 1, runId = 2]
+"""
+OF_THE_DRIVER = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception:
+[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed
+when Python streaming data source perform latestOffset: Traceback (most recent call last):
+  File "broker.py", line 77, in offsets
+cimpl.KafkaException: KafkaError{code=_ALL_BROKERS_DOWN}
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "source.py", line 170, in latestOffset
+spark_consumer.errors.SourceUnavailable: Kafka did not give the offsets of cdc.transaction[0]: _ALL_BROKERS_DOWN
+\tat org.apache.spark.api.python.PythonStreamingSourceRunner.latestOffset(PythonStreamingSourceRunner.scala:1)
+"""
+
+
+def test_an_error_of_ours_is_found_in_what_spark_says() -> None:
+    assert told_by(OF_A_TASK) == (
+        "TransactionIncomplete: cdc.public.items[1]: no record at offset 1 for 5 s, but a manifest reaches to 40\n"
+        "The topic is shorter than its manifests say, or the broker is slow: see the option noProgressTimeout."
+    )
+    assert told_by(OF_THE_DRIVER) == (
+        "SourceUnavailable: Kafka did not give the offsets of cdc.transaction[0]: _ALL_BROKERS_DOWN"
+    )
+    assert told_by("[STREAM_FAILED] Query terminated with exception: Java heap space") is None
+
+
+@dataclass
+class Query:
+    """Ends with `text` as its error, or by itself."""
+
+    text: str | None = None
+    lastProgress: Any = None
+
+    def awaitTermination(self, _: float) -> bool:
+        if self.text is not None:
+            raise StreamingQueryException(self.text)
+        return True
+
+
+@dataclass
+class Clock:
+    pauses: list[float] = field(default_factory=list)
+
+    def wait(self, pause_s: float) -> bool:
+        self.pauses.append(pause_s)
+        return False
+
+
+def run(monkeypatch: pytest.MonkeyPatch, queries: list[Query]) -> list[float]:
+    """Pauses between the queries."""
+    made = Run(parse_options(NEEDED, streaming=True), None, "lines")
+    clock = Clock()
+    monkeypatch.setattr(made.stopping, "wait", clock.wait)
+    made.keep_up(lambda: queries.pop(0))
+    return clock.pauses
+
+
+def test_a_query_whose_servers_were_away_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queries = [Query(OF_THE_DRIVER) for _ in range(8)]
+    assert run(monkeypatch, [*queries, Query()]) == [2, 4, 8, 16, 32, 60, 60, 60]
+    assert "trying again in 2 s: SourceUnavailable: Kafka did not give the offsets" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", [OF_A_TASK, "[STREAM_FAILED] Java heap space"])
+def test_another_error_ends_the_job(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    with pytest.raises(StreamingQueryException):
+        run(monkeypatch, [Query(text), Query()])
+
+
+async def test_sigterm_ends_the_job_that_walgate_started() -> None:
+    """`walgate mirror` is the job: there is no child that lives on, and holds the end of the pipe."""
+    words = ["--bootstrap-servers", "127.0.0.1:1", "--registry", "http://127.0.0.1:1", "--to", "/nowhere"]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway.cli", "mirror", *words), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    waiting = await process.stdout.readline()
+    assert b"waiting for cdc.transaction: Kafka did not give" in waiting
+    assert b"Connection refused" in waiting
+    process.terminate()
+    await asyncio.wait_for(process.stdout.read(), 30)
+    assert await process.wait() == 0
