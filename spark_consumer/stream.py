@@ -33,8 +33,9 @@ from schemas.names import transaction_topic
 from spark_consumer.columnar.arrays import binaries
 from spark_consumer.columnar.head import decode_heads
 from spark_consumer.counting import RangeCounter, fold
-from spark_consumer.errors import RangeExpired, SourceUnavailable, TransactionIncomplete
-from spark_consumer.frames import true_names
+from spark_consumer.errors import MarkerError, RangeExpired, SourceUnavailable, TransactionIncomplete
+from spark_consumer.frames import true_name, true_names
+from spark_consumer.lsn import format_lsn
 from spark_consumer.manifest import CommittedTransaction, MarkerDecoder, check_order
 from spark_consumer.planning import Read, reads_of
 from spark_consumer.registry import Registry, SchemaCache
@@ -87,8 +88,9 @@ class Transaction:
 
 class TransactionReader:
     """`position`: marker offset to begin at; None: the first that Kafka has. `after_commit_lsn`: of the last transaction before
-    it, so that the order is checked over a restart too. `kafka`: more options of aiokafka (security);
-    `registry`: of confluent_kafka's registry client. `no_progress_s`: a manifest's record must come within this time."""
+    it, so that a restart notices a topic that was made anew, and checks the order too. `kafka`: more options of aiokafka
+    (security); `registry`: of confluent_kafka's registry client. `no_progress_s`: a record of a manifest must come within this
+    time of waiting."""
 
     def __init__(
         self,
@@ -112,6 +114,7 @@ class TransactionReader:
         self._prefix = prefix
         self._position = position
         self._commit_lsn = after_commit_lsn
+        self._begins_before = False  # with the last transaction that was read, as a proof
         self._no_progress_s = no_progress_s
         self._schemas = SchemaCache(Registry({**(registry or {}), "url": registry_url}))
         self._decoder = MarkerDecoder(self._schemas)
@@ -141,11 +144,18 @@ class TransactionReader:
     async def _seek_markers(self) -> None:
         markers = _started(self._markers)
         place = TopicPartition(transaction_topic(self._prefix), 0)
+        if place.topic not in await markers.topics():
+            raise SourceUnavailable(
+                f"Kafka has no topic {place.topic}, or shows us none",
+                hint="Check prefix and bootstrap_servers, and that the gateway has run.",
+            )
         markers.assign([place])
         if self._position is None:
             await markers.seek_to_beginning(place)
-        else:
-            markers.seek(place, self._position)
+            return
+        first_kept = (await markers.beginning_offsets([place]))[place]
+        self._begins_before = bool(self._commit_lsn) and first_kept < self._position
+        markers.seek(place, self._position - self._begins_before)
 
     async def __aiter__(self) -> AsyncIterator[Transaction]:
         """Every committed transaction from the position on, and then each new one as it comes."""
@@ -153,16 +163,28 @@ class TransactionReader:
             for message in await self._next_markers():
                 await self._load(read_schema_id(message.value))
                 facts = self._decoder.decode(message.offset, message.value)
-                if facts is not None:
+                if self._begins_before:
+                    self._begins_before = False
+                    self._check_topic(message.offset, facts)
+                elif facts is not None:
                     check_order([facts], self._commit_lsn)
                     self._commit_lsn = facts.commit_lsn
                     yield Transaction(facts, self)
+
+    def _check_topic(self, offset: int, facts: CommittedTransaction | None) -> None:
+        if facts is None or (offset + 1, facts.commit_lsn) != (self._position, self._commit_lsn):
+            raise MarkerError(
+                f"what lies before position {self._position} is not the transaction of commit_lsn {format_lsn(self._commit_lsn)}",
+                hint="The transaction topic was made anew, or is another cluster's: what was committed meanwhile may be missing.",
+            )
 
     async def _next_markers(self) -> list[Any]:
         try:
             found = await _started(self._markers).getmany(timeout_ms=_POLL_MS, max_records=_CHUNK_RECORDS)
         except OffsetOutOfRangeError as problem:
-            raise RangeExpired("the transaction topic no longer has the position to begin at") from problem
+            raise RangeExpired("the transaction topic does not have the position to begin at") from problem
+        except KafkaError as problem:
+            raise SourceUnavailable(f"Kafka: {problem}") from problem
         return [message for messages in found.values() for message in messages]
 
     async def changes_of(self, facts: CommittedTransaction) -> AsyncIterator[Change]:
@@ -191,14 +213,16 @@ class TransactionReader:
         """(ordinal, record) of one topic-partition; raises when its ranges do not add up."""
         counter = RangeCounter(read)
         position = read.first_offset
-        last_progress = time.monotonic()
+        waited_s = 0.0  # here, not in what the caller does with the records
         while position <= read.last_offset:
+            began = time.monotonic()
             messages = await self._fetch(read, place)
             if not messages:
-                if time.monotonic() - last_progress > self._no_progress_s:
+                waited_s += time.monotonic() - began
+                if waited_s > self._no_progress_s:
                     raise TransactionIncomplete(f"{read.topic}[{read.partition}]: no record at offset {position}")
                 continue
-            last_progress, position = time.monotonic(), messages[-1].offset + 1
+            waited_s, position = 0.0, messages[-1].offset + 1
             wanted = [message for message in messages if message.offset <= read.last_offset]
             values = binaries([message.value for message in wanted])
             heads = decode_heads(values, skip=FRAME_BYTES)
@@ -244,8 +268,8 @@ class TransactionReader:
             old_key=_named(record.get("old_key"), names),
             before=_named(record.get("before"), names),
             after=_named(after, names),
-            unchanged=tuple(names.get(name, name) for name in record.get("unchanged", ())),
-            special={names.get(name, name): text for name, text in record.get("special", {}).items()},
+            unchanged=tuple(true_name(name, names) for name in record.get("unchanged", ())),
+            special={true_name(name, names): text for name, text in record.get("special", {}).items()},
         )
 
 

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
+import fastavro
 import pytest
+from aiokafka import TopicPartition
 
-from spark_consumer.errors import MarkerError, TransactionIncomplete
+from schemas.description import ReplicaIdentity
+from schemas.names import avro_name
+from schemas.relation import change_schema
+from spark_consumer import stream
+from spark_consumer.errors import MarkerError, SourceUnavailable, TransactionIncomplete
+from spark_consumer.frames import true_names
+from spark_consumer.manifest import Range
+from spark_consumer.planning import reads_of
 from spark_consumer.stream import Change, TransactionReader
-from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation
+from tests.spark_consumer.feeder import INT8, TEXT, Feeder, encode, relation
+from tests.spark_consumer.logs import Record
+from tests.spark_consumer.logs import transaction as committed
 from tests.spark_consumer.workload import Workload
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -92,3 +104,68 @@ async def test_a_commit_lsn_that_does_not_rise_raises(feeder: Feeder) -> None:
     await asyncio.to_thread(feeder.kafka_commit)
     with pytest.raises(MarkerError, match="does not come after"):
         await asyncio.wait_for(read_until(feeder, commit_lsn, after_commit_lsn=commit_lsn), 60)
+
+
+@pytest.mark.parametrize("position", [None, 5])
+async def test_a_topic_that_is_not_there_is_named(feeder: Feeder, position: int | None) -> None:
+    absent = TransactionReader(feeder.bootstrap_servers, feeder.registry_url, prefix="absent", position=position)
+    with pytest.raises(SourceUnavailable, match="no topic absent.transaction"):
+        async with absent:
+            pass
+
+
+async def test_another_marker_at_the_position_to_go_on_from_raises(feeder: Feeder) -> None:
+    """The topic was made anew, and has grown beyond the position."""
+    accounts = await asyncio.to_thread(feeder.table, ACCOUNTS)
+    for number in range(3):
+        transaction = feeder.begin()
+        transaction.insert(accounts, {"id": number, "odd name": None})
+        commit_lsn = await asyncio.to_thread(transaction.commit)
+    await asyncio.to_thread(feeder.kafka_commit)
+    with pytest.raises(MarkerError, match="made anew"):
+        await asyncio.wait_for(read_until(feeder, commit_lsn, position=2, after_commit_lsn=1), 60)
+
+
+class Partition(TransactionReader):
+    """One partition, a record at a time, with a silence before each."""
+
+    def __init__(self, clock: list[float], values: list[bytes]) -> None:
+        super().__init__("127.0.0.1:1", "http://127.0.0.1:1", no_progress_s=30)
+        self.clock = clock
+        messages = [[SimpleNamespace(offset=offset, value=value)] for offset, value in enumerate(values)]
+        self.answers = [answer for message in messages for answer in ([], message)]
+
+    async def _fetch(self, *_: Any) -> list[Any]:
+        self.clock[0] += 0.2
+        return self.answers.pop(0)
+
+
+async def test_time_that_the_caller_takes_is_no_time_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    values = [Record(0, 700, 700, 0, ordinal, False, True).value() for ordinal in range(3)]
+    (read,) = reads_of(committed(0, 700, (), (Range("cdc.public.a", 0, 0, 2, 3),)))
+    found = []
+    async for ordinal, _ in Partition(clock, values)._ordered(read, TopicPartition(read.topic, 0)):
+        found.append(ordinal)
+        clock[0] += 60
+    assert found == [0, 1, 2]
+
+
+async def test_columns_of_the_old_row_have_their_true_names() -> None:
+    described = relation("items", {"id": INT8, "odd name": TEXT}, ("id",), ReplicaIdentity.FULL)
+    schema = change_schema(described, "cdc")
+    parsed = fastavro.parse_schema(schema)
+    odd = avro_name("odd name")
+    row = {"id": 1, odd: None}
+    record = {
+        "op": "UPDATE", "xid": 1, "subxid": -1, "epoch": 1, "change_lsn": 1, "ordinal": 0, "commit_lsn": None,
+        "commit_time": None, "origin": None, "key_change": False, "old_key": None, "before": row, "after": row,
+        "unchanged": [odd], "special": {f"before.{odd}": "old", odd: "new"},
+    }  # fmt: skip
+    reader = Partition([0.0], [])
+    reader._parsed[7] = parsed, true_names(schema)
+    change = await reader._decode(committed(0, 1, (), ()), "cdc.public.items", encode(7, parsed, record))
+    assert change.special == {"before.odd name": "old", "odd name": "new"}
+    assert change.unchanged == ("odd name",)
+    assert change.before == {"id": 1, "odd name": None}
