@@ -131,6 +131,9 @@ class TransactionReader:
         except KafkaError as problem:
             await self.__aexit__(None, None, None)
             raise SourceUnavailable(f"Kafka: {problem}") from problem
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(
