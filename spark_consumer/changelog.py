@@ -46,7 +46,7 @@ class Changelog:
     def apply(self, raw: DataFrame, batch: int) -> None:
         """`raw`: frames.RAW, whole transactions."""
         began = time.monotonic()
-        raw = raw.where(f.col("table").isNotNull()).persist()
+        raw = raw.where(f.col("table").isNotNull()).drop("topic", "partition", "offset").persist()
         try:
             found = look_at(raw)
             if found is None:

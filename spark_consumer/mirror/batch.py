@@ -43,6 +43,8 @@ TABLES_AT_ONCE = 2
 SMALL_CHANGES = 250_000
 SMALL_BYTES = 64 << 20
 NEW = -1
+# Of frames.RAW; what is not kept costs nothing.
+_COLUMNS = ("table", "op", "commit_lsn", "commit_time", "ordinal", "schema_id", "value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Mirror:
             self.last, self._opened = pictures.picture(spark, self.path), True
         if self.last is not None:  # a new checkpoint begins early: those transactions are in the mirror
             raw = raw.where(f.col("commit_lsn") > self.last.commit_lsn)
-        raw = raw.where(f.col("table").isNotNull()).persist()
+        raw = raw.where(f.col("table").isNotNull()).select(*_COLUMNS).persist()
         try:
             found = look_at(raw)
             if found is None:

@@ -86,14 +86,14 @@ def test_a_mirror_equals_the_source_after_a_random_workload(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
     workload = Workload(feeder, 7)
-    for _ in range(60):
+    for _ in range(40):
         workload.step()
     feeder.kafka_commit()
     run_mirror(spark, feeder, tmp_path)
-    for _ in range(60):
+    for _ in range(40):
         workload.step()
     workload.finish()
-    reports = stream_mirror(spark, feeder, tmp_path, 400)
+    reports = stream_mirror(spark, feeder, tmp_path, 250)
     assert len(reports) > 1 and reports[-1].commit_lsn == feeder.truth[-1].commit_lsn
     for table in (workload.customers, workload.orders):
         assert mirrored(spark, tmp_path, table) == table.rows
@@ -109,11 +109,11 @@ def test_a_large_batch_is_folded_in_spark_to_the_same_rows(
 ) -> None:
     monkeypatch.setattr(batch, "SMALL_CHANGES", 0)
     workload = Workload(feeder, 11)
-    for _ in range(60):
+    for _ in range(40):
         workload.step()
     feeder.kafka_commit()
     run_mirror(spark, feeder, tmp_path)
-    for _ in range(40):
+    for _ in range(30):
         workload.step()
     workload.finish()
     run_mirror(spark, feeder, tmp_path)

@@ -89,7 +89,7 @@ def sums(path: Path, picture: pictures.Picture) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("clients", "of_client", "limit"),
-    [(3, 30, 80), pytest.param(8, 2500, 2000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
+    [(2, 20, 50), pytest.param(8, 2500, 2000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
 )
 async def test_the_four_sums_of_pgbench_are_one_at_the_end_of_every_batch(
     spark: SparkSession,
@@ -140,7 +140,7 @@ async def test_the_four_sums_of_pgbench_are_one_at_the_end_of_every_batch(
     finally:
         await gateway.kill()
     found = [sums(tmp_path / "mirror", picture) for picture in seen]
-    assert len(seen) > 3 and len({tuple(one.values()) for one in found}) > 3
+    assert len(seen) > 2 and len({tuple(one.values()) for one in found}) > 2
     for picture, one in zip(seen, found, strict=True):
         assert len(set(one.values())) == 1, (picture, one)
     rows = await asyncio.to_thread(pictures.read(spark, str(tmp_path / "mirror"))["public.pgbench_history"].count)
