@@ -22,11 +22,8 @@ from spark_consumer.delta_files import DeltaFiles, open_delta
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.layout import manifest_path, table_path
-from spark_consumer.mirror.shape import SPECIAL
+from spark_consumer.mirror.shape import LOG_COLUMNS, OUT, SPECIAL, is_log
 from spark_consumer.tables import TableName
-
-_LOG_COLUMNS = ("_op", "_commit_lsn", "_commit_time", "_ordinal")
-_OUT = frozenset({"DELETE", "UPDATE_BEFORE"})
 
 TextRow = tuple[str | None, ...]
 
@@ -41,7 +38,7 @@ class DumpedTable:
 
     @property
     def is_log(self) -> bool:
-        return set(_LOG_COLUMNS) <= self.files.columns.keys()
+        return is_log(self.files.columns)
 
     @property
     def special(self) -> str:
@@ -49,7 +46,7 @@ class DumpedTable:
 
     @property
     def columns(self) -> list[str]:
-        hidden = {self.special, *(_LOG_COLUMNS if self.is_log else ())}
+        hidden = {self.special, *(LOG_COLUMNS if self.is_log else ())}
         return [name for name in self.files.columns if name not in hidden]
 
     def rows(self) -> Iterator[TextRow]:
@@ -58,7 +55,8 @@ class DumpedTable:
         return (row for table in self.files.batches() for row in text_rows(table, self.columns, self.special))
 
     def _logged_rows(self) -> Iterator[TextRow]:
-        """Rows that INSERT and UPDATE put there and nothing took away: a multiset, for there is no key."""
+        """Rows that something put there and nothing took away: a multiset, for there is no key. Raises MirrorError when the log
+        does not say which old rows went."""
         events: list[tuple[int, int, str, TextRow]] = []
         for table in self.files.batches():
             places = zip(*(table[name].to_pylist() for name in ("_commit_lsn", "_ordinal", "_op")), strict=True)
@@ -67,13 +65,19 @@ class DumpedTable:
             ):
                 events.append((commit_lsn, ordinal, word, row))
         held: Counter[TextRow] = Counter()
+        words: Counter[str] = Counter()
         for _, _, word, row in sorted(events, key=lambda event: event[:2]):
             if word == "TRUNCATE":
                 held.clear()
-            elif word in _OUT:
-                held[row] -= 1
-            else:
-                held[row] += 1
+                words.clear()
+                continue
+            words[word] += 1
+            held[row] += -1 if word in OUT else 1
+        if words["UPDATE"] != words["UPDATE_BEFORE"] or any(count < 0 for count in held.values()):
+            raise MirrorError(
+                f"the log of {self.name} does not add up to rows: old rows were not sent, or a column was added or changed",
+                hint="Old rows are sent under REPLICA IDENTITY FULL. Read the log itself with Spark, or use --to.",
+            )
         return held.elements()
 
 

@@ -67,7 +67,7 @@ def mirror(
     from spark_consumer.registry import SchemaCache
 
     def start(run: Run) -> Callable[[Any, int], None]:
-        return Mirror(path, SchemaCache(run.options.registry), run.report).apply
+        return Mirror(path, SchemaCache(run.options.registry), run.report, run.options.tables).apply
 
     given = source_options(bootstrap_servers, registry, prefix, tables, max_changes, starting_position, option)
     _run(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +22,7 @@ from pyspark.sql import functions as f
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror import pictures, target
+from spark_consumer.mirror import identity, pictures, target
 from spark_consumer.mirror.layout import table_path
 from spark_consumer.mirror.log import decode_rows, log_rows, log_table_schema, not_yet
 from spark_consumer.mirror.merge import merge, once, rows, write_once
@@ -86,36 +86,95 @@ class TableWork:
 
 @dataclass
 class Mirror:
-    """Applies batches; `apply` is the function for foreachBatch. One writer a mirror."""
+    """Applies batches; `apply` is the function for foreachBatch. One writer a mirror.
+
+    `tables`: the same as the option of the reader; a mirror cannot be given more of them later.
+    """
 
     path: str
     schemas: SchemaCache
     report: Callable[[BatchReport], None] = lambda _: None
+    tables: Sequence[TableName] = ()
     last: pictures.Picture | None = field(default=None, init=False)
     _opened: bool = field(default=False, init=False)
+    _shapes: dict[int, TableShape] = field(default_factory=dict, init=False)
     _applied: dict[TableName, int] = field(default_factory=dict, init=False)  # asking a table costs a job
 
     def apply(self, raw: DataFrame, batch: int) -> None:
-        """`raw`: frames.RAW, whole transactions."""
-        began = time.monotonic()
-        spark = raw.sparkSession
+        """`raw`: frames.RAW, whole transactions. Raises MirrorError."""
         if not self._opened:
-            self.last, self._opened = pictures.picture(spark, self.path), True
+            self._open(raw.sparkSession)
+        raw = raw.where(f.col("table").isNotNull())
         if self.last is not None:  # a new checkpoint begins early: those transactions are in the mirror
-            raw = raw.where(f.col("commit_lsn") > self.last.commit_lsn)
-        raw = raw.where(f.col("table").isNotNull()).select(*_COLUMNS).persist()
+            known = f.col("table").isin(list(self.last.tables))
+            raw = raw.where(~known | (f.col("commit_lsn") > self.last.commit_lsn))
+        raw = raw.select(*_COLUMNS).persist()
         try:
-            found = look_at(raw)
-            if found is None:
-                return
-            content, records = found
-            self._write_tables(spark, raw, records, content)
+            self._apply(raw, batch)
         finally:
             raw.unpersist()
+
+    def _open(self, spark: SparkSession) -> None:
+        last = pictures.picture(spark, self.path)
+        if last is not None:
+            tables = {str(table) for table in self.tables}
+            new = sorted(tables.difference(last.scope)) if tables else ["every other table"]
+            if last.scope and new:
+                raise MirrorError(
+                    f"{new[0]} is new to the mirror at {self.path}, which was made for {', '.join(last.scope)} only: the changes "
+                    "up to here are not in it",
+                    hint="Choose another path and checkpoint for these tables, or give the same tables as before.",
+                )
+            if tables:
+                last = replace(last, tables={name: at for name, at in last.tables.items() if name in tables})
+        self.last, self._opened = last, True
+
+    def _apply(self, raw: DataFrame, batch: int) -> None:
+        """Whole, or where the key of a table changes, what is before and what is behind."""
+        began = time.monotonic()
+        spark = raw.sparkSession
+        found = look_at(raw)
+        if found is None:
+            return
+        content, records = found
+        cut = self._first_change_of_key(raw, records, content)
+        if cut is not None:
+            self._apply(raw.where(f.col("commit_lsn") < cut), batch)
+            self._apply(raw.where(f.col("commit_lsn") >= cut), batch)
+            return
+        self._write_tables(spark, raw, records, content)
         self._record(spark, batch, content)
         tables = {str(part.table): part.changes for part in content.parts}
         seconds = time.monotonic() - began
         self.report(BatchReport(batch, content.commit_lsn, content.transactions, content.changes, tables, seconds))
+
+    def _first_change_of_key(
+        self, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
+    ) -> int | None:
+        """Commit LSN of the first transaction that has one. Raises MirrorError also where a table comes too late."""
+        found = []
+        for part in content.parts:
+            is_new = self.last is not None and str(part.table) not in self.last.tables
+            if not is_new and len({self._key(schema_id) for schema_id in part.schema_ids}) == 1:
+                continue
+            own = raw.where(f.col("table") == str(part.table)) if records is None else records[part.table]
+            first = identity.first_positions(own)
+            if self.last is not None and min(first.values())[0] <= self.last.commit_lsn:
+                raise MirrorError(
+                    f"{part.table} is new to the mirror at {self.path}, which is at {format_lsn(self.last.commit_lsn)} already",
+                    hint="Choose another path for it, or start behind the mirror's last picture "
+                    f"(startingPosition lsn:{format_lsn(self.last.commit_lsn)}) to take only what follows.",
+                )
+            found.append(identity.change_of_key(part.table, first, self._key))
+        return min((cut for cut in found if cut is not None), default=None)
+
+    def _shape(self, schema_id: int) -> TableShape:
+        if schema_id not in self._shapes:
+            self._shapes[schema_id] = TableShape.of(self.schemas[schema_id])
+        return self._shapes[schema_id]
+
+    def _key(self, schema_id: int) -> tuple[str, ...]:
+        return self._shape(schema_id).key
 
     def _write_tables(
         self, spark: SparkSession, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
@@ -143,9 +202,11 @@ class Mirror:
 
     def _prepare(self, spark: SparkSession, part: TablePart, commit_lsn: int) -> TableWork:
         """Raises MirrorError when a table is another writer's, or holds more than this batch."""
-        shape = TableShape.of(self.schemas[part.newest])
+        shape = self._shape(part.newest)
         texts = {schema_id: json.dumps(self.schemas[schema_id]) for schema_id in part.schema_ids}
         location = table_path(self.path, part.table)
+        columns = table_schema(shape) if shape.key else log_table_schema(shape)
+        identity.check_names(part.table, columns.names)
         if not target.exists(spark, location):
             return TableWork(location, part, shape, texts, NEW)
         if part.table not in self._applied:
@@ -158,17 +219,25 @@ class Mirror:
                 hint="Remove the checkpoint and start again behind the last picture (walgate mirror does so by itself), "
                 "with batches at least as large as before (--max-changes).",
             )
-        target.align(spark, location, table_schema(shape) if shape.key else log_table_schema(shape))
         if part.cut is not None and part.cut[0] <= applied:
             part = replace(part, cut=None)
+        if applied < commit_lsn:
+            identity.convert(spark, location, part.table, shape, applied)
+            target.align(spark, location, columns)
+            keys = {} if self.last is None else self.last.keys
+            if shape.key and part.cut is None and tuple(keys.get(str(part.table), ())) != shape.key:
+                identity.check_key(spark, location, part.table, shape)
         return TableWork(location, part, shape, texts, applied)
 
     def _record(self, spark: SparkSession, batch: int, content: BatchContent) -> None:
         versions = {} if self.last is None else dict(self.last.tables)
+        keys = {} if self.last is None else dict(self.last.keys)
         for part in content.parts:
             self._applied[part.table] = content.commit_lsn
             versions[str(part.table)] = target.version(spark, table_path(self.path, part.table))
-        picture = pictures.Picture(batch, content.commit_lsn, content.commit_time, versions)
+            keys[str(part.table)] = self._key(part.newest)
+        scope = [str(table) for table in self.tables]
+        picture = pictures.Picture(batch, content.commit_lsn, content.commit_time, versions, keys, scope)
         pictures.record(spark, self.path, picture)
         self.last = picture
 

@@ -17,7 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_consumer.columnar.arrays import booleans, numbers
+from spark_consumer.errors import MirrorError
 from spark_consumer.frames import STRINGS, TEXTS
+from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.key_text import parse_keys
 from spark_consumer.mirror.shape import TableShape
 
@@ -49,12 +51,14 @@ def keyed_events(raw: pa.RecordBatch, decoded: list[pa.Array], shape: TableShape
         new_key = _choose(_unchanged_key(unchanged, shape) & _mask(old_key.is_valid()), had_key, new_key)
     has_old = _mask(pc.or_(old_key.is_valid(), before.is_valid()))
     moved = np.flatnonzero(~deleted & has_old & _differ(had_key, new_key, shape))
+    key = _choose(deleted, had_key, new_key)
+    _refuse_nulls(key, raw, shape)
     nulls = pa.nulls(len(raw), shape.key_struct)
     moved_mask = np.zeros(len(raw), bool)
     moved_mask[moved] = True
     events = pa.RecordBatch.from_arrays(
         [
-            _choose(deleted, had_key, new_key),
+            key,
             _choose(moved_mask, had_key, nulls),
             booleans(deleted),
             row,
@@ -68,6 +72,17 @@ def keyed_events(raw: pa.RecordBatch, decoded: list[pa.Array], shape: TableShape
     if not len(moved):
         return events
     return pa.concat_batches([events, _removals(events, had_key, numbers(moved), shape)])
+
+
+def _refuse_nulls(key: pa.Array, raw: pa.RecordBatch, shape: TableShape) -> None:
+    """Such a change would find no row."""
+    for name in shape.key:
+        missing = _mask(_child(key, name).is_null())
+        if name not in shape.uncertain_key and missing.any():
+            commit_lsn = raw.column("commit_lsn")[int(missing.argmax())].as_py()
+            raise MirrorError(
+                f"a change at {format_lsn(commit_lsn)} has no value in {name!r}, a column of its table's key"
+            )
 
 
 def _removals(events: pa.RecordBatch, had_key: pa.Array, moved: pa.Array, shape: TableShape) -> pa.RecordBatch:

@@ -1,8 +1,9 @@
 """Relations without replica identity: every change is appended, nothing is looked for.
 
 Columns of the relation, then `_op`, `_commit_lsn`, `_commit_time`, `_ordinal` and `_special`. `_op` is INSERT, DELETE (the
-old row), UPDATE (the new row), UPDATE_BEFORE (the old row of an UPDATE, where the stream has it) or TRUNCATE (all columns
-null): added up, they give the rows that are there now.
+old row; all columns null where the stream does not have it), UPDATE (the new row), UPDATE_BEFORE (the old row of an UPDATE,
+where the stream has it), TRUNCATE (all columns null) or READ (a row from before the relation lost its identity): added up,
+they give the rows that are there now, if the stream has all old rows.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from pyspark.sql.types import StructType
 from spark_consumer.columnar.arrays import booleans, numbers, strings
 from spark_consumer.frames import INSTANT, TEXTS
 from spark_consumer.mirror.events import BEFORE, fill_from_before, special_of_row
-from spark_consumer.mirror.shape import TableShape
+from spark_consumer.mirror.shape import LOG_COLUMNS, TableShape
 
-_POSITION = [("_op", pa.string()), ("_commit_lsn", pa.int64()), ("_commit_time", INSTANT), ("_ordinal", pa.int64())]
+_POSITION = list(zip(LOG_COLUMNS, (pa.string(), pa.int64(), INSTANT, pa.int64()), strict=True))
 
 
 def log_schema(shape: TableShape) -> pa.Schema:
@@ -57,7 +58,10 @@ def decode_rows(
             operation = part.column("op").cast(pa.string())
             old_words = strings([word if word == "DELETE" else "UPDATE_BEFORE" for word in operation.to_pylist()])
             yield _rows(part, before, old_words, old_special, np.flatnonzero(before.is_valid()), shape)
-            new = row.is_valid().to_numpy(zero_copy_only=False) | (np.array(operation.to_pylist()) == "TRUNCATE")
+            new = row.is_valid().to_numpy(zero_copy_only=False)
+            new |= np.isin(operation.to_pylist(), ["DELETE", "TRUNCATE"]) & before.is_null().to_numpy(
+                zero_copy_only=False
+            )
             yield _rows(part, row, operation, special_of_row(special), np.flatnonzero(new), shape)
 
 

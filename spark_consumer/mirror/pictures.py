@@ -6,7 +6,7 @@ it was behind one commit; a reader that takes the newest version of each may see
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -29,25 +29,32 @@ _SCHEMA = pa.schema(
         ("commit_lsn", pa.int64()),
         ("commit_time", INSTANT),
         ("tables", pa.map_(pa.string(), pa.int64())),
+        ("keys", pa.map_(pa.string(), pa.list_(pa.string()))),
+        ("scope", pa.list_(pa.string())),
     ]
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """`tables`: Delta version of every table that is there, by its name, behind the transaction at `commit_lsn`."""
+    """`tables`: Delta version of every table that is there, by its name, behind the transaction at `commit_lsn`.
+
+    `keys`: the key columns of each, none of a log. `scope`: the only tables that the mirror has, where it was told so.
+    """
 
     batch: int
     commit_lsn: int
     commit_time: datetime | None
     tables: Mapping[str, int]
+    keys: Mapping[str, Sequence[str]]
+    scope: Sequence[str]
 
 
 def record(spark: SparkSession, path: str, picture: Picture) -> None:
     """Appends a picture, once for its commit LSN."""
-    row = {**asdict(picture), "tables": list(picture.tables.items())}
+    row = {**asdict(picture), "tables": list(picture.tables.items()), "keys": list(picture.keys.items())}
     frame = spark.createDataFrame(pa.Table.from_pylist([row], schema=_SCHEMA))
-    write_once(frame, manifest_path(path), "append", picture.commit_lsn)
+    write_once(frame, manifest_path(path), "append", picture.commit_lsn, merge_schema=True)
 
 
 def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> Picture | None:
@@ -70,7 +77,11 @@ def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest")
         raise MirrorError(
             f"the mirror begins at {format_lsn(first[0])}, which is after {at}" if first else "the mirror is empty"
         )
-    return None if found is None else Picture(found.batch, found.commit_lsn, found.commit_time, found.tables)
+    if found is None:
+        return None
+    facts = found.asDict()
+    keys, scope = facts.get("keys") or {}, facts.get("scope") or []  # a manifest may be older than these columns
+    return Picture(found.batch, found.commit_lsn, found.commit_time, found.tables, keys, scope)
 
 
 class MirrorPicture(dict[str, DataFrame]):

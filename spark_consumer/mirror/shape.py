@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,9 @@ from spark_consumer.frames import TEXTS, TableFrame
 from spark_consumer.registry import Schema
 
 SPECIAL = "_special"
+LOG_COLUMNS = ("_op", "_commit_lsn", "_commit_time", "_ordinal")
+# Words of `_op` whose row is no longer there.
+OUT = ("DELETE", "UPDATE_BEFORE")
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,10 @@ class TableShape:
                 ("ordinal", pa.int64()),
             ]
         )
+
+
+def is_log(columns: Iterable[str]) -> bool:
+    return set(LOG_COLUMNS) <= set(columns)
 
 
 def special_key(name: str) -> str:

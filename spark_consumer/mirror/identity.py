@@ -1,0 +1,138 @@
+"""What becomes of a table when the replica identity of its relation changes.
+
+A batch is cut where that happens, so that every part of it has one key for each table. A table with rows becomes a log and a log
+a table with rows; rows that are there must have a value in each column of a new key, or no change would find them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import MapType
+
+from spark_consumer.errors import MirrorError
+from spark_consumer.lsn import format_lsn
+from spark_consumer.mirror.fold import position
+from spark_consumer.mirror.shape import LOG_COLUMNS, OUT, TableShape, is_log
+from spark_consumer.mirror.target import quoted
+from spark_consumer.tables import TableName
+
+COPY = (
+    "Stop the mirror, overwrite this Delta table with the rows that the source has now (its columns, and a map _special that "
+    "is null), and start again: changes that the copy has already do no harm, if no column came or went since. Or go on "
+    "without the table: --tables with all the others."
+)
+
+
+def first_positions(records: pa.Table | DataFrame) -> dict[int, tuple[int, int]]:
+    """Of one table's records, an Arrow table in order or a DataFrame: schema id -> (commit_lsn, ordinal) of its first one."""
+    if isinstance(records, DataFrame):
+        found = records.groupBy("schema_id").agg(f.min(position()).alias("first")).collect()
+        return {row["schema_id"]: tuple(row["first"]) for row in found}
+    ids, places = np.unique(records["schema_id"].to_numpy(), return_index=True)
+    first = records.select(["commit_lsn", "ordinal"]).take(pa.array(places)).to_pylist()
+    return {number: (at["commit_lsn"], at["ordinal"]) for number, at in zip(ids.tolist(), first, strict=True)}
+
+
+def change_of_key(
+    table: TableName, first: Mapping[int, tuple[int, int]], key_of: Callable[[int], tuple[str, ...]]
+) -> int | None:
+    """Commit LSN of the first transaction in which a table has another key than in its first record. `first`: first_positions.
+
+    Raises MirrorError when that is the transaction of the first record.
+    """
+    oldest = min(first, key=lambda schema_id: first[schema_id])
+    others = [first[schema_id][0] for schema_id in first if key_of(schema_id) != key_of(oldest)]
+    if not others:
+        return None
+    if min(others) == first[oldest][0]:
+        raise MirrorError(
+            f"{table} has changes before and behind a change of its replica identity within one transaction, at "
+            f"{format_lsn(min(others))}: the mirror takes in a transaction as a whole, under one key",
+            hint="Go on without the table: --tables with all the others.",
+        )
+    return min(others)
+
+
+def convert(spark: SparkSession, location: str, table: TableName, shape: TableShape, applied: int) -> None:
+    """Makes rows of a log or a log of rows, where `shape` is the other; one Delta commit. Raises MirrorError."""
+    frame = spark.read.format("delta").load(location)
+    if is_log(frame.columns) == (not shape.key):
+        return
+    made = added_up(frame, table, location) if shape.key else as_log(frame, applied)
+    made.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(location)
+
+
+def as_log(rows: DataFrame, applied: int) -> DataFrame:
+    """Rows as the first entries of a log: READ, behind the last transaction that the table took in."""
+    values = (f.lit("READ"), f.lit(applied).cast("long"), f.lit(None).cast("timestamp"), f.lit(-1).cast("long"))
+    return rows.withColumns(dict(zip(LOG_COLUMNS, values, strict=True)))
+
+
+def added_up(log: DataFrame, table: TableName, location: str) -> DataFrame:
+    """The rows that a log adds up to. Raises MirrorError when it does not, or has a row twice."""
+    place = f.struct("_commit_lsn", "_ordinal")
+    cut = log.where(f.col("_op") == "TRUNCATE").agg(f.max(place).alias("place")).head()
+    if cut is not None and cut["place"] is not None:
+        last_lsn, last_ordinal = cut["place"]
+        log = log.where(place > f.struct(f.lit(last_lsn).cast("long"), f.lit(last_ordinal).cast("long")))
+    special = next(field.name for field in log.schema if isinstance(field.dataType, MapType))
+    names = [name for name in log.columns if name not in (*LOG_COLUMNS, special)]
+    weight = f.when(f.col("_op").isin(*OUT), -1).otherwise(1)
+    texts = f.when(f.size(quoted(special)) > 0, f.col(quoted(special)))
+    row = f.struct(*(f.col(quoted(name)) for name in names), texts.alias(special))
+    equal = [f.col(quoted(name)).alias(f"column {number}") for number, name in enumerate(names)]
+    held = (
+        log.groupBy(*equal, f.array_sort(f.map_entries(texts)).alias("texts"))
+        .agg(f.sum(weight).alias("held"), f.max_by(row, f.when(weight == 1, place)).alias("row"))
+        .where("held != 0")
+    )
+    odd = held.where("held != 1").limit(1).count()
+    words = {found["_op"]: found["count"] for found in log.groupBy("_op").count().collect()}
+    if odd or words.get("UPDATE", 0) != words.get("UPDATE_BEFORE", 0):
+        raise MirrorError(
+            f"{table} has a replica identity now, and was a log at {location} that does not add up to rows: not all of its "
+            "old rows were sent, or a column was added or changed without telling the stream",
+            hint=COPY,
+        )
+    return held.select("row.*")
+
+
+def check_key(spark: SparkSession, location: str, table: TableName, shape: TableShape) -> None:
+    """Raises MirrorError when rows of a table cannot be told by the key, which is new."""
+    frame = spark.read.format("delta").load(location)
+    special = f.col(quoted(shape.special_column))
+    parts, missing = [], f.lit(False)
+    for name in shape.key:
+        column = f.col(quoted(name))
+        text = special[name] if name in shape.uncertain_key else f.lit(None).cast("string")
+        parts += [column, text]
+        missing = missing | (column.isNull() & text.isNull())
+    named = [part.alias(f"part {number}") for number, part in enumerate(parts)]
+    groups = frame.groupBy(missing.alias("missing"), *named).count()
+    if groups.where("missing or count > 1").limit(1).count():
+        raise MirrorError(
+            f"{table} has the key {_listed(shape.key)} now, and {location} has rows without a value in it, or some with the "
+            "same one: PostgreSQL does not send what ALTER TABLE fills in, rewrites or renames",
+            hint=COPY,
+        )
+
+
+def check_names(table: TableName, columns: Iterable[str]) -> None:
+    """Raises MirrorError when Delta would take two names for one."""
+    known: dict[str, str] = {}
+    for name in columns:
+        other = known.setdefault(name.lower(), name)
+        if other is not name:
+            raise MirrorError(
+                f"{table} has the columns {_listed((other, name))}: Delta takes names that differ by case only for one",
+                hint="Rename one in the source, or leave the table out: --tables with all the others.",
+            )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
