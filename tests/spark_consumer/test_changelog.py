@@ -8,11 +8,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from schemas.description import ReplicaIdentity
-from spark_consumer.changelog import Changelog
+from spark_consumer.changelog import Changelog, last_folder
+from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import pictures
 from spark_consumer.mirror.batch import Mirror
 from spark_consumer.registry import Registry, SchemaCache
-from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
+from tests.spark_consumer.feeder import INT4, INT8, TEXT, Feeder, Table, relation
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -29,6 +30,7 @@ def feed(feeder: Feeder) -> list[Table]:
         transaction.insert(notes, {"text": "a"})
         transaction.insert(nothing, {})
         transaction.commit()
+        feeder.kafka_commit()
     last = feeder.begin()
     last.update(items, items.rows[0,], {"id": 7, "name": None})
     last.truncate(notes, nothing)
@@ -43,19 +45,65 @@ def positions(frame: DataFrame) -> list[tuple[int, int, str]]:
 
 
 @pytest.mark.parametrize("format", ["delta", "parquet"])
-def test_a_changelog_has_every_change_once_though_its_batch_runs_twice(
+def test_a_changelog_has_every_change_once_wherever_batches_are_cut(
     spark: SparkSession,
     feeder: Feeder,
     tmp_path: Path,
     format: str,  # noqa: A002 - the option's name
 ) -> None:
+    """A batch that runs again, as after a crash, and one that begins early, as after a new checkpoint."""
     tables = feed(feeder)
-    for _ in range(2):
+    for end in (f"lsn:{feeder.truth[3].commit_lsn}", "latest", "latest"):
         changelog = Changelog(str(tmp_path), format, SchemaCache(Registry({"url": feeder.registry_url})))
-        changelog.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
+        changelog.apply(spark.read.format("walgate").options(**feeder.options(endingPosition=end)).load(), 0)
     for table in tables:
         found = spark.read.format(format).load(f"{tmp_path}/tables/public/{table.description.name}")
         assert positions(found) == [(c.commit_lsn, c.ordinal, c.op) for c in feeder.truth if c.table is table]
+
+
+def test_a_folder_that_was_not_written_to_its_end_does_not_count(spark: SparkSession, tmp_path: Path) -> None:
+    assert last_folder(spark, str(tmp_path / "nothing"), 30) == -1
+    for lsn in (9, 10, 20):
+        (tmp_path / f"batch={lsn}").mkdir()
+    (tmp_path / "batch=9" / "_SUCCESS").touch()
+    (tmp_path / "batch=10" / "_SUCCESS").touch()
+    assert last_folder(spark, str(tmp_path), 20) == 10
+    with pytest.raises(MirrorError, match=r"batch=20 has no file _SUCCESS"):
+        last_folder(spark, str(tmp_path), 30)
+
+
+@pytest.mark.parametrize("format", ["delta", "parquet"])
+def test_a_column_that_is_widened_stays_readable(
+    spark: SparkSession,
+    feeder: Feeder,
+    tmp_path: Path,
+    format: str,  # noqa: A002
+) -> None:
+    changelog = Changelog(str(tmp_path), format, SchemaCache(Registry({"url": feeder.registry_url})))
+    narrow = feeder.table(relation("items", {"id": INT4}, ("id",)))
+    wide = feeder.alter(narrow, relation("items", {"id": INT8}, ("id",)))
+    start = "earliest"
+    for table, number in ((narrow, 1), (wide, 2**40)):
+        transaction = feeder.begin()
+        transaction.insert(table, {"id": number})
+        commit_lsn = transaction.commit()
+        feeder.kafka_commit()
+        options = feeder.options(startingPosition=start)
+        changelog.apply(spark.read.format("walgate").options(**options).load(), 0)
+        start = f"lsn:{commit_lsn}"
+    location = f"{tmp_path}/tables/public/items"
+    reader = spark.read.format(format)
+    if format == "parquet":
+        reader = reader.schema(spark.read.parquet(f"{location}/batch={commit_lsn}").schema)
+    assert sorted(row["after"]["id"] for row in reader.load(location).collect()) == [1, 2**40]
+    if format == "delta":
+        text = feeder.alter(wide, relation("items", {"id": TEXT}, ("id",)))
+        transaction = feeder.begin()
+        transaction.insert(text, {"id": "a"})
+        transaction.commit()
+        feeder.kafka_commit()
+        with pytest.raises(MirrorError, match=r"changelog of public\.items .* cannot take a column"):
+            changelog.apply(spark.read.format("walgate").options(**feeder.options(startingPosition=start)).load(), 0)
 
 
 def test_relations_without_key_or_columns_are_read_and_mirrored(

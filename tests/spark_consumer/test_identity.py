@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from schemas.description import ReplicaIdentity
+from schemas.description import ReplicaIdentity, TypeFacts
 from spark_consumer.dump import newest
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import pictures
@@ -20,8 +20,10 @@ from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Row, Table, relation
 from tests.spark_consumer.test_mirror import run_mirror
 
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
 ITEMS = TableName("public", "items")
-COLUMNS = {"id": INT8, "name": TEXT}
+COLUMNS: dict[str, TypeFacts | tuple[TypeFacts, int]] = {"id": INT8, "name": TEXT}
 LOG = relation("items", COLUMNS, (), ReplicaIdentity.FULL)
 KEYED = relation("items", COLUMNS, ("id",))
 BY_ID = relation("items", {"id": INT8, "code": INT8}, ("id",))
@@ -91,9 +93,6 @@ def mirrored(spark: SparkSession, path: Path) -> list[dict[str, Any]]:
 def dumped(path: Path) -> list[tuple[str | None, ...]]:
     (found,) = newest(path)
     return sorted(found.rows())
-
-
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 def test_a_log_that_gets_a_key_becomes_the_rows_it_adds_up_to(
