@@ -225,6 +225,7 @@ def _sort_out(messages: list[Message], stretch: _Stretch, position: int) -> tupl
     """Offsets and values up to `last_offset`, and the offset that has been reached."""
     offsets: list[int] = []
     values: list[bytes] = []
+    last_offset = stretch.last_offset
     for message in messages:
         error = message.error()
         offset = message.offset()
@@ -232,7 +233,7 @@ def _sort_out(messages: list[Message], stretch: _Stretch, position: int) -> tupl
             position = max(position, _reached_by(error, offset, stretch, position))
             continue
         assert offset is not None
-        if offset > stretch.last_offset:
+        if offset > last_offset:
             return offsets, values, offset
         value = message.value()
         position = offset + 1

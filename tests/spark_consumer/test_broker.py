@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -12,8 +14,8 @@ from confluent_kafka.cimpl import NewTopic
 
 from gateway.local import Kafka
 from spark_consumer import broker as brokers
-from spark_consumer.broker import Broker
-from spark_consumer.errors import SourceRefused, SourceUnavailable
+from spark_consumer.broker import Broker, _sort_out, _Stretch, _Trouble
+from spark_consumer.errors import MalformedRecord, SourceRefused, SourceUnavailable
 
 TOPIC = "cdc.transaction"
 PASSWORD = {
@@ -87,6 +89,21 @@ async def test_a_broker_that_refuses_us_is_not_waited_for(kafka: Kafka) -> None:
     assert "kafka.sasl" in caught.value.hint
     with pytest.raises(SourceRefused, match="_AUTHENTICATION"):
         await asyncio.to_thread(list, Broker(settings, no_progress_s=1).read(TOPIC, 0, 0, 5))
+
+
+@pytest.mark.parametrize("skip_tombstones", [True, False])
+def test_a_tombstone_is_skipped_only_where_it_may_be(skip_tombstones: bool) -> None:
+    """A slot's position that was deleted, in the topic of positions."""
+    messages: list[Any] = [
+        SimpleNamespace(error=lambda: None, offset=lambda at=at: at, value=lambda value=value: value)
+        for at, value in enumerate([b"a", None, b"b"])
+    ]
+    stretch = _Stretch("walgate.position", 0, 2, skip_tombstones, _Trouble())
+    if skip_tombstones:
+        assert _sort_out(messages, stretch, 0) == ([0, 2], [b"a", b"b"], 3)
+    else:
+        with pytest.raises(MalformedRecord, match=r"walgate.position\[0\] 1: a record without a value"):
+            _sort_out(messages, stretch, 0)
 
 
 @pytest.mark.long
