@@ -42,7 +42,8 @@ class DumpedTable:
 
     @property
     def special(self) -> str:
-        return next(name for name in reversed(self.files.columns) if name.endswith(SPECIAL))
+        """As `TableShape.special_column`: the one with the most underscores."""
+        return max((name for name in self.files.columns if not name.removesuffix(SPECIAL).strip("_")), key=len)
 
     @property
     def columns(self) -> list[str]:
