@@ -43,7 +43,7 @@ class DumpedTable:
     @property
     def special(self) -> str:
         """As `TableShape.special_column`: the one with the most underscores."""
-        return max((name for name in self.files.columns if not name.removesuffix(SPECIAL).strip("_")), key=len)
+        return max((name for name in self.files.columns if name.lstrip("_") == SPECIAL.lstrip("_") != name), key=len)
 
     @property
     def columns(self) -> list[str]:

@@ -14,7 +14,7 @@ from spark_consumer.dump import DumpedTable
     ("columns", "special"),
     [
         (["id", "_special"], "_special"),
-        (["id", "_special", "is_special"], "_special"),
+        (["special", "_special", "is_special", "____________"], "_special"),
         (["_special", "id", "__special"], "__special"),
         (["__special", "id", "_special", "___special"], "___special"),
     ],
