@@ -115,7 +115,9 @@ def test_the_demo_survives_kill_9_of_the_gateway_and_says_so_in_its_last_line(te
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+)
 async def test_a_demo_that_is_stopped_leaves_no_process_and_no_folder(temporary: Path, number: signal.Signals) -> None:
     demo = await asyncio.create_subprocess_exec(
         *demo_command(), stdout=asyncio.subprocess.PIPE, env=os.environ | {"TMPDIR": str(temporary)}

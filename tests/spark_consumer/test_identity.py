@@ -120,6 +120,7 @@ def test_a_log_that_does_not_add_up_gets_no_key(spark: SparkSession, feeder: Fee
         run_mirror(spark, feeder, tmp_path)
 
 
+@pytest.mark.long
 def test_rows_whose_key_goes_become_the_beginning_of_a_log(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     keyed = feeder.table(KEYED)
     commit(feeder, keyed, (None, item(1, "a")), (None, item(2, "b")), (None, item(3, "c")))

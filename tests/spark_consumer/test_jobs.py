@@ -133,6 +133,7 @@ def check_changelog(path: Path, table: Table, feeder: Feeder) -> None:
     assert changes == [(c.commit_lsn, c.ordinal, c.op) for c in feeder.truth if c.table is table]
 
 
+@pytest.mark.long
 async def test_a_changelog_in_parquet_has_every_change_once(feeder: Feeder, tmp_path: Path) -> None:
     workload = await asyncio.to_thread(Workload, feeder, 13)
     for _ in range(40):
