@@ -206,10 +206,8 @@ def _run(
         level = {} if verbose else {"spark.log.level": "FATAL"}
         spark = local_session(name, jars=paths, memory_mb=memory_mb, cores=cores or None, settings=level)
         if picture is not None and given["startingPosition"] == "earliest" and (last := picture(spark)) is not None:
-            given = {
-                **given,
-                "startingPosition": f"lsn:{last.commit_lsn}",
-            }  # of a new checkpoint; an old one knows better
+            # Of a new checkpoint; an old one knows better.
+            given = {**given, "startingPosition": f"lsn:{last.commit_lsn}"}
             run.options = parse_options(given, streaming=True)
 
         def query() -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.events.varint import encode_long, encode_some_long, encode_some_lsn
+from gateway.events.varint import encode_long, encode_some_lsn
+from gateway.values.reader import some_bytes
 
 _NULL = b"\0"
 _NO_SUBXID = encode_long(-1)
@@ -30,10 +31,5 @@ class Context:
         self.commit = (
             (_NULL if commit_lsn is None else encode_some_lsn(commit_lsn))
             + (_NULL if commit_time is None else encode_some_lsn(commit_time))
-            + (_NULL if origin is None else _some_string(origin))
+            + (_NULL if origin is None else some_bytes(origin.encode()))
         )
-
-
-def _some_string(text: str) -> bytes:
-    encoded = text.encode()
-    return encode_some_long(len(encoded)) + encoded

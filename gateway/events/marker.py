@@ -11,6 +11,7 @@ from typing import Final
 
 from gateway.events.manifest import Manifest
 from gateway.events.varint import encode_long, encode_lsn, encode_some_lsn
+from gateway.values.reader import some_bytes
 from schemas.records import TRANSACTION_MARKER
 
 _NULL = b"\0"
@@ -75,8 +76,8 @@ def encode_markers(frame: bytes, markers: Iterable[Marker], epoch: int) -> Itera
             encoded_lsn,
             _NULL if marker.end_lsn is None else encode_some_lsn(marker.end_lsn),
             encoded_time,
-            _NULL if marker.gid is None else _some_text(marker.gid),
-            _NULL if marker.origin is None else _some_text(marker.origin),
+            _NULL if marker.gid is None else some_bytes(marker.gid.encode()),
+            _NULL if marker.origin is None else some_bytes(marker.origin.encode()),
         ]
         manifest = marker.manifest
         if manifest is None:
@@ -128,7 +129,3 @@ def _integers(values: list[int]) -> bytes:
 def _text(value: str) -> bytes:
     encoded = value.encode()
     return encode_long(len(encoded)) + encoded
-
-
-def _some_text(value: str) -> bytes:
-    return _SOME + _text(value)

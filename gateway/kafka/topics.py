@@ -148,9 +148,8 @@ class Topics:
                 made = await self._without_logs(made)
             answered = time.monotonic()
             if made:
-                await asyncio.sleep(
-                    max(LOGS_POLL_S, answered - asked)
-                )  # many topics: leave the broker half of its time
+                # Many topics: leave the broker half of its time.
+                await asyncio.sleep(max(LOGS_POLL_S, answered - asked))
             asked = time.monotonic()
 
     async def _without_logs(self, topics: list[str]) -> list[str]:

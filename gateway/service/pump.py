@@ -123,8 +123,6 @@ class Pump:
         try:
             while not self._stopping:
                 await self._turn()
-        except DataGap:
-            raise
         except StopForOperator as error:
             self._part(error)
             while not self._delivery.may_seal:
@@ -163,7 +161,10 @@ class Pump:
 
     def _part(self, error: StopForOperator) -> None:
         """The stream can not go on here, but what was committed before it shall not wait for that person. Where it shares a
-        cycle with the transaction that is in the way, the next attempt parts them: WholeFirst."""
+        cycle with the transaction that is in the way, the next attempt parts them: WholeFirst. Behind a
+        gap nothing comes first."""
+        if isinstance(error, DataGap):
+            raise error
         whole_until = Lsn(self._machine.resume_lsn)
         if whole_until > max(self._position.resume_lsn, self._careful_until):
             raise WholeFirst(error, whole_until) from error
@@ -193,8 +194,6 @@ class Pump:
     def _kafka_is_idle(self) -> None:
         try:
             self._idle()
-        except DataGap:
-            raise
         except StopForOperator as error:
             self._part(error)
             self._feedback.tell_now()

@@ -296,8 +296,11 @@ class TransactionMachine:
             self._markers.append(
                 Marker(kind, transaction.xid, marker_lsn, -1, end_lsn, time, gid, transaction.origin, manifest)
             )
-        if end_lsn > self.resume_lsn:
-            self.resume_lsn = end_lsn
+        self._resume_behind(end_lsn)
+
+    def _resume_behind(self, lsn: int) -> None:
+        if lsn > self.resume_lsn:
+            self.resume_lsn = lsn
 
     def _note_commit(self, commit_lsn: int) -> None:
         if commit_lsn <= self.last_commit_lsn:
@@ -332,7 +335,7 @@ class TransactionMachine:
         if not message.transactional:
             self._demand_no_transaction("a message outside transactions", change_lsn)
             context, ordinal, manifest = Context(0, -1, self.epoch, None, None, None), 0, None
-            self.resume_lsn = max(self.resume_lsn, message.message_lsn)
+            self._resume_behind(message.message_lsn)
         else:
             transaction = self._demand_transaction("Message", change_lsn)
             if message.xid is not None and message.xid != transaction.context_subxid:
@@ -470,7 +473,7 @@ class TransactionMachine:
     def _rollback_prepared(self, message: RollbackPrepared, change_lsn: int) -> None:
         self._demand_no_transaction("Rollback Prepared", change_lsn)
         prepared = self.prepared.pop((message.gid, message.xid), None)
-        self.resume_lsn = max(self.resume_lsn, message.rollback_end_lsn)
+        self._resume_behind(message.rollback_end_lsn)
         if prepared is not None:
             self._end_prepared(
                 prepared, "ROLLBACK_PREPARED", message.prepare_end_lsn, message.rollback_end_lsn, message.rollback_time
@@ -483,7 +486,7 @@ class TransactionMachine:
                     kind, prepared.xid, marker_lsn, -1, end_lsn, time, prepared.gid, prepared.origin, prepared.manifest
                 )
             )
-        self.resume_lsn = max(self.resume_lsn, end_lsn)
+        self._resume_behind(end_lsn)
 
     # -- order ----------------------------------------------------------------------------------------------------------
 
