@@ -6,6 +6,8 @@ from typing import Final
 
 from tests.evolution.scene import Scene
 
+BEGINS_AGAIN: Final = "enum_made"
+"""Nobody but its own transaction sees the type, so its binary form is not known: the gateway begins again, in text."""
 _BIG: Final = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 100) i)"
 
 COMPATIBLE: Final = {
@@ -125,8 +127,7 @@ COMPATIBLE: Final = {
         'ALTER TABLE {t} ADD "näme 😀" int, ADD "_x0041_" int, ADD "a_b" int',
         "{n}, 1, 2, 3, 4, 5, 6, 7, 8, 9",
     ),
-    # The last one: nobody but its own transaction sees the type yet, so its binary form is not known and all goes on in text.
-    "enum_made": Scene(
+    BEGINS_AGAIN: Scene(
         "CREATE TABLE {t} (id int PRIMARY KEY)",
         "{n}",
         "CREATE TYPE {t}_mood AS ENUM ('sad', 'glad');\nALTER TABLE {t} ADD feels {t}_mood",

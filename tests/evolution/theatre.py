@@ -45,6 +45,14 @@ class Theatre:
         finally:
             await flusher.close()
 
+    async def confirmed(self) -> None:
+        """Wait until everything committed so far is in Kafka for good: no new attempt reads it again."""
+        flush = "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = $2"
+        lsn = await self.sql.fetchval("SELECT pg_current_wal_lsn()::text")
+        async with asyncio.timeout(CAUGHT_UP_TIMEOUT_S):
+            while not await self.sql.fetchval(flush, lsn, self.name):
+                await asyncio.sleep(0.02)
+
     async def play(self, scenes: Mapping[str, Scene]) -> None:
         """Each scene in each situation, on the table `<scene>_<situation>`."""
         for name, scene in scenes.items():
