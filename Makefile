@@ -2,6 +2,7 @@
 
 PYTHON := .venv/bin/python
 READY  := .venv/.ready
+HOT    := build/hot/.ready
 ARGS   ?=
 PYTEST := $(PYTHON) -m pytest
 CODE   := gateway schemas spark_consumer tests
@@ -15,8 +16,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:  ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 
-demo: $(READY)  ## a live shop from PostgreSQL to Spark, and the verdict; ARGS="--seconds 20 --keep"
-	@.venv/bin/walgate demo $(ARGS)
+demo: $(HOT)  ## a live shop from PostgreSQL to Spark, and the verdict; ARGS="--seconds 20 --keep"
+	@PYTHONPATH=$(CURDIR)/build/hot .venv/bin/walgate demo $(ARGS)
 
 test: check  ## everything: check, then all tests but the long ones; ARGS="-k lsn"
 	$(PYTEST) $(ARGS)
@@ -70,3 +71,9 @@ $(READY): requirements-build.lock requirements.lock pyproject.toml
 	    || $(PYTHON) -m pip install $(QUIET) --no-build-isolation --require-hashes -r requirements.lock
 	@$(PYTHON) -m pip install $(QUIET) --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# The modules that every row passes through, compiled where there is a C compiler; without one the folder stays empty, and what
+# is in .venv runs.
+$(HOT): $(READY) compile_hot.py $(shell find gateway schemas -type f -not -name '*.pyc')
+	@rm -rf build/hot && mkdir -p build/hot
+	@$(PYTHON) compile_hot.py --if-possible build/hot >build/hot/.ready

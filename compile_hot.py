@@ -1,19 +1,27 @@
-"""`python compile_hot.py FOLDER`: copies of gateway and schemas in FOLDER, with the hot modules compiled by mypyc.
+"""`python compile_hot.py [--if-possible] FOLDER`: copies of gateway and schemas, with the hot modules compiled by mypyc.
 
-The same source, so equal bytes (tests/compiled); Python takes a compiled module before the source beside it. Needs mypy,
-setuptools, a C compiler and a minute or two. `hatch_build.py` puts the result into a wheel; to run it from the folder:
+The same source, so equal bytes (tests/compiled); Python takes a compiled module before the source beside it. Needs the packages
+of REQUIREMENTS, a C compiler and half a minute; with --if-possible nothing is made where that is not there, and the reason is
+said. Prints the compiled modules. `hatch_build.py` puts them into a wheel; to run them from the folder:
 
     PYTHONPATH=FOLDER python -P -m gateway.cli run
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parent
+REQUIREMENTS = ("mypy>=2.4,<2.5", "setuptools>=80")
+"""mypy's version decides which librt the compiled modules can be loaded with: that of pyproject.toml."""
 HOT_MODULES = (
     "gateway/events/context.py",
     "gateway/events/manifest.py",
@@ -66,6 +74,33 @@ def compiled_modules(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix in (".so", ".pyd"))
 
 
+def missing() -> str:
+    """What this computer lacks for compiling; empty: nothing that one could know before."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    if shutil.which(compiler) is None:
+        return f"there is no C compiler ({compiler})"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Python's C headers are not installed"
+    return next((f"{name} is not installed" for name in ("mypyc", "setuptools") if find_spec(name) is None), "")
+
+
+def compile_if_possible(folder: Path) -> list[Path]:
+    """The compiled modules; none where it can not be done, which is said on standard error."""
+    reason = missing()
+    if not reason:
+        print("compiling the modules that every row passes through, which takes half a minute", file=sys.stderr)
+        try:
+            return compile_hot_modules(folder)
+        except subprocess.CalledProcessError:
+            reason = "the compiler failed"
+    print(f"not compiled: {reason}. Plain Python does the same with twice the CPU time.", file=sys.stderr)
+    return []
+
+
 if __name__ == "__main__":
-    for module in compile_hot_modules(Path(sys.argv[1])):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--if-possible", action="store_true")
+    arguments = parser.parse_args()
+    for module in (compile_if_possible if arguments.if_possible else compile_hot_modules)(arguments.folder):
         print(module)

@@ -1,9 +1,12 @@
-"""`WALGATE_COMPILE=1`: the wheel gets the hot modules compiled (compile_hot.py), beside their sources. Without it the wheel is
-plain Python and runs everywhere."""
+"""A wheel gets the hot modules compiled (compile_hot.py), beside their sources, wherever that can be done.
+
+`WALGATE_COMPILE=1`: it must be done. `WALGATE_COMPILE=0`: never, and the wheel is plain Python and runs everywhere.
+"""
 
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,23 +16,41 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+_WISHES = {"": True, "0": False, "1": True}
+
 
 class CompileHook(BuildHookInterface):
-    """Adds the compiled modules to a wheel when asked for; never to an editable install, which runs the source."""
+    """Adds the compiled modules to a wheel; never to an editable install, which runs the source."""
 
     _folder: Path | None = None
 
+    def dependencies(self) -> list[str]:
+        return list(runpy.run_path(self._script())["REQUIREMENTS"]) if self._is_wanted() else []
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if os.environ.get("WALGATE_COMPILE") != "1" or version == "editable":
+        if version == "editable" or not self._is_wanted():
             return
         self._folder = folder = Path(tempfile.mkdtemp(prefix="walgate-compile-"))
-        command = [sys.executable, str(Path(self.root) / "compile_hot.py"), str(folder)]
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        for path in output.splitlines():
+        options = [] if os.environ.get("WALGATE_COMPILE") else ["--if-possible"]
+        command = [sys.executable, self._script(), *options, str(folder)]
+        modules = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+        for path in modules:
             build_data["force_include"][path] = str(Path(path).relative_to(folder))
-        build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        if modules:
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder)
+
+    def _script(self) -> str:
+        return str(Path(self.root) / "compile_hot.py")
+
+    def _is_wanted(self) -> bool:
+        wish = os.environ.get("WALGATE_COMPILE", "")
+        if wish not in _WISHES:
+            raise ValueError(
+                f"WALGATE_COMPILE is {wish!r}: 1 compiles, 0 does not, and without it a C compiler decides"
+            )
+        return _WISHES[wish]

@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from gateway.build import build_name
 from gateway.operate.errors import StopForOperator, WalgateError
 from gateway.operate.http import probe
 from gateway.operate.logs import set_up_logs
@@ -97,8 +98,8 @@ def health(config: ConfigOption = None) -> None:
 
 @app.command()
 def version() -> None:
-    """Print the version."""
-    print(package_version("walgate"))
+    """Print the version, and whether this build is compiled."""
+    print(f"{package_version('walgate')}, {build_name()}")
 
 
 def _run_spark_job(name: str, arguments: list[str]) -> NoReturn:

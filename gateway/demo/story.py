@@ -15,6 +15,7 @@ from typing import Any
 
 import asyncpg
 
+from gateway.build import build_name
 from gateway.demo.buyers import Connection, Tally
 from gateway.demo.delivered import Delivered, follow
 from gateway.demo.gateway_process import GatewayProcess, slot_lag_bytes
@@ -94,7 +95,8 @@ class Story:
         with self._panel.step("Gateway") as step:
             await self._gateway.start()
             self._gateway_may_end = False
-            step.detail = f"reads slot {self._addresses.slot}, writes topics {self._addresses.prefix}.*"
+            names = f"reads slot {self._addresses.slot}, writes topics {self._addresses.prefix}.*"
+            step.detail = f"{names}, {build_name()}"
         self._panel.note(*self._address_lines)
 
     async def _with_watchers(self, play: Coroutine[Any, Any, None], connection: Connection) -> None:
