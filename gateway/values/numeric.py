@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from librt.strings import read_i16_be, read_i32_be
+from librt.strings import read_i16_be, read_i32_be, read_i64_be
 
 from gateway.events.varint import encode_some_long
 from gateway.values.reader import AVRO_NULL, BINARY, NULL, UNSIGNED, Encode, Parts, Reader, Unusual
@@ -17,7 +17,6 @@ from gateway.values.special import Special
 _HEADER = struct.Struct("!HhHH").unpack_from
 _NEGATIVE: Final = 0x4000
 _NOT_A_NUMBER: Final = {0xC000: b"NaN", 0xD000: b"Infinity", 0xF000: b"-Infinity"}
-_POWER: Final = tuple(10**exponent for exponent in range(128))
 _SOME_LENGTH: Final = tuple(encode_some_long(length) for length in range(64))
 
 
@@ -25,6 +24,11 @@ def _encode_unscaled(unscaled: int) -> bytes:
     """Branch 1 and the shortest two's complement, big-endian (Avro specification, "Decimal")."""
     length = ((unscaled if unscaled >= 0 else ~unscaled).bit_length() >> 3) + 1
     return _SOME_LENGTH[length] + unscaled.to_bytes(length, "big", signed=True)
+
+
+_SHORT: Final = 1 << 15
+_SOME_SHORT: Final = tuple(_encode_unscaled(unscaled) for unscaled in range(_SHORT))
+"""What two bytes hold."""
 
 
 def decimal_from_text(precision: int, scale: int) -> Encode:
@@ -75,36 +79,33 @@ def decimal_from_binary(precision: int, scale: int) -> Encode:
 
 
 def read_decimal(precision: int, scale: int) -> Reader:
-    """Fast for values of one to three base-10,000 digits: 8 to 12 decimal ones."""
+    """Fast for values of up to three base-10,000 digits, 8 to 12 decimal ones: the header tells what to do with them."""
     encode = decimal_from_binary(precision, scale)
     limit = 10**precision
-    negative = _NEGATIVE << 16 | scale
+    layouts = _layouts(precision, scale)
 
     def read(data: bytes, position: int, parts: Parts) -> int:
         if data[position] == BINARY:
-            count = data[position + 6]
-            sign_and_dscale: int = read_i32_be(data, position + 9)
-            if 1 <= count <= 3 and (sign_and_dscale == scale or sign_and_dscale == negative):  # noqa: SIM109 (faster)
-                unscaled: int = read_i16_be(data, position + 13)
+            header: int = read_i64_be(data, position + 5)
+            layout = layouts.get(header)
+            if layout is not None:
+                count, is_negative, times, parted = layout
+                unscaled: int = read_i16_be(data, position + 13) if count else 0
                 if count > 1:
                     digit: int = read_i16_be(data, position + 15)
                     unscaled = unscaled * 10000 + digit
                     if count == 3:
                         digit = read_i16_be(data, position + 17)
                         unscaled = unscaled * 10000 + digit
-                weight: int = read_i16_be(data, position + 7)
-                exponent = (weight - count + 1) * 4 + scale
-                if exponent >= 0:
-                    unscaled *= _POWER[exponent]
-                else:
-                    unscaled //= _POWER[-exponent]
+                unscaled = unscaled * times // parted
                 if unscaled < limit:
-                    if sign_and_dscale == negative:
-                        unscaled = -unscaled
-                        size = ((~unscaled).bit_length() >> 3) + 1
+                    if is_negative:
+                        parts.append(_encode_unscaled(-unscaled))
+                    elif unscaled < _SHORT:
+                        parts.append(_SOME_SHORT[unscaled])
                     else:
                         size = (unscaled.bit_length() >> 3) + 1
-                    parts.append(_SOME_LENGTH[size] + unscaled.to_bytes(size, "big", signed=True))
+                        parts.append(_SOME_LENGTH[size] + unscaled.to_bytes(size, "big"))
                     return position + 13 + 2 * count
             length: int = read_i32_be(data, position + 1)
             start = position + 5
@@ -117,6 +118,18 @@ def read_decimal(precision: int, scale: int) -> Reader:
         raise Unusual
 
     return read
+
+
+def _layouts(precision: int, scale: int) -> dict[int, tuple[int, bool, int, int]]:
+    """Header -> how many digits, whether negative, and what the digits' number is multiplied with and divided by."""
+    layouts = {scale: (0, False, 1, 1)}  # zero has no digits
+    for sign in (0, _NEGATIVE):
+        for count in (1, 2, 3):
+            for weight in range(-scale // 4, -(-(precision - scale) // 4)):
+                header = struct.unpack("!q", struct.pack("!HhHH", count, weight, sign, scale))[0]
+                exponent = (weight - count + 1) * 4 + scale
+                layouts[header] = (count, sign == _NEGATIVE, 10 ** max(exponent, 0), 10 ** max(-exponent, 0))
+    return layouts
 
 
 def render_numeric(value: bytes) -> bytes:

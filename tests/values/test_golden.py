@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import struct
+from decimal import Context, Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.values.codec import Codec, codec, has_binary_decoder
 from gateway.values.reader import BINARY, TEXT, Encode, Reader
 from gateway.values.special import NotRenderable, Special
 from gateway.values.table import _built_in_types
 from schemas.column_type import column_type, key_type
+from tests.events.rows import numeric_binary, numeric_typmod
 
 GOLDEN: list[dict[str, Any]] = json.loads(Path(__file__).with_name("golden.json").read_text("utf-8"))["values"]
 TYPES = {facts.oid: facts for facts in _built_in_types()}
@@ -67,6 +71,19 @@ def test_readers_do_what_the_encoders_do(name: str) -> None:
     for text, binary, row, _ in of_type(name):
         assert read(row.read_text, TEXT, text) == encoded(row.from_text, text)
         assert read(row.read_binary, BINARY, binary) == encoded(row.from_binary, binary)
+
+
+@given(st.data())
+def test_the_reader_of_decimals_does_what_the_encoder_does(data: st.DataObject) -> None:
+    precision = data.draw(st.integers(1, 38))
+    scale = data.draw(st.integers(0, precision))
+    unscaled = data.draw(st.integers(-(10**precision) + 1, 10**precision - 1) | st.integers(-200, 200))
+    each, _ = codecs(1700, numeric_typmod(precision, scale))
+    binary = numeric_binary(Decimal(unscaled).scaleb(-scale, Context(40)))
+    expected = None if abs(unscaled) >= 10**precision else unscaled
+    part = read(each.read_binary, BINARY, binary)
+    assert part == encoded(each.from_binary, binary)
+    assert (None if part is None else int.from_bytes(part[2:], "big", signed=True)) == expected
 
 
 def read(reader: Reader, kind: int, value: bytes) -> bytes | None:
