@@ -114,6 +114,7 @@ class Attempt:
         metrics.CONNECTED.set(0 if what else 1)
 
     async def _run(self, stack: AsyncExitStack, stop: asyncio.Event) -> None:
+        """Long, because the order of the steps is what matters: each may only come when the one before it has held."""
         settings = self._settings
         dsn = settings.source.dsn.get_secret_value()
         self._wait_for("PostgreSQL")
