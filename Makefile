@@ -52,8 +52,8 @@ lock: $(READY)  ## resolve all versions anew: Python packages and Java artifacts
 	.venv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --all-extras -o requirements.lock pyproject.toml
 	$(PYTHON) -m gateway.local.lock
 
-clean:  ## remove the virtual environment and what the tools left; the download cache stays
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+clean:  ## remove the virtual environment, the compiled modules and what the tools left; the download cache stays
+	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # Done again only when a lock or the project's own file changes. Every package is held against its hash; the build tools come
 # first, so that building PySpark and this project fetches nothing. uv is only the faster installer: pip does it as well.
