@@ -95,7 +95,7 @@ class Story:
         with self._panel.step("Gateway") as step:
             await self._gateway.start()
             self._gateway_may_end = False
-            names = f"reads slot {self._addresses.slot}, writes topics {self._addresses.prefix}.*"
+            names = f"reads slot {self._addresses.slot}, writes {self._addresses.prefix}.*"
             step.detail = f"{names}, {build_name()}"
         self._panel.note(*self._address_lines)
 
