@@ -132,6 +132,7 @@ class Delivered:
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,  # an end of a partition is told when a fetch has waited
             }
         )
         try:

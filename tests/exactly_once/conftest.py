@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from uuid import uuid4
 
 import pytest_asyncio
 
 from gateway.local import Postgres, Registry
-from tests.conftest import TEST_SETTINGS, Database, _drop
+from tests.conftest import TEST_SETTINGS, Database, _drop, _new_database
 from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
 
 WAL_SENDER_TIMEOUT_S = 4
+LANE_COUNT = 2
 _EXPIRY_CHECK = "transaction.abort.timed.out.transaction.cleanup.interval.ms"
 
 
 @pytest_asyncio.fixture(scope="session")
 async def _proxied_kafka() -> AsyncIterator[ProxiedKafka]:
-    """Looks for expired transactions twice a second; Kafka's default is ten seconds."""
-    async with ProxiedKafka(settings={_EXPIRY_CHECK: 500}) as broker:
+    """Looks for expired transactions twice a second; Kafka's default is ten seconds. A broker that was killed may register
+    again when its session has ended, by default after nine seconds."""
+    settings: dict[str, str | int] = {
+        _EXPIRY_CHECK: 500,
+        "broker.session.timeout.ms": 4000,
+        "broker.heartbeat.interval.ms": 500,
+    }
+    async with ProxiedKafka(settings=settings) as broker:
         yield broker
 
 
@@ -53,6 +61,14 @@ async def own_database(own_postgres: Postgres) -> AsyncIterator[Database]:
     admin = await own_postgres.connect()
     await _drop(admin, own_postgres, name)
     await admin.close()
+
+
+@pytest_asyncio.fixture
+async def lane_databases(postgres: Postgres) -> AsyncIterator[list[Database]]:
+    """A database for each of the gateways that are killed at the same time."""
+    async with AsyncExitStack() as stack:
+        new_database = asynccontextmanager(_new_database)
+        yield [await stack.enter_async_context(new_database(postgres)) for _ in range(LANE_COUNT)]
 
 
 @pytest_asyncio.fixture

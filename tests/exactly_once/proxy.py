@@ -27,6 +27,7 @@ from typing import Literal, Self
 from confluent_kafka.admin import AdminClient
 
 from gateway.local import Kafka
+from gateway.local.kafka import QUICK_START
 from gateway.local.ports import HOST, free_port
 
 Direction = Literal["to_server", "to_client"]
@@ -237,7 +238,7 @@ class ProxiedKafka(Kafka):
     who comes, and the authorizer what he may do; whoever comes by the others may do everything."""
 
     def __init__(self, *, settings: dict[str, str | int] | None = None, heap_mb: int = 512) -> None:
-        super().__init__(settings=_AUTHORIZATION | (settings or {}), heap_mb=heap_mb)
+        super().__init__(settings=_AUTHORIZATION | (settings or {}), heap_mb=heap_mb, jvm_options=[QUICK_START])
         self._inner_port = free_port()
         self._secured_port = free_port()
         self.proxy = FaultProxy(self._inner_port)

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from tests.conftest import Database
 from tests.exactly_once.checker import check, check_attempts
-from tests.exactly_once.delivered import Decoder, Delivered, read_delivered
+from tests.exactly_once.delivered import Decoder, Delivered, Isolation, read_delivered
 from tests.exactly_once.history import load_truth
 from tests.exactly_once.markers import COMMITTING
 from tests.exactly_once.workload import PUBLICATION, Workload, create_tables
@@ -54,13 +54,14 @@ class Scene:
         prefix: str,
         gateway: GatewayProcess,
         seed: int,
+        pause_s: float,
     ) -> None:
         self.database = database
         self.bootstrap_servers = bootstrap_servers
         self.registry_url = registry_url
         self.prefix = prefix
         self.gateway = gateway
-        self.workload = Workload(database.dsn, seed=seed)
+        self.workload = Workload(database.dsn, seed=seed, pause_s=pause_s)
         self.workload_random = random.Random(seed)
         self.connection: asyncpg.Connection
 
@@ -123,9 +124,7 @@ class Scene:
         """Raises AssertionError with every finding."""
         truth = await load_truth(self.connection, PUBLICATION)
         committed = await self.read()
-        attempted = await asyncio.to_thread(
-            read_delivered, self.bootstrap_servers, self.registry_url, self.prefix, "read_uncommitted"
-        )
+        attempted = await self.read("read_uncommitted", committed)
         findings = check(committed, truth, prefix=self.prefix) + check_attempts(attempted, truth)
         assert not findings, f"{len(findings)} findings:\n" + "\n".join(map(str, findings[:20]))
         return Verdict(
@@ -136,8 +135,10 @@ class Scene:
             sum(marker.value["kind"] == "EPOCH" for marker in committed.markers),
         )
 
-    async def read(self) -> Delivered:
-        return await asyncio.to_thread(read_delivered, self.bootstrap_servers, self.registry_url, self.prefix)
+    async def read(self, isolation: Isolation = "read_committed", known: Delivered | None = None) -> Delivered:
+        return await asyncio.to_thread(
+            read_delivered, self.bootstrap_servers, self.registry_url, self.prefix, isolation, known=known
+        )
 
 
 @asynccontextmanager
@@ -149,9 +150,13 @@ async def open_scene(
     folder: Path,
     *,
     seed: int = 1,
+    pause_s: float = 0.3,
     **settings: object,
 ) -> AsyncIterator[Scene]:
-    """`settings` go to the gateway and may replace what is set here: `source__dsn`, `kafka__bootstrap_servers`."""
+    """`settings` go to the gateway and may replace what is set here: `source__dsn`, `kafka__bootstrap_servers`.
+
+    `pause_s`: between two transactions of a worker of the workload; short where nothing is to happen in between.
+    """
     values: dict[str, object] = {
         "source__dsn": database.dsn,
         "source__slot": f"slot_{prefix}",
@@ -162,8 +167,8 @@ async def open_scene(
         "kafka__replication_factor": 1,
         "registry__url": registry_url,
     }
-    gateway = GatewayProcess(folder / "gateway.log", values | settings)
-    scene = Scene(database, bootstrap_servers, registry_url, prefix, gateway, seed)
+    gateway = GatewayProcess(folder / f"{prefix}.log", values | settings)
+    scene = Scene(database, bootstrap_servers, registry_url, prefix, gateway, seed, pause_s)
     scene.connection = await database.connect()
     try:
         await create_tables(scene.connection)
@@ -199,21 +204,22 @@ def wait_for_commit(bootstrap_servers: str, registry_url: str, prefix: str, xid:
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "allow.auto.create.topics": False,
+            "fetch.wait.max.ms": 10,
         }
     )
-    decoder = Decoder(registry_url)
     topic = f"{prefix}.transaction"
     deadline = time.monotonic() + timeout_s
     try:
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        while time.monotonic() < deadline:
-            for message in consumer.consume(1000, timeout=0.1):
-                payload = message.value()
-                if message.error() is not None or payload is None:
-                    continue
-                _, value = decoder.decode(payload)
-                if value["kind"] in COMMITTING and value["xid"] == xid:
-                    return True
+        with Decoder(registry_url) as decoder:
+            consumer.assign([TopicPartition(topic, 0, 0)])
+            while time.monotonic() < deadline:
+                for message in consumer.consume(1000, timeout=0.05):
+                    payload = message.value()
+                    if message.error() is not None or payload is None:
+                        continue
+                    _, value = decoder.decode(payload)
+                    if value["kind"] in COMMITTING and value["xid"] == xid:
+                        return True
     except KafkaException as error:
         raise AssertionError(f"following {topic}: {error}") from error
     finally:

@@ -183,7 +183,7 @@ async def _prepared(session: Session) -> bool:
         await session.connection.execute("ROLLBACK TO s")
     for _ in range(session.random.randint(1, 3)):
         await session.anything()
-    gid = f"work {session.number}"
+    gid = f"work {session.number} of {session.xid}"  # unique in the cluster, where another workload may be at work
     await session.connection.execute(f"PREPARE TRANSACTION '{gid}'")
     await asyncio.sleep(session.random.random() * 0.5)
     commits = session.random.random() < 0.7

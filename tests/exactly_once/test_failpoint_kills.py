@@ -1,4 +1,5 @@
-"""SIGKILL at every failpoint, one after the other, under one mixed load: the checker judges them all at the end.
+"""SIGKILL at every failpoint, one after the other, under a mixed load: the checker judges them all at the end. Two lanes of
+them, each with its own database, gateway, load and checker, share the failpoints: one alone mostly waits.
 
 Some points are only reached when something happens: `PROVOKED` says what. Those of the first start have a slot of their own.
 """
@@ -16,6 +17,7 @@ import pytest
 from gateway.local import Kafka, Registry
 from gateway.operate.failpoints import FAILPOINTS
 from tests.conftest import Database
+from tests.exactly_once.conftest import LANE_COUNT
 from tests.exactly_once.scene import Scene, open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -88,44 +90,51 @@ async def _kill_at(scene: Scene, name: str, nth: int) -> None:
     assert await scene.gateway.wait(60) == -signal.SIGKILL, f"{name}: {scene.gateway.log_tail()}"
 
 
-async def _kill_at_all(scene: Scene, rounds: int, generator: random.Random) -> int:
-    names = [name for name in FAILPOINTS if name not in FIRST_START]
+async def _kill_at_all(scene: Scene, names: list[str], rounds: int, generator: random.Random) -> None:
     for _ in range(rounds):
         generator.shuffle(names)
         for name in names:
             seldom = name in PROVOKED or any(word in name for word in SELDOM)
             await _kill_at(scene, name, 1 if seldom else generator.randint(1, 5))
-    return rounds * len(names)
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 async def test_a_kill_at_any_failpoint_loses_doubles_and_invents_nothing(
-    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, rounds: int
+    lane_databases: list[Database], kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, rounds: int
 ) -> None:
-    async with open_scene(
-        database,
-        kafka.bootstrap_servers,
-        registry.url,
-        topic_prefix,
-        tmp_path,
-        seed=rounds,
-        kafka__memory_bytes=1 << 20,
-        source__check_interval_s=0.5,
-    ) as scene:
-        await scene.streaming()
-        scene.workload.start()
-        await scene.gateway.kill()
-        kills = await _kill_at_all(scene, rounds, random.Random(rounds))
-        scene.gateway.start()
-        verdict = await scene.finish()
-        print(f"{kills} kills at {len(FAILPOINTS) - len(FIRST_START)} failpoints: {verdict}")
+    async def run(lane: int, database: Database) -> None:
+        async with open_scene(
+            database,
+            kafka.bootstrap_servers,
+            registry.url,
+            f"{topic_prefix}_{lane}",
+            tmp_path,
+            seed=rounds + lane,
+            kafka__memory_bytes=1 << 20,
+            source__check_interval_s=0.5,
+        ) as scene:
+            await scene.streaming()
+            scene.workload.start()
+            await scene.gateway.kill()
+            here = names[lane::LANE_COUNT]
+            await _kill_at_all(scene, here, rounds, random.Random(rounds + lane))
+            scene.gateway.start()
+            verdict = await scene.finish()
+            print(f"{rounds * len(here)} kills at {len(here)} failpoints: {verdict}")
+
+    names = [name for name in FAILPOINTS if name not in FIRST_START]
+    async with asyncio.TaskGroup() as lanes:
+        for lane, database in enumerate(lane_databases):
+            lanes.create_task(run(lane, database))
 
 
 @pytest.mark.parametrize("name", FIRST_START)
 async def test_a_first_start_that_is_killed_repairs_itself(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, name: str
 ) -> None:
-    async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
+    async with open_scene(
+        database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path, pause_s=0.05
+    ) as scene:
         await _kill_at(scene, name, 1)
         await scene.streaming()
         await scene.workload.run_transactions(20)

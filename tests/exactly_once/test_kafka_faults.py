@@ -118,7 +118,7 @@ async def test_a_broker_that_is_away_under_load_costs_only_time(place: Place, aw
 )
 async def test_a_broker_that_is_restarted_under_load_loses_nothing(place: Place, hard: bool) -> None:
     """K3: the only broker is also the transaction coordinator."""
-    async with place.scene(kafka__delivery_timeout_s=10, kafka__request_timeout_s=5) as scene:
+    async with place.scene(kafka__delivery_timeout_s=3, kafka__request_timeout_s=2) as scene:
         await scene.streaming()
         scene.workload.start()
         await scene.workload.run_transactions(20)

@@ -12,11 +12,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.exactly_once.conftest import WAL_SENDER_TIMEOUT_S
+from tests.exactly_once.conftest import LANE_COUNT, WAL_SENDER_TIMEOUT_S
 from tests.exactly_once.proxy import ProxiedKafka
 from tests.exactly_once.scene import Scene, open_scene
 from tests.exactly_once.shapes import Session
-from tests.exactly_once.workload import Workload
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -51,7 +50,9 @@ async def _kill_at_random(scene: Scene, kills: int, generator: random.Random) ->
 async def test_without_a_fault_everything_arrives_exactly_once(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path, seed=11) as scene:
+    async with open_scene(
+        database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path, seed=11, pause_s=0.05
+    ) as scene:
         await scene.streaming()
         await scene.workload.run_transactions(150)
         verdict = await scene.finish()
@@ -62,25 +63,40 @@ async def test_without_a_fault_everything_arrives_exactly_once(
 
 @pytest.mark.parametrize("kills", [30, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 async def test_kills_at_random_lose_double_and_invent_nothing(
-    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, kills: int
+    lane_databases: list[Database], kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, kills: int
 ) -> None:
-    async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path, seed=kills) as scene:
-        if kills > 100:
-            scene.workload = Workload(database.dsn, seed=kills, pause_s=1.0)
-        await scene.streaming()
-        scene.workload.start()
-        await scene.gateway.kill()
-        await _kill_at_random(scene, kills, random.Random(kills))
-        await scene.streaming()
-        verdict = await scene.finish(timeout_s=300)
-        print(f"{kills} kills at random: {verdict}")
+    async def run(lane: int, database: Database) -> None:
+        async with open_scene(
+            database,
+            kafka.bootstrap_servers,
+            registry.url,
+            f"{topic_prefix}_{lane}",
+            tmp_path,
+            seed=kills + lane,
+            pause_s=0.3 if kills <= 100 else 1.0,
+        ) as scene:
+            await scene.streaming()
+            scene.workload.start()
+            await scene.gateway.kill()
+            kills_here = kills // LANE_COUNT
+            await _kill_at_random(scene, kills_here, random.Random(kills + lane))
+            await scene.streaming()
+            verdict = await scene.finish(timeout_s=300)
+            print(f"{kills_here} kills at random: {verdict}")
+
+    assert kills % LANE_COUNT == 0
+    async with asyncio.TaskGroup() as lanes:
+        for lane, database in enumerate(lane_databases):
+            lanes.create_task(run(lane, database))
 
 
 async def test_a_gateway_that_does_not_answer_for_seconds_loses_nothing(
     own_database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
     """G11: the whole process is blocked for longer than wal_sender_timeout."""
-    async with open_scene(own_database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
+    async with open_scene(
+        own_database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path, pause_s=0.05
+    ) as scene:
         await scene.streaming(f"commit_received:delay={WAL_SENDER_TIMEOUT_S * 2}:5")
         await scene.workload.run_transactions(20)
         print(await scene.finish())

@@ -30,7 +30,9 @@ async def test_a_clock_that_jumps_changes_nothing(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
     """G10: a day back, half an hour ahead, at each look. A broker refuses records from more than an hour ahead."""
-    async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
+    async with open_scene(
+        database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path, pause_s=0.1
+    ) as scene:
         scene.gateway.command = (sys.executable, "-c", JUMPING, *OPTIONS)
         await scene.streaming()
         await scene.workload.run_transactions(40)
@@ -63,7 +65,9 @@ async def test_an_old_open_transaction_is_delivered_at_its_end(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
     """T4: it stays open while others end, while the slot is confirmed far behind its beginning, and over restarts."""
-    async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
+    async with open_scene(
+        database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path, pause_s=0.1
+    ) as scene:
         await scene.streaming()
         flush = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = $1"
         old = Session(await database.connect(), scene.workload_random)

@@ -9,6 +9,7 @@ that is truncated belongs to its shape alone (docs/faults.md tells why).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -79,13 +80,13 @@ class Workload:
         self._worker_count = workers
         self._weights = weights
         self._pause_s = pause_s
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.committed: Counter[str] = Counter()
         self.rolled_back_count = 0
 
     def start(self) -> None:
-        self._stopping = False
+        self._stopping.clear()
         self._tasks = [asyncio.create_task(self._work(number)) for number in range(self._worker_count)]
 
     async def run_transactions(self, count: int) -> None:
@@ -101,7 +102,7 @@ class Workload:
 
     async def finish(self) -> int:
         """No worker any more, no prepared transaction left open."""
-        self._stopping = True
+        self._stopping.set()
         await asyncio.gather(*self._tasks)
         self._tasks = []
         connection = await asyncpg.connect(self._dsn)
@@ -137,7 +138,7 @@ class Workload:
         generator = random.Random(f"{self._seed}/{number}")
         connection: asyncpg.Connection | None = None
         try:
-            while not self._stopping:
+            while not self._stopping.is_set():
                 try:
                     if connection is None or connection.is_closed():
                         connection = await asyncpg.connect(self._dsn, timeout=5)
@@ -153,7 +154,9 @@ class Workload:
                 except _ROLLED_BACK:
                     self.rolled_back_count += 1
                     connection = await _rolled_back(connection)
-                await asyncio.sleep(generator.expovariate(1 / self._pause_s) if self._pause_s else 0)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(generator.expovariate(1 / self._pause_s)):
+                        await self._stopping.wait()
         finally:
             if connection is not None:
                 connection.terminate()

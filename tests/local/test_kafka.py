@@ -38,7 +38,9 @@ async def _read(kafka: Kafka, topic: str, count: int) -> list[bytes]:
 
 @pytest.mark.timeout(180)
 async def test_committed_records_outlive_stop_and_kill() -> None:
-    async with Kafka(jvm_options=[QUICK_START]) as kafka:
+    # A killed broker may register again when its session has ended, by default after nine seconds.
+    session = {"broker.session.timeout.ms": 3000, "broker.heartbeat.interval.ms": 500}
+    async with Kafka(jvm_options=[QUICK_START], settings=session) as kafka:
         admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
         await admin.start()
         await admin.create_topics([NewTopic("kept", 1, 1)])

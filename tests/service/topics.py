@@ -44,6 +44,7 @@ class Topics:
                 "isolation.level": isolation,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 10,  # an end of a partition is told when a fetch has waited
             }
         )
         found: list[tuple[Any, Any]] = []

@@ -76,7 +76,8 @@ class Publisher:
 
     async def replicas(self, schema: str) -> dict[str, Replica]:
         """By table name."""
-        rebuilt = rebuild(await self.delivered(schema), Decoder(self.registry.url))
+        with Decoder(self.registry.url) as decoder:
+            rebuilt = rebuild(await self.delivered(schema), decoder)
         start = f"{self.prefix}.{schema}."
         return {topic.removeprefix(start): replica for topic, replica in rebuilt.items() if topic.startswith(start)}
 

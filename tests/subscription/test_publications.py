@@ -194,7 +194,8 @@ async def test_a_replica_that_differs_is_found(publisher: Publisher) -> None:
     async def found(replica: Replica) -> list[str]:
         return await differences(publisher.connection, f"{schema}.compared", replica)
 
-    replica = rebuild(delivered, Decoder(publisher.registry.url))[topic]
+    with Decoder(publisher.registry.url) as decoder:
+        replica = rebuild(delivered, decoder)[topic]
     assert not await found(replica)
     first = next(iter(replica.keyed))
     replica.keyed[first]["b"] = "y"
