@@ -168,7 +168,13 @@ class RegistryClient:
         return await self._find("GET", f"/subjects/{_quoted(subject)}/versions/latest")
 
     async def _set_compatibility(self, subject: str, level: str) -> None:
-        await self._ask("PUT", f"/config/{_quoted(subject)}", {"compatibility": level})
+        path, body = f"/config/{_quoted(subject)}", {"compatibility": level}
+        try:
+            await self._ask("PUT", path, body)
+        except _Refused as error:
+            if error.status != 409:
+                raise
+            await self._ask("PUT", path, body)  # Apicurio: somebody else has set it for the first time just now
 
     async def _find(self, method: str, path: str, body: Schema | None = None) -> Schema | None:
         """None where the registry says that there is no such thing."""

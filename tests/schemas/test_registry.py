@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -59,6 +59,17 @@ async def test_every_kind_of_schema_is_taken_and_comes_back_with_its_attributes(
     (before,) = (field["type"][1] for field in stored["fields"] if field["name"] == "before")
     (expected,) = (field["type"][1] for field in everyday["fields"] if field["name"] == "before")
     assert [field["pg.type"] for field in before["fields"]] == [field["pg.type"] for field in expected["fields"]]
+
+
+@pytest.mark.integration
+async def test_clients_that_make_a_subject_at_the_same_moment_get_one_id(registry: Registry, topic_prefix: str) -> None:
+    """As gateways do with that of the position, when they start for the first time together."""
+    schema = change_schema(INTEGER, topic_prefix)
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(client(registry.url)) for _ in range(4)]
+        for number in range(10):
+            subject = f"{topic_prefix}.{number}-value"
+            assert len(set(await asyncio.gather(*(one.register(subject, schema) for one in clients)))) == 1
 
 
 @pytest.mark.integration
