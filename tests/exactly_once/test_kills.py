@@ -97,7 +97,7 @@ async def test_a_gateway_that_does_not_answer_for_seconds_loses_nothing(
     async with open_scene(
         own_database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path, pause_s=0.05
     ) as scene:
-        await scene.streaming(f"commit_received:delay={WAL_SENDER_TIMEOUT_S * 2}:5")
+        await scene.streaming(f"commit_received:delay={WAL_SENDER_TIMEOUT_S * 1.5:g}:5")
         await scene.workload.run_transactions(20)
         print(await scene.finish())
 

@@ -185,7 +185,9 @@ async def test_one_huge_row_does_not_starve_the_keepalives(place: Place) -> None
     async with place.scene() as scene:
         await scene.streaming()
         place.proxy.throttle(1_000_000, "to_client")
-        await scene.delivered(await scene.workload.one_transaction("plain", 1, filling=10_000_000))
+        await scene.delivered(
+            await scene.workload.one_transaction("plain", 1, filling=WAL_SENDER_TIMEOUT_S * 1_750_000)
+        )
         place.proxy.heal()
         assert (await scene.finish()).epoch_count == 1
 

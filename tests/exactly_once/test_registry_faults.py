@@ -92,7 +92,7 @@ async def test_a_slow_registry_does_not_cost_the_stream(place: Place) -> None:
     async with place.scene(registry__timeout_s=60.0) as scene:
         await scene.streaming()
         await scene.commits()
-        place.proxy.delay(WAL_SENDER_TIMEOUT_S * 1.5, "to_client")
+        place.proxy.delay(WAL_SENDER_TIMEOUT_S * 1.25, "to_client")
         await scene.commits("full", row_count=10)
         place.proxy.heal()
         assert (await scene.finish()).epoch_count == 1
