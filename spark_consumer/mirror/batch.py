@@ -23,16 +23,16 @@ from pyspark.sql import functions as f
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import identity, pictures, target
-from spark_consumer.mirror.layout import table_path
+from spark_consumer.mirror.layout import manifest_path, table_path
 from spark_consumer.mirror.log import decode_rows, log_rows, log_table_schema, not_yet
-from spark_consumer.mirror.merge import merge, once, rows, write_once
+from spark_consumer.mirror.merge import flat, merge, once, rows, write_once
 from spark_consumer.mirror.parts import BatchContent, TablePart, batch_content, batch_size, split_records
 from spark_consumer.mirror.shape import TableShape
 from spark_consumer.mirror.states import (
+    flat_states,
     living_rows,
     small_states,
     spark_states,
-    state_schema,
     table_schema,
     unsent_columns,
 )
@@ -133,7 +133,11 @@ class Mirror:
         """Whole, or where the key of a table changes, what is before and what is behind."""
         began = time.monotonic()
         spark = raw.sparkSession
-        found = look_at(raw)
+        with ThreadPoolExecutor(1) as beside:  # 0.2 s of waiting less
+            loaded = None if self.last is None else beside.submit(target.load_state, spark, manifest_path(self.path))
+            found = look_at(raw)
+            if loaded is not None:
+                loaded.result()
         if found is None:
             return
         content, records = found
@@ -266,8 +270,8 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
     if not work.needs_merge:
         _write_rows(spark.createDataFrame(living_rows(states, shape), table_schema(shape)), work, work.mode, commit_lsn)
     else:
-        frame = spark.createDataFrame(states, state_schema(shape))
-        merge(spark, work.location, frame, shape, unsent_columns(states))
+        unsent = unsent_columns(states)
+        merge(spark, work.location, flat_states(spark, states, unsent), shape, unsent)
 
 
 def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit_lsn: int) -> None:
@@ -282,7 +286,7 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
         if not work.needs_merge:
             _write_rows(rows(states, shape), work, work.mode, commit_lsn)
         else:
-            merge(spark, work.location, states, shape, unsent)
+            merge(spark, work.location, flat(states, shape, unsent), shape, unsent)
     finally:
         events.unpersist()
 

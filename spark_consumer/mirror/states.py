@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +15,7 @@ from pyspark.sql.types import MapType, StringType, StructField, StructType
 from spark_consumer.frames import TEXTS
 from spark_consumer.mirror.events import decode_events
 from spark_consumer.mirror.fold import STATE, last_states, moved_keys
-from spark_consumer.mirror.merge import same_key
+from spark_consumer.mirror.merge import KEY, ROW, same_key
 from spark_consumer.mirror.parts import TablePart
 from spark_consumer.mirror.replay import borrowed_keys, replay_events, whole_states
 from spark_consumer.mirror.replay import states as replayed_states
@@ -29,10 +30,6 @@ def table_schema(shape: TableShape) -> StructType:
     columns = from_arrow_schema(pa.schema(list(shape.row)))
     special = StructField(shape.special_column, MapType(StringType(), StringType()))
     return StructType([*columns.fields, special])
-
-
-def state_schema(shape: TableShape) -> StructType:
-    return from_arrow_schema(pa.schema([shape.events.field(name) for name in STATE]))
 
 
 def small_states(
@@ -65,6 +62,22 @@ def living_rows(states: pa.Table, shape: TableShape) -> pa.Table:
     return pa.table([*columns, special], names=[*shape.columns, shape.special_column])
 
 
+def flat_states(spark: SparkSession, states: pa.Table, unsent: set[str]) -> DataFrame:
+    """Columns fold.STATE -> the source of a merge, with `deleted` and `special` only where some row needs them; merge.flat for a
+    DataFrame."""
+    key, row = (states[name].combine_chunks() for name in ("key", "row"))
+    columns: dict[str, Any] = {KEY + field.name: column for field, column in zip(key.type, key.flatten(), strict=True)}
+    columns |= {ROW + field.name: column for field, column in zip(row.type, row.flatten(), strict=True)}
+    if pc.any(states["deleted"]).as_py():
+        columns["deleted"] = states["deleted"]
+    if unsent:
+        columns["unchanged"] = states["unchanged"]
+    if unsent or any(len(chunk.keys) for chunk in states["special"].chunks):
+        columns["special"] = states["special"]
+    table = pa.table(columns)
+    return spark.createDataFrame(table, from_arrow_schema(table.schema))
+
+
 def _resolved(spark: SparkSession, location: str | None, events: pa.Table, shape: TableShape) -> pa.Table:
     if not unsent_columns(events):
         return whole_states(events)
@@ -92,7 +105,8 @@ def _held(spark: SparkSession, location: str, ordered: pa.Table, shape: TableSha
     base = spark.read.format("delta").load(location).alias("t")
     row = f.struct(*(f.col(f"t.{quoted(name)}").alias(name) for name in shape.columns)).alias("row")
     special = f.coalesce(f.col(f"t.{quoted(shape.special_column)}"), f.create_map().cast("map<string,string>"))
-    found = base.join(f.broadcast(keys).alias("s"), same_key(shape)).select("s.key", row, special.alias("special"))
+    same = same_key(shape, lambda name: f.col(f"s.key.{quoted(name)}"))
+    found = base.join(f.broadcast(keys).alias("s"), same).select("s.key", row, special.alias("special"))
     wanted = pa.schema([shape.events.field(name) for name in ("key", "row", "special")])
     return found.toArrow().cast(wanted)
 
@@ -121,7 +135,8 @@ def spark_states(
     aside = last_states(events.join(keys, "key", "left_anti"), unsent).select(*STATE)
     moving = events.join(keys, "key", "left_semi").toArrow().select(shape.events.names).cast(shape.events)
     replayed = _resolved(spark, location, moving, shape)
-    frame = spark.createDataFrame(replayed, state_schema(shape))
+    state_schema = from_arrow_schema(pa.schema([shape.events.field(name) for name in STATE]))
+    frame = spark.createDataFrame(replayed, state_schema)
     return aside.unionByName(frame), unsent, events
 
 

@@ -78,6 +78,11 @@ def version(spark: SparkSession, location: str) -> int:
     return int(_snapshot(spark, location).version())
 
 
+def load_state(spark: SparkSession, location: str) -> None:
+    """What the next write to a table asks Delta for, which is a job: it may run beside something else before."""
+    _snapshot(spark, location).transactions()
+
+
 def applied_commit_lsn(spark: SparkSession, location: str, application: str = APPLICATION) -> int:
     """The commit LSN of the last batch that a table took in. Raises MirrorError when another writer made the table."""
     found = _snapshot(spark, location).transactions().get(application)
