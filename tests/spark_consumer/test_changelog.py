@@ -61,6 +61,25 @@ def test_a_changelog_has_every_change_once_wherever_batches_are_cut(
         assert positions(found) == [(c.commit_lsn, c.ordinal, c.op) for c in feeder.truth if c.table is table]
 
 
+def test_a_table_that_is_named_later_begins_where_the_checkpoint_stands(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    items, notes = feeder.table(ITEMS), feeder.table(NOTES)
+    for tables in ("public.items", "public.items,public.notes"):
+        transaction = feeder.begin()
+        transaction.insert(items, {"id": len(items.rows), "name": tables})
+        transaction.insert(notes, {"text": tables})
+        transaction.commit()
+        feeder.kafka_commit()
+        changelog = Changelog(str(tmp_path), "parquet", SchemaCache(Registry({"url": feeder.registry_url})))
+        stream = spark.readStream.format("walgate").options(**feeder.options(tables=tables)).load()
+        writer = stream.writeStream.foreachBatch(changelog.apply).option("checkpointLocation", f"{tmp_path}/checkpoint")
+        writer.trigger(availableNow=True).start().awaitTermination()
+    folder = f"{tmp_path}/tables/public"
+    assert spark.read.parquet(f"{folder}/items").count() == 2
+    assert [row.after.text for row in spark.read.parquet(f"{folder}/notes").collect()] == ["public.items,public.notes"]
+
+
 def test_a_folder_that_was_not_written_to_its_end_does_not_count(spark: SparkSession, tmp_path: Path) -> None:
     assert last_folder(spark, str(tmp_path / "nothing"), 30) == -1
     for lsn in (9, 10, 20):

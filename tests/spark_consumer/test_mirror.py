@@ -121,6 +121,38 @@ def test_a_large_batch_is_folded_in_spark_to_the_same_rows(
         assert mirrored(spark, tmp_path, table) == table.rows
 
 
+@pytest.mark.parametrize("small_changes", [batch.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+def test_rows_from_before_the_start_come_with_their_first_update(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_changes: int
+) -> None:
+    """But for values that it does not send, which are null until another update does."""
+    monkeypatch.setattr(batch, "SMALL_CHANGES", small_changes)
+    accounts = feeder.table(ACCOUNTS)
+    before = feeder.begin()
+    for number in range(6):
+        before.insert(accounts, {"id": number, "owner": f"owner {number}", "note": "a long one"})
+    start = before.commit()
+    first = feeder.begin()
+    first.update(accounts, accounts.rows[0,], {**accounts.rows[0,], "owner": "changed"})
+    first.update(accounts, accounts.rows[1,], {**accounts.rows[1,], "owner": "changed"}, unchanged=("note",))
+    first.delete(accounts, accounts.rows[2,])
+    first.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path, startingPosition=f"lsn:{start}")
+    unsent = {**accounts.rows[1,], "note": None}
+    assert mirrored(spark, tmp_path, accounts) == {(0,): accounts.rows[0,], (1,): unsent}
+    second = feeder.begin()
+    second.update(accounts, accounts.rows[1,], accounts.rows[1,])
+    second.update(accounts, accounts.rows[3,], {**accounts.rows[3,], "owner": "changed"}, unchanged=("note",))
+    second.update(accounts, accounts.rows[4,], {**accounts.rows[4,], "id": 40}, unchanged=("note",))
+    second.delete(accounts, accounts.rows[5,])
+    second.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path, startingPosition=f"lsn:{start}")
+    unsent_rows = {(key,): {**accounts.rows[key,], "note": None} for key in (3, 40)}
+    assert mirrored(spark, tmp_path, accounts) == {**accounts.rows, **unsent_rows}
+
+
 def test_a_batch_that_runs_again_changes_nothing(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     accounts, visits = feeder.table(ACCOUNTS), feeder.table(VISITS)
     transaction = feeder.begin()
