@@ -64,10 +64,12 @@ PRIMARY_KEY_QUERY: Final = """
 select a.attname::pg_catalog.text
 from pg_catalog.pg_index i
 join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = any (i.indkey[0:i.indnkeyatts - 1])
-where i.indrelid = $1::pg_catalog.oid and i.indisprimary
+where i.indrelid = $1::pg_catalog.oid and i.indisprimary and i.indimmediate
 order by a.attnum
 """
-"""$1: relation oid. Names of the primary key's columns, without those that its index only holds (INCLUDE)."""
+"""$1: relation oid. Names of the primary key's columns, without those that its index only holds (INCLUDE).
+
+A deferrable key is none, as for PostgreSQL itself: within a statement two rows may have the same one."""
 
 RELATION_QUERY: Final = "select 1 from pg_catalog.pg_class where oid = $1::pg_catalog.oid"
 """$1: relation oid. No row for a dropped relation."""

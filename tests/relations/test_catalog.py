@@ -22,6 +22,7 @@ ALTER TYPE pair DROP ATTRIBUTE gone;
 CREATE TYPE floatrange AS RANGE (subtype = float8);
 CREATE TABLE t (id int, code text, n int, PRIMARY KEY (code, id));
 CREATE TABLE covered (note text, id int, PRIMARY KEY (id) INCLUDE (note));
+CREATE TABLE swappable (id int PRIMARY KEY DEFERRABLE);
 """
 
 
@@ -73,6 +74,8 @@ async def check_the_rest(connection: asyncpg.Connection) -> None:
     assert [row[0] for row in await connection.fetch(PRIMARY_KEY_QUERY, oid)] == ["id", "code"]
     oid = await connection.fetchval("SELECT 'covered'::regclass::oid::int8")
     assert [row[0] for row in await connection.fetch(PRIMARY_KEY_QUERY, oid)] == ["id"]
+    oid = await connection.fetchval("SELECT 'swappable'::regclass::oid::int8")
+    assert await connection.fetch(PRIMARY_KEY_QUERY, oid) == []
     assert await connection.fetch(PRIMARY_KEY_QUERY, 999_999) == []
 
 
