@@ -26,6 +26,7 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
             )
     yield from _identities(facts)
     yield from _column_lists(facts)
+    yield from _keys_sent_in_part(facts)
 
 
 def _missing_publication(name: str, expected: Expected) -> WalgateError:
@@ -67,6 +68,21 @@ def _column_lists(facts: Facts) -> Iterator[Finding]:
                 yield StopForOperator(
                     f"publications {first} and {publication.name} have different column lists for {relation.full_name}",
                     hint=f"ALTER PUBLICATION {quote_identifier(publication.name)} SET TABLE ... with the same columns",
+                )
+
+
+def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
+    """PostgreSQL allows it where only INSERT is published, and before 18 for generated columns."""
+    for publication in facts.publications.values():
+        for relation in publication.relations:
+            sent = {column.name for column in relation.columns}
+            missing = [name for name in relation.identity_columns if name not in sent]
+            if missing and len(missing) < len(relation.identity_columns):
+                table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
+                yield StopForOperator(
+                    f"publication {publication.name} does not send {', '.join(missing)} of {relation.full_name}, a part of its "
+                    "replica identity: rows that differ in it only would have the same key",
+                    hint=f"send it too, or ALTER TABLE {table} REPLICA IDENTITY FULL, which leaves the table without a key",
                 )
 
 

@@ -113,6 +113,12 @@ def test_first_start_without_a_slot_is_fine() -> None:
             StopForOperator,
             "different column lists for shop.orders",
         ),
+        (
+            with_publication(relations=(replace(ORDERS, identity_columns=("id", "line")),)),
+            EXPECTED,
+            StopForOperator,
+            "does not send line of shop.orders",
+        ),
     ],
 )  # fmt: skip
 def test_failed_check_is_one_error_with_its_class_and_a_remedy(
