@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-_DATE = re.compile(r"(\d{4,7})-(\d\d)-(\d\d)")
-_TIMESTAMP = re.compile(r"(\d{4,7}-\d\d-\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?(?:\+00)?")
+_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
+_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?(?:\+00)?")
 _LONG_LIMIT = 2**63
 
 
@@ -54,13 +54,13 @@ def _long(text: str) -> int | None:
 
 
 def parse_date(text: str) -> int | None:
-    """Days since 1970-01-01; None for infinity and BC. Python's own dates end at the year 9999, PostgreSQL's do not."""
+    """Days since 1970-01-01; None for infinity, BC and years beyond 9999, which a row has as text."""
     match = _DATE.fullmatch(text)
     return None if match is None else days_from_civil(int(match[1]), int(match[2]), int(match[3]))
 
 
 def parse_timestamp(text: str) -> int | None:
-    """Microseconds since 1970-01-01 00:00; None for infinity and BC."""
+    """Microseconds since 1970-01-01 00:00; None where parse_date has none."""
     match = _TIMESTAMP.fullmatch(text)
     if match is None:
         return None
