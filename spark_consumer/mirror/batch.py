@@ -210,6 +210,7 @@ class Mirror:
         texts = {schema_id: json.dumps(self.schemas[schema_id]) for schema_id in part.schema_ids}
         location = table_path(self.path, part.table)
         columns = table_schema(shape) if shape.key else log_table_schema(shape)
+        identity.check_log_names(part.table, shape)
         identity.check_names(part.table, columns.names)
         if not target.exists(spark, location):
             return TableWork(location, part, shape, texts, NEW)

@@ -122,6 +122,16 @@ def check_key(spark: SparkSession, location: str, table: TableName, shape: Table
         )
 
 
+def check_log_names(table: TableName, shape: TableShape) -> None:
+    """Raises MirrorError when columns of the source would be taken for those of a log."""
+    own = [name for name in LOG_COLUMNS if name in shape.columns]
+    if own and (not shape.key or is_log(own)):
+        raise MirrorError(
+            f"{table} has the columns {_listed(own)}, by which the mirror knows its own logs",
+            hint="Rename them in the source, or leave the table out: --tables with all the others.",
+        )
+
+
 def check_names(table: TableName, columns: Iterable[str]) -> None:
     """Raises MirrorError when Delta would take two names for one."""
     known: dict[str, str] = {}

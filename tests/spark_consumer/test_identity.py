@@ -10,11 +10,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from schemas.description import ReplicaIdentity, TypeFacts
+from schemas.relation import change_schema
 from spark_consumer.dump import newest
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import pictures
 from spark_consumer.mirror.batch import Mirror
-from spark_consumer.mirror.identity import change_of_key, first_positions
+from spark_consumer.mirror.identity import change_of_key, check_log_names, first_positions
+from spark_consumer.mirror.shape import LOG_COLUMNS, TableShape
 from spark_consumer.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Row, Table, relation
@@ -210,3 +212,11 @@ def test_columns_that_differ_by_case_are_refused_by_name(spark: SparkSession, fe
     commit(feeder, items, (None, {"id": 1, "Name": "A", "name": "b"}))
     with pytest.raises(MirrorError, match=r"public\.items has the columns 'Name', 'name'"):
         run_mirror(spark, feeder, tmp_path)
+
+
+@pytest.mark.parametrize(("key", "names"), [(("id",), LOG_COLUMNS), ((), LOG_COLUMNS[:1])])
+def test_columns_named_like_those_of_a_log_are_refused(key: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """Such a table would be read as a log, and a log would have a column twice."""
+    described = relation("items", COLUMNS | dict.fromkeys(names, TEXT), key, ReplicaIdentity.FULL)
+    with pytest.raises(MirrorError, match=r"public\.items has the columns '_op'"):
+        check_log_names(ITEMS, TableShape.of(change_schema(described, "cdc")))
