@@ -59,10 +59,8 @@ class TableShape:
     @cached_property
     def special_column(self) -> str:
         """`_special`, with more underscores where the source has such a column itself."""
-        name = SPECIAL
-        while name in self.columns:
-            name = f"_{name}"
-        return name
+        taken = [name for name in self.columns if name.lstrip("_") == SPECIAL.lstrip("_") != name]
+        return f"_{max(taken, key=len)}" if taken else SPECIAL
 
     @property
     def key_struct(self) -> pa.StructType:
