@@ -206,6 +206,8 @@ def inventory_changes(before: PublicationFacts, after: PublicationFacts) -> Iter
     for oid in sorted(new.keys() - old.keys()):
         yield f"{after.name}: {new[oid].full_name} is published from now on, without the rows that it holds"
     for oid in sorted(old.keys() & new.keys()):
+        if old[oid].full_name != new[oid].full_name:
+            yield f"{after.name}: {old[oid].full_name} is {new[oid].full_name} now: another topic, without the rows that it holds"
         if old[oid].row_filter != new[oid].row_filter:
             yield f"{after.name}: {new[oid].full_name} has another row filter"
         dropped = {column.name for column in old[oid].columns} - {column.name for column in new[oid].columns}

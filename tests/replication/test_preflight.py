@@ -229,6 +229,10 @@ CHANGED: list[tuple[Callable[[], Facts], str]] = [
     (lambda: with_publication(relations=(replace(ORDERS, row_filter="(id > 1)"), ITEMS)), "another row filter"),
     (lambda: with_publication(relations=(replace(ORDERS, columns=(ID,)), ITEMS)), "no longer sends name"),
     (
+        lambda: with_publication(relations=(ORDERS, replace(ITEMS, name="lines"))),
+        "shop.items is shop.lines now: another topic",
+    ),
+    (
         lambda: with_publication(relations=(ORDERS, ITEMS, replace(ITEMS, relation_oid=103, name="new"))),
         "shop.new is published from now on",
     ),
