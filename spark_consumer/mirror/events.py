@@ -141,10 +141,11 @@ def _old_keys(old_key: pa.Array, before: pa.Array, special: pa.Array, shape: Tab
         return from_before
     values, texts = [], []
     for name in shape.key:
-        value, text = parse_keys(_child(old_key, name), shape.row.field(name).type)
-        values.append(value)
+        value = _child(old_key, name)
         if name in shape.uncertain_key:
+            value, text = parse_keys(value, shape.row.field(name).type)
             texts.append(text)
+        values.append(value)
     return _choose(has_key, _struct(shape.key_struct, values + texts), from_before)
 
 

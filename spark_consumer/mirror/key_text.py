@@ -19,9 +19,7 @@ _LONG_LIMIT = 2**63
 
 
 def parse_keys(texts: pa.Array, arrow_type: pa.DataType) -> tuple[pa.Array, pa.Array]:
-    """Values of `arrow_type`, null where it cannot hold the text, and the text there (null elsewhere)."""
-    if texts.type.equals(arrow_type):
-        return texts, pa.nulls(len(texts), pa.string())
+    """Values of `arrow_type`, null where a row has `special`, and the text there (null elsewhere). A string is a time of day."""
     parse, storage = _parser(arrow_type)
     values: list[Any] = []
     specials: list[str | None] = []
@@ -40,6 +38,8 @@ def _parser(arrow_type: pa.DataType) -> tuple[Callable[[str], Any], pa.DataType]
         return parse_date, pa.int32()
     if pa.types.is_timestamp(arrow_type):
         return parse_timestamp, pa.int64()
+    if pa.types.is_string(arrow_type):
+        return parse_time, arrow_type
     return _long, pa.int64()
 
 
@@ -68,6 +68,10 @@ def parse_timestamp(text: str) -> int | None:
     assert days is not None
     seconds = ((days * 24 + int(match[2])) * 60 + int(match[3])) * 60 + int(match[4])
     return seconds * 1_000_000 + int((match[5] or "0").ljust(6, "0"))
+
+
+def parse_time(text: str) -> str | None:
+    return None if text.startswith("24") else text
 
 
 def days_from_civil(year: int, month: int, day: int) -> int:

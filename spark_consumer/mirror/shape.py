@@ -34,19 +34,21 @@ class TableShape:
     def of(cls, change: Schema) -> TableShape:
         """From a table's value schema. Raises UnsupportedSchema."""
         frame = TableFrame.of(change)
-        fields = _row_fields(change)
         row = frame.schema.field("after").type
-        key = tuple(
-            frame.names.get(field["name"], field["name"])
-            for field in fields
-            if field.get("pg.type", {}).get("key") and not field_is_array(field)
-        )
-        if any(field.get("pg.type", {}).get("key") and field_is_array(field) for field in fields):
-            key = ()  # PostgreSQL's text of an array in old_key is not comparable with the array in a row
-        key_type = frame.schema.field("old_key").type
-        written = {field.name: field.type for field in key_type}
-        uncertain = {name for name in key if name in written and not written[name].equals(row.field(name).type)}
-        return cls(frame, key, frozenset(uncertain))
+        keys = {
+            frame.names.get(field["name"], field["name"]): field
+            for field in _row_fields(change)
+            if field.get("pg.type", {}).get("key")
+        }
+        if any(map(field_is_array, keys.values())):
+            keys = {}  # PostgreSQL's text of an array in old_key is not comparable with the array in a row
+        written = {field.name: field.type for field in frame.schema.field("old_key").type}
+        uncertain = {
+            name
+            for name, field in keys.items()
+            if field_is_time(field) or (name in written and not written[name].equals(row.field(name).type))
+        }
+        return cls(frame, tuple(keys), frozenset(uncertain))
 
     @property
     def row(self) -> pa.StructType:
@@ -107,3 +109,8 @@ def _row_fields(change: Schema) -> list[dict[str, Any]]:
 
 def field_is_array(field: dict[str, Any]) -> bool:
     return any(isinstance(branch, dict) and branch.get("type") == "array" for branch in field["type"])
+
+
+def field_is_time(field: dict[str, Any]) -> bool:
+    """Text here, both in keys and in rows, but 24:00 is special in rows."""
+    return any(isinstance(branch, dict) and branch.get("logicalType") == "time-micros" for branch in field["type"])
