@@ -161,8 +161,7 @@ class Mirror:
             is_new = self.last is not None and str(part.table) not in self.last.tables
             if not is_new and len({self._key(schema_id) for schema_id in part.schema_ids}) == 1:
                 continue
-            own = raw.where(f.col("table") == str(part.table)) if records is None else records[part.table]
-            first = identity.first_positions(own)
+            first = identity.first_positions(_own(raw, records, part.table))
             if self.last is not None and min(first.values())[0] <= self.last.commit_lsn:
                 raise MirrorError(
                     f"{part.table} is new to the mirror at {self.path}, which is at {format_lsn(self.last.commit_lsn)} already",
@@ -185,7 +184,9 @@ class Mirror:
     ) -> None:
         """Tables are altered before `once`, which holds for every write of the session: Delta would take such a commit for the
         batch's own."""
-        work = [self._prepare(spark, part, content.commit_lsn) for part in content.parts]
+        work = [
+            self._prepare(spark, part, _own(raw, records, part.table), content.commit_lsn) for part in content.parts
+        ]
         work = [item for item in work if item.applied < content.commit_lsn]
         with once(spark, content.commit_lsn), ThreadPoolExecutor(TABLES_AT_ONCE) as threads:
             for future in [threads.submit(self._write, spark, item, raw, records, content.commit_lsn) for item in work]:
@@ -204,7 +205,7 @@ class Mirror:
         else:
             write_small(spark, work, records[work.part.table], commit_lsn)
 
-    def _prepare(self, spark: SparkSession, part: TablePart, commit_lsn: int) -> TableWork:
+    def _prepare(self, spark: SparkSession, part: TablePart, own: pa.Table | DataFrame, commit_lsn: int) -> TableWork:
         """Raises MirrorError when a table is another writer's, or holds more than this batch."""
         shape = self._shape(part.newest)
         texts = {schema_id: json.dumps(self.schemas[schema_id]) for schema_id in part.schema_ids}
@@ -213,6 +214,7 @@ class Mirror:
         identity.check_log_names(part.table, shape)
         identity.check_names(part.table, columns.names)
         if not target.exists(spark, location):
+            self._check_relation(spark, location, part, own)
             return TableWork(location, part, shape, texts, NEW)
         if part.table not in self._applied:
             self._applied[part.table] = target.applied_commit_lsn(spark, location)
@@ -224,6 +226,8 @@ class Mirror:
                 hint="Remove the checkpoint and start again behind the last picture (walgate mirror does so by itself), "
                 "with batches at least as large as before (--max-changes).",
             )
+        if applied < commit_lsn:
+            self._check_relation(spark, location, part, own)
         if part.cut is not None and part.cut[0] <= applied:
             part = replace(part, cut=None)
         if applied < commit_lsn:
@@ -234,15 +238,37 @@ class Mirror:
                 identity.check_key(spark, location, part.table, shape)
         return TableWork(location, part, shape, texts, applied)
 
+    def _check_relation(self, spark: SparkSession, location: str, part: TablePart, own: pa.Table | DataFrame) -> None:
+        """Raises MirrorError where the table is of another relation than before, whose rows went without a word."""
+        known = None if self.last is None else self.last.oids.get(str(part.table))
+        oids = self._oids(part.schema_ids)
+        if len(oids if known is None else oids | {known}) == 1:
+            return
+        behind = part.schema_ids if part.cut is None else identity.schema_ids_behind(own, part.cut)
+        if len(self._oids(behind)) > 1 or (part.cut is None and not self._was_emptied(spark, location, part.table)):
+            raise identity.made_anew(part.table, location)
+
+    def _was_emptied(self, spark: SparkSession, location: str, table: TableName) -> bool:
+        """Or filled anew by a person, who knows what is in the source."""
+        assert self.last is not None
+        return identity.is_empty(spark, location) or target.was_overwritten(
+            spark, location, self.last.tables[str(table)]
+        )
+
+    def _oids(self, schema_ids: Sequence[int]) -> set[int]:
+        return {self._shape(schema_id).oid for schema_id in schema_ids}
+
     def _record(self, spark: SparkSession, batch: int, content: BatchContent) -> None:
         versions = {} if self.last is None else dict(self.last.tables)
         keys = {} if self.last is None else dict(self.last.keys)
+        oids = {} if self.last is None else dict(self.last.oids)
         for part in content.parts:
             self._applied[part.table] = content.commit_lsn
             versions[str(part.table)] = target.version(spark, table_path(self.path, part.table))
             keys[str(part.table)] = self._key(part.newest)
+            oids[str(part.table)] = self._shape(part.newest).oid
         scope = [str(table) for table in self.tables]
-        picture = pictures.Picture(batch, content.commit_lsn, content.commit_time, versions, keys, scope)
+        picture = pictures.Picture(batch, content.commit_lsn, content.commit_time, versions, keys, scope, oids)
         pictures.record(spark, self.path, picture)
         self.last = picture
 
@@ -254,6 +280,11 @@ def look_at(raw: DataFrame) -> tuple[BatchContent, dict[TableName, pa.Table] | N
         return split_records(raw.toArrow())
     content = batch_content(raw) if changes else None
     return None if content is None else (content, None)
+
+
+def _own(raw: DataFrame, records: dict[TableName, pa.Table] | None, table: TableName) -> pa.Table | DataFrame:
+    """The records of one table."""
+    return raw.where(f.col("table") == str(table)) if records is None else records[table]
 
 
 def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_lsn: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import MapType
@@ -36,6 +37,35 @@ def first_positions(records: pa.Table | DataFrame) -> dict[int, tuple[int, int]]
     ids, places = np.unique(records["schema_id"].to_numpy(), return_index=True)
     first = records.select(["commit_lsn", "ordinal"]).take(pa.array(places)).to_pylist()
     return {number: (at["commit_lsn"], at["ordinal"]) for number, at in zip(ids.tolist(), first, strict=True)}
+
+
+def schema_ids_behind(records: pa.Table | DataFrame, cut: tuple[int, int]) -> list[int]:
+    """Of one table's records, an Arrow table or a DataFrame: the schemas of those behind a TRUNCATE at (commit_lsn, ordinal)."""
+    commit_lsn, ordinal = cut
+    if isinstance(records, DataFrame):
+        at = f.struct(f.lit(commit_lsn).cast("long").alias("commit_lsn"), f.lit(ordinal).cast("long").alias("ordinal"))
+        return [row["schema_id"] for row in records.where(position() > at).select("schema_id").distinct().collect()]
+    later = pc.greater(records["commit_lsn"], commit_lsn)
+    within = pc.and_(pc.equal(records["commit_lsn"], commit_lsn), pc.greater(records["ordinal"], ordinal))
+    found: list[int] = pc.unique(records.filter(pc.or_(later, within))["schema_id"]).to_pylist()
+    return found
+
+
+def is_empty(spark: SparkSession, location: str) -> bool:
+    """No row; of a log: none behind its last TRUNCATE."""
+    frame = spark.read.format("delta").load(location)
+    if not is_log(frame.columns):
+        return frame.isEmpty()
+    last = frame.orderBy(f.col("_commit_lsn").desc(), f.col("_ordinal").desc()).head()
+    return last is None or last["_op"] == "TRUNCATE"
+
+
+def made_anew(table: TableName, location: str) -> MirrorError:
+    return MirrorError(
+        f"{table} is another relation now, dropped and made anew or renamed to this name: PostgreSQL does not send which of "
+        f"the rows in {location} went with the old one",
+        hint=f"{COPY} The next time, TRUNCATE the table in the transaction that drops it.",
+    )
 
 
 def change_of_key(

@@ -31,6 +31,7 @@ _SCHEMA = pa.schema(
         ("tables", pa.map_(pa.string(), pa.int64())),
         ("keys", pa.map_(pa.string(), pa.list_(pa.string()))),
         ("scope", pa.list_(pa.string())),
+        ("oids", pa.map_(pa.string(), pa.int64())),
     ]
 )
 
@@ -40,6 +41,7 @@ class Picture:
     """`tables`: Delta version of every table that is there, by its name, behind the transaction at `commit_lsn`.
 
     `keys`: the key columns of each, none of a log. `scope`: the only tables that the mirror has, where it was told so.
+    `oids`: the relation of the source that each is of.
     """
 
     batch: int
@@ -48,11 +50,13 @@ class Picture:
     tables: Mapping[str, int]
     keys: Mapping[str, Sequence[str]]
     scope: Sequence[str]
+    oids: Mapping[str, int]
 
 
 def record(spark: SparkSession, path: str, picture: Picture) -> None:
     """Appends a picture, once for its commit LSN."""
-    row = {**asdict(picture), "tables": list(picture.tables.items()), "keys": list(picture.keys.items())}
+    maps = {name: list(getattr(picture, name).items()) for name in ("tables", "keys", "oids")}
+    row = {**asdict(picture), **maps}
     frame = spark.createDataFrame(pa.Table.from_pylist([row], schema=_SCHEMA))
     write_once(frame, manifest_path(path), "append", picture.commit_lsn, merge_schema=True)
 
@@ -80,8 +84,9 @@ def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest")
     if found is None:
         return None
     facts = found.asDict()
-    keys, scope = facts.get("keys") or {}, facts.get("scope") or []  # a manifest may be older than these columns
-    return Picture(found.batch, found.commit_lsn, found.commit_time, found.tables, keys, scope)
+    # A manifest may be older than these columns.
+    keys, scope, oids = facts.get("keys") or {}, facts.get("scope") or [], facts.get("oids") or {}
+    return Picture(found.batch, found.commit_lsn, found.commit_time, found.tables, keys, scope, oids)
 
 
 class MirrorPicture(dict[str, DataFrame]):

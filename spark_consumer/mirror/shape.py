@@ -22,11 +22,13 @@ OUT = ("DELETE", "UPDATE_BEFORE")
 class TableShape:
     """One version of a relation, as the mirror sees it. It pickles into tasks.
 
+    `oid`: the relation's, which a table that is made anew does not share with the one before.
     `key`: columns of the replica identity (the primary key under FULL); empty: no identity, the table is an append-only log.
     `uncertain_key`: those of the key whose Avro type cannot hold every value, so that their text in `special` belongs to the key.
     """
 
     frame: TableFrame
+    oid: int
     key: tuple[str, ...]
     uncertain_key: frozenset[str]
 
@@ -48,7 +50,7 @@ class TableShape:
             for name, field in keys.items()
             if field_is_time(field) or (name in written and not written[name].equals(row.field(name).type))
         }
-        return cls(frame, tuple(keys), frozenset(uncertain))
+        return cls(frame, change["pg.relation"]["oid"], tuple(keys), frozenset(uncertain))
 
     @property
     def row(self) -> pa.StructType:

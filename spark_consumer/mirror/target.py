@@ -78,6 +78,13 @@ def version(spark: SparkSession, location: str) -> int:
     return int(_snapshot(spark, location).version())
 
 
+def was_overwritten(spark: SparkSession, location: str, since: int) -> bool:
+    """Whether somebody wrote the whole table anew after the version `since`."""
+    later = DeltaTable.forPath(spark, location).history().where(f.col("version") > since)
+    whole = (f.col("operationParameters.mode") == "Overwrite") | f.col("operation").contains("REPLACE TABLE")
+    return not later.where(whole).isEmpty()
+
+
 def load_state(spark: SparkSession, location: str) -> None:
     """What the next write to a table asks Delta for, which is a job: it may run beside something else before."""
     _snapshot(spark, location).transactions()

@@ -113,6 +113,12 @@ SCRIPTS: Final = (
     'INSERT INTO "My ""Täble"" 😀" VALUES (1)',
     'ALTER TABLE "My ""Täble"" 😀" ADD "1. käse; 🧀" text',
     """INSERT INTO "My ""Täble"" 😀" VALUES (2, 'x')""",
+    # The same form, but another relation.
+    "CREATE TABLE made_anew (id int PRIMARY KEY)",
+    "INSERT INTO made_anew VALUES (1)",
+    "DROP TABLE made_anew",
+    "CREATE TABLE made_anew (id int PRIMARY KEY)",
+    "INSERT INTO made_anew VALUES (2)",
     # As many columns as PostgreSQL takes.
     f"CREATE TABLE wide (id int PRIMARY KEY, {WIDE})",
     "INSERT INTO wide (id, c0, c1597) VALUES (1, 10, 11)",

@@ -128,6 +128,13 @@ def test_a_table_may_have_any_name(played: Delivered) -> None:
     assert newest["pg.relation"]["name"] == name
 
 
+def test_a_table_that_is_made_anew_is_told_by_its_schema(played: Delivered) -> None:
+    first, second = played.committed("made_anew")
+    assert (first.event["after"], second.event["after"]) == ({"id": 1}, {"id": 2})
+    versions = played.versions("made_anew")
+    assert versions[first.schema_id]["pg.relation"]["oid"] != versions[second.schema_id]["pg.relation"]["oid"]
+
+
 def test_a_table_may_have_1600_columns(played: Delivered) -> None:
     rows = played.rows("wide")
     assert [len(row) for row in rows] == [1599, 1599, 1600, 1600]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from spark_consumer.dump import newest
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import pictures
 from spark_consumer.mirror.batch import Mirror
-from spark_consumer.mirror.identity import change_of_key, check_log_names, first_positions
+from spark_consumer.mirror.identity import change_of_key, check_log_names, first_positions, schema_ids_behind
+from spark_consumer.mirror.layout import table_path
 from spark_consumer.mirror.shape import LOG_COLUMNS, TableShape
 from spark_consumer.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
@@ -220,3 +222,41 @@ def test_columns_named_like_those_of_a_log_are_refused(key: tuple[str, ...], nam
     described = relation("items", COLUMNS | dict.fromkeys(names, TEXT), key, ReplicaIdentity.FULL)
     with pytest.raises(MirrorError, match=r"public\.items has the columns '_op'"):
         check_log_names(ITEMS, TableShape.of(change_schema(described, "cdc")))
+
+
+def test_rows_of_a_relation_that_is_gone_stay_only_where_somebody_said_so(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """PostgreSQL does not send DROP TABLE."""
+    first = feeder.table(KEYED)
+    commit(feeder, first, (None, item(1, "a")), (None, item(2, "b")))
+    run_mirror(spark, feeder, tmp_path)
+    second, third, fourth = (feeder.alter(first, replace(KEYED, oid=KEYED.oid + n)) for n in (1, 2, 3))
+    made = feeder.begin()  # TRUNCATE, DROP, CREATE and INSERT in one transaction
+    made.update(first, item(1, "a"), item(1, "a2"))
+    made.truncate(first)
+    made.insert(second, item(3, "c"))
+    made.commit()
+    feeder.kafka_commit()
+    commit(feeder, second, (item(3, "c"), None))
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path) == []
+    commit(feeder, third, (None, item(4, "d")))  # nothing was left
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path) == [item(4, "d")]
+    commit(feeder, fourth, (None, item(5, "e")))
+    with pytest.raises(MirrorError, match=r"public\.items is another relation now"):
+        run_mirror(spark, feeder, tmp_path)
+    location = table_path(str(tmp_path), ITEMS)
+    spark.read.format("delta").load(location).where("id > 5").write.format("delta").mode("overwrite").save(location)
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path) == [item(5, "e")]
+
+
+@pytest.mark.parametrize("form", ["Arrow", "Spark"])
+def test_what_lies_behind_a_truncate_is_known(spark: SparkSession, form: str) -> None:
+    found: Any = records((1, 10, 0), (1, 20, 3), (2, 20, 4), (2, 20, 5), (3, 30, 0))
+    if form == "Spark":
+        found = spark.createDataFrame(found)
+    assert sorted(schema_ids_behind(found, (20, 4))) == [2, 3]
+    assert schema_ids_behind(found, (30, 0)) == []
