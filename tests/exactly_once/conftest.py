@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from uuid import uuid4
 
 import pytest_asyncio
 
-from gateway.local import Postgres, Registry
+from gateway.local import Kafka, Postgres, Registry
 from tests.conftest import TEST_SETTINGS, Database, _drop, _new_database
+from tests.exactly_once.lanes import LANE_COUNT, Lane
 from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
 
 WAL_SENDER_TIMEOUT_S = 4
-LANE_COUNT = 2
 _EXPIRY_CHECK = "transaction.abort.timed.out.transaction.cleanup.interval.ms"
 
 
@@ -64,11 +65,22 @@ async def own_database(own_postgres: Postgres) -> AsyncIterator[Database]:
 
 
 @pytest_asyncio.fixture
-async def lane_databases(postgres: Postgres) -> AsyncIterator[list[Database]]:
-    """A database for each of the gateways that are killed at the same time."""
+async def lanes(
+    postgres: Postgres, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> AsyncIterator[list[Lane]]:
     async with AsyncExitStack() as stack:
         new_database = asynccontextmanager(_new_database)
-        yield [await stack.enter_async_context(new_database(postgres)) for _ in range(LANE_COUNT)]
+        yield [
+            Lane(
+                number,
+                await stack.enter_async_context(new_database(postgres)),
+                kafka.bootstrap_servers,
+                registry.url,
+                f"{topic_prefix}_{number}",
+                tmp_path,
+            )
+            for number in range(LANE_COUNT)
+        ]
 
 
 @pytest_asyncio.fixture

@@ -1,5 +1,5 @@
-"""SIGKILL at every failpoint, one after the other, under a mixed load: the checker judges them all at the end. Two lanes of
-them, each with its own database, gateway, load and checker, share the failpoints: one alone mostly waits.
+"""SIGKILL at every failpoint, one after the other, under a mixed load: the checker judges them all at the end. The lanes share
+the failpoints.
 
 Some points are only reached when something happens: `PROVOKED` says what. Those of the first start have a slot of their own.
 """
@@ -10,15 +10,12 @@ import asyncio
 import random
 import signal
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 
 import pytest
 
-from gateway.local import Kafka, Registry
 from gateway.operate.failpoints import FAILPOINTS
-from tests.conftest import Database
-from tests.exactly_once.conftest import LANE_COUNT
-from tests.exactly_once.scene import Scene, open_scene
+from tests.exactly_once.lanes import LANE_COUNT, Lane, in_each
+from tests.exactly_once.scene import Scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -96,55 +93,31 @@ async def _kill_at_all(scene: Scene, names: list[str], rounds: int, generator: r
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
-async def test_a_kill_at_any_failpoint_loses_doubles_and_invents_nothing(
-    lane_databases: list[Database], kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, rounds: int
-) -> None:
-    async def run(lane: int, database: Database) -> None:
-        async with open_scene(
-            database,
-            kafka.bootstrap_servers,
-            registry.url,
-            f"{topic_prefix}_{lane}",
-            tmp_path,
-            seed=rounds + lane,
-            kafka__memory_bytes=1 << 20,
-            source__check_interval_s=0.5,
-        ) as scene:
+async def test_a_kill_at_any_failpoint_loses_doubles_and_invents_nothing(lanes: list[Lane], rounds: int) -> None:
+    async def run(lane: Lane) -> None:
+        seed = rounds + lane.number
+        async with lane.scene(seed=seed, kafka__memory_bytes=1 << 20, source__check_interval_s=0.5) as scene:
             await scene.streaming()
             scene.workload.start()
             await scene.gateway.kill()
-            here = names[lane::LANE_COUNT]
-            await _kill_at_all(scene, here, rounds, random.Random(rounds + lane))
+            here = names[lane.number :: LANE_COUNT]
+            await _kill_at_all(scene, here, rounds, random.Random(seed))
             scene.gateway.start()
             verdict = await scene.finish()
             print(f"{rounds * len(here)} kills at {len(here)} failpoints: {verdict}")
 
     names = [name for name in FAILPOINTS if not any(name in pair for pair in FIRST_START)]
-    async with asyncio.TaskGroup() as lanes:
-        for lane, database in enumerate(lane_databases):
-            lanes.create_task(run(lane, database))
+    await in_each(lanes, run)
 
 
 @pytest.mark.parametrize("pair", FIRST_START, ids=" ".join)
-async def test_a_first_start_that_is_killed_repairs_itself(
-    lane_databases: list[Database],
-    kafka: Kafka,
-    registry: Registry,
-    topic_prefix: str,
-    tmp_path: Path,
-    pair: tuple[str, str],
-) -> None:
-    async def run(lane: int, name: str) -> None:
-        prefix = f"{topic_prefix}_{lane}"
-        async with open_scene(
-            lane_databases[lane], kafka.bootstrap_servers, registry.url, prefix, tmp_path, pause_s=0.05
-        ) as scene:
-            await _kill_at(scene, name, 1)
+async def test_a_first_start_that_is_killed_repairs_itself(lanes: list[Lane], pair: tuple[str, str]) -> None:
+    async def run(lane: Lane) -> None:
+        async with lane.scene(pause_s=0.05) as scene:
+            await _kill_at(scene, pair[lane.number], 1)
             await scene.streaming()
             await scene.workload.run_transactions(20)
             verdict = await scene.finish()
             assert verdict.epoch_count == 1
 
-    async with asyncio.TaskGroup() as lanes:
-        for lane, name in enumerate(pair):
-            lanes.create_task(run(lane, name))
+    await in_each(lanes, run)

@@ -12,7 +12,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.exactly_once.conftest import LANE_COUNT, WAL_SENDER_TIMEOUT_S
+from tests.exactly_once.conftest import WAL_SENDER_TIMEOUT_S
+from tests.exactly_once.lanes import LANE_COUNT, Lane, in_each
 from tests.exactly_once.proxy import ProxiedKafka
 from tests.exactly_once.scene import Scene, open_scene
 from tests.exactly_once.shapes import Session
@@ -62,32 +63,21 @@ async def test_without_a_fault_everything_arrives_exactly_once(
 
 
 @pytest.mark.parametrize("kills", [30, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
-async def test_kills_at_random_lose_double_and_invent_nothing(
-    lane_databases: list[Database], kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, kills: int
-) -> None:
-    async def run(lane: int, database: Database) -> None:
-        async with open_scene(
-            database,
-            kafka.bootstrap_servers,
-            registry.url,
-            f"{topic_prefix}_{lane}",
-            tmp_path,
-            seed=kills + lane,
-            pause_s=0.3 if kills <= 100 else 1.0,
-        ) as scene:
+async def test_kills_at_random_lose_double_and_invent_nothing(lanes: list[Lane], kills: int) -> None:
+    async def run(lane: Lane) -> None:
+        seed = kills + lane.number
+        async with lane.scene(seed=seed, pause_s=0.3 if kills <= 100 else 1.0) as scene:
             await scene.streaming()
             scene.workload.start()
             await scene.gateway.kill()
             kills_here = kills // LANE_COUNT
-            await _kill_at_random(scene, kills_here, random.Random(kills + lane))
+            await _kill_at_random(scene, kills_here, random.Random(seed))
             await scene.streaming()
             verdict = await scene.finish(timeout_s=300)
             print(f"{kills_here} kills at random: {verdict}")
 
     assert kills % LANE_COUNT == 0
-    async with asyncio.TaskGroup() as lanes:
-        for lane, database in enumerate(lane_databases):
-            lanes.create_task(run(lane, database))
+    await in_each(lanes, run)
 
 
 async def test_a_gateway_that_does_not_answer_for_seconds_loses_nothing(
