@@ -184,26 +184,14 @@ class Mirror:
     ) -> None:
         """Tables are altered before `once`, which holds for every write of the session: Delta would take such a commit for the
         batch's own."""
-        work = [
-            self._prepare(spark, part, _own(raw, records, part.table), content.commit_lsn) for part in content.parts
-        ]
+        own = {part.table: _own(raw, records, part.table) for part in content.parts}
+        work = [self._prepare(spark, part, own[part.table], content.commit_lsn) for part in content.parts]
         work = [item for item in work if item.applied < content.commit_lsn]
         with once(spark, content.commit_lsn), ThreadPoolExecutor(TABLES_AT_ONCE) as threads:
-            for future in [threads.submit(self._write, spark, item, raw, records, content.commit_lsn) for item in work]:
+            for future in [
+                threads.submit(_write, spark, item, own[item.part.table], content.commit_lsn) for item in work
+            ]:
                 future.result()
-
-    def _write(
-        self,
-        spark: SparkSession,
-        work: TableWork,
-        raw: DataFrame,
-        records: dict[TableName, pa.Table] | None,
-        commit_lsn: int,
-    ) -> None:
-        if records is None:
-            write_large(spark, work, raw.where(f.col("table") == str(work.part.table)), commit_lsn)
-        else:
-            write_small(spark, work, records[work.part.table], commit_lsn)
 
     def _prepare(self, spark: SparkSession, part: TablePart, own: pa.Table | DataFrame, commit_lsn: int) -> TableWork:
         """Raises MirrorError when a table is another writer's, or holds more than this batch."""
@@ -228,9 +216,8 @@ class Mirror:
             )
         if applied < commit_lsn:
             self._check_relation(spark, location, part, own)
-        if part.cut is not None and part.cut[0] <= applied:
-            part = replace(part, cut=None)
-        if applied < commit_lsn:
+            if part.cut is not None and part.cut[0] <= applied:
+                part = replace(part, cut=None)
             identity.convert(spark, location, part.table, shape, applied)
             target.align(spark, location, columns)
             keys = {} if self.last is None else self.last.keys
@@ -285,6 +272,13 @@ def look_at(raw: DataFrame) -> tuple[BatchContent, dict[TableName, pa.Table] | N
 def _own(raw: DataFrame, records: dict[TableName, pa.Table] | None, table: TableName) -> pa.Table | DataFrame:
     """The records of one table."""
     return raw.where(f.col("table") == str(table)) if records is None else records[table]
+
+
+def _write(spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commit_lsn: int) -> None:
+    if isinstance(own, DataFrame):
+        write_large(spark, work, own, commit_lsn)
+    else:
+        write_small(spark, work, own, commit_lsn)
 
 
 def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_lsn: int) -> None:
