@@ -272,4 +272,6 @@ def unavailable(what: str, error: KafkaError, reason: KafkaError | None = None) 
         hint = (
             "The topic is missing: check the options prefix and kafka.bootstrap.servers, and that the gateway has run."
         )
+    elif reason is not None and "SSL_HANDSHAKE" in reason.str():  # the state in which the broker hung up
+        hint = "The broker hung up in the TLS handshake: does its port want another kafka.security.protocol?"
     return SourceUnavailable(message, hint=hint)
