@@ -19,10 +19,23 @@ LAST: Final[tuple[bytes, ...]] = tuple(bytes((z,)) if z < 128 else bytes((z & 12
 MORE: Final[tuple[bytes, ...]] = tuple(bytes((z & 127 | 128, z >> 7 | 128)) for z in range(CHUNK))
 """A chunk with more to come."""
 
-SOME_LAST: Final[tuple[bytes, ...]] = tuple(b"\2" + chunk for chunk in LAST)
-"""LAST and MORE behind branch 1 of a union with null: most of our longs are in one."""
+# Most of our longs are in a union with null, behind branch 1.
 
-SOME_MORE: Final[tuple[bytes, ...]] = tuple(b"\2" + chunk for chunk in MORE)
+HALF_BITS: Final = CHUNK_BITS - 1
+HALF: Final = 1 << HALF_BITS
+HALF_MASK: Final = HALF - 1
+"""The lowest chunk of a long that is not negative has so many of its bits: zigzag's lowest one is 0."""
+
+SOME_SMALL: Final[tuple[bytes, ...]] = tuple(b"\2" + LAST[z] for z in (*range(0, CHUNK, 2), *range(CHUNK - 1, 0, -2)))
+"""A long from -HALF to HALF - 1 is its index: the negative ones lie at the end."""
+
+_SOME_MORE: Final[tuple[bytes, ...]] = tuple(b"\2" + chunk for chunk in MORE)
+
+SOME_EVEN: Final[tuple[bytes, ...]] = _SOME_MORE[::2]
+"""The lowest HALF_BITS of a long that is not negative, more to come."""
+
+TWO_CHUNKS_END: Final = HALF * CHUNK
+"""A long from HALF on and below it takes two chunks."""
 
 _REMEMBERED: Final = 4096
 
@@ -59,12 +72,12 @@ def encode_some_lsn(lsn: int) -> bytes:
     zigzag = lsn << 1
     if zigzag < _TWO_CHUNKS:
         return encode_some_long(lsn)
-    return SOME_MORE[zigzag & CHUNK_MASK] + MORE[zigzag >> CHUNK_BITS & CHUNK_MASK] + HIGH[zigzag >> 28]
+    return _SOME_MORE[zigzag & CHUNK_MASK] + MORE[zigzag >> CHUNK_BITS & CHUNK_MASK] + HIGH[zigzag >> 28]
 
 
 def encode_long(number: int) -> bytes:
     """`number` within 64 bits, signed."""
-    zigzag = number << 1 if number >= 0 else (-number << 1) - 1
+    zigzag = number << 1 if number >= 0 else ~(number << 1)
     if zigzag < CHUNK:
         return LAST[zigzag]
     head = MORE[zigzag & CHUNK_MASK]
@@ -77,10 +90,10 @@ def encode_long(number: int) -> bytes:
 
 def encode_some_long(number: int) -> bytes:
     """The same as branch 1 of a union with null."""
-    zigzag = number << 1 if number >= 0 else (-number << 1) - 1
-    if zigzag < CHUNK:
-        return SOME_LAST[zigzag]
-    head = SOME_MORE[zigzag & CHUNK_MASK]
+    if -HALF <= number < HALF:
+        return SOME_SMALL[number]
+    zigzag = number << 1 if number >= 0 else ~(number << 1)
+    head = _SOME_MORE[zigzag & CHUNK_MASK]
     zigzag >>= CHUNK_BITS
     while zigzag >= CHUNK:
         head += MORE[zigzag & CHUNK_MASK]

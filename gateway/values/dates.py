@@ -13,7 +13,17 @@ from typing import Final
 
 from librt.strings import read_i32_be, read_i64_be
 
-from gateway.events.varint import CHUNK_MASK, HIGH, MORE, SOME_MORE, encode_some_long
+from gateway.events.varint import (
+    CHUNK,
+    CHUNK_BITS,
+    CHUNK_MASK,
+    HALF_BITS,
+    HALF_MASK,
+    HIGH,
+    MORE,
+    SOME_EVEN,
+    encode_some_long,
+)
 from gateway.values.reader import AVRO_NULL, BINARY, NULL, TEXT, UNSIGNED, Parts, Unusual
 from gateway.values.special import Special
 
@@ -28,9 +38,11 @@ _FIRST_DAY: Final = 1 - _UNIX_ORDINAL
 _LAST_DAY: Final = date(9999, 12, 31).toordinal() - _UNIX_ORDINAL
 _FIRST_MICROS: Final = _FIRST_DAY * _DAY_MICROS
 _LAST_MICROS: Final = (_LAST_DAY + 1) * _DAY_MICROS - 1
-_FOUR_CHUNKS_LOW: Final = 1 << 41
-_FOUR_CHUNKS_HIGH: Final = 1 << 55
-"""Between these, 1970-01-26 and the year 3111, a timestamp takes exactly four chunks of 14 bits."""
+_FOUR_CHUNKS_LOW: Final = CHUNK
+_FOUR_CHUNKS_HIGH: Final = CHUNK * CHUNK
+"""What follows the lowest two chunks of a timestamp is between these from 1970-01-26 to the year 3111."""
+_PG_EPOCH_REST: Final = _PG_EPOCH_MICROS >> HALF_BITS
+"""Behind its lowest HALF_BITS, which are 0."""
 
 _DATE = re.compile(rb"(\d{4})-(\d\d)-(\d\d)")
 _CLOCK = re.compile(rb"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
@@ -148,9 +160,10 @@ def read_timestamptz_text(data: bytes, position: int, parts: Parts) -> int:
             raise Special from None
         if fraction:
             micros += int(fraction[1:].ljust(6, b"0"))
-        if _FOUR_CHUNKS_LOW <= micros < _FOUR_CHUNKS_HIGH:
-            zigzag = micros << 1
-            parts.append(SOME_MORE[zigzag & CHUNK_MASK] + MORE[zigzag >> 14 & CHUNK_MASK] + HIGH[zigzag >> 28])
+        rest = micros >> HALF_BITS
+        high = rest >> CHUNK_BITS
+        if _FOUR_CHUNKS_LOW <= high < _FOUR_CHUNKS_HIGH:
+            parts.append(SOME_EVEN[micros & HALF_MASK] + MORE[rest & CHUNK_MASK] + HIGH[high])
         else:
             parts.append(encode_some_long(micros))
         return end
@@ -170,13 +183,13 @@ def timestamp_from_binary(value: bytes) -> bytes:
 def read_timestamp(data: bytes, position: int, parts: Parts) -> int:
     """timestamp and timestamptz."""
     if data[position] == BINARY:
-        micros: int = read_i64_be(data, position + 5)
-        micros += _PG_EPOCH_MICROS
-        if _FOUR_CHUNKS_LOW <= micros < _FOUR_CHUNKS_HIGH:
-            zigzag = micros << 1
-            parts.append(SOME_MORE[zigzag & CHUNK_MASK] + MORE[zigzag >> 14 & CHUNK_MASK] + HIGH[zigzag >> 28])
-        elif _FIRST_MICROS <= micros <= _LAST_MICROS:
-            parts.append(encode_some_long(micros))
+        since_2000: int = read_i64_be(data, position + 5)
+        rest = (since_2000 >> HALF_BITS) + _PG_EPOCH_REST
+        high = rest >> CHUNK_BITS
+        if _FOUR_CHUNKS_LOW <= high < _FOUR_CHUNKS_HIGH:
+            parts.append(SOME_EVEN[since_2000 & HALF_MASK] + MORE[rest & CHUNK_MASK] + HIGH[high])
+        elif _FIRST_MICROS <= since_2000 + _PG_EPOCH_MICROS <= _LAST_MICROS:
+            parts.append(encode_some_long(since_2000 + _PG_EPOCH_MICROS))
         else:
             raise Special
         return position + 13

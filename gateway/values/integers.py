@@ -7,11 +7,19 @@ from typing import Final
 
 from librt.strings import read_i16_be, read_i32_be, read_i64_be
 
-from gateway.events.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, LAST, SOME_LAST, SOME_MORE, encode_some_long
+from gateway.events.varint import (
+    HALF,
+    HALF_BITS,
+    HALF_MASK,
+    LAST,
+    SOME_EVEN,
+    SOME_SMALL,
+    TWO_CHUNKS_END,
+    encode_some_long,
+)
 from gateway.values.reader import AVRO_NULL, BINARY, NULL, TEXT, UNSIGNED, Parts, Unusual
 from gateway.values.special import Special
 
-_TWO_CHUNKS: Final = CHUNK * CHUNK
 _INT2 = struct.Struct("!h")
 _INT4 = struct.Struct("!i")
 _INT8 = struct.Struct("!q")
@@ -115,11 +123,10 @@ def read_int2(data: bytes, position: int, parts: Parts) -> int:
 def read_int4(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == BINARY:
         number: int = read_i32_be(data, position + 5)
-        zigzag = number << 1 if number >= 0 else (-number << 1) - 1
-        if zigzag < CHUNK:
-            parts.append(SOME_LAST[zigzag])
-        elif zigzag < _TWO_CHUNKS:
-            parts.append(SOME_MORE[zigzag & CHUNK_MASK] + LAST[zigzag >> CHUNK_BITS])
+        if number < HALF:
+            parts.append(SOME_SMALL[number] if number >= -HALF else encode_some_long(number))
+        elif number < TWO_CHUNKS_END:
+            parts.append(SOME_EVEN[number & HALF_MASK] + LAST[number >> HALF_BITS])
         else:
             parts.append(encode_some_long(number))
         return position + 9
@@ -132,11 +139,10 @@ def read_int4(data: bytes, position: int, parts: Parts) -> int:
 def read_int8(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == BINARY:
         number: int = read_i64_be(data, position + 5)
-        zigzag = number << 1 if number >= 0 else (-number << 1) - 1
-        if zigzag < CHUNK:
-            parts.append(SOME_LAST[zigzag])
-        elif zigzag < _TWO_CHUNKS:
-            parts.append(SOME_MORE[zigzag & CHUNK_MASK] + LAST[zigzag >> CHUNK_BITS])
+        if number < HALF:
+            parts.append(SOME_SMALL[number] if number >= -HALF else encode_some_long(number))
+        elif number < TWO_CHUNKS_END:
+            parts.append(SOME_EVEN[number & HALF_MASK] + LAST[number >> HALF_BITS])
         else:
             parts.append(encode_some_long(number))
         return position + 13
@@ -162,11 +168,10 @@ def read_int_text(data: bytes, position: int, parts: Parts) -> int:
         start = position + 5
         end = start + (length & UNSIGNED)
         number = int(data[start:end])
-        zigzag = number << 1 if number >= 0 else (-number << 1) - 1
-        if zigzag < CHUNK:
-            parts.append(SOME_LAST[zigzag])
-        elif zigzag < _TWO_CHUNKS:
-            parts.append(SOME_MORE[zigzag & CHUNK_MASK] + LAST[zigzag >> CHUNK_BITS])
+        if number < HALF:
+            parts.append(SOME_SMALL[number] if number >= -HALF else encode_some_long(number))
+        elif number < TWO_CHUNKS_END:
+            parts.append(SOME_EVEN[number & HALF_MASK] + LAST[number >> HALF_BITS])
         else:
             parts.append(encode_some_long(number))
         return end

@@ -16,7 +16,7 @@ from typing import Final
 
 from librt.strings import read_i32_be
 
-from gateway.events.varint import encode_some_long
+from gateway.events.varint import HALF, SOME_SMALL, encode_some_long
 
 Parts = list[bytes]
 Reader = Callable[[bytes, int, Parts], int]
@@ -34,9 +34,6 @@ AVRO_NULL: Final = b"\0"
 UNSIGNED: Final = 0xFFFFFFFF
 """Lengths are taken without a sign: a negative one then points beyond every row."""
 
-SOME_LENGTH: Final[tuple[bytes, ...]] = tuple(encode_some_long(length) for length in range(8192))
-"""Union branch 1 and the length of a string or of bytes."""
-
 
 class Unusual(Exception):
     """A column kind that the reader does not expect: UNCHANGED, or text for binary."""
@@ -45,7 +42,7 @@ class Unusual(Exception):
 def some_bytes(value: bytes) -> bytes:
     """Branch 1, length, value: Avro bytes, and strings that are UTF-8 already."""
     length = len(value)
-    return (SOME_LENGTH[length] if length < 8192 else encode_some_long(length)) + value
+    return (SOME_SMALL[length] if length < HALF else encode_some_long(length)) + value
 
 
 def read_with(encode: Encode, kind: int) -> Reader:
@@ -72,10 +69,13 @@ def read_bytes(kind: int) -> Reader:
     def read(data: bytes, position: int, parts: Parts) -> int:
         if data[position] == kind:
             length: int = read_i32_be(data, position + 1)
-            length &= UNSIGNED
             start = position + 5
-            end = start + length
-            parts.append((SOME_LENGTH[length] if length < 8192 else encode_some_long(length)) + data[start:end])
+            if 0 <= length < HALF:
+                end = start + length
+                parts.append(SOME_SMALL[length] + data[start:end])
+            else:
+                end = start + (length & UNSIGNED)
+                parts.append(some_bytes(data[start:end]))
             return end
         if data[position] == NULL:
             parts.append(AVRO_NULL)
