@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 import fastavro
-from confluent_kafka import Message, Producer
+from confluent_kafka import IsolationLevel, Message, Producer, TopicPartition, admin
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
@@ -39,6 +40,7 @@ BOOL, INT4, INT8, TEXT, FLOAT8, BYTEA, DATE, TIMESTAMP, TIMESTAMPTZ, NUMERIC, UU
 )  # fmt: skip
 INT4_ARRAY = TypeFacts(1007, "pg_catalog", "_int4", Kind.ARRAY, element=INT4)
 NUMERIC_12_2 = (12 << 16 | 2) + 4  # typmod
+VISIBLE_TIMEOUT_S = 30.0
 
 
 def relation(
@@ -203,6 +205,7 @@ class Feeder:
         self._registry = SchemaRegistryClient({"url": registry_url})
         self._transactional_id = uuid4().hex
         self._producer: Producer | None = None
+        self._newest_marker = Placed(transaction_topic(prefix), 0)
         self._make_topic(transaction_topic(prefix), 1)
         self._make_topic(message_topic(prefix), 1)
         self._marker_id = self._register(value_subject(transaction_topic(prefix)), TRANSACTION_MARKER)
@@ -274,8 +277,20 @@ class Feeder:
         return self._producer
 
     def kafka_commit(self) -> None:
+        """Kafka answers before it has written the end of the transaction into the topics: returns when readers see it."""
         self.producer.commit_transaction(60)
         self.producer.begin_transaction()
+        deadline = time.monotonic() + VISIBLE_TIMEOUT_S
+        while self._end_of_markers() <= self._newest_marker.offset:
+            assert time.monotonic() < deadline, f"marker {self._newest_marker.offset} is not visible"
+            time.sleep(0.002)
+
+    def _end_of_markers(self) -> int:
+        """For a reader of committed records."""
+        latest: Any = vars(admin)["OffsetSpec"].latest()  # not in the stubs' exports
+        place = TopicPartition(self._newest_marker.topic, self._newest_marker.partition)
+        (found,) = self._admin.list_offsets({place: latest}, isolation_level=IsolationLevel.READ_COMMITTED).values()
+        return int(found.result(30).offset)
 
     def kafka_abort(self) -> None:
         self.producer.flush(60)
@@ -296,7 +311,7 @@ class Feeder:
 
     # records
 
-    def _produce(self, topic: str, partition: int, value: bytes, transaction: Transaction | None = None) -> None:
+    def _produce(self, topic: str, partition: int, value: bytes, transaction: Transaction | None = None) -> Placed:
         placed = Placed(topic, partition)
         if transaction is not None:
             transaction.placed.append(placed)
@@ -311,7 +326,7 @@ class Feeder:
             except BufferError:
                 self.producer.poll(0.1)
             else:
-                break
+                return placed
 
     def send_change(self, transaction: Transaction, change: Change, commit_lsn: int | None) -> None:
         if change.table is None:
@@ -356,7 +371,9 @@ class Feeder:
 
     def marker(self, marker: dict[str, Any]) -> None:
         facts = {"subxid": -1, "epoch": self.epoch, **marker}
-        self._produce(transaction_topic(self.prefix), 0, encode(self._marker_id, self._marker_parsed, facts))
+        self._newest_marker = self._produce(
+            transaction_topic(self.prefix), 0, encode(self._marker_id, self._marker_parsed, facts)
+        )
 
     def commit(self, transaction: Transaction, kind: str, damage: Callable[[dict[str, Any]], None] | None) -> int:
         commit_lsn = self.next_lsn()
