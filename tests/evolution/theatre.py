@@ -14,6 +14,7 @@ from gateway.local import Kafka, Postgres, Registry
 from tests.evolution.delivered import Delivered
 from tests.evolution.scene import SITUATIONS, Scene
 from tests.gateway_process import GatewayProcess
+from tests.slots import until_free
 
 CAUGHT_UP_TIMEOUT_S = 30.0
 END = "the_end"
@@ -99,18 +100,12 @@ async def theatre(
     finally:
         await gateway.kill()
         await sql.close()
-        await _until_free(admin, name)
+        await until_free(admin, name)
         await admin.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1", name
         )
         await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
         await admin.close()
-
-
-async def _until_free(admin: asyncpg.Connection, slot: str) -> None:
-    async with asyncio.timeout(CAUGHT_UP_TIMEOUT_S):
-        while await admin.fetchval("SELECT active FROM pg_replication_slots WHERE slot_name = $1", slot):
-            await asyncio.sleep(0.05)
 
 
 Play = Callable[[Theatre], Awaitable[None]]

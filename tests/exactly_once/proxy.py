@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -263,9 +264,12 @@ class ProxiedKafka(Kafka):
         path.write_text("\n".join(line + extra.get(line.partition("=")[0], "") for line in lines) + "\n")
 
     def delete_topic(self, topic: str) -> None:
+        """Returns when the broker takes nothing for it any more: the controller has answered before."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
         for future in admin.delete_topics([topic]).values():
             future.result(30)
+        while topic in admin.list_topics(timeout=30).topics:
+            time.sleep(0.02)
 
     async def start(self) -> None:
         await super().start()

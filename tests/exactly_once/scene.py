@@ -21,6 +21,7 @@ from tests.exactly_once.history import load_truth
 from tests.exactly_once.markers import COMMITTING
 from tests.exactly_once.workload import PUBLICATION, Workload, create_tables
 from tests.gateway_process import GatewayProcess
+from tests.slots import until_free
 
 DRAIN_TIMEOUT_S = 60.0
 
@@ -69,6 +70,11 @@ class Scene:
         """Start the gateway and wait until its stream is open: from the first time on, what commits is to be delivered."""
         await self.gateway.streaming(failpoints, **settings)
 
+    async def stop(self) -> None:
+        """The gateway, and its walsender: the slot is free, and what it was told is confirmed."""
+        await self.gateway.stop()
+        await until_free(self.connection, f"slot_{self.prefix}")
+
     async def reconnect(self) -> None:
         """After the server was restarted."""
         self.connection.terminate()
@@ -111,9 +117,22 @@ class Scene:
         """Wait until so many records of a relation are in its topic, whether their transaction is committed or not."""
         topic = f"{self.prefix}.{relation}"
         deadline = time.monotonic() + timeout_s
-        while await asyncio.to_thread(end_offsets, self.bootstrap_servers, topic) < record_count:
+        while await self.end(topic) < record_count:
             assert time.monotonic() < deadline, f"{topic} has no {record_count} records:\n{self.gateway.log_tail()}"
             await asyncio.sleep(0.1)
+
+    async def end(self, topic: str, isolation: Isolation = "read_committed") -> int:
+        """Sum of the ends of a topic's partitions, where a reader of this isolation stops; -1 while nobody leads one of them."""
+        return await asyncio.to_thread(end_offsets, self.bootstrap_servers, topic, isolation)
+
+    async def until_nothing_is_open(self, *relations: str, timeout_s: float = 30.0) -> None:
+        """Wait until no Kafka transaction keeps readers from the markers or from the relations' records."""
+        topics = [f"{self.prefix}.{name}" for name in ("transaction", *relations)]
+        deadline = time.monotonic() + timeout_s
+        for topic in topics:
+            while not 0 <= await self.end(topic, "read_uncommitted") <= await self.end(topic):
+                assert time.monotonic() < deadline, f"a transaction is open in {topic}:\n{self.gateway.log_tail()}"
+                await asyncio.sleep(0.05)
 
     async def finish(self, *, timeout_s: float = DRAIN_TIMEOUT_S) -> Verdict:
         """End the workload, let the gateway drain, and judge."""
@@ -182,15 +201,14 @@ async def open_scene(
         await scene.connection.close()
 
 
-def end_offsets(bootstrap_servers: str, topic: str) -> int:
-    """Sum of the high watermarks of a topic's partitions; 0 where it does not exist."""
-    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "follower"})
+def end_offsets(bootstrap_servers: str, topic: str, isolation: Isolation) -> int:
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "follower", "isolation.level": isolation})
     try:
         partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
         places = [TopicPartition(topic, partition) for partition in partitions]
         return sum(consumer.get_watermark_offsets(place, timeout=10)[1] for place in places)
     except KafkaException:
-        return 0
+        return -1
     finally:
         consumer.close()
 

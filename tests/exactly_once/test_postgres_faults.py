@@ -16,6 +16,9 @@ from typing import Any, Literal
 import pytest
 
 from gateway.local import Kafka, Postgres, Registry
+from gateway.lsn import Lsn
+from gateway.replication.connection import connect_replication
+from gateway.replication.options import pgoutput_options
 from tests.conftest import TEST_SETTINGS, Database
 from tests.exactly_once.conftest import WAL_SENDER_TIMEOUT_S
 from tests.exactly_once.proxy import DIRECTIONS, FaultProxy, ProxiedKafka
@@ -215,7 +218,7 @@ async def test_a_slot_that_is_dropped_stops_the_start(place: Place) -> None:
     async with place.scene() as scene:
         await scene.streaming()
         await scene.commits()
-        await scene.gateway.stop()
+        await scene.stop()
         await scene.sql("SELECT pg_drop_replication_slot($1)", place.slot)
         scene.gateway.start()
         await scene.ends(place.slot)
@@ -227,7 +230,7 @@ async def test_a_slot_that_is_made_anew_stops_the_start(place: Place) -> None:
     async with place.scene() as scene:
         await scene.streaming()
         await scene.commits()
-        await scene.gateway.stop()
+        await scene.stop()
         await scene.sql("SELECT pg_drop_replication_slot($1)", place.slot)
         await scene.workload.one_transaction("plain", 1)
         await scene.sql("SELECT pg_create_logical_replication_slot($1, 'pgoutput', false, true)", place.slot)
@@ -240,7 +243,7 @@ async def test_a_slot_that_somebody_advanced_stops_the_start(place: Place) -> No
     async with place.scene() as scene:
         await scene.streaming()
         await scene.commits()
-        await scene.gateway.stop()
+        await scene.stop()
         await scene.workload.one_transaction("plain", 1)
         await scene.sql("SELECT pg_replication_slot_advance($1, pg_current_wal_lsn())", place.slot)
         scene.gateway.start()
@@ -415,18 +418,11 @@ async def test_a_slot_that_another_reader_holds_is_waited_for(place: Place) -> N
     async with place.scene() as scene:
         await scene.streaming()
         await scene.commits()
-        await scene.gateway.stop()
-        thief = await place.database.connect()
-        holding = asyncio.create_task(
-            thief.execute(
-                "SELECT pg_sleep(3) FROM pg_logical_slot_peek_binary_changes($1, NULL, NULL, 'proto_version', '1', "
-                "'publication_names', $2) LIMIT 1",
-                place.slot,
-                PUBLICATION,
-            )
-        )
+        await scene.stop()
+        thief = await connect_replication(f"{place.database.dsn}?wal_sender_timeout=0")
+        await thief.start(place.slot, Lsn(0), pgoutput_options(180000, [PUBLICATION]))
         scene.gateway.start()
-        await scene.commits()
-        await holding
+        await scene.gateway.logged("is in use by process")
         await thief.close()
+        await scene.commits()
         await scene.finish()

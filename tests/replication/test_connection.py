@@ -26,6 +26,7 @@ from gateway.replication.slot import create_slot, slot_facts
 from gateway.replication.stream import ReplicationStream
 from tests.conftest import Database
 from tests.replication.throttle import throttle
+from tests.slots import until_free
 
 pytestmark = pytest.mark.integration
 
@@ -79,13 +80,6 @@ async def prepared_slot(dsn: str, slot: str, *, version_num: int = 180000) -> Ls
     async with sql_of(dsn) as sql:
         await sql.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION p FOR ALL TABLES")
         return await create_slot(sql, slot, version_num=version_num)
-
-
-async def until_free(sql: asyncpg.Connection, slot: str) -> None:
-    """Who leaves is gone from the slot only when its walsender has heard of it."""
-    async with asyncio.timeout(30):
-        while await sql.fetchval("SELECT active FROM pg_replication_slots WHERE slot_name = $1", slot):
-            await asyncio.sleep(0.01)
 
 
 async def wal_end(sql: asyncpg.Connection) -> Lsn:

@@ -20,6 +20,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from gateway.local import Kafka, Postgres, Registry
 from tests.gateway_process import GatewayProcess
 from tests.service.topics import Topics
+from tests.slots import until_free
 
 PREFIX = "messages"
 Values = list[dict[str, Any]]
@@ -125,6 +126,7 @@ async def played(
     yield await asyncio.to_thread(Played, Topics(kafka.bootstrap_servers, registry.url))
     assert await gateway.stop() == 0, log.read_text()
     await sql.close()
+    await until_free(admin, "messages")
     await admin.execute("SELECT pg_drop_replication_slot('messages')")
     await admin.execute("DROP DATABASE messages WITH (FORCE)")
     await admin.close()
