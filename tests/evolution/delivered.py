@@ -136,7 +136,7 @@ class Delivered:
             }
         )
         try:
-            known = consumer.list_topics(timeout=10).topics
+            known = consumer.list_topics(timeout=30).topics
             places = [
                 TopicPartition(topic, partition, self._places.get((topic, partition), OFFSET_BEGINNING))
                 for topic, metadata in known.items()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
 import pytest
 
@@ -38,9 +37,8 @@ async def test_a_failure_ends_the_others_also_one_that_swallows_a_cancellation()
 
 
 async def test_a_goodbye_takes_no_longer_than_its_limit() -> None:
-    begun = time.monotonic()
-    await say_goodbye(_swallows_one_cancellation(), 0.05)
-    assert time.monotonic() - begun < 1
+    async with asyncio.timeout(5):
+        await say_goodbye(_swallows_one_cancellation(), 0.05)
 
 
 async def test_a_goodbye_that_fails_is_one_too() -> None:

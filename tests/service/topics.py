@@ -51,13 +51,13 @@ class Topics:
         registry = SchemaRegistryClient({"url": self.registry_url, "timeout": 10})
         decode = AvroDeserializer(registry)
         try:
-            known = consumer.list_topics(topic, timeout=10).topics[topic]
+            known = consumer.list_topics(topic, timeout=30).topics[topic]
             if known.error is not None:
                 return []
             for partition in sorted(known.partitions):
                 consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
                 while True:
-                    message = consumer.poll(10)
+                    message = consumer.poll(30)
                     assert message is not None, f"{topic}[{partition}]: no end of partition"
                     error = message.error()
                     if error is not None:

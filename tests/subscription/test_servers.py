@@ -23,7 +23,10 @@ async def latin_database(postgres: Postgres) -> AsyncIterator[Database]:
     await admin.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
     yield Database(postgres, name)
     inside = await postgres.connect(name)
-    await inside.execute("SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE active")
+    await inside.execute(
+        "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots "
+        "WHERE active AND database = current_database()"
+    )
     await inside.close()
     await admin.execute(
         "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = $1", name
