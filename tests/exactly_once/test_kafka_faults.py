@@ -407,10 +407,12 @@ async def test_a_position_topic_that_may_forget_stops_the_start(place: Place) ->
             future.result(30)
     except KafkaException:
         place.set_topic("walgate.position", "cleanup.policy", "delete")
-    async with place.scene() as scene:
-        scene.gateway.start()
-        await scene.ends("walgate.position", "cleanup.policy")
-    place.set_topic("walgate.position", "cleanup.policy", "compact")
+    try:
+        async with place.scene() as scene:
+            scene.gateway.start()
+            await scene.ends("walgate.position", "cleanup.policy")
+    finally:
+        place.set_topic("walgate.position", "cleanup.policy", "compact")
 
 
 async def test_a_prefix_that_belongs_to_another_slot_is_refused(place: Place) -> None:

@@ -159,9 +159,10 @@ def test_a_damaged_marker_stops_the_read_in_time(
         bad.insert(accounts, {"id": number, "owner": None})
     bad.commit(damage=damage)
     feeder.kafka_commit()
+    patience_s = "5" if "no record" in message else "30"  # a busy broker is not to be taken for a damage
     began = time.monotonic()
     with pytest.raises(Exception, match=message):
-        load(spark, feeder, noProgressTimeout="5").collect()
+        load(spark, feeder, noProgressTimeout=patience_s).collect()
     assert time.monotonic() - began < 60
 
 

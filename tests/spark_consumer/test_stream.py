@@ -93,7 +93,7 @@ async def test_a_transaction_that_does_not_add_up_raises(feeder: Feeder) -> None
     await asyncio.to_thread(transaction.commit, None, spoil)
     await asyncio.to_thread(feeder.kafka_commit)
     with pytest.raises(TransactionIncomplete, match="manifest says"):
-        await asyncio.wait_for(read_until(feeder, 1, no_progress_s=5.0), 60)
+        await asyncio.wait_for(read_until(feeder, 1), 60)
 
 
 async def test_a_commit_lsn_that_does_not_rise_raises(feeder: Feeder) -> None:
