@@ -144,7 +144,7 @@ class GatewayProcess:
                     found.append(entry)
         return found
 
-    async def logged(self, text: str, *, times: int = 1, timeout_s: float = 30.0) -> None:
+    async def logged(self, text: str, *, times: int = 1, timeout_s: float = 60.0) -> None:
         """Wait until the text is in the log so often. Raises TimeoutError, AssertionError when it ends before."""
         deadline = time.monotonic() + timeout_s
         while self.log().count(text) < times:

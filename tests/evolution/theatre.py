@@ -16,7 +16,7 @@ from tests.evolution.scene import SITUATIONS, Scene
 from tests.gateway_process import GatewayProcess
 from tests.slots import until_free
 
-CAUGHT_UP_TIMEOUT_S = 30.0
+CAUGHT_UP_TIMEOUT_S = 60.0
 END = "the_end"
 _HAS_SENT = """
 SELECT bool_or(sent_lsn > $1) FROM pg_stat_replication JOIN pg_replication_slots ON pid = active_pid WHERE slot_name = $2

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def runs(pid: int) -> bool:
@@ -33,7 +33,7 @@ def children(pid: int) -> list[int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Returns when the condition holds; TimeoutError after 20 s."""
+    """Returns when the condition holds; TimeoutError after 60 s."""
     async with asyncio.timeout(TIMEOUT_S):
         while not condition():
             await asyncio.sleep(0.02)
