@@ -93,8 +93,10 @@ async def test_a_broker_that_is_away_under_load_costs_only_time(place: Place, aw
         await place.broker.proxy.refuse()
         first_xid = await scene.workload.one_transaction("plain", 1)
         flush = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = $1"
-        await asyncio.sleep(1)  # what was committed before may still be confirmed
-        before = await scene.sql(flush, f"slot_{place.prefix}")
+        before = None
+        while (now := await scene.sql(flush, f"slot_{place.prefix}")) != before:
+            before = now
+            await asyncio.sleep(1)  # what was committed before may still be confirmed
         await asyncio.sleep(away_s)
         assert scene.gateway.is_running
         assert scene.gateway.resident_bytes < RESIDENT_LIMIT_BYTES
