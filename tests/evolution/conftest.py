@@ -32,7 +32,11 @@ async def played(
         await stage.play({BEGINS_AGAIN: COMPATIBLE[BEGINS_AGAIN]})
         found = await stage.end()
         assert await stage.gateway.stop() == 0, log.read_text()
-        assert log.read_text().count("starting_again") <= 1, log.read_text()  # BEGINS_AGAIN
+        attempts = [event["reason"] for event in stage.gateway.events("starting_again")]
+        own = [
+            reason for reason in attempts if "is in use by process" not in reason
+        ]  # its own walsender, a little longer
+        assert len(own) <= 1, attempts  # BEGINS_AGAIN
         yield found
         found.close()
 

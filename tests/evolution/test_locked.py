@@ -9,6 +9,7 @@ import pytest
 from gateway.local import Kafka, Postgres, Registry
 from tests.evolution.theatre import Theatre, theatre
 from tests.exactly_once.proxy import FaultProxy
+from tests.slots import until_free
 
 pytestmark = pytest.mark.integration
 
@@ -32,6 +33,7 @@ async def test_a_locked_table_stops_neither_the_others_nor_a_start(
             await stage.gateway.logged("seen_by_the_check is published from now on")
             await insert_and_read(stage, 1)
             assert await stage.gateway.stop() == 0
+            await until_free(stage.sql, stage.name)
             await stage.gateway.streaming()
             await insert_and_read(stage, 2)
         await holder.execute("INSERT INTO locked VALUES (1, 2)")
