@@ -47,6 +47,14 @@ class AppendTimes:
             for stamp in self._stamps(place.topic, place.partition, max(low, high - _BEHIND_LAST), _BEHIND_LAST)
         )
 
+    def every(self, topic: str) -> list[float]:
+        """Of all records, in order."""
+        return sorted(
+            stamp
+            for place, low, high in self._filled([topic])
+            for stamp in self._stamps(place.topic, place.partition, low, high - low)
+        )
+
     def _filled(self, topics: Iterable[str]) -> Iterator[tuple[TopicPartition, int, int]]:
         """Partitions that hold anything, with their first and their next offset."""
         known = self._consumer.list_topics(timeout=30).topics

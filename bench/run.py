@@ -13,22 +13,15 @@ class Turns:
 
     rows: int
     table_count: int
-    one_table_s: float
-    first_round_s: float  # each table is met for the first time: its schemas are registered
-    later_rounds_s: float
-
-    @property
-    def one_table_rows_per_s(self) -> float:
-        return self.rows / self.one_table_s
-
-    @property
-    def later_rounds_rows_per_s(self) -> float:
-        return (self.rows - self.table_count * ROWS_IN_A_TURN) / self.later_rounds_s
+    one_table_rows_per_s: float
+    many_tables_s: float
+    later_rounds_rows_per_s: float
+    """Without the first round, in which each table is met for the first time: its schemas are registered."""
 
     @property
     def ratio_to_one_table(self) -> float:
         """With the first round."""
-        return self.one_table_s / (self.first_round_s + self.later_rounds_s)
+        return self.rows / self.many_tables_s / self.one_table_rows_per_s
 
     @property
     def later_ratio_to_one_table(self) -> float:
@@ -38,8 +31,10 @@ class Turns:
     @property
     def ms_per_new_table(self) -> float:
         """Beyond what its rows take."""
-        rows = self.table_count * ROWS_IN_A_TURN
-        return (self.first_round_s - rows / self.one_table_rows_per_s) / self.table_count * 1000
+        first_rows = self.table_count * ROWS_IN_A_TURN
+        later_rounds_s = (self.rows - first_rows) / self.later_rounds_rows_per_s
+        first_round_s = self.many_tables_s - later_rounds_s
+        return (first_round_s - first_rows / self.one_table_rows_per_s) / self.table_count * 1000
 
 
 @dataclass(frozen=True, slots=True)

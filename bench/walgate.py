@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -145,21 +146,34 @@ async def drain(
 
 
 def _times(bootstrap_servers: str, prefix: str, backlogged: Backlogged) -> tuple[float, Turns | None]:
-    """When the last marker was appended; and where the backlog is one table, then many in turn, what took how long."""
+    """When the last marker was appended; and where the backlog is one table, then many in turn, how fast each was.
+
+    A rate is taken between two ends of Kafka transactions, from the PostgreSQL transactions that they committed: what lies
+    within one has no time of its own.
+    """
     with AppendTimes(bootstrap_servers) as times:
-        end_s = times.last(f"{prefix}.transaction")
         if backlogged.table_count == 1:
-            return end_s, None
+            return times.last(f"{prefix}.transaction"), None
         alone, last = (f"{prefix}.public.{table}" for table in ("bench", f"bench{backlogged.table_count - 1}"))
-        alone_end_s, all_met_s = times.last(alone), times.first(last)
-        turns = Turns(
-            rows=backlogged.changes // 2,
-            table_count=backlogged.table_count,
-            one_table_s=alone_end_s - times.first(alone),
-            first_round_s=all_met_s - alone_end_s,
-            later_rounds_s=end_s - all_met_s,
-        )
-        return end_s, turns
+        ends = times.every(f"{prefix}.transaction")
+        alone_begun_s, alone_end_s, all_met_s = times.first(alone), times.last(alone), times.first(last)
+
+    def rows_per_s(first: int, behind: int) -> float:
+        """From the Kafka transaction of the marker `first` to the one before the marker `behind`."""
+        begun_s, end_s = ends[first], ends[behind - 1]
+        if end_s <= begun_s:
+            raise RuntimeError(f"{backlogged.changes} rows are too few for a rate")
+        markers = behind - bisect_right(ends, begun_s)
+        return markers / len(ends) * backlogged.changes / (end_s - begun_s)
+
+    turns = Turns(
+        rows=backlogged.changes // 2,
+        table_count=backlogged.table_count,
+        one_table_rows_per_s=rows_per_s(bisect_left(ends, alone_begun_s), bisect_left(ends, alone_end_s)),
+        many_tables_s=ends[-1] - alone_end_s,
+        later_rounds_rows_per_s=rows_per_s(bisect_left(ends, all_met_s), len(ends)),
+    )
+    return ends[-1], turns
 
 
 async def past(sql: asyncpg.Connection, gateway: Gateway, lsn: str, timeout_s: float = 600.0) -> None:

@@ -147,7 +147,7 @@ TABLES = Backlog(
         _IN_TURN,
     ),
     "insert into bench0 (id) values (0)",
-    500_000,
+    1_000_000,
     changes_per_unit=2,
     table_count=TABLE_COUNT,
 )

@@ -116,7 +116,7 @@ def test_a_latency_leaves_the_warm_up_out() -> None:
 
 
 def test_many_tables_are_held_against_one() -> None:
-    turns = Turns(rows=500_000, table_count=1000, one_table_s=5.0, first_round_s=4.0, later_rounds_s=4.0)
+    turns = Turns(500_000, 1000, one_table_rows_per_s=1e5, many_tables_s=8.0, later_rounds_rows_per_s=1e5)
     made = report.Drained("T1000", "in turn")
     made.add("floor", Run(1_000_001, 6.0))
     made.add("walgate", Run(1_000_001, 13.0, turns=turns))
