@@ -27,6 +27,10 @@ from gateway.operate.errors import Retry
 from gateway.operate.failpoints import failpoint
 from schemas.names import POSITION_TOPIC
 
+REQUEST_BYTES = 2 << 20
+"""No more is given to the producer at once: it makes one request of it, which takes several times its size while it is put
+together, and the broker's first answer comes after the last of thousands of batches."""
+
 
 class TransactionTimedOut(Retry):
     """A Kafka transaction failed that was written to for half of kafka.transaction_timeout_s at least: it is too large for
@@ -185,14 +189,17 @@ class Delivery:
     async def _send_rows(self, cycle: Cycle) -> Position:
         """Send the cycle's batches as they come, until it is sealed and each one is acknowledged."""
         sent: deque[tuple[Batch, asyncio.Future[Any]]] = deque()
+        sent_bytes = 0
         while True:
-            while cycle.ready:
+            while cycle.ready and sent_bytes < REQUEST_BYTES:
                 batch = cycle.ready.popleft()
+                sent_bytes += batch.size
                 sent.append((batch, self._producer.send(batch)))
                 failpoint("batch_sent")
             if sent:
                 # In order: a manifest wants the pieces of a partition in order, and memory is given back steadily.
                 batch, future = sent.popleft()
+                sent_bytes -= batch.size
                 self._note_delivered(batch, await self._producer.delivered(future))
                 failpoint("batch_acked")
             elif cycle.position is not None:

@@ -1,14 +1,15 @@
 """The reading loop: bytes from PostgreSQL -> state machine -> batches; and when a cycle may end.
 
 The order within one turn: read, take every frame, hand over full batches, seal the cycle if a transaction boundary is
-reached and the broker is free, wait while too much is under way. Nothing here waits for Kafka except through that limit,
-and nothing here answers PostgreSQL: that is `gateway/replication/feedback.py`, on its own timer.
+reached, the broker is free and the batches are worth it, wait while too much is under way. Nothing here waits for Kafka
+except through that limit, and nothing here answers PostgreSQL: that is `gateway/replication/feedback.py`, on its own timer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 
 from gateway.kafka.delivery import Delivery
 from gateway.kafka.outlet import BatchWriter
@@ -46,6 +47,20 @@ SEAL_BYTES = 1 << 18
 
 OPEN_BYTES = 4 << 20
 """After so many bytes also batches that are not full leave: a transaction over a thousand tables has as many open ones."""
+
+BATCH_WORTH_BYTES = 8 << 10
+"""A batch costs gateway and broker as much as dozens of rows. So while the stream has more, a cycle over many partitions
+waits until its batches hold so much on average."""
+
+HELD_BYTES = 24 << 20
+HELD_S = 2.0
+"""But it waits for no more than this, and no longer."""
+
+BEHIND_BYTES = 1 << 16
+"""A read of so much says that the stream has more."""
+
+PAUSE_S = 0.005
+"""Where nothing comes for so long, it has no more after all."""
 
 MAX_OWED_MARKERS = 20_000
 """Reading waits while a stalled broker lets more markers than this pile up: small transactions are mostly markers."""
@@ -106,7 +121,8 @@ class Pump:
         self._careful_until = careful_until
         self._unsealed_bytes = 0
         self._open_bytes = 0
-        self._idle_since = time.monotonic()
+        self._behind = False
+        self._sealed_at = time.monotonic()
         self._idle_position: Position | None = None
         self._sealed_counts = self._durable_counts = (0, 0)
         self._stopping = False
@@ -123,6 +139,7 @@ class Pump:
         try:
             while not self._stopping:
                 await self._turn()
+            self._idle()
         except StopForOperator as error:
             self._part(error)
             while not self._delivery.may_seal:
@@ -132,19 +149,29 @@ class Pump:
         await asyncio.Event().wait()  # the end is drain's to say
 
     async def _turn(self) -> None:
-        data = await self._stream.read()
+        data = await self._read()
         failpoint("socket_read")
         self._writer.tick()
         await self._take(data)
         self._open_bytes += len(data)
-        if self._open_bytes >= OPEN_BYTES:
+        if self._open_bytes >= max(OPEN_BYTES, self._worthwhile_bytes):
             self._writer.close_all()
             self._open_bytes = 0
         self._delivery.offer()
+        self._behind = len(data) >= BEHIND_BYTES
         self._idle()
         await self._delivery.room()
         while self._machine.owed_marker_count > MAX_OWED_MARKERS and not self._delivery.may_seal:
             await self._delivery.cycle_done()
+
+    async def _read(self) -> bytes:
+        """What the stream has, at least one frame; or nothing, where it had more until now and pauses."""
+        if self._behind:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PAUSE_S):
+                    return await self._stream.read()
+            return b""
+        return await self._stream.read()
 
     @property
     def sealed_lsn(self) -> Lsn:
@@ -201,7 +228,7 @@ class Pump:
 
     def _idle(self) -> None:
         """Kafka is free, or a read is done: end the cycle if one can end here."""
-        if self._may_seal():
+        if self._may_seal() and not self._is_held:
             self._seal()
         if self._stopping:
             self._settled.set()
@@ -230,7 +257,8 @@ class Pump:
                         self._control(data[start:end], lsn)
                     if machine.resume_lsn <= self._careful_until:
                         await self._seal_whole()
-                    if self._unsealed_bytes + end - sealed_at >= SEAL_BYTES and self._may_seal():
+                    unsealed_bytes = self._unsealed_bytes + end - sealed_at
+                    if unsealed_bytes >= SEAL_BYTES and self._may_seal() and unsealed_bytes >= self._worthwhile_bytes:
                         self._seal()
                         sealed_at = end
             elif kind == KEEPALIVE:
@@ -269,6 +297,21 @@ class Pump:
     def _may_seal(self) -> bool:
         return self._has_whole and self._delivery.may_seal
 
+    @property
+    def _worthwhile_bytes(self) -> int:
+        return min(len(self._writer.open) * BATCH_WORTH_BYTES, HELD_BYTES)
+
+    @property
+    def _is_held(self) -> bool:
+        """A cycle may end here, but is too small for its many batches, and more is at hand."""
+        return (
+            self._behind
+            and not self._stopping
+            and self._unsealed_bytes < self._worthwhile_bytes
+            and self._machine.owed_marker_count < MAX_OWED_MARKERS
+            and time.monotonic() - self._sealed_at < HELD_S
+        )
+
     def _seal(self) -> None:
         machine = self._machine
         position = advance(
@@ -279,7 +322,7 @@ class Pump:
         self._sealed_counts = (machine.event_count, machine.transaction_count)
         failpoint("cycle_sealed")
         self._unsealed_bytes = 0
-        self._idle_since = time.monotonic()
+        self._sealed_at = time.monotonic()
 
     @property
     def is_settled(self) -> bool:
@@ -292,7 +335,7 @@ class Pump:
         failpoint("keepalive_received")
         behind = end_lsn - self._machine.resume_lsn
         if behind > 0 and self.is_settled and not self._machine.in_stream:
-            due = time.monotonic() - self._idle_since >= IDLE_INTERVAL_S
+            due = time.monotonic() - self._sealed_at >= IDLE_INTERVAL_S
             if reply_requested or due or behind >= IDLE_BYTES:
                 failpoint("before_idle_advance")
                 self._machine.resume_lsn = Lsn(end_lsn)

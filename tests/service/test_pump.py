@@ -13,13 +13,14 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 
 from gateway.events.logical_message import LogicalMessageEncoder
 from gateway.events.marker import Marker
-from gateway.kafka.delivery import Delivery, Frames
-from gateway.kafka.outlet import BatchWriter
+from gateway.kafka.delivery import REQUEST_BYTES, Delivery, Frames
+from gateway.kafka.outlet import RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.position import Position
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
 from gateway.operate.metrics import REGISTRY
-from gateway.service.pump import OPEN_BYTES, Pump, WholeFirst
+from gateway.service import pump
+from gateway.service.pump import BATCH_WORTH_BYTES, BEHIND_BYTES, OPEN_BYTES, Pump, WholeFirst
 from gateway.service.tasks import run_together
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import MessageTopic
@@ -38,6 +39,8 @@ class ScriptedProducer:
         self.is_transactional = is_transactional
         self.delay_s = 0.0
         self.log: list[str] = []
+        self.most_sent_bytes = 0
+        self._sent: dict[asyncio.Future[int], int] = {}
 
     def create_batch(self) -> BatchBuilder:
         return BatchBuilder(1 << 19, 0)
@@ -49,11 +52,14 @@ class ScriptedProducer:
         self.log.append(batch.topic)
         future = asyncio.get_running_loop().create_future()
         future.set_result(0)
+        self._sent[future] = batch.size
+        self.most_sent_bytes = max(self.most_sent_bytes, sum(self._sent.values()))
         return future
 
     async def delivered(self, future: asyncio.Future[int]) -> int:
         await asyncio.sleep(self.delay_s)
         self.log.append("acked")
+        del self._sent[future]
         return await future
 
     async def commit(self) -> None:
@@ -102,7 +108,7 @@ class Place:
         self.producer = ScriptedProducer(is_transactional=is_transactional)
         self.stream = ScriptedStream()
         self.feedback = Feedback()
-        writer = BatchWriter(self.producer.create_batch, MAX_RECORD_BYTES)
+        self.writer = writer = BatchWriter(self.producer.create_batch, MAX_RECORD_BYTES)
         frames = Frames(frame(1), frame(2))
         self.delivery = Delivery(cast(Any, self.producer), writer, frames, "cdc.transaction", 64 << 20)
         messages = MessageTopic(9, LogicalMessageEncoder(frame(9)).encode, writer.outlet("cdc.message", 1, "messages"))
@@ -121,6 +127,11 @@ class Place:
             4,
             careful_until,
         )
+
+    def open_batches(self, count: int, size: int = 1) -> None:
+        """As rows of so many tables do."""
+        for number in range(count):
+            self.writer.outlet(f"cdc.t{number}", 1, "t").append(None, b"x" * size, None)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -153,6 +164,53 @@ async def test_a_batch_that_left_before_its_end_was_known_is_committed(while_com
         place.stream.put(message(300, b"x" * (OPEN_BYTES + 1)))
         await place.feedback.reach(300)
         await place.pump.drain()
+
+
+async def acknowledged(place: Place, batch_count: int) -> list[int]:
+    """What PostgreSQL is told of two reads, each of a transaction, that arrive at once while `batch_count` batches are open."""
+    place.open_batches(batch_count)
+    async with place.running():
+        for lsn in (200, 300):
+            place.stream.put(message(lsn, b"x" * BEHIND_BYTES))
+        await place.feedback.reach(300)
+    return place.feedback.acknowledged
+
+
+async def test_a_cycle_over_many_batches_waits_while_the_stream_has_more() -> None:
+    assert await acknowledged(Place(), 1) == [200, 300]
+    assert await acknowledged(Place(), 2 * BEHIND_BYTES // BATCH_WORTH_BYTES) == [300]
+
+
+async def test_a_cycle_waits_for_no_more_and_no_longer_than_it_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(pump, "HELD_S", 0.0)
+        assert await acknowledged(Place(), 1000) == [200, 300]
+    with monkeypatch.context() as patch:
+        patch.setattr(pump, "HELD_BYTES", BEHIND_BYTES)
+        assert await acknowledged(Place(), 1000) == [200, 300]
+    monkeypatch.setattr(pump, "MAX_OWED_MARKERS", 0)
+    assert await acknowledged(Place(), 1000) == [200, 300]
+
+
+async def test_a_cycle_that_waits_is_ended_by_a_stop() -> None:
+    place = Place()
+    place.open_batches(1000)
+    async with place.running():
+        place.stream.put(message(200, b"x" * BEHIND_BYTES))
+        await asyncio.sleep(0)
+        await place.pump.drain()
+    assert place.feedback.acknowledged == [200]
+
+
+async def test_a_request_has_a_bounded_size() -> None:
+    place = Place()
+    size = REQUEST_BYTES // 5
+    place.open_batches(30, size)
+    async with place.running():
+        place.stream.put(message(200, b"small"))
+        await place.feedback.reach(200)
+    assert REQUEST_BYTES <= place.producer.most_sent_bytes < REQUEST_BYTES + size + RECORD_OVERHEAD_BYTES
+    assert place.producer.log.count("cdc.t29") == 1
 
 
 SMALL = (message(200, b"before"), message(300, b"before, too"))
