@@ -20,6 +20,7 @@ from fastavro.types import Schema
 
 from schemas.framing import read_schema_id
 from schemas.names import topic_name, transaction_topic, value_subject
+from tests import stock_registry
 
 READ_TIMEOUT_S = 60.0
 _FRAME_BYTES = 5
@@ -44,7 +45,7 @@ class Delivered:
         self, bootstrap_servers: str, registry_url: str, prefix: str, is_complete: Callable[[Delivered], bool]
     ) -> None:
         self._bootstrap_servers = bootstrap_servers
-        self._registry = SchemaRegistryClient({"url": registry_url})
+        self._registry = SchemaRegistryClient(stock_registry.settings(registry_url))
         self._prefix = prefix
         self._parsed: dict[int, Schema] = {}
         self._places: dict[tuple[str, int], int] = {}

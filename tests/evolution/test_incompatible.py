@@ -17,6 +17,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from gateway.local import Kafka, Postgres, Registry
 from schemas.compatibility import incompatible_columns
+from tests import stock_registry
 from tests.evolution.delivered import Delivered
 from tests.evolution.scene import MANY, SITUATIONS, UNDONE_SITUATION, new_ids, old_ids
 from tests.evolution.scenes_incompatible import INCOMPATIBLE
@@ -125,7 +126,7 @@ async def test_the_second_way_registers_this_change_by_hand_and_loses_nothing(st
 def register_by_hand(url: str, subject: str, text: str) -> None:
     """What an operator does with any client of the registry."""
     assert json.loads(text)["name"] == "Change"
-    with SchemaRegistryClient({"url": url}) as client:
+    with SchemaRegistryClient(stock_registry.settings(url)) as client:
         client.set_compatibility(subject, "NONE")
         client.register_schema(subject, Schema(text, "AVRO"))
         client.set_compatibility(subject, "BACKWARD")
@@ -160,7 +161,7 @@ async def test_a_form_that_was_rolled_back_does_not_bind_later_ones(stage: Theat
     await stage.sql.execute("ALTER TABLE t ADD more text")
     await stage.sql.execute("INSERT INTO t VALUES (5, 'new', '5', 'x')")
     assert await rows(stage, 5) == [*EXPECTED[:4], {"id": 5, "form": "new", "c": "5", "more": "x"}]
-    with SchemaRegistryClient({"url": stage.registry.url}) as client:
+    with SchemaRegistryClient(stock_registry.settings(stage.registry.url)) as client:
         subject = f"{stage.name}.public.t-value"
         assert len(client.get_versions(subject)) == 3
         assert client.get_compatibility(subject) == "BACKWARD"

@@ -17,6 +17,8 @@ import fastavro
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
+from tests import stock_registry
+
 Isolation = Literal["read_committed", "read_uncommitted"]
 POSITION_TOPIC = "walgate.position"
 READ_TIMEOUT_S = 60.0
@@ -48,7 +50,7 @@ class Decoder:
     """Confluent framing and Avro. Raises ValueError where bytes are left over or the frame is none."""
 
     def __init__(self, registry_url: str) -> None:
-        self._registry = SchemaRegistryClient({"url": registry_url})
+        self._registry = SchemaRegistryClient(stock_registry.settings(registry_url))
         self._schemas: dict[int, Any] = {}
 
     def __enter__(self) -> Self:

@@ -6,18 +6,19 @@ import pytest
 from confluent_kafka.schema_registry import AsyncSchemaRegistryClient, Schema
 
 from gateway.local import Registry
+from tests import stock_registry
 
 pytestmark = pytest.mark.integration
 
 
 async def test_a_schema_outlives_stop_and_kill() -> None:
     async with Registry() as registry:
-        async with AsyncSchemaRegistryClient({"url": registry.url}) as client:
+        async with AsyncSchemaRegistryClient(stock_registry.settings(registry.url)) as client:
             schema_id = await client.register_schema("kept-value", Schema('"string"', "AVRO"))
         await registry.stop()
         assert registry.pid is None
         await registry.start()
         await registry.kill()
         await registry.start()
-        async with AsyncSchemaRegistryClient({"url": registry.url}) as client:
+        async with AsyncSchemaRegistryClient(stock_registry.settings(registry.url)) as client:
             assert (await client.get_schema(schema_id)).schema_str == '"string"'

@@ -22,6 +22,7 @@ from schemas.names import value_subject
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
 from schemas.registry import RegistryClient
 from schemas.relation import change_schema, key_schema
+from tests import stock_registry
 from tests.events.rows import EVERYDAY, wire_row
 from tests.events.rows import relation as everyday_relation
 from tests.events.test_row_encoder import CONTEXT, encode, new
@@ -79,7 +80,7 @@ async def test_backward_compatibility_is_set_on_a_new_subject(registry: Registry
         first = await schemas.register(subject, change_schema(INTEGER, topic_prefix))
         second = await schemas.register(subject, change_schema(WIDER, topic_prefix))
     assert first != second
-    async with AsyncSchemaRegistryClient({"url": registry.url}) as confluent:
+    async with AsyncSchemaRegistryClient(stock_registry.settings(registry.url)) as confluent:
         assert await confluent.get_compatibility(subject) == "BACKWARD"
 
 
@@ -112,7 +113,7 @@ async def test_an_incompatible_change_stops_or_is_registered_as_settings_say(
         # Rows of before are sent again after a restart: neither version may stop it.
         assert await restarted.register(subject, old_schema) == first
         assert await restarted.register(subject, new_schema) == second
-    async with AsyncSchemaRegistryClient({"url": registry.url}) as confluent:
+    async with AsyncSchemaRegistryClient(stock_registry.settings(registry.url)) as confluent:
         assert await confluent.get_compatibility(subject) == "BACKWARD"
 
 
@@ -126,7 +127,7 @@ async def test_compatibility_that_a_killed_gateway_left_off_is_set_again(
     old, new = (change_schema(each, topic_prefix) for each in (INTEGER, TEXT))
     async with (
         client(registry.url, on_incompatible="register") as schemas,
-        AsyncSchemaRegistryClient({"url": registry.url}) as confluent,
+        AsyncSchemaRegistryClient(stock_registry.settings(registry.url)) as confluent,
     ):
         await schemas.register(subject, old)
         await confluent.set_compatibility(subject, "NONE")
@@ -152,7 +153,7 @@ async def test_a_version_that_is_not_in_force_does_not_bind(registry: Registry, 
         await schemas.register(subject, new, in_force)
         with pytest.raises(IncompatibleSchema):
             await schemas.register(subject, change_schema(WIDER, topic_prefix), new)
-    async with AsyncSchemaRegistryClient({"url": registry.url}) as confluent:
+    async with AsyncSchemaRegistryClient(stock_registry.settings(registry.url)) as confluent:
         assert await confluent.get_compatibility(subject) == "BACKWARD"
 
 
@@ -190,7 +191,7 @@ async def test_a_stock_deserializer_reads_our_records(registry: Registry, topic_
         schema_id = await schemas.register(value_subject(topic), change_schema(description, topic_prefix))
     row = (5, None, "text", None, None, True, "")
     _, value, _ = encode(RowEncoder(description, schema_id, 1), "insert", new(wire_row(EVERYDAY, row, binary=True)))
-    with SchemaRegistryClient({"url": registry.url}) as confluent:
+    with SchemaRegistryClient(stock_registry.settings(registry.url)) as confluent:
         deserializer = AvroDeserializer(confluent)
         event = await asyncio.to_thread(deserializer, value, SerializationContext(topic, MessageField.VALUE))
     assert event["xid"] == CONTEXT.xid

@@ -18,6 +18,7 @@ import pytest_asyncio
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from gateway.local import Kafka, Postgres, Registry
+from tests import stock_registry
 from tests.gateway_process import GatewayProcess
 from tests.service.topics import Topics
 from tests.slots import until_free
@@ -158,14 +159,14 @@ async def test_truncate_is_in_every_partition_of_every_relation(played: Played) 
 
 
 async def test_relation_is_the_schema_in_the_registry(played: Played) -> None:
-    with SchemaRegistryClient({"url": played.registry_url}) as client:
+    with SchemaRegistryClient(stock_registry.settings(played.registry_url)) as client:
         text = client.get_latest_version(f"{PREFIX}.public.t-value").schema.schema_str
     assert text is not None
     assert '"pg.relation"' in text and '"replica_identity":"DEFAULT"' in text.replace(" ", "")
 
 
 async def test_type_names_the_type_of_a_column(played: Played) -> None:
-    with SchemaRegistryClient({"url": played.registry_url}) as client:
+    with SchemaRegistryClient(stock_registry.settings(played.registry_url)) as client:
         text = client.get_latest_version(f"{PREFIX}.public.t-value").schema.schema_str
     assert text is not None and '"mood"' in text
 

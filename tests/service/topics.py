@@ -12,6 +12,8 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from tests import stock_registry
+
 READ_TIMEOUT_S = 120.0
 
 
@@ -48,7 +50,7 @@ class Topics:
             }
         )
         found: list[tuple[Any, Any]] = []
-        registry = SchemaRegistryClient({"url": self.registry_url, "timeout": 10})
+        registry = SchemaRegistryClient(stock_registry.settings(self.registry_url))
         decode = AvroDeserializer(registry)
         try:
             known = consumer.list_topics(topic, timeout=30).topics[topic]

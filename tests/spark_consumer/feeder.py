@@ -27,6 +27,7 @@ from schemas.framing import frame
 from schemas.names import avro_name, message_topic, topic_name, transaction_topic, value_subject
 from schemas.records import LOGICAL_MESSAGE, TRANSACTION_MARKER
 from schemas.relation import change_schema, key_schema
+from tests import stock_registry
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -202,7 +203,7 @@ class Feeder:
         self._lsn = 0x1_0000_0000
         self._xid = 700
         self._admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 2})
-        self._registry = SchemaRegistryClient({"url": registry_url})
+        self._registry = SchemaRegistryClient(stock_registry.settings(registry_url))
         self._transactional_id = uuid4().hex
         self._producer: Producer | None = None
         self._newest_marker = Placed(transaction_topic(prefix), 0)
