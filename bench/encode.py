@@ -162,6 +162,7 @@ class _Stand:
     """Takes the place of stream, feedback and delivery: nothing may be sealed, nothing is acknowledged."""
 
     may_seal = is_quiet = False
+    received_lsn = under_way_bytes = 0
     on_durable: Any = None
     on_idle: Any = None
 
