@@ -29,7 +29,7 @@ async def _drain(scene: Scene, name: str, arguments: argparse.Namespace, console
     console.print(f"{name}: {backlog.title}: making {backlog.changes(arguments.scale):,} changes", highlight=False)
     drained = report.Drained(name, backlog.title)
     async with scene.backlog(backlog, arguments.scale) as backlogged:
-        for _ in range(arguments.repeat):
+        for repetition in range(-arguments.warm_up, arguments.repeat):
             for contestant in arguments.contestants:
                 binary = not contestant.endswith("_text")
                 if contestant.startswith("floor"):
@@ -39,8 +39,10 @@ async def _drain(scene: Scene, name: str, arguments: argparse.Namespace, console
                 else:
                     compiled = arguments.compiled if contestant == "walgate_compiled" else None
                     run = await walgate.drain(backlogged, binary=binary, compiled=compiled)
-                drained.add(contestant, run)
-                console.print(f"  {contestant}: {run.rows_per_s:,.0f} rows/s", highlight=False)
+                if repetition >= 0:
+                    drained.add(contestant, run)
+                aside = "" if repetition >= 0 else ", not counted"
+                console.print(f"  {contestant}: {run.rows_per_s:,.0f} rows/s{aside}", highlight=False)
     drained.print(console)
     return drained
 
@@ -99,7 +101,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description="Measure the gateway against the walsender's own pace.")
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--repeat", type=int, default=3, help="repetitions; figures are their median")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the issue's sizes")
+    parser.add_argument("--warm-up", type=int, default=0, help="repetitions before, not counted: a new broker compiles")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the workloads' sizes")
     parser.add_argument("--seconds", type=float, default=LATENCY_S, help="of each latency run after its warm-up")
     parser.add_argument(
         "--contestants", nargs="+", choices=CONTESTANTS, default=["floor", "walgate", "floor_text", "walgate_text"]
