@@ -70,10 +70,11 @@ class Scene:
         """Start the gateway and wait until its stream is open: from the first time on, what commits is to be delivered."""
         await self.gateway.streaming(failpoints, **settings)
 
-    async def stop(self) -> None:
-        """The gateway, and its walsender: the slot is free, and what it was told is confirmed."""
-        await self.gateway.stop()
+    async def stop(self) -> int:
+        """The gateway, and its walsender: the slot is free, and what it was told is confirmed. Returns the exit code."""
+        code = await self.gateway.stop()
         await until_free(self.connection, f"slot_{self.prefix}")
+        return code
 
     async def reconnect(self) -> None:
         """After the server was restarted."""

@@ -78,7 +78,7 @@ async def test_an_old_open_transaction_is_delivered_at_its_end(
             await old.insert("full", 700)
             await scene.workload.run_transactions(10)
             await scene.delivered(await scene.workload.finish())
-            await scene.stop()
+            assert await scene.stop() == 0
             assert await scene.sql(flush, f"slot_{topic_prefix}") > begun_at
             await scene.streaming()
         await old.insert("plain", 1)

@@ -14,9 +14,8 @@ from tests.fuzz.mutation import Mutator
 
 LONG_INPUTS = int(os.environ.get("WALGATE_FUZZ_INPUTS", "2000000"))
 SEED = int(os.environ.get("WALGATE_FUZZ_SEED", random.randrange(1 << 32)))
-SLOW_S = 5.0
-"""An input of a few kilobytes is read in microseconds, and all the garbage of a test run is collected now and then; a count
-that is believed would take far longer than this."""
+SLOW_S = 1.0
+"""An input of a few kilobytes is read in microseconds; a count that is believed would take far longer than this."""
 
 
 def campaign(corpus: list[bytes], accepts: Callable[[int, bytes], bool], input_count: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 from gateway.lsn import Lsn
 from gateway.operate.errors import DataGap, NeedsText, Retry, StopForOperator, WalgateError
 from gateway.replication.connection import connect_replication
-from gateway.replication.feedback import LEAST_INTERVAL_S, LEAVE_AFTER_S, StandbyStatus
+from gateway.replication.feedback import StandbyStatus
 from gateway.replication.frames import FrameError, split
 from gateway.replication.stream import ReplicationStream
 from tests.replication.scripted_server import READY, Peer, Script, scripted_server
@@ -316,11 +316,10 @@ async def test_server_that_asks_without_end_is_answered_ten_times_a_second_and_l
         task = asyncio.create_task(StandbyStatus(stream, Lsn(5), 60.0).run())
         started_at = asyncio.get_running_loop().time()
         await task  # the reader waits for Kafka all the while: nobody reads
-        seconds = asyncio.get_running_loop().time() - started_at
-        assert seconds >= LEAVE_AFTER_S
+        assert 3.0 <= asyncio.get_running_loop().time() - started_at < 4.5
         _, ended = await read_to_the_end(stream)
         assert isinstance(ended, Retry) and "shutting down" in ended.message
-    assert 10 <= replies <= seconds / LEAST_INTERVAL_S + 5
+    assert 25 <= replies <= 45
 
 
 async def test_close_says_goodbye() -> None:

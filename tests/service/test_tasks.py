@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 
@@ -37,8 +38,9 @@ async def test_a_failure_ends_the_others_also_one_that_swallows_a_cancellation()
 
 
 async def test_a_goodbye_takes_no_longer_than_its_limit() -> None:
-    async with asyncio.timeout(5):
-        await say_goodbye(_swallows_one_cancellation(), 0.05)
+    begun = time.monotonic()
+    await say_goodbye(_swallows_one_cancellation(), 0.05)
+    assert time.monotonic() - begun < 1
 
 
 async def test_a_goodbye_that_fails_is_one_too() -> None:
