@@ -73,7 +73,7 @@ class Delivery:
         self._markers = self._own.outlet(marker_topic, 1, "the markers")
         self._position = self._own.outlet(POSITION_TOPIC, 1, "the position")
         self._always = [(marker_topic, 0), (POSITION_TOPIC, 0)]
-        self._memory_bytes = memory_bytes
+        self.memory_bytes = memory_bytes
         self.on_durable: Callable[[Position], None] = lambda position: None
         self.on_idle: Callable[[], None] = lambda: None
         self._open = Cycle()
@@ -112,7 +112,7 @@ class Delivery:
             self._open.ready.append(batch)
             self.under_way_bytes += batch.memory_bytes
         self._writer.ready.clear()
-        if self.under_way_bytes > self._memory_bytes:
+        if self.under_way_bytes > self.memory_bytes:
             self._has_room.clear()
 
     def seal(self, markers: list[Marker], position: Position) -> None:
@@ -219,7 +219,7 @@ class Delivery:
         self._writing_s += min(now - self._acked_at, self._producer.transaction_timeout_s / 10)
         self._acked_at = now
         self.under_way_bytes -= batch.memory_bytes
-        if self.under_way_bytes <= self._memory_bytes:
+        if self.under_way_bytes <= self.memory_bytes:
             self._has_room.set()
 
     async def _send_own(self) -> None:

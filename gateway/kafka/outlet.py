@@ -56,6 +56,7 @@ class BatchWriter:
         self.max_record_bytes = max_record_bytes
         self.ready: list[Batch] = []
         self.open: list[PartitionBuffer] = []
+        self.ended_pieces = 0
         self.timestamp_ms = 0
         self.tick()
         self._outlets: dict[str, TopicOutlet] = {}
@@ -82,6 +83,11 @@ class BatchWriter:
     def has_records(self) -> bool:
         return bool(self.ready or self.open)
 
+    @property
+    def pieces_bytes(self) -> int:
+        """What the pieces of the open batches take beside their records."""
+        return PIECE_BYTES * (self.ended_pieces + len(self.open))
+
 
 class PartitionBuffer:
     """The open batch of one topic-partition; `TopicOutlet.append` puts the records in."""
@@ -107,6 +113,7 @@ class PartitionBuffer:
             self._writer.open.append(self)
         elif self.manifest is not None:
             self._pieces.append((self.manifest, self._first, self.count - self._first))
+            self._writer.ended_pieces += 1
         self.manifest = manifest
         self._first = self.count
 
@@ -124,6 +131,7 @@ class PartitionBuffer:
 
     def close(self) -> None:
         """Hand the batch over; the caller takes this buffer off the writer's list of open ones."""
+        self._writer.ended_pieces -= len(self._pieces)
         self._end_piece()
         builder = self._builder
         builder._relative_offset = self.count  # what BatchBuilder.append would have counted

@@ -46,15 +46,15 @@ SEAL_BYTES = 1 << 18
 """Within one read, a boundary ends a cycle only after so many bytes: at the end of a read any boundary does."""
 
 OPEN_BYTES = 4 << 20
-"""After so many bytes also batches that are not full leave: a transaction over a thousand tables has as many open ones."""
+"""After so many bytes, pieces included, also batches that are not full leave: a transaction over a thousand tables has as many
+open ones."""
 
 BATCH_WORTH_BYTES = 8 << 10
 """A batch costs gateway and broker as much as dozens of rows. So while the stream has more, a cycle over many partitions
 waits until its batches hold so much on average."""
 
-HELD_BYTES = 24 << 20
 HELD_S = 2.0
-"""But it waits for no more than this, and no longer."""
+"""But it waits for no more than `kafka.memory_bytes`, and no longer than this."""
 
 BEHIND_BYTES = 1 << 16
 """A read of so much says that the stream has more."""
@@ -126,6 +126,7 @@ class Pump:
         self._idle_position: Position | None = None
         self._sealed_counts = self._durable_counts = (0, 0)
         self._stopping = False
+        self._failed = False
         self._settled = asyncio.Event()
         self._delivery = delivery
         delivery.on_durable = self._durable
@@ -141,6 +142,7 @@ class Pump:
                 await self._turn()
             self._idle()
         except StopForOperator as error:
+            self._failed = True  # what is open stays open: the error may have come half way through closing it
             self._part(error)
             while not self._delivery.may_seal:
                 await self._delivery.cycle_done()
@@ -154,7 +156,7 @@ class Pump:
         self._writer.tick()
         await self._take(data)
         self._open_bytes += len(data)
-        if self._open_bytes >= max(OPEN_BYTES, self._worthwhile_bytes):
+        if self._open_bytes + self._writer.pieces_bytes >= max(OPEN_BYTES, self._worthwhile_bytes):
             self._writer.close_all()
             self._open_bytes = 0
         self._delivery.offer()
@@ -295,11 +297,11 @@ class Pump:
         )
 
     def _may_seal(self) -> bool:
-        return self._has_whole and self._delivery.may_seal
+        return self._has_whole and self._delivery.may_seal and not self._failed
 
     @property
     def _worthwhile_bytes(self) -> int:
-        return min(len(self._writer.open) * BATCH_WORTH_BYTES, HELD_BYTES)
+        return min(len(self._writer.open) * BATCH_WORTH_BYTES, self._delivery.memory_bytes)
 
     @property
     def _is_held(self) -> bool:
@@ -321,7 +323,7 @@ class Pump:
         self._position = position
         self._sealed_counts = (machine.event_count, machine.transaction_count)
         failpoint("cycle_sealed")
-        self._unsealed_bytes = 0
+        self._unsealed_bytes = self._open_bytes = 0
         self._sealed_at = time.monotonic()
 
     @property

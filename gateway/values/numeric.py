@@ -10,20 +10,19 @@ from typing import Final
 
 from librt.strings import read_i16_be, read_i32_be, read_i64_be
 
-from gateway.events.varint import encode_some_long
+from gateway.events.varint import SOME_SMALL
 from gateway.values.reader import AVRO_NULL, BINARY, NULL, UNSIGNED, Encode, Parts, Reader, Unusual
 from gateway.values.special import Special
 
 _HEADER = struct.Struct("!HhHH").unpack_from
 _NEGATIVE: Final = 0x4000
 _NOT_A_NUMBER: Final = {0xC000: b"NaN", 0xD000: b"Infinity", 0xF000: b"-Infinity"}
-_SOME_LENGTH: Final = tuple(encode_some_long(length) for length in range(64))
 
 
 def _encode_unscaled(unscaled: int) -> bytes:
     """Branch 1 and the shortest two's complement, big-endian (Avro specification, "Decimal")."""
     length = ((unscaled if unscaled >= 0 else ~unscaled).bit_length() >> 3) + 1
-    return _SOME_LENGTH[length] + unscaled.to_bytes(length, "big", signed=True)
+    return SOME_SMALL[length] + unscaled.to_bytes(length, "big", signed=True)
 
 
 _SHORT: Final = 1 << 15
@@ -105,7 +104,7 @@ def read_decimal(precision: int, scale: int) -> Reader:
                         parts.append(_SOME_SHORT[unscaled])
                     else:
                         size = (unscaled.bit_length() >> 3) + 1
-                        parts.append(_SOME_LENGTH[size] + unscaled.to_bytes(size, "big"))
+                        parts.append(SOME_SMALL[size] + unscaled.to_bytes(size, "big"))
                     return position + 13 + 2 * count
             length: int = read_i32_be(data, position + 1)
             start = position + 5

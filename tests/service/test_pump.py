@@ -12,9 +12,10 @@ import pytest
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from gateway.events.logical_message import LogicalMessageEncoder
+from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker
 from gateway.kafka.delivery import REQUEST_BYTES, Delivery, Frames
-from gateway.kafka.outlet import RECORD_OVERHEAD_BYTES, BatchWriter
+from gateway.kafka.outlet import PIECE_BYTES, RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.position import Position
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
@@ -147,9 +148,10 @@ class Place:
             await run_together(self.pump.run(), self.delivery.run(), until=asyncio.sleep(3600))
 
 
-def message(lsn: int, content: bytes) -> bytes:
-    """A logical message outside transactions, in its frame."""
-    payload = b"M\0" + struct.pack("!Q", lsn) + b"p\0" + struct.pack("!i", len(content)) + content
+def message(lsn: int, content: bytes, xid: int | None = None) -> bytes:
+    """A logical message in its frame: outside transactions, or within the one that is streamed."""
+    payload = b"M\0" if xid is None else b"M" + struct.pack("!IB", xid, 1)
+    payload += struct.pack("!Q", lsn) + b"p\0" + struct.pack("!i", len(content)) + content
     return struct.pack("!BiBQQq", ord("d"), 29 + len(payload), ord("w"), lsn, lsn, 0) + payload
 
 
@@ -185,9 +187,9 @@ async def test_a_cycle_waits_for_no_more_and_no_longer_than_it_is_worth(monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(pump, "HELD_S", 0.0)
         assert await acknowledged(Place(), 1000) == [200, 300]
-    with monkeypatch.context() as patch:
-        patch.setattr(pump, "HELD_BYTES", BEHIND_BYTES)
-        assert await acknowledged(Place(), 1000) == [200, 300]
+    small = Place()
+    small.delivery.memory_bytes = BEHIND_BYTES
+    assert await acknowledged(small, 1000) == [200, 300]
     monkeypatch.setattr(pump, "MAX_OWED_MARKERS", 0)
     assert await acknowledged(Place(), 1000) == [200, 300]
 
@@ -200,6 +202,30 @@ async def test_a_cycle_that_waits_is_ended_by_a_stop() -> None:
         await asyncio.sleep(0)
         await place.pump.drain()
     assert place.feedback.acknowledged == [200]
+
+
+async def test_pieces_count_in_the_memory_of_a_cycle_that_waits() -> None:
+    """While Kafka does not answer: small transactions over many tables are few bytes and many pieces."""
+    place = Place()
+    place.producer.delay_s = 3600
+    place.delivery.memory_bytes = limit = 8 << 20
+    outlets = [place.writer.outlet(f"cdc.t{number}", 1, "t") for number in range(500)]
+    piece_count = 0
+
+    async def read() -> bytes:
+        nonlocal piece_count
+        manifest = Manifest(3)
+        for outlet in outlets:
+            outlet.append(None, b"x", manifest)
+        piece_count += len(outlets)
+        await asyncio.sleep(0)
+        return message(200 + piece_count, b"small")
+
+    place.stream.read = read  # type: ignore[method-assign]
+    async with place.running():
+        while place.delivery.under_way_bytes <= limit:
+            await asyncio.sleep(0)
+    assert limit < piece_count * PIECE_BYTES < 2.2 * limit
 
 
 async def test_a_request_has_a_bounded_size() -> None:
@@ -244,6 +270,26 @@ async def test_what_was_committed_before_the_stream_can_not_go_on_is_delivered(
         careful_until = raised.value.whole_until
     assert isinstance(raised.value, StopForOperator)
     assert place.feedback.acknowledged[-1] == 300
+
+
+async def test_a_row_too_large_in_a_stream_over_many_tables_is_what_is_told() -> None:
+    """It is met while the batches of the other tables are being closed, and the cycle before it is being committed."""
+    place = Place()
+    place.producer.delay_s = 0.05
+    place.stream.put(message(200, b"committed before"))
+    stream_start = struct.pack("!BiBQQq", ord("d"), 35, ord("w"), 310, 310, 0) + b"S" + struct.pack("!IB", 700, 1)
+
+    async def others_and_the_large_one() -> None:
+        while "begin" not in place.producer.log:
+            await asyncio.sleep(0)
+        place.open_batches(3)
+        place.stream.put(stream_start + message(320, b"x" * (MAX_RECORD_BYTES + 1), xid=700))
+        await asyncio.sleep(3600)
+
+    with pytest.raises(StopForOperator, match="makes a record of"):
+        async with asyncio.timeout(10):
+            await run_together(place.pump.run(), place.delivery.run(), until=others_and_the_large_one())
+    assert place.feedback.acknowledged == [200]
 
 
 async def test_without_kafka_transactions_no_position_is_sent_before_its_markers_are_acknowledged() -> None:
