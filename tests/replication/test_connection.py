@@ -337,9 +337,9 @@ async def test_huge_message_may_take_longer_than_the_timeout(
             task.cancel()
 
 
-async def stopped_within(server: Postgres, mode: str) -> float:
+async def fast_stop_s(server: Postgres) -> float:
     started_at = time.monotonic()
-    await server.stop(mode)  # type: ignore[arg-type]
+    await server.stop("fast")
     return time.monotonic() - started_at
 
 
@@ -362,7 +362,7 @@ async def test_fast_stop_waits_a_few_seconds_for_a_reader_that_can_not_acknowled
     task = asyncio.create_task(StandbyStatus(stream, start_lsn, 60).run())
     await sql.execute("INSERT INTO t VALUES (1, 'not in Kafka')")
     await read_until(stream, await wal_end(sql))
-    assert await stopped_within(server, "fast") < 5
+    assert await fast_stop_s(server) < 5
     assert "shutting down" in (await failure_of(stream)).message
     await task
     await stream.close()
@@ -388,7 +388,7 @@ async def test_fast_stop_does_not_wait_for_a_reader_that_has_acknowledged(start_
         return stream.failure
 
     reader = asyncio.create_task(acknowledge_all())
-    assert await stopped_within(server, "fast") < 2
+    assert await fast_stop_s(server) < 2
     assert "ended the stream" in (await reader).message
     task.cancel()
     await stream.close()
@@ -420,7 +420,7 @@ async def test_paused_reader_leaves_when_the_sql_connection_is_ended(start_postg
     async with asyncio.timeout(20):
         while not stream.is_paused:
             await asyncio.sleep(0.01)
-    assert await stopped_within(server, "fast") < 5
+    assert await fast_stop_s(server) < 5
     assert isinstance(await failure_of(stream), Retry)
     task.cancel()
     await stream.close()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -20,12 +19,15 @@ from gateway.kafka.position import Position
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
 from gateway.operate.metrics import REGISTRY
+from gateway.pgoutput import Message, StreamStart
 from gateway.service import pump
 from gateway.service.pump import BATCH_WORTH_BYTES, BEHIND_BYTES, OPEN_BYTES, Pump, WholeFirst
 from gateway.service.tasks import run_together
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import MessageTopic
 from schemas.framing import frame
+from tests.pgoutput.writer import write
+from tests.replication.writer import xlog_data
 
 _NOWHERE = Lsn(0)
 MAX_RECORD_BYTES = OPEN_BYTES + (2 << 20)
@@ -143,16 +145,14 @@ class Place:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def fails(self) -> None:
+    async def fails(self, *meanwhile: Coroutine[Any, Any, None]) -> None:
         async with asyncio.timeout(10):
-            await run_together(self.pump.run(), self.delivery.run(), until=asyncio.sleep(3600))
+            await run_together(self.pump.run(), self.delivery.run(), *meanwhile, until=asyncio.sleep(3600))
 
 
 def message(lsn: int, content: bytes, xid: int | None = None) -> bytes:
     """A logical message in its frame: outside transactions, or within the one that is streamed."""
-    payload = b"M\0" if xid is None else b"M" + struct.pack("!IB", xid, 1)
-    payload += struct.pack("!Q", lsn) + b"p\0" + struct.pack("!i", len(content)) + content
-    return struct.pack("!BiBQQq", ord("d"), 29 + len(payload), ord("w"), lsn, lsn, 0) + payload
+    return xlog_data(lsn, write(Message(xid, xid is not None, Lsn(lsn), "p", content)), lsn)
 
 
 @pytest.mark.parametrize("while_committing", [False, True])
@@ -277,18 +277,16 @@ async def test_a_row_too_large_in_a_stream_over_many_tables_is_what_is_told() ->
     place = Place()
     place.producer.delay_s = 0.05
     place.stream.put(message(200, b"committed before"))
-    stream_start = struct.pack("!BiBQQq", ord("d"), 35, ord("w"), 310, 310, 0) + b"S" + struct.pack("!IB", 700, 1)
+    stream_start = xlog_data(310, write(StreamStart(700, True)), 310)
 
     async def others_and_the_large_one() -> None:
         while "begin" not in place.producer.log:
             await asyncio.sleep(0)
         place.open_batches(3)
         place.stream.put(stream_start + message(320, b"x" * (MAX_RECORD_BYTES + 1), xid=700))
-        await asyncio.sleep(3600)
 
     with pytest.raises(StopForOperator, match="makes a record of"):
-        async with asyncio.timeout(10):
-            await run_together(place.pump.run(), place.delivery.run(), until=others_and_the_large_one())
+        await place.fails(others_and_the_large_one())
     assert place.feedback.acknowledged == [200]
 
 
