@@ -138,7 +138,7 @@ async def test_a_change_that_is_rolled_back_in_the_source_needs_no_decision(stag
     await transaction.start()
     await stage.sql.execute(IN_TRANSACTION[2])
     await stage.sql.execute(f"INSERT INTO t SELECT n, 'new', 5 FROM generate_series(10, {9 + MANY}) n")
-    await stage.caught_up()
+    await stage.flush()
     await stopped(stage)
     await transaction.rollback()
     await stage.gateway.streaming()

@@ -19,7 +19,9 @@ from tests.slots import until_free
 CAUGHT_UP_TIMEOUT_S = 60.0
 END = "the_end"
 _HAS_SENT = """
-SELECT bool_or(sent_lsn > $1) FROM pg_stat_replication JOIN pg_replication_slots ON pid = active_pid WHERE slot_name = $2
+SELECT bool_or(sent_lsn > $1::text::pg_lsn)
+FROM pg_stat_replication JOIN pg_replication_slots ON pid = active_pid
+WHERE slot_name = $2
 """
 
 
@@ -34,17 +36,25 @@ class Theatre:
     sql: asyncpg.Connection
     gateway: GatewayProcess
 
+    async def flush(self) -> str:
+        """Let the walsender read what the open transaction has written. Gives the position behind it."""
+        async with self._another_session() as other:  # its commit flushes everybody's WAL
+            return await other.fetchval("SELECT pg_logical_emit_message(true, 'flush', '')::text")
+
     async def caught_up(self) -> None:
         """Wait until the walsender has read everything written so far, open transactions too."""
-        flusher = await self.postgres.connect(self.name)
+        lsn = await self.flush()
+        async with self._another_session() as other, asyncio.timeout(CAUGHT_UP_TIMEOUT_S):
+            while not await other.fetchval(_HAS_SENT, lsn, self.name):
+                await asyncio.sleep(0.02)
+
+    @asynccontextmanager
+    async def _another_session(self) -> AsyncIterator[asyncpg.Connection]:
+        other = await self.postgres.connect(self.name)
         try:
-            # A commit of another session flushes what this one has written.
-            lsn = await flusher.fetchval("SELECT pg_logical_emit_message(true, 'flush', '')")
-            async with asyncio.timeout(CAUGHT_UP_TIMEOUT_S):
-                while not await flusher.fetchval(_HAS_SENT, lsn, self.name):
-                    await asyncio.sleep(0.02)
+            yield other
         finally:
-            await flusher.close()
+            await other.close()
 
     async def confirmed(self) -> None:
         """Wait until everything committed so far is in Kafka for good: no new attempt reads it again."""
