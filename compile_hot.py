@@ -39,6 +39,7 @@ HOT_MODULES = (
     "gateway/values/integers.py",
     "gateway/values/numeric.py",
     "gateway/values/reader.py",
+    "gateway/values/row_readers.py",
     "gateway/values/special.py",
     "gateway/values/text.py",
 )

@@ -2,8 +2,8 @@
 
 A message is read where it lies, from its TupleData (manual 55.9) straight into Avro: no dataclass, no Python value. Two ways:
 
-* The fast one takes what nearly every row is: values and NULLs. One reader a column (gateway/values/reader.py), one part
-  a column, one join.
+* The fast one takes what nearly every row is: values and NULLs. One reader a column (gateway/values/reader.py), or one for
+  a run of columns (gateway/values/row_readers.py), and one join of all their parts.
 * Whatever is not that (an UNCHANGED column, a value that its Avro type can not hold, a key tuple, rubbish) makes the
   readers raise, and the tuple is taken apart again by gateway/events/tuple_values.py, which decides what it is.
 
@@ -21,9 +21,10 @@ from librt.strings import read_i16_be
 from gateway.events.context import Context
 from gateway.events.errors import KeyNotSent
 from gateway.events.tuple_values import TupleCodec, Value
-from gateway.events.varint import CHUNK, LAST, encode_long, encode_lsn
+from gateway.events.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, HIGH, LAST, MORE, TWO_CHUNKS_END, encode_long
 from gateway.pgoutput.errors import PgOutputError
-from gateway.values.reader import UNCHANGED, Parts, Unusual, some_bytes
+from gateway.values.reader import NOTHING, UNCHANGED, Parts, Unusual, some_bytes
+from gateway.values.row_readers import RowReaders
 from gateway.values.special import NotRenderable, Special
 from schemas.description import RelationDescription
 from schemas.framing import frame
@@ -41,7 +42,7 @@ _BEFORE: Final = b"\0\0\2"
 """key_change false, old_key null, before not null."""
 _NOTHING_SPECIAL: Final = b"\0\0"
 """No unchanged, no special: empty array, empty map."""
-_FIRST_COLUMN: Final = 6
+_FIRST_COLUMN: Final = 8
 """Parts of a record before its first column."""
 _SMALL_ORDINAL: Final = CHUNK >> 1
 _CARE_NEEDED: Final = (Special, Unusual, NotRenderable, ValueError, IndexError, OverflowError, struct.error)
@@ -65,13 +66,19 @@ class RowEncoder:
         self._delete_head = value_frame + _DELETE
         self._truncate_head = value_frame + _TRUNCATE
         self._key_frame = None if key_schema_id is None else frame(key_schema_id)
-        self._readers = self._tuples.text_readers
         self._is_binary = False
-        # Identity columns whose key bytes are the bytes in the row; None where a key column has a form of its own.
-        self._key_places = self._tuples.key_places
+        self._read_with(self._tuples.text_readers)
+
+    def _read_with(self, readers: RowReaders) -> None:
+        self._readers = readers
+        self._runs = readers.runs
+        # Parts of the row whose bytes are the key's; None where a key column has a form of its own.
+        self._key_parts: tuple[int, ...] | None = None
         self._only_key_part = -1
-        if self._key_places is not None and len(self._key_places) == 1:
-            self._only_key_part = _FIRST_COLUMN + self._key_places[0]
+        if self._tuples.key_places is not None:
+            self._key_parts = readers.parts_of(self._tuples.key_places)
+            if len(self._key_parts) == 1:
+                self._only_key_part = _FIRST_COLUMN + self._key_parts[0]
 
     def insert(
         self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
@@ -94,11 +101,11 @@ class RowEncoder:
         self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes]:
         envelope = self._envelope(self._delete_head, context, change_lsn, ordinal)
-        if self._key_places is not None and position < end and data[position] == _OLD_TUPLE:
+        if self._key_parts is not None and position < end and data[position] == _OLD_TUPLE:
             before: list[bytes] = []
             with suppress(*_CARE_NEEDED):
                 if self._read_tuple(data, position, before) == end:
-                    key = [before[index] for index in self._key_places]
+                    key = [before[index] for index in self._key_parts]
                     return self._framed(key), b"".join([*envelope, _BEFORE, *before, _NULL, _NOTHING_SPECIAL])
         values, place = self._take(data, position, end, b"KO")
         kind = data[position]
@@ -125,11 +132,19 @@ class RowEncoder:
         in binary; 1.7, 3.7 and 23 us in text.
         """
         place_in_transaction = LAST[ordinal << 1] if ordinal < _SMALL_ORDINAL else encode_long(ordinal)
-        parts = [head, context.identity, encode_lsn(change_lsn), place_in_transaction, context.commit, _ONLY_AFTER]
+        if change_lsn >= TWO_CHUNKS_END:  # `encode_lsn` written out
+            zigzag = change_lsn << 1
+            lsn, lsn_middle = MORE[zigzag & CHUNK_MASK], MORE[zigzag >> CHUNK_BITS & CHUNK_MASK]
+            lsn_end = HIGH[zigzag >> 2 * CHUNK_BITS]
+        else:
+            lsn, lsn_middle, lsn_end = encode_long(change_lsn), NOTHING, NOTHING
+        parts = [
+            head, context.identity, lsn, lsn_middle, lsn_end, place_in_transaction, context.commit, _ONLY_AFTER
+        ]  # fmt: skip
         try:
             place = position + 3
             if data[position] == _NEW_TUPLE and read_i16_be(data, position + 1) == self._count:
-                for read in self._readers:
+                for read in self._runs:
                     place = read(data, place, parts)
                 if place == end:
                     parts.append(_NOTHING_SPECIAL)
@@ -149,12 +164,12 @@ class RowEncoder:
         place = position + 3
         if data[position] != _NEW_TUPLE or read_i16_be(data, position + 1) != self._count:
             raise Unusual
-        for index, read in enumerate(self._readers):
+        for index, read in enumerate(self._readers.columns):
             if data[place] == UNCHANGED:
                 if self.description.columns[index].identity:
                     raise Unusual
                 unchanged.append(self._names[index])
-                parts.append(_NULL)
+                parts += self._readers.nulls[index]
                 place += 1
             else:
                 place = read(data, place, parts)
@@ -167,7 +182,7 @@ class RowEncoder:
         self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
         """REPLICA IDENTITY FULL: every update brings its old tuple."""
-        if self._key_places is None:
+        if self._key_parts is None:
             return self._update_with_care(data, position, end, context, change_lsn, ordinal)
         before: list[bytes] = []
         after: list[bytes] = []
@@ -177,8 +192,8 @@ class RowEncoder:
                 return self._update_with_care(data, position, end, context, change_lsn, ordinal)
         except _CARE_NEEDED:
             return self._update_with_care(data, position, end, context, change_lsn, ordinal)
-        old_key = [before[index] for index in self._key_places]
-        new_key = [after[index] for index in self._key_places]
+        old_key = [before[index] for index in self._key_parts]
+        new_key = [after[index] for index in self._key_parts]
         envelope = self._envelope(self._update_head, context, change_lsn, ordinal)
         value = b"".join([*envelope, _BEFORE, *before, _SOME, *after, _NOTHING_SPECIAL])
         moved = None
@@ -192,15 +207,15 @@ class RowEncoder:
         if read_i16_be(data, position + 1) != self._count:
             raise Unusual
         place = position + 3
-        for read in self._readers:
+        for read in self._runs:
             place = read(data, place, parts)
         return place
 
     def _key_of_parts(self, parts: list[bytes], data: bytes, position: int) -> Key:
         if self._key_frame is None:
             return None
-        if self._key_places is not None:
-            return self._key_frame + b"".join([parts[_FIRST_COLUMN + index] for index in self._key_places])
+        if self._key_parts is not None:
+            return self._key_frame + b"".join([parts[_FIRST_COLUMN + index] for index in self._key_parts])
         return self._key_frame + b"".join(self._tuples.encode_key_at(data, position))
 
     # -- with care ----------------------------------------------------------------------------------------------------
@@ -243,7 +258,7 @@ class RowEncoder:
         values, place, is_binary = self._tuples.take_apart(data, position, end, allowed)
         if is_binary and not self._is_binary:
             self._is_binary = True
-            self._readers = self._tuples.binary_readers
+            self._read_with(self._tuples.binary_readers)
         return values, place
 
     def _end_here(self, data: bytes, place: int, end: int) -> None:

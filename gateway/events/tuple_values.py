@@ -8,7 +8,8 @@ from typing import Final
 from gateway.events.errors import UnknownBinary, UnreadableValue
 from gateway.pgoutput.errors import PgOutputError
 from gateway.values.codec import Codec, codec
-from gateway.values.reader import AVRO_NULL, BINARY, NULL, TEXT, UNCHANGED, Reader
+from gateway.values.reader import AVRO_NULL, BINARY, NULL, TEXT, UNCHANGED
+from gateway.values.row_readers import RowReaders
 from gateway.values.special import NotRenderable, Special
 from schemas.column_type import column_type, key_type
 from schemas.description import RelationDescription
@@ -38,8 +39,8 @@ class TupleCodec:
         self.key_places: tuple[int, ...] | None = None
         if not any(types[index].is_sometimes_special for index in identity):
             self.key_places = tuple(identity)
-        self.text_readers: tuple[Reader, ...] = tuple(each.read_text for each in self._codecs)
-        self.binary_readers: tuple[Reader, ...] = tuple(
+        self.text_readers = RowReaders(each.read_text for each in self._codecs)
+        self.binary_readers = RowReaders(
             each.read_binary if column.facts.sends_binary else each.read_text
             for each, column in zip(self._codecs, types, strict=True)
         )

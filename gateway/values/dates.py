@@ -24,7 +24,7 @@ from gateway.events.varint import (
     SOME_EVEN,
     encode_some_long,
 )
-from gateway.values.reader import AVRO_NULL, BINARY, NULL, TEXT, UNSIGNED, Parts, Unusual
+from gateway.values.reader import AVRO_NULL, BINARY, NOTHING, NULL, TEXT, UNSIGNED, Parts, Unusual
 from gateway.values.special import Special
 
 _INT4 = struct.Struct("!i")
@@ -43,6 +43,8 @@ _FOUR_CHUNKS_HIGH: Final = CHUNK * CHUNK
 """What follows the lowest two chunks of a timestamp is between these from 1970-01-26 to the year 3111."""
 _PG_EPOCH_REST: Final = _PG_EPOCH_MICROS >> HALF_BITS
 """Behind its lowest HALF_BITS, which are 0."""
+
+_NULL_TIME: Final = (AVRO_NULL, NOTHING, NOTHING)
 
 _DATE = re.compile(rb"(\d{4})-(\d\d)-(\d\d)")
 _CLOCK = re.compile(rb"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
@@ -141,18 +143,18 @@ def _timestamptz_with_offset(value: bytes) -> bytes:
 
 
 def read_timestamptz_text(data: bytes, position: int, parts: Parts) -> int:
-    """timestamptz in UTC where it lies; whatever is not `yyyy-mm-dd hh:mm:ss[.ffffff]+00` goes the general way."""
+    """timestamptz in UTC where it lies, three parts; whatever is not `yyyy-mm-dd hh:mm:ss[.ffffff]+00` goes the general way."""
     if data[position] == TEXT:
         length: int = read_i32_be(data, position + 1)
         start = position + 5
         end = start + (length & UNSIGNED)
         # Its length first: compiled, a slice whose end lies before its start is an error.
         if length < 22 or data[end - 3 : end] != b"+00":
-            parts.append(timestamptz_from_text(data[start:end]))
+            parts += (timestamptz_from_text(data[start:end]), NOTHING, NOTHING)
             return end
         fraction = data[start + 19 : end - 3]
         if fraction and (fraction[0] != 46 or not fraction[1:].isdigit()):
-            parts.append(timestamptz_from_text(data[start:end]))
+            parts += (timestamptz_from_text(data[start:end]), NOTHING, NOTHING)
             return end
         try:
             micros = _minutes[data[start : start + 17]] + _SECONDS[data[start + 17 : start + 19]]
@@ -163,12 +165,14 @@ def read_timestamptz_text(data: bytes, position: int, parts: Parts) -> int:
         rest = micros >> HALF_BITS
         high = rest >> CHUNK_BITS
         if _FOUR_CHUNKS_LOW <= high < _FOUR_CHUNKS_HIGH:
-            parts.append(SOME_EVEN[micros & HALF_MASK] + MORE[rest & CHUNK_MASK] + HIGH[high])
+            parts.append(SOME_EVEN[micros & HALF_MASK])
+            parts.append(MORE[rest & CHUNK_MASK])
+            parts.append(HIGH[high])
         else:
-            parts.append(encode_some_long(micros))
+            parts += (encode_some_long(micros), NOTHING, NOTHING)
         return end
     if data[position] == NULL:
-        parts.append(AVRO_NULL)
+        parts += _NULL_TIME
         return position + 1
     raise Unusual
 
@@ -181,20 +185,22 @@ def timestamp_from_binary(value: bytes) -> bytes:
 
 
 def read_timestamp(data: bytes, position: int, parts: Parts) -> int:
-    """timestamp and timestamptz."""
+    """timestamp and timestamptz, three parts."""
     if data[position] == BINARY:
         since_2000: int = read_i64_be(data, position + 5)
         rest = (since_2000 >> HALF_BITS) + _PG_EPOCH_REST
         high = rest >> CHUNK_BITS
         if _FOUR_CHUNKS_LOW <= high < _FOUR_CHUNKS_HIGH:
-            parts.append(SOME_EVEN[since_2000 & HALF_MASK] + MORE[rest & CHUNK_MASK] + HIGH[high])
+            parts.append(SOME_EVEN[since_2000 & HALF_MASK])
+            parts.append(MORE[rest & CHUNK_MASK])
+            parts.append(HIGH[high])
         elif _FIRST_MICROS <= since_2000 + _PG_EPOCH_MICROS <= _LAST_MICROS:
-            parts.append(encode_some_long(since_2000 + _PG_EPOCH_MICROS))
+            parts += (encode_some_long(since_2000 + _PG_EPOCH_MICROS), NOTHING, NOTHING)
         else:
             raise Special
         return position + 13
     if data[position] == NULL:
-        parts.append(AVRO_NULL)
+        parts += _NULL_TIME
         return position + 1
     raise Unusual
 

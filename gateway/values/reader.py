@@ -1,6 +1,9 @@
 """How a column is read: from its place in the tuple to its Avro bytes, in one call.
 
 A reader takes the data, the place of the column's kind byte and the list to append to; it gives the place of the next column.
+To the list it appends always as many parts as `gateway/values/row_readers.py` knows of it, one for most: to append two costs
+0.05 us less than to put them together first.
+
 TupleData (manual 55.9): kind 'n', or kind 't' or 'b' with a 4-byte length and the value. Measured over 7 everyday columns,
 binary: a reader per type takes 1.9 us; slicing the value first and calling an encoder with it 2.2 us. Numbers are read by
 librt (mypyc's library): 0.02 us each where struct takes 0.06, and a few instructions when this module is compiled.
@@ -12,6 +15,7 @@ against the end of the data here: the row must land exactly on its end.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Final
 
 from librt.strings import read_i32_be
@@ -31,6 +35,8 @@ TEXT: Final = ord("t")
 BINARY: Final = ord("b")
 
 AVRO_NULL: Final = b"\0"
+NOTHING: Final = b""
+"""Fills up to the number of parts that a reader appends."""
 UNSIGNED: Final = 0xFFFFFFFF
 """Lengths are taken without a sign: a negative one then points beyond every row."""
 
@@ -63,8 +69,9 @@ def read_with(encode: Encode, kind: int) -> Reader:
     return read
 
 
+@cache
 def read_bytes(kind: int) -> Reader:
-    """Values that are Avro already but for the length: text in UTF-8, binary bytea."""
+    """Values that are Avro already but for the length, two parts: text in UTF-8, binary bytea."""
 
     def read(data: bytes, position: int, parts: Parts) -> int:
         if data[position] == kind:
@@ -72,13 +79,15 @@ def read_bytes(kind: int) -> Reader:
             start = position + 5
             if 0 <= length < HALF:
                 end = start + length
-                parts.append(SOME_SMALL[length] + data[start:end])
+                parts.append(SOME_SMALL[length])
             else:
                 end = start + (length & UNSIGNED)
-                parts.append(some_bytes(data[start:end]))
+                parts.append(encode_some_long(end - start))
+            parts.append(data[start:end])
             return end
         if data[position] == NULL:
             parts.append(AVRO_NULL)
+            parts.append(NOTHING)
             return position + 1
         raise Unusual
 

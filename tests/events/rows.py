@@ -112,6 +112,8 @@ TIMESTAMPTZ = ColumnKind(
     lambda v: struct.pack("!q", _micros(v)),
 )
 EVERYDAY = (INT8, INT4, TEXT, NUMERIC, TIMESTAMPTZ, BOOL, TEXT)
+WIDE = (INT8, *[INT4] * 5, *[INT2] * 4, *[INT8] * 4, TIMESTAMPTZ, *[BOOL] * 6, *[TEXT] * 5, INT4, *[BYTEA, TEXT] * 2)
+"""Types side by side, which are read in runs."""
 ALL = (INT8, INT4, INT2, TEXT, BOOL, NUMERIC, FLOAT8, BYTEA, DATE, TIMESTAMPTZ)
 
 
@@ -137,7 +139,8 @@ def wire_row(kinds: tuple[ColumnKind, ...], values: tuple[Any, ...], *, binary: 
 
 
 def rows(kinds: tuple[ColumnKind, ...]) -> SearchStrategy[tuple[Any, ...]]:
-    return st.tuples(*(kind.values | st.none() for kind in kinds))
+    """Half of them without a NULL."""
+    return st.tuples(*(kind.values for kind in kinds)) | st.tuples(*(kind.values | st.none() for kind in kinds))
 
 
 def avro_row(description: RelationDescription, values: tuple[Any, ...]) -> dict[str, Any]:

@@ -22,12 +22,16 @@ from schemas.relation import change_schema, key_schema
 from tests.events.rows import (
     ALL,
     BOOL,
+    BYTEA,
     DATE,
     EVERYDAY,
     INT4,
     INT8,
     NUMERIC,
+    PG_EPOCH,
     TEXT,
+    TIMESTAMPTZ,
+    WIDE,
     ColumnKind,
     avro_bytes,
     avro_row,
@@ -99,7 +103,7 @@ def parsed_key(description: RelationDescription) -> Any:
 
 
 @pytest.mark.parametrize("binary", [False, True])
-@pytest.mark.parametrize("kinds", [ALL, EVERYDAY, (TEXT,), (BOOL, INT4, TEXT)], ids=len)
+@pytest.mark.parametrize("kinds", [ALL, EVERYDAY, WIDE, (TEXT,), (BOOL, INT4, TEXT)], ids=len)
 @settings(max_examples=40)
 @given(data=st.data(), context=st.sampled_from([CONTEXT, IN_PROGRESS]))
 def test_an_insert_is_what_fastavro_writes(
@@ -120,11 +124,14 @@ def test_an_insert_is_what_fastavro_writes(
         assert key == frame(KEY_ID) + avro_bytes(parsed_key(description), {"c0": values[0]})
 
 
-@given(rows(ALL), rows(ALL))
-def test_text_and_binary_rows_give_the_same_records(first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
-    description = relation(ALL, (0, 3), ReplicaIdentity.FULL)
+@pytest.mark.parametrize("kinds", [ALL, WIDE], ids=len)
+@settings(max_examples=50)
+@given(data=st.data())
+def test_text_and_binary_rows_give_the_same_records(kinds: tuple[ColumnKind, ...], data: st.DataObject) -> None:
+    description = relation(kinds, (0, 3, len(kinds) - 1), ReplicaIdentity.FULL)
     of_text, of_binary = encoder_of(description), encoder_of(description)
-    text, binary = ([wire_row(ALL, row, binary=form) for row in (first, second)] for form in (False, True))
+    first, second = data.draw(rows(kinds)), data.draw(rows(kinds))
+    text, binary = ([wire_row(kinds, row, binary=form) for row in (first, second)] for form in (False, True))
     assert messages_of(of_text, *text) == messages_of(of_binary, *binary)
 
 
@@ -244,14 +251,14 @@ def test_null_unchanged_and_special_stay_three_things() -> None:
 
 
 @pytest.mark.parametrize("binary", [False, True])
-@pytest.mark.parametrize("identity", [(1,), (2,), (2, 3), (0, 2)], ids=str)
+@pytest.mark.parametrize("identity", [(1,), (2,), (2, 3), (0, 2), (4, 6)], ids=str)
 @given(data=st.data())
 @settings(max_examples=30)
 def test_keys_are_the_same_whatever_else_the_row_holds(
     identity: tuple[int, ...], binary: bool, data: st.DataObject
 ) -> None:
     """Fast or with care, with NULLs, UNCHANGED and special values around: a row's key is that of its identity columns."""
-    kinds = (TEXT, INT8, NUMERIC, DATE, TEXT)
+    kinds = (TEXT, INT8, NUMERIC, DATE, TEXT, TIMESTAMPTZ, INT4)
     description = relation(kinds, identity)
     values = data.draw(rows(kinds))
     plain = wire_row(kinds, values, binary=binary)
@@ -272,6 +279,19 @@ def test_keys_are_the_same_whatever_else_the_row_holds(
     unchanged = [f"c{index}" for index, each in enumerate(odd) if each is UNCHANGED]
     assert event(description, value)["unchanged"] == unchanged
     assert encode(encoder_of(description), "insert", new(plain))[0] == key
+
+
+def test_runs_of_unchanged_columns_stay_what_they_are() -> None:
+    description = relation(WIDE)
+    plain = wire_row(WIDE, (1, *(None,) * (len(WIDE) - 1)), binary=True)
+    encoder = encoder_of(description)
+    encode(encoder, "insert", WIDE_ROW)
+    for index in range(1, len(WIDE)):
+        unchanged = (*plain[:index], UNCHANGED, *plain[index + 1 :])
+        key, value, _ = encode(encoder, "update", new(unchanged))
+        assert key_event(description, key) == {"c0": 1}
+        assert event(description, value)["unchanged"] == [f"c{index}"]
+        assert event(description, value)["after"] == {"c0": 1, **{f"c{n}": None for n in range(1, len(WIDE))}}
 
 
 def test_special_values_of_both_images_do_not_mix() -> None:
@@ -349,10 +369,20 @@ PAYLOADS = {
 }
 
 
-@pytest.mark.parametrize("operation", PAYLOADS)
-def test_every_prefix_of_a_row_is_refused(operation: str) -> None:
-    payload = PAYLOADS[operation]
-    encoder = encoder_of(relation())
+def wide_row(values: dict[ColumnKind, Any]) -> bytes:
+    return new(wire_row(WIDE, tuple(values.get(kind, 5) for kind in WIDE), binary=True))
+
+
+WIDE_ROW = wide_row({TIMESTAMPTZ: PG_EPOCH, BOOL: True, TEXT: "x", BYTEA: b"x"})
+
+
+@pytest.mark.parametrize(
+    ("operation", "kinds", "payload"),
+    [*((operation, EVERYDAY, payload) for operation, payload in PAYLOADS.items()), ("insert", WIDE, WIDE_ROW)],
+    ids=[*PAYLOADS, "wide"],
+)
+def test_every_prefix_of_a_row_is_refused(operation: str, kinds: tuple[ColumnKind, ...], payload: bytes) -> None:
+    encoder = encoder_of(relation(kinds))
     encode(encoder, operation, payload)
     for length in range(len(payload)):
         data = BEFORE + payload + AFTER

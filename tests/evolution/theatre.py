@@ -39,7 +39,8 @@ class Theatre:
     async def flush(self) -> str:
         """Let the walsender read what the open transaction has written. Gives the position behind it."""
         async with self._another_session() as other:  # its commit flushes everybody's WAL
-            return await other.fetchval("SELECT pg_logical_emit_message(true, 'flush', '')::text")
+            lsn: str = await other.fetchval("SELECT pg_logical_emit_message(true, 'flush', '')::text")
+        return lsn
 
     async def caught_up(self) -> None:
         """Wait until the walsender has read everything written so far, open transactions too."""

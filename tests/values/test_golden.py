@@ -95,10 +95,11 @@ def read(reader: Reader, kind: int, value: bytes) -> bytes | None:
     except Special:
         return None
     assert end == 2 + len(column)
-    (part,) = parts
+    count = len(parts)
     assert reader(b"nn", 1, parts) == 2
-    assert parts[1] == b"\0"
-    return part
+    assert b"".join(parts[count:]) == b"\0"
+    assert len(parts) == 2 * count
+    return b"".join(parts[:count])
 
 
 @pytest.mark.parametrize("name", DECODABLE)
