@@ -1,8 +1,7 @@
 """The readers of a whole row: where the parts of a column are, and neighbours of one type read in one call.
 
 A run does what its type's reader does with the values that nearly all columns have, and leaves the others to that reader,
-column by column. Measured on 50 columns, 40 of them in runs, and with numbers that are put together by the row's one join:
-12.0 us a row before, 9.9 with both.
+column by column. Measured in runs of 8 and 12: an integer takes 0.05 to 0.10 us instead of 0.10 to 0.15, a text 0.13 instead of 0.16.
 """
 
 from __future__ import annotations
