@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Final
+
+COMPILED: Final = "compiled"
 
 
 def build_name() -> str:
-    """`compiled` or `plain Python`."""
+    """COMPILED or `plain Python`."""
     module = find_spec("gateway.events.row_encoder")
     is_source = module is not None and (module.origin or "").endswith(".py")
-    return "plain Python" if is_source else "compiled"
+    return "plain Python" if is_source else COMPILED

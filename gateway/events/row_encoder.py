@@ -75,10 +75,13 @@ class RowEncoder:
         # Parts of the row whose bytes are the key's; None where a key column has a form of its own.
         self._key_parts: tuple[int, ...] | None = None
         self._only_key_part = -1
+        self._key_slice: slice | None = None
         if self._tuples.key_places is not None:
             self._key_parts = readers.parts_of(self._tuples.key_places)
             if len(self._key_parts) == 1:
                 self._only_key_part = _FIRST_COLUMN + self._key_parts[0]
+            elif self._key_parts and self._key_parts[-1] - self._key_parts[0] == len(self._key_parts) - 1:
+                self._key_slice = slice(_FIRST_COLUMN + self._key_parts[0], _FIRST_COLUMN + self._key_parts[-1] + 1)
 
     def insert(
         self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
@@ -214,6 +217,8 @@ class RowEncoder:
     def _key_of_parts(self, parts: list[bytes], data: bytes, position: int) -> Key:
         if self._key_frame is None:
             return None
+        if self._key_slice is not None:
+            return self._key_frame + b"".join(parts[self._key_slice])
         if self._key_parts is not None:
             return self._key_frame + b"".join([parts[_FIRST_COLUMN + index] for index in self._key_parts])
         return self._key_frame + b"".join(self._tuples.encode_key_at(data, position))

@@ -44,8 +44,6 @@ _FOUR_CHUNKS_HIGH: Final = CHUNK * CHUNK
 _PG_EPOCH_REST: Final = _PG_EPOCH_MICROS >> HALF_BITS
 """Behind its lowest HALF_BITS, which are 0."""
 
-_NULL_TIME: Final = (AVRO_NULL, NOTHING, NOTHING)
-
 _DATE = re.compile(rb"(\d{4})-(\d\d)-(\d\d)")
 _CLOCK = re.compile(rb"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
 _OFFSET = re.compile(rb"([+-])(\d\d)(?::(\d\d))?(?::(\d\d))?")
@@ -172,7 +170,9 @@ def read_timestamptz_text(data: bytes, position: int, parts: Parts) -> int:
             parts += (encode_some_long(micros), NOTHING, NOTHING)
         return end
     if data[position] == NULL:
-        parts += _NULL_TIME
+        parts.append(AVRO_NULL)
+        parts.append(NOTHING)
+        parts.append(NOTHING)
         return position + 1
     raise Unusual
 
@@ -200,7 +200,9 @@ def read_timestamp(data: bytes, position: int, parts: Parts) -> int:
             raise Special
         return position + 13
     if data[position] == NULL:
-        parts += _NULL_TIME
+        parts.append(AVRO_NULL)
+        parts.append(NOTHING)
+        parts.append(NOTHING)
         return position + 1
     raise Unusual
 

@@ -25,8 +25,8 @@ _INT4 = struct.Struct("!i")
 _INT8 = struct.Struct("!q")
 _UINT4 = struct.Struct("!I")
 _UINT8 = struct.Struct("!Q")
-SOME_BOOL: Final = (b"\2\0", b"\2\1")
-_FALSE, _TRUE = SOME_BOOL
+_FALSE: Final = b"\2\0"
+_TRUE: Final = b"\2\1"
 _MAX_LONG: Final = (1 << 63) - 1
 
 

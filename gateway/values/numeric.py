@@ -82,32 +82,34 @@ def decimal_from_binary(precision: int, scale: int) -> Encode:
 def read_decimal(precision: int, scale: int) -> Reader:
     """Fast for values of up to three base-10,000 digits, 8 to 12 decimal ones: the header tells what to do with them."""
     encode = decimal_from_binary(precision, scale)
-    layouts = _layouts(precision, scale)
     limit = 10**precision
-    short_end, three_bytes_end = min(_SHORT, limit), min(_THREE_BYTES_END, limit)
+    layouts = _layouts(precision, scale)
 
     def read(data: bytes, position: int, parts: Parts) -> int:
         if data[position] == BINARY:
             header: int = read_i64_be(data, position + 5)
             layout = layouts.get(header)
             if layout is not None:
-                size, first_times, second_times, last_times, parted = layout
-                position += size
-                last_two: int = read_i32_be(data, position - 4)
-                unscaled = (last_two >> 16) * second_times + (last_two & 0xFFFF) * last_times
-                if first_times:
-                    first: int = read_i16_be(data, position - 6)
-                    unscaled += first * first_times
-                unscaled //= parted
-                if 0 <= unscaled < short_end:
-                    parts.append(_SOME_SHORT[unscaled])
-                elif 0 <= unscaled < three_bytes_end:
-                    parts.append(_PACK_THREE_BYTES(2, 0x0600_0000 | unscaled))
-                elif -limit < unscaled < limit:
-                    parts.append(_encode_unscaled(unscaled))
-                else:
-                    raise Special
-                return position
+                count, is_negative, times, parted = layout
+                unscaled: int = read_i16_be(data, position + 13) if count else 0
+                if count > 1:
+                    digit: int = read_i16_be(data, position + 15)
+                    unscaled = unscaled * 10000 + digit
+                    if count == 3:
+                        digit = read_i16_be(data, position + 17)
+                        unscaled = unscaled * 10000 + digit
+                unscaled = unscaled * times // parted
+                if unscaled < limit:
+                    if is_negative:
+                        parts.append(_encode_unscaled(-unscaled))
+                    elif unscaled < _SHORT:
+                        parts.append(_SOME_SHORT[unscaled])
+                    elif unscaled < _THREE_BYTES_END:
+                        parts.append(_PACK_THREE_BYTES(2, 0x0600_0000 | unscaled))
+                    else:
+                        size = (unscaled.bit_length() >> 3) + 1
+                        parts.append(SOME_SMALL[size] + unscaled.to_bytes(size, "big"))
+                    return position + 13 + 2 * count
             length: int = read_i32_be(data, position + 1)
             start = position + 5
             end = start + (length & UNSIGNED)
@@ -121,18 +123,15 @@ def read_decimal(precision: int, scale: int) -> Reader:
     return read
 
 
-def _layouts(precision: int, scale: int) -> dict[int, tuple[int, int, int, int, int]]:
-    """Header -> the column's size, what its last three int16 are multiplied with (0: it is the header's), and what their sum is
-    divided by: no digit is lost, for dscale is the column's."""
-    layouts = {scale: (13, 0, 0, 0, 1)}  # zero has no digits
-    for sign, factor in ((0, 1), (_NEGATIVE, -1)):
+def _layouts(precision: int, scale: int) -> dict[int, tuple[int, bool, int, int]]:
+    """Header -> how many digits, whether negative, and what the digits' number is multiplied with and divided by."""
+    layouts = {scale: (0, False, 1, 1)}  # zero has no digits
+    for sign in (0, _NEGATIVE):
         for count in (1, 2, 3):
             for weight in range(-scale // 4, -(-(precision - scale) // 4)):
                 header = struct.unpack("!q", struct.pack("!HhHH", count, weight, sign, scale))[0]
                 exponent = (weight - count + 1) * 4 + scale
-                times, parted = factor * 10 ** max(exponent, 0), 10 ** max(-exponent, 0)
-                first, second = 10**8 * times if count == 3 else 0, 10**4 * times if count >= 2 else 0
-                layouts[header] = (13 + 2 * count, first, second, times, parted)
+                layouts[header] = (count, sign == _NEGATIVE, 10 ** max(exponent, 0), 10 ** max(-exponent, 0))
     return layouts
 
 

@@ -81,7 +81,9 @@ def _decimals(precision: int, scale: int) -> SearchStrategy[Decimal]:
     )
 
 
-_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
+_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30) | st.integers(
+    8190, 8194
+).map("x".__mul__)
 INT8 = ColumnKind(20, "int8", -1, st.integers(-(2**63), 2**63 - 1), lambda v: b"%d" % v, struct.Struct("!q").pack)
 INT4 = ColumnKind(23, "int4", -1, st.integers(-(2**31), 2**31 - 1), lambda v: b"%d" % v, struct.Struct("!i").pack)
 INT2 = ColumnKind(21, "int2", -1, st.integers(-(2**15), 2**15 - 1), lambda v: b"%d" % v, struct.Struct("!h").pack)

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.build import COMPILED, build_name
 from gateway.pgoutput import TupleValue
 from gateway.values.codec import codec
 from gateway.values.reader import Reader
 from gateway.values.row_readers import RowReaders
 from schemas.column_type import column_type
-from tests.events.rows import ALL, INT4, TEXT, WIDE, ColumnKind, facts, wire_row
+from tests.events.rows import ALL, BYTEA, INT2, INT4, INT8, TEXT, ColumnKind, facts, wire_row
 from tests.pgoutput.writer import write_tuple_data
 
 COLUMN_COUNT_BYTES = 2
@@ -41,13 +42,20 @@ def column(value: TupleValue) -> bytes:
     return write_tuple_data((value,))[COLUMN_COUNT_BYTES:]
 
 
-def test_neighbours_of_one_type_are_read_in_one_call() -> None:
-    readers = RowReaders(reader_of(kind, binary=True) for kind in WIDE)
-    assert len(readers.columns) == len(WIDE)
-    types = [INT4] * 5 + [TEXT] * 4
-    assert len(RowReaders(reader_of(kind, binary=True) for kind in types).runs) == 2
-    assert len(RowReaders(reader_of(kind, binary=True) for kind in types[2:]).runs) == 3 + 1
-    assert len(RowReaders(reader_of(kind, binary=False) for kind in types).runs) == 5 + 1
+@pytest.mark.parametrize(
+    ("kinds", "binary", "runs"),
+    [
+        ([TEXT] * 4 + [INT4] + [TEXT, BYTEA] * 2, True, 3),
+        ([TEXT] * 3 + [INT4] + [TEXT] * 4, False, 3 + 1 + 1),
+        ([INT4] * 5 + [INT8] * 4 + [INT2] * 4, True, 5 + 4 + 4 if build_name() == COMPILED else 3),
+        ([INT4] * 3 + [INT8] * 4, False, 7),
+    ],
+    ids=["bytes", "three", "integers", "integers in text"],
+)
+def test_four_neighbours_of_one_type_are_read_in_one_call(kinds: list[ColumnKind], binary: bool, runs: int) -> None:
+    readers = RowReaders(reader_of(kind, binary=binary) for kind in kinds)
+    assert len(readers.columns) == len(kinds)
+    assert len(readers.runs) == runs
 
 
 def test_the_parts_of_a_column_are_found_by_its_index() -> None:
