@@ -14,6 +14,7 @@ from typing import Any
 import asyncpg
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from schemas.names import POSITION_TOPIC
 from tests.conftest import Database
 from tests.exactly_once.checker import check, check_attempts
 from tests.exactly_once.delivered import Decoder, Delivered, Isolation, read_delivered
@@ -127,8 +128,8 @@ class Scene:
         return await asyncio.to_thread(end_offsets, self.bootstrap_servers, topic, isolation)
 
     async def until_nothing_is_open(self, *relations: str, timeout_s: float = 30.0) -> None:
-        """Wait until no Kafka transaction keeps readers from the markers or from the relations' records."""
-        topics = [f"{self.prefix}.{name}" for name in ("transaction", *relations)]
+        """Wait until no Kafka transaction keeps readers from the positions, the markers or the relations' records."""
+        topics = [POSITION_TOPIC, *(f"{self.prefix}.{name}" for name in ("transaction", *relations))]
         deadline = time.monotonic() + timeout_s
         for topic in topics:
             while not 0 <= await self.end(topic, "read_uncommitted") <= await self.end(topic):

@@ -18,6 +18,7 @@ from tests.exactly_once.conftest import WAL_SENDER_TIMEOUT_S
 from tests.exactly_once.proxy import FaultProxy
 from tests.exactly_once.scene import Scene, open_scene
 from tests.exactly_once.workload import PUBLICATION
+from tests.slots import until_free
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -127,6 +128,7 @@ async def test_what_was_committed_before_an_incompatible_change_is_delivered_fir
         delivered = await scene.read()
         xids = [marker.value["xid"] for marker in delivered.markers if marker.value["kind"] == "COMMIT"]
         assert xids[-5:] == before
+        await until_free(scene.connection, f"slot_{place.prefix}")  # its walsender has read the last answer
         flush = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = $1"
         assert await scene.sql(flush, f"slot_{place.prefix}") == delivered.markers[-1].value["end_lsn"]
         scene.gateway.start(schemas__on_incompatible="register")

@@ -41,4 +41,4 @@ async def new_gateway(settings: dict[str, str], tmp_path: Path) -> AsyncIterator
 
     yield make
     for gateway in made:
-        await gateway.kill()
+        await gateway.end()

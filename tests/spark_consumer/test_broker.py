@@ -79,7 +79,7 @@ async def test_a_wrong_protocol_is_told(kafka: Kafka) -> None:
     """It looks as if the broker hung up, so it is waited for."""
     broker = Broker({"bootstrap.servers": kafka.bootstrap_servers, "security.protocol": "ssl"})
     with pytest.raises(SourceUnavailable, match=r"_TRANSPORT: .*SSL_HANDSHAKE") as caught:
-        await asyncio.to_thread(broker.offsets, TOPIC, patience_s=0)
+        await asyncio.to_thread(broker.offsets, TOPIC, patience_s=5)
     assert "kafka.security.protocol" in caught.value.hint
 
 

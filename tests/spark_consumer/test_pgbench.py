@@ -138,7 +138,7 @@ async def test_the_four_sums_of_pgbench_are_one_at_the_end_of_every_batch(
         finally:
             await asyncio.to_thread(query.stop)
     finally:
-        await gateway.kill()
+        await gateway.end()
     found = [sums(tmp_path / "mirror", picture) for picture in seen]
     assert len(seen) > 2 and len({tuple(one.values()) for one in found}) > 2
     for picture, one in zip(seen, found, strict=True):

@@ -39,7 +39,7 @@ async def own_publisher(
     """With a gateway of its own that is not started yet."""
     publisher = await open_publisher(database, kafka, registry, tmp_path, topic_prefix)
     yield publisher
-    await publisher.gateway.kill()
+    await publisher.gateway.end()
     await publisher.connection.close()
 
 

@@ -49,7 +49,7 @@ async def test_005_a_latin1_database_arrives_as_utf8(
         replicas = await publisher.equal(schema, "encoded")
         assert {row["b"] for row in replicas["encoded"].all_rows()} == {"Motörhead", "éÿ"}
     finally:
-        await publisher.gateway.kill()
+        await publisher.gateway.end()
         await publisher.connection.close()
 
 
@@ -76,7 +76,7 @@ async def test_014_text_and_binary_change_places_in_mid_life(
         publisher.gateway.start()
         await publisher.equal(schema, "forms")
     finally:
-        await publisher.gateway.kill()
+        await publisher.gateway.end()
         await publisher.connection.close()
 
 
@@ -99,7 +99,7 @@ async def test_027_a_role_with_no_right_but_replication_is_enough(
         await publisher.execute("INSERT INTO guarded VALUES (1, 'x')")
         await publisher.equal(schema, "guarded")
     finally:
-        await publisher.gateway.kill()
+        await publisher.gateway.end()
         await publisher.execute(f"DROP ROLE IF EXISTS {role}")
         await publisher.connection.close()
 
@@ -132,7 +132,7 @@ async def test_030_changes_of_another_origin(
         told = {a: name for a, name in told.items() if a in (1, 2)}
         assert told == ({1: None, 2: node} if origin == "any" else {1: None})
     finally:
-        await publisher.gateway.kill()
+        await publisher.gateway.end()
         await publisher.connection.close()
 
 
@@ -158,5 +158,5 @@ async def test_the_oldest_server_streams_commits_and_rolls_back(
         replicas = await publisher.equal(schema, "test_tab")
         assert len(replicas["test_tab"].keyed) == 2002
     finally:
-        await publisher.gateway.kill()
+        await publisher.gateway.end()
         await publisher.connection.close()
