@@ -1,8 +1,8 @@
 """How a column is read: from its place in the tuple to its Avro bytes, in one call.
 
 A reader takes the data, the place of the column's kind byte and the list to append to; it gives the place of the next column.
-To the list it appends always as many parts as `gateway/values/row_readers.py` knows of it, one for most: to append two costs
-0.05 us less than to put them together first.
+To the list it appends the same number of parts for every value and for NULL, one for most types: the row's join puts them
+together for 0.02 us a part, a concatenation here takes 0.05.
 
 TupleData (manual 55.9): kind 'n', or kind 't' or 'b' with a 4-byte length and the value. Measured over 7 everyday columns,
 binary: a reader per type takes 1.9 us; slicing the value first and calling an encoder with it 2.2 us. Numbers are read by

@@ -28,13 +28,13 @@ from gateway.events.varint import (
 from gateway.values.integers import read_int2, read_int4, read_int8
 from gateway.values.reader import BINARY, TEXT, Parts, Reader, read_bytes
 
-SHORTEST_RUN: Final = 4
+_SHORTEST_RUN: Final = 4
 """Three neighbours take as long either way."""
 
 
 class RowReaders:
-    """`columns`: a reader for each. `runs`: fewer, that append the same. `nulls`: what each appends for NULL, and
-    so how many parts."""
+    """`columns`: a reader for each. `runs`: fewer, that append the same. `nulls`: what each column's appends for NULL, as many
+    parts as for any value."""
 
     def __init__(self, columns: Iterable[Reader]) -> None:
         self.columns = tuple(columns)
@@ -57,7 +57,7 @@ def _in_runs(readers: Iterable[Reader]) -> Iterable[Reader]:
     for reader, neighbours in groupby(readers):
         count = len(list(neighbours))
         run_of = _RUNS.get(reader)
-        yield from [reader] * count if run_of is None or count < SHORTEST_RUN else [run_of(reader, count)]
+        yield from [reader] * count if run_of is None or count < _SHORTEST_RUN else [run_of(reader, count)]
 
 
 def _run_of_bytes(kind: int) -> Callable[[Reader, int], Reader]:
@@ -66,13 +66,15 @@ def _run_of_bytes(kind: int) -> Callable[[Reader, int], Reader]:
 
         def read(data: bytes, position: int, parts: Parts) -> int:
             for _ in columns:
-                if data[position] == kind and 0 <= (length := read_i32_be(data, position + 1)) < HALF:
-                    start = position + 5
-                    position = start + length
-                    parts.append(SOME_SMALL[length])
-                    parts.append(data[start:position])
-                else:
-                    position = one(data, position, parts)
+                if data[position] == kind:
+                    length: int = read_i32_be(data, position + 1)
+                    if 0 <= length < HALF:
+                        start = position + 5
+                        position = start + length
+                        parts.append(SOME_SMALL[length])
+                        parts.append(data[start:position])
+                        continue
+                position = one(data, position, parts)
             return position
 
         return read
