@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Final
 
-COMPILED: Final = "compiled"
+
+def is_compiled() -> bool:
+    module = find_spec("gateway.events.row_encoder")
+    return module is None or not (module.origin or "").endswith(".py")
 
 
 def build_name() -> str:
-    """COMPILED or `plain Python`."""
-    module = find_spec("gateway.events.row_encoder")
-    is_source = module is not None and (module.origin or "").endswith(".py")
-    return "plain Python" if is_source else COMPILED
+    """`compiled` or `plain Python`."""
+    return "compiled" if is_compiled() else "plain Python"

@@ -66,7 +66,6 @@ class RowEncoder:
         self._delete_head = value_frame + _DELETE
         self._truncate_head = value_frame + _TRUNCATE
         self._key_frame = None if key_schema_id is None else frame(key_schema_id)
-        self._is_binary = False
         self._read_with(self._tuples.text_readers)
 
     def _read_with(self, readers: RowReaders) -> None:
@@ -261,8 +260,7 @@ class RowEncoder:
     def _take(self, data: bytes, position: int, end: int, allowed: bytes) -> tuple[list[Value], int]:
         """The tuple at `position` taken apart. Sees on the way whether the server sends binary."""
         values, place, is_binary = self._tuples.take_apart(data, position, end, allowed)
-        if is_binary and not self._is_binary:
-            self._is_binary = True
+        if is_binary and self._readers is not self._tuples.binary_readers:
             self._read_with(self._tuples.binary_readers)
         return values, place
 

@@ -94,6 +94,26 @@ def read_bytes(kind: int) -> Reader:
     return read
 
 
+def read_bytes_side_by_side(kind: int, count: int) -> Reader:
+    one = read_bytes(kind)
+    columns = (None,) * count
+
+    def read(data: bytes, position: int, parts: Parts) -> int:
+        for _ in columns:
+            if data[position] == kind:
+                length: int = read_i32_be(data, position + 1)
+                if 0 <= length < HALF:
+                    start = position + 5
+                    position = start + length
+                    parts.append(SOME_SMALL[length])
+                    parts.append(data[start:position])
+                    continue
+            position = one(data, position, parts)
+        return position
+
+    return read
+
+
 def always_unusual(data: bytes, position: int, parts: Parts) -> int:
     """A column without a decoder for the wire form in use."""
     if data[position] == NULL:

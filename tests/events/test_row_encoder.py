@@ -369,11 +369,8 @@ PAYLOADS = {
 }
 
 
-def wide_row(values: dict[ColumnKind, Any]) -> bytes:
-    return new(wire_row(WIDE, tuple(values.get(kind, 5) for kind in WIDE), binary=True))
-
-
-WIDE_ROW = wide_row({TIMESTAMPTZ: PG_EPOCH, BOOL: True, TEXT: "x", BYTEA: b"x"})
+_NOT_NUMBERS = {TIMESTAMPTZ: PG_EPOCH, BOOL: True, TEXT: "x", BYTEA: b"x"}
+WIDE_ROW = new(wire_row(WIDE, tuple(_NOT_NUMBERS.get(kind, 5) for kind in WIDE), binary=True))
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ async def _kill_at(scene: Scene, name: str, nth: int) -> None:
     provoke = PROVOKED.get(name)
     if provoke is not None:
         await provoke(scene)
-    assert await scene.gateway.wait(180) == -signal.SIGKILL, f"{name}: {scene.gateway.log_tail()}"
+    assert await scene.gateway.wait(60) == -signal.SIGKILL, f"{name}: {scene.gateway.log_tail()}"
 
 
 async def _kill_at_all(scene: Scene, names: list[str], rounds: int, generator: random.Random) -> None:

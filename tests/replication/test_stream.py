@@ -316,11 +316,10 @@ async def test_server_that_asks_without_end_is_answered_ten_times_a_second_and_l
         task = asyncio.create_task(StandbyStatus(stream, Lsn(5), 60.0).run())
         started_at = asyncio.get_running_loop().time()
         await task  # the reader waits for Kafka all the while: nobody reads
-        seconds = asyncio.get_running_loop().time() - started_at
+        assert 3.0 <= asyncio.get_running_loop().time() - started_at < 4.5
         _, ended = await read_to_the_end(stream)
         assert isinstance(ended, Retry) and "shutting down" in ended.message
-    assert seconds >= 3.0  # how soon after it: test_server_that_keeps_asking_is_left_after_some_seconds
-    assert 25 <= replies <= 10 * seconds + 5
+    assert 25 <= replies <= 45
 
 
 async def test_close_says_goodbye() -> None:

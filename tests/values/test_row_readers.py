@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.build import COMPILED, build_name
+from gateway.build import is_compiled
 from gateway.pgoutput import TupleValue
 from gateway.values.codec import codec
 from gateway.values.reader import Reader
@@ -47,7 +47,7 @@ def column(value: TupleValue) -> bytes:
     [
         ([TEXT] * 4 + [INT4] + [TEXT, BYTEA] * 2, True, 3),
         ([TEXT] * 3 + [INT4] + [TEXT] * 4, False, 3 + 1 + 1),
-        ([INT4] * 5 + [INT8] * 4 + [INT2] * 4, True, 5 + 4 + 4 if build_name() == COMPILED else 3),
+        ([INT4] * 5 + [INT8] * 4 + [INT2] * 4, True, 5 + 4 + 4 if is_compiled() else 3),
         ([INT4] * 3 + [INT8] * 4, False, 7),
     ],
     ids=["bytes", "three", "integers", "integers in text"],
