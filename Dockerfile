@@ -20,6 +20,8 @@ COPY README.md LICENSE compile_hot.py hatch_build.py ./
 COPY gateway/ gateway/
 COPY schemas/ schemas/
 COPY spark_consumer/ spark_consumer/
+COPY pyspark_walgate/ pyspark_walgate/
+COPY pyspark_walgate_transactions/ pyspark_walgate_transactions/
 RUN WALGATE_COMPILE=1 hatchling build --target wheel
 
 FROM build AS build-gateway
@@ -30,7 +32,7 @@ FROM build AS build-spark
 RUN uv pip install --quiet --python /app/bin/python --require-hashes -b requirements-build.lock -c requirements.lock \
         -r pyproject.toml --extra spark
 # Delta's jars, into Spark's own folder; jgo knows the repository.
-RUN uv pip install --quiet --python /build/bin/python -c requirements.lock jgo requests rich
+RUN uv pip install --quiet --python /build/bin/python -c requirements.lock jgo httpx2 rich
 COPY gateway/ gateway/
 RUN PYTHONPATH=$(echo /app/lib/python3*/site-packages) WALGATE_CACHE=/jars \
         python -c 'from gateway.local.artifacts import jars; jars("delta")' \

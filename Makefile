@@ -2,16 +2,23 @@
 
 PYTHON := .venv/bin/python
 READY  := .venv/.ready
+TOOLS  := .venv-tools/.ready
 HOT    := build/hot/.ready
 ARGS   ?=
 PYTEST := $(PYTHON) -m pytest
 CODE   := gateway schemas spark_consumer tests
 QUIET  := $(shell test -t 2 || echo --quiet)
+# pip before 24.2 knows its own certificates only; uv and the downloads ask the system by themselves when told so.
+CA_BUNDLE := $(firstword $(wildcard /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/cert.pem))
+ifneq ($(CA_BUNDLE),)
+export PIP_CERT ?= $(CA_BUNDLE)
+endif
+export UV_SYSTEM_CERTS ?= true
 export PYTHONUTF8 := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench unit integration e2e long lock clean
+.PHONY: help demo test check format bench unit integration e2e long coverage docs sbom changelog lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -44,32 +51,52 @@ e2e: $(READY)  ## the tests of the whole walk, Spark included
 long: $(READY)  ## long property runs, fuzzing, hundreds of kills
 	$(PYTEST) -m long --timeout 3600 $(ARGS)
 
+coverage: $(READY)  ## which lines and branches of the pure rooms the tests without servers reach
+	$(PYTHON) -m coverage run -m pytest -q -m "not long and not integration and not e2e"
+	$(PYTHON) -m coverage report
+
+docs: $(TOOLS)  ## the documentation as a site, in build/site
+	.venv-tools/bin/mkdocs build --strict
+
+sbom: $(TOOLS)  ## the bill of materials (CycloneDX) of Python packages and Java artifacts, in build/sbom.json
+	.venv-tools/bin/python sbom.py build/sbom.json
+
+changelog: $(TOOLS)  ## fragments of changelog.d as they would stand in CHANGELOG.md
+	.venv-tools/bin/towncrier build --draft --version next
+
 bench: $(READY)  ## measured figures; ARGS are passed on
 	$(PYTHON) -m bench $(ARGS)
 
 lock: $(READY)  ## resolve all versions anew: Python packages and Java artifacts
 	.venv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --group build -o requirements-build.lock
 	.venv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --all-extras -o requirements.lock pyproject.toml
+	.venv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --group tools -o requirements-tools.lock
 	$(PYTHON) -m gateway.local.lock
 
 clean:  ## remove the virtual environment, the compiled modules and what the tools left; the download cache stays
-	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-tools build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
-# Done again only when a lock or the project's own file changes. Every package is held against its hash; the build tools come
+# Done again only when a lock or the project's own file changes, and then in the environment that is there. Every package is held against its hash; the build tools come
 # first, so that building PySpark and this project fetches nothing. uv is only the faster installer: pip does it as well.
 $(READY): requirements-build.lock requirements.lock pyproject.toml
-	@python=; for one in python3.13 python3.12 python3.11 python3; do \
+	@if $(PYTHON) -m pip --version >/dev/null 2>&1; then exit 0; fi; \
+	python=; for one in python3.13 python3.12 python3.11 python3; do \
 	    if $$one -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then python=$$one; break; fi; \
 	done; \
 	if [ -z "$$python" ]; then echo "Walgate needs Python 3.11, 3.12 or 3.13: none is on the path" >&2; exit 1; fi; \
 	if ! $$python -c 'import ensurepip, venv' 2>/dev/null; then \
-	    echo "$$python can not make virtual environments: install its venv package (Debian: apt install python3-venv)" >&2; exit 1; fi; \
+	    echo "$$python cannot make virtual environments: install its venv package (Debian: apt install python3-venv)" >&2; exit 1; fi; \
 	echo "making .venv with $$($$python -V)"; \
 	$$python -m venv --clear .venv
 	@$(PYTHON) -m pip install $(QUIET) --require-hashes -r requirements-build.lock
 	@.venv/bin/uv pip install $(QUIET) --python $(PYTHON) --no-build-isolation --require-hashes -r requirements.lock \
 	    || $(PYTHON) -m pip install $(QUIET) --no-build-isolation --require-hashes -r requirements.lock
 	@$(PYTHON) -m pip install $(QUIET) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(TOOLS): $(READY) requirements-tools.lock
+	@$(PYTHON) -m venv --clear .venv-tools
+	@.venv/bin/uv pip install $(QUIET) --python .venv-tools/bin/python --require-hashes -r requirements-tools.lock
 	@touch $@
 
 # The modules that every row passes through, compiled where there is a C compiler; without one the folder stays empty, and what

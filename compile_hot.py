@@ -24,17 +24,26 @@ REQUIREMENTS = ("mypy>=2.4,<2.5", "setuptools>=80")
 """mypy's version decides which librt the compiled modules can be loaded with: that of pyproject.toml."""
 HOT_MODULES = (
     "gateway/events/context.py",
+    "gateway/events/debezium_encoder.py",
+    "gateway/events/debezium_source.py",
     "gateway/events/manifest.py",
     "gateway/events/marker.py",
     "gateway/events/row_encoder.py",
-    "gateway/events/varint.py",
     "gateway/kafka/outlet.py",
+    "gateway/pgoutput/cursor.py",
+    "gateway/pgoutput/letters.py",
+    "gateway/pgoutput/row.py",
     "gateway/pgoutput/transaction.py",
+    "gateway/pgoutput/tuple_data.py",
     "gateway/replication/frames.py",
     "gateway/replication/inbox.py",
     "gateway/service/pump.py",
+    "gateway/snapshot/copied.py",
+    "gateway/transactions/commit_policy.py",
+    "gateway/transactions/debezium.py",
     "gateway/transactions/machine.py",
     "gateway/transactions/transaction.py",
+    "gateway/values/connect_times.py",
     "gateway/values/dates.py",
     "gateway/values/integers.py",
     "gateway/values/numeric.py",
@@ -42,6 +51,7 @@ HOT_MODULES = (
     "gateway/values/row_readers.py",
     "gateway/values/special.py",
     "gateway/values/text.py",
+    "gateway/varint.py",
 )
 """What a row passes through (bench/encode.py)."""
 
@@ -86,7 +96,7 @@ def missing() -> str:
 
 
 def compile_if_possible(folder: Path) -> list[Path]:
-    """The compiled modules; none where it can not be done, which is said on standard error."""
+    """The compiled modules; none where it cannot be done, which is said on standard error."""
     reason = missing()
     if not reason:
         print("compiling the modules that every row passes through, which takes half a minute", file=sys.stderr)

@@ -106,7 +106,7 @@ def properties(
         "debezium.source.database.hostname": HOST,
         "debezium.source.database.port": str(parts.postgres.port),
         "debezium.source.database.user": "postgres",
-        "debezium.source.database.password": "none",
+        "debezium.source.database.password": parts.postgres.password,
         "debezium.source.database.dbname": database,
         "debezium.source.plugin.name": "pgoutput",
         "debezium.source.slot.name": slot,
@@ -135,7 +135,7 @@ async def running(parts: LocalParts, sql: asyncpg.Connection, slot: str) -> Asyn
         settings = properties(parts, database, slot, prefix, guard.folder, _TUNING)
         path = guard.folder / "application.properties"
         path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        child = await guard.start("debezium", _command(path))
+        child = await guard.start("debezium", command(path))
 
         async def reads() -> bool:
             query = "select active_pid from pg_replication_slots where slot_name = $1"
@@ -150,7 +150,8 @@ async def running(parts: LocalParts, sql: asyncpg.Connection, slot: str) -> Asyn
         await guard.close()
 
 
-def _command(configuration: Path) -> list[str | Path]:
+def command(configuration: Path) -> list[str | Path]:
+    """Starts a server with this application.properties."""
     home = unpacked(ARTIFACTS) / "debezium-server"
     version = locked_version(ARTIFACTS, "debezium-server-dist")
     (connector,) = home.glob("connectors/debezium-connector-cassandra-5")

@@ -22,10 +22,10 @@ from bench.workloads import PUBLICATION, W1, W1_ROWS, W4, W4_ROWS
 from gateway.events.marker import encode_markers
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.outlet import Batch, BatchWriter
-from gateway.kafka.position import Position
 from gateway.local import Postgres
 from gateway.lsn import Lsn
 from gateway.pgoutput import Relation
+from gateway.pgoutput.letters import ROW_MESSAGES
 from gateway.relations.catalog import TYPES_QUERY, read_types
 from gateway.relations.description import describe
 from gateway.replication.connection import connect_replication
@@ -33,7 +33,9 @@ from gateway.replication.frames import XLOG_DATA, split
 from gateway.replication.inbox import Inbox
 from gateway.replication.options import pgoutput_options
 from gateway.service.pump import Pump
-from gateway.transactions.machine import ROW_KINDS, TransactionMachine
+from gateway.transactions.commit_policy import CommitPolicy
+from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.position import Position
 from gateway.transactions.transaction import MessageTopic, RelationVersion
 
 NO_COMPRESSION, LZ4 = 0, 3
@@ -98,7 +100,7 @@ async def capture(
     while seen < count:
         piece = await stream.read()
         pieces.append(piece)
-        seen += sum(1 for kind, _, start, _ in split(piece) if kind == XLOG_DATA and piece[start] in ROW_KINDS)
+        seen += sum(1 for kind, _, start, _ in split(piece) if kind == XLOG_DATA and piece[start] in ROW_MESSAGES)
     await stream.close()
     while await sql.fetchval("select active from pg_replication_slots where slot_name = $1", slot):
         await asyncio.sleep(0.05)
@@ -145,6 +147,9 @@ class _Nowhere:
 
     def append_everywhere(self, value: bytes, manifest: object) -> None: ...
 
+    def offer(self, value: bytes, manifest: object) -> bool:
+        return True
+
 
 class _Announcer:
     """Relation versions from the captured facts; no registry, no topics."""
@@ -159,18 +164,17 @@ class _Announcer:
 
 
 class _Stand:
-    """Takes the place of stream, feedback and delivery: nothing may be sealed, nothing is acknowledged."""
+    """Takes the place of stream, feedback and delivery: nothing may be closed, nothing is acknowledged."""
 
-    may_seal = is_quiet = False
-    received_lsn = under_way_bytes = 0
-    on_durable: Any = None
-    on_idle: Any = None
+    is_free = is_quiet = holds_unclosed = False
+    received_lsn = in_flight_bytes = 0
+    policy = CommitPolicy(memory_bytes=64 << 20)
 
     def receive(self, received_lsn: int) -> None: ...
 
 
 def _pump(captured: Capture, writer: BatchWriter, outlet: Callable[[str], Any]) -> Pump:
-    messages = MessageTopic(3, lambda *_: b"", outlet("messages"))
+    messages = MessageTopic("messages", 3, lambda *_: b"", outlet("messages"), lambda _: None)
     machine = TransactionMachine(epoch=1, resume_lsn=0, last_commit_lsn=0, prepared=(), messages=messages)
     stand: Any = _Stand()
     announcer: Any = _Announcer(captured, outlet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 
 from bench.cost import busy_s, cpu_s
@@ -22,6 +23,7 @@ async def drain(backlogged: Backlogged, *, binary: bool) -> Run:
             *("--slot", slot, "--start", "--no-loop", "-f", "/dev/null", "--endpos", backlogged.last_lsn),
             *("-o", "proto_version=4", "-o", f"publication_names={PUBLICATION}", "-o", "messages=true"),
             *("-o", f"binary={'true' if binary else 'false'}"),
+            env={**os.environ, "PGPASSWORD": postgres.password},
         )
         ended = asyncio.create_task(process.wait())
         walsender_pid: int | None = None

@@ -6,6 +6,7 @@ The base slot is made before the rows and never read: each run drains a copy of 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -132,6 +133,7 @@ async def run_program(postgres: Postgres, name: str, *arguments: str) -> None:
         *arguments,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PGPASSWORD": postgres.password},
     )
     _, errors = await process.communicate()
     if process.returncode:

@@ -30,10 +30,10 @@ from bench.latency import SLOT, database_of, summary, write
 from bench.scene import Scene
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
-from spark_consumer.changelog import Changelog
+from spark_consumer.changelog.writer import Changelog
+from spark_consumer.jobs.session import local_session
 from spark_consumer.mirror.batch import BatchReport
-from spark_consumer.registry import Registry, SchemaCache
-from spark_consumer.session import local_session
+from spark_consumer.reader.registry import Registry, SchemaCache
 
 TABLE = "public.bench"
 Seen = list[tuple[float, float]]  # (commit time, seconds late)

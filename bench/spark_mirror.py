@@ -27,12 +27,12 @@ from gateway.local import Kafka
 from gateway.local import Registry as LocalRegistry
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
+from spark_consumer.jobs.session import local_session
 from spark_consumer.mirror import target
 from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.layout import table_path
 from spark_consumer.mirror.merge import write_once
-from spark_consumer.registry import Registry, SchemaCache
-from spark_consumer.session import local_session
+from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import Feeder, Table
 
@@ -45,7 +45,7 @@ def make_rows(spark: Any, location: str, rows: int) -> None:
         "id", "concat('owner ', id) owner", "'Konstanz' city", "cast(12.5 as decimal(12,2)) balance",
         "timestamp'2026-01-01 00:00:00' opened_at", "'a note of some length' note", "cast(null as map<string,string>) _special",
     )  # fmt: skip
-    write_once(values, location, "append", 0, properties=target.PROPERTIES)
+    write_once(values, location, "append", 0, properties=target.properties(values.columns))
 
 
 def changed_rows(spark: Any, changes: int, rows: int, turn: int) -> Any:

@@ -20,7 +20,7 @@ from uuid import uuid4
 from gateway.local import Kafka, Registry
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
-from spark_consumer.session import local_session
+from spark_consumer.jobs.session import local_session
 from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, TIMESTAMPTZ, Feeder, relation
 
 ACCOUNTS = relation(

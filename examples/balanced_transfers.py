@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_consumer.session import local_session
+from spark_consumer.jobs.session import local_session
 
 
 def balance_of(changes: DataFrame) -> Decimal:

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 
 from spark_consumer.lsn import format_lsn
-from spark_consumer.stream import TransactionReader
+from spark_consumer.reader.transactions import TransactionReader
 
 
 async def follow(servers: str, registry: str, prefix: str, transactions: int | None = None) -> list[str]:

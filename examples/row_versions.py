@@ -9,8 +9,8 @@ import sys
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_consumer.rows import versions
-from spark_consumer.session import local_session
+from spark_consumer.jobs.session import local_session
+from spark_consumer.source.rows import versions
 
 
 def row_versions(spark: SparkSession, options: dict[str, str], key: list[str]) -> DataFrame:

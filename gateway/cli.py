@@ -2,43 +2,70 @@
 
 from __future__ import annotations
 
+import gateway.early_signals  # noqa: F401  # before what takes long to import
+
+# isort: split
 import asyncio
+import json
+import logging
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import version as package_version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
+import structlog
 import typer
 
 from gateway.build import build_name
+from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator, WalgateError
-from gateway.operate.http import probe
-from gateway.operate.logs import set_up_logs
-from gateway.operate.settings import load_http_settings, load_settings
+from gateway.operate.health import probe
+from gateway.operate.logs import LogFormat, LogLevel, set_up_logs
+from gateway.operate.settings import load_http_settings, load_reading_settings, load_settings
+
+if TYPE_CHECKING:
+    from gateway.service.repair import Repair
+    from gateway.transactions.position import Position
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="PostgreSQL logical replication to Avro change events on Kafka, and whole transactions back in Spark.",
 )
 
 _EXIT_FAILURE = 1
-_EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h: a person must decide, starting again will not help
+_EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h: an operator must decide, starting again does not help
+
+log = structlog.get_logger()
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file; see docs/settings.md.")]
+
+
+@app.callback()
+def _everywhere(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=lambda wanted: _print_version(wanted), help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
 def run(
     config: ConfigOption = None,
-    log_format: Annotated[str, typer.Option(help="console or json")] = "console",
+    log_format: Annotated[LogFormat, typer.Option(help="json: each line is an object, also the last one.")] = "console",
+    log_level: Annotated[LogLevel, typer.Option(help="The least that is logged.")] = "info",
 ) -> None:
-    """Run the gateway: one slot to Kafka, until SIGTERM or Ctrl-C. Exit 0; or 78 when a person must decide (configuration,
+    """Run the gateway: one slot to Kafka, until SIGTERM or Ctrl-C. Exit 0; or 78 when an operator must decide (configuration,
     incompatible schema, changes that would be lost): starting it again changes nothing."""
-    set_up_logs(log_format)
+    set_up_logs(log_format, log_level)
     try:
         settings = load_settings(config)
         import uvloop
@@ -48,7 +75,10 @@ def run(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings))
     except WalgateError as error:
-        _fail(error)
+        if log_format == "console":
+            _fail(error)
+        log.critical("stopped", exit_code=_exit_code(error), reason=error.message, hint=error.hint)
+        raise SystemExit(_exit_code(error)) from None
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
@@ -70,6 +100,89 @@ def dump(context: typer.Context) -> None:
 
 
 @app.command()
+def tail(
+    config: ConfigOption = None,
+    publications: Annotated[
+        list[str] | None, typer.Option("--publication", help="May be repeated; default: source.publications.")
+    ] = None,
+    topics: Annotated[
+        bool, typer.Option("--topics", help="Change events and markers from Kafka, instead of PostgreSQL's messages.")
+    ] = False,
+    tables: Annotated[
+        list[str] | None, typer.Option("--table", help="schema.table or table, with * and ?. May be repeated.")
+    ] = None,
+    operations: Annotated[
+        list[str] | None,
+        typer.Option("--op", help="insert, update, delete, truncate, message, read (snapshot). May be repeated."),
+    ] = None,
+    in_progress: Annotated[
+        bool, typer.Option("--in-progress", help="Also large transactions that are still open.")
+    ] = False,
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="With --topics: all that is there, not only what is new.")
+    ] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="End after so many lines.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="End after so long.")] = None,
+) -> None:
+    """Print what PostgreSQL sends, as it commits: by a temporary slot that ends with this command. Row values go to stdout."""
+    with _command():
+        from gateway.tail.chosen import Chosen
+        from gateway.tail.commands import tail_messages, tail_records
+
+        chosen = Chosen(tables or (), operations or ())
+        if topics:
+            kafka, registry = load_reading_settings(config)
+            asyncio.run(
+                tail_records(
+                    kafka,
+                    registry,
+                    chosen,
+                    as_json=json_lines,
+                    from_beginning=from_beginning,
+                    limit=limit,
+                    seconds=seconds,
+                )
+            )
+        else:
+            asyncio.run(
+                tail_messages(
+                    load_settings(config),
+                    publications or (),
+                    chosen,
+                    as_json=json_lines,
+                    in_progress=in_progress,
+                    limit=limit,
+                    seconds=seconds,
+                )
+            )
+
+
+@app.command()
+def decode(
+    sources: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE|HEX|-]...", help="Default: stdin, a message in hex a line.")
+    ] = None,
+    config: ConfigOption = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+    protocol_version: Annotated[int, typer.Option(min=1, max=4, help="proto_version of the stream.")] = 4,
+    in_stream: Annotated[
+        bool, typer.Option("--in-stream", help="The first message is of a stream segment: it has an xid more.")
+    ] = False,
+) -> None:
+    """Print messages of pgoutput, or records in Confluent's framing (with the registry of the settings), decoded."""
+    with _command():
+        from gateway.tail.commands import decode_given
+
+        _, registry = load_reading_settings(config)
+        asyncio.run(
+            decode_given(
+                sources or ["-"], registry, as_json=json_lines, protocol_version=protocol_version, in_stream=in_stream
+            )
+        )
+
+
+@app.command()
 def demo(
     seconds: Annotated[float, typer.Option(min=5, help="How long the shop's workload runs.")] = 30.0,
     seed: Annotated[int, typer.Option(help="The same seed makes the same workload.")] = 1,
@@ -77,9 +190,75 @@ def demo(
     kill_gateway: Annotated[bool, typer.Option("--kill-gateway", help="kill -9 the gateway on the way.")] = False,
 ) -> None:
     """A shop on real servers of its own: PostgreSQL to Kafka to Spark, ending with a verdict. Needs the extras local, spark."""
+    _require("demo", "local,spark", "jgo", "pyspark", "delta", "pyarrow")
     from gateway.demo.demo import run_demo
 
     raise SystemExit(run_demo(seconds=seconds, seed=seed, keep=keep, kill_gateway=kill_gateway))
+
+
+snapshot_app = typer.Typer(
+    no_args_is_help=True,
+    help="The rows that were there before: commands to a running gateway, through its own stream (docs/snapshot.md).",
+)
+app.add_typer(snapshot_app, name="snapshot")
+
+
+@snapshot_app.command("start")
+def snapshot_start(
+    tables: Annotated[list[str] | None, typer.Argument(help="schema.table; default: every published one.")] = None,
+    config: ConfigOption = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Have readers compare the rows with what they have, and write nothing.")
+    ] = False,
+) -> None:
+    """Read tables once more. They take the place of what readers have: rows that are gone in PostgreSQL are deleted."""
+    _send_command(config, "start", tables or [], "VERIFY" if verify else "REPLACE")
+
+
+@snapshot_app.command("pause")
+def snapshot_pause(config: ConfigOption = None) -> None:
+    """Read no more until `walgate snapshot resume`; also after a restart."""
+    _send_command(config, "pause")
+
+
+@snapshot_app.command("resume")
+def snapshot_resume(config: ConfigOption = None) -> None:
+    """Go on after a pause."""
+    _send_command(config, "resume")
+
+
+@snapshot_app.command("cancel")
+def snapshot_cancel(config: ConfigOption = None) -> None:
+    """Give up what is being read. What was read is in the topics; these tables get no SNAPSHOT_END."""
+    _send_command(config, "cancel")
+
+
+@snapshot_app.command("status")
+def snapshot_status(config: ConfigOption = None) -> None:
+    """What is durable of it: each table with its rows."""
+    with _command():
+        from gateway.service.snapshot_status import snapshot_status as read_status
+        from gateway.service.snapshot_status import status_lines
+
+        for line in status_lines(asyncio.run(read_status(load_settings(config)))):
+            print(line)
+
+
+def _send_command(config: Path | None, command: str, tables: Sequence[str] = (), purpose: str = "REPLACE") -> None:
+    with _command():
+        settings = load_settings(config)
+        if settings.snapshot.mode == "never":
+            raise StopForOperator(
+                "snapshot.mode is never: the gateway does not listen", hint="set it to on_command or initial"
+            )
+        from gateway.replication.password import login_of
+        from gateway.snapshot.commands import NotACommand, emit_command, encode_command
+
+        try:
+            text = encode_command(command, tables, purpose, settings.source.slot)
+        except NotACommand as error:
+            raise StopForOperator(f"snapshot {command}: {error}") from None
+        asyncio.run(emit_command(login_of(settings.source), text))
 
 
 @app.command()
@@ -97,26 +276,173 @@ def health(config: ConfigOption = None) -> None:
 
 
 @app.command()
+def check(
+    config: ConfigOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Look at PostgreSQL, Kafka, the registry, rights and settings, and change nothing: each finding with its remedy. Exit 0: a
+    start would run; 1: it would wait for a repair; 78: it would end, until a setting is changed or somebody decides."""
+    _set_up_silence()
+    from gateway.service import check as checking
+
+    try:
+        checked = checking.check(load_settings(config))
+    except WalgateError as error:
+        checked = [checking.Checked("settings", "stops", error.message, error.hint)]
+    print(json.dumps(checking.as_json(checked)) if as_json else checking.render(checked))
+    raise SystemExit(checking.exit_code(checked))
+
+
+@app.command()
+def status(
+    config: ConfigOption = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every 2 s, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with --watch one a line.")] = False,
+) -> None:
+    """Who waits for whom since when, the lag, the WAL that is held and who holds it. Asks the gateway where http.port is set and
+    answers, else PostgreSQL and Kafka themselves. Exit 0: it streams; 1: it waits, or is down."""
+    _set_up_silence()
+    from gateway.service.status_report import show_status
+
+    try:
+        raise SystemExit(show_status(load_settings(config), watch=watch, as_json=as_json))
+    except WalgateError as error:
+        _fail(error)
+    except KeyboardInterrupt:
+        raise SystemExit(0) from None
+
+
+@app.command()
+def skip(
+    lsn: Annotated[str, typer.Option(help="Commit LSN of the transaction, as the gateway's error names it.")],
+    config: ConfigOption = None,
+) -> None:
+    """Let the next start leave out one transaction, of all its tables; a marker SKIP takes its place in the marker topic."""
+    from gateway.judgement import repair
+
+    position = _repair(config, lambda fresh, _: repair.skip(fresh, _lsn(lsn)))
+    print(
+        f"slot {position.slot}: the transaction that commits at {position.skip_lsn} will be left out; start the gateway"
+    )
+
+
+@app.command()
+def readmit(
+    table: Annotated[str, typer.Argument(help="schema.table")],
+    config: ConfigOption = None,
+) -> None:
+    """Take a table out of quarantine: its changes are written again, from the next transaction on."""
+    from gateway.judgement import repair
+
+    position = _repair(config, lambda fresh, _: repair.readmit(fresh, table))
+    print(
+        f"slot {position.slot}: {table} is written again after {position.resume_lsn}. What was left out meanwhile is not in its "
+        "topic: a copy of the table is complete only after it was loaded anew"
+    )
+
+
+@app.command()
+def accept_gap(
+    config: ConfigOption = None,
+    until_now: Annotated[
+        bool,
+        typer.Option(
+            "--until-now", help="Give up everything that committed before now, also what the slot still holds."
+        ),
+    ] = False,
+) -> None:
+    """After changes were lost: go on behind the loss, under the same prefix; a marker GAP tells readers."""
+    from gateway.judgement import repair
+
+    position = _repair(config, lambda fresh, expected: repair.accept_gap(fresh, expected, until_now=until_now))
+    print(
+        f"slot {position.slot}: goes on at {position.resume_lsn}. What committed in the gap is not in Kafka: load the tables "
+        "again wherever copies are kept; then start the gateway"
+    )
+
+
+@app.command()
+def adopt(
+    from_system: Annotated[str, typer.Option(help="System identifier of the server before pg_upgrade.")],
+    config: ConfigOption = None,
+) -> None:
+    """After pg_upgrade (17 and newer) kept the slot: go on with the position of the old server."""
+    from gateway.judgement import repair
+
+    position = _repair(config, lambda fresh, expected: repair.adopt(fresh, expected, from_system))
+    print(
+        f"slot {position.slot}: goes on at {position.resume_lsn}, as of system {position.system_identifier}; start the gateway"
+    )
+
+
+def _repair(config: Path | None, steps: Repair) -> Position:
+    with _command():
+        from gateway.service.repair import repair
+
+        return asyncio.run(repair(load_settings(config), steps))
+
+
+def _lsn(text: str) -> Lsn:
+    try:
+        return Lsn.parse(text)
+    except ValueError as error:
+        raise StopForOperator(f"{text!r} is no LSN", hint="the form is 16/B374D848") from error
+
+
+@app.command()
 def version() -> None:
     """Print the version, and whether this build is compiled."""
-    print(f"{package_version('walgate')}, {build_name()}")
+    _print_version(True)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"{package_version('walgate')}, {build_name()}")
+        raise typer.Exit
 
 
 def _run_spark_job(name: str, arguments: list[str]) -> NoReturn:
     """The reader is a program of its own, so that the gateway never needs Spark. It takes the place of this one, so that a signal
     reaches it. Java and the jars of Delta are the local ones unless the environment names others, each by itself."""
+    _require(name, "spark", *(("pyarrow",) if name == "dump" else ("pyspark", "delta", "pyarrow", "confluent_kafka")))
     environment = dict(os.environ)
     if name != "dump" and "--help" not in arguments:  # these need no Spark
         with suppress(ImportError):  # without the extra `local`, Java and jars are where Spark itself looks for them
             from gateway.local.spark import spark_environment
 
             environment |= spark_environment(environment)
-    os.execve(sys.executable, [sys.executable, "-m", "spark_consumer", name, *arguments], environment)
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "spark_consumer", name, *arguments], environment)
+
+
+def _require(command: str, extra: str, *modules: str) -> None:
+    """Exit 78 with the extra to install, where one of its modules is missing."""
+    if not all(map(find_spec, modules)):
+        _fail(StopForOperator(f"walgate {command} needs more packages: pip install 'walgate[{extra}]'"))
+
+
+def _exit_code(error: WalgateError) -> int:
+    return _EXIT_CONFIGURATION if isinstance(error, StopForOperator) else _EXIT_FAILURE
+
+
+@contextmanager
+def _command() -> Iterator[None]:
+    """What a command does. An error ends it with its exit code."""
+    set_up_logs("console")
+    try:
+        yield
+    except WalgateError as error:
+        _fail(error)
+
+
+def _set_up_silence() -> None:
+    """What is found is printed; what the clients log of a server that is away would only be in between."""
+    set_up_logs("console", "error")
+    logging.disable()
 
 
 def _fail(error: WalgateError) -> NoReturn:
     print(f"walgate: {error}", file=sys.stderr)
-    raise SystemExit(_EXIT_CONFIGURATION if isinstance(error, StopForOperator) else _EXIT_FAILURE)
+    raise SystemExit(_exit_code(error))
 
 
 def main() -> None:

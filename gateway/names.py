@@ -9,6 +9,8 @@ SLOT_RULE: Final = "1 to 63 of a-z, 0-9 and _"
 IDENTIFIER_RULE: Final = "1 to 63 bytes, none of them zero"
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _LONGEST_BYTES: Final = 63
+HEARTBEAT_PREFIX: Final = "walgate.heartbeat"
+"""Of the gateway's own logical messages, which measure the lag where nothing else commits."""
 
 
 def is_slot(name: str) -> bool:
@@ -17,3 +19,8 @@ def is_slot(name: str) -> bool:
 
 def is_identifier(name: str) -> bool:
     return 0 < len(name.encode()) <= _LONGEST_BYTES and "\0" not in name
+
+
+def quote_identifier(name: str) -> str:
+    """For SQL that an operator is shown, and for names that were checked."""
+    return '"' + name.replace('"', '""') + '"'

@@ -2,9 +2,9 @@
 
 Rules (docs/types.md lists every type):
 
-* An Avro type is chosen only where it holds the type's values exactly. What a form can not hold (infinity, BC, NaN in a
+* An Avro type is chosen only where it holds the type's values exactly. What a form cannot hold (infinity, BC, NaN in a
   decimal) travels as PostgreSQL text in the envelope's `special`; everything without a form of its own is text anyway.
-* A key column has no `special` beside it. So a key column of a form that can not hold every value is a string of
+* A key column has no `special` beside it. So a key column of a form that cannot hold every value is a string of
   PostgreSQL text, for *all* its values: one rule by type, and two keys are never confused.
 """
 
@@ -14,7 +14,7 @@ import enum
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from schemas.description import Kind, TypeFacts
+from schemas.description import ColumnDescription, Kind, TypeFacts
 
 
 class Form(enum.Enum):
@@ -41,7 +41,7 @@ class Form(enum.Enum):
 SOMETIMES_SPECIAL: Final = frozenset(
     {Form.UNSIGNED, Form.DECIMAL, Form.DATE, Form.TIME, Form.TIMESTAMP, Form.TIMESTAMPTZ, Form.ARRAY}
 )
-"""Forms that can not hold every value of their PostgreSQL types."""
+"""Forms that cannot hold every value of their PostgreSQL types."""
 
 MAX_DECIMAL_PRECISION: Final = 38
 """Of Spark, Arrow and Parquet; wider numerics are strings."""
@@ -103,9 +103,23 @@ def column_type(facts: TypeFacts, typmod: int) -> ColumnType:
     return ColumnType(Form.STRING, facts, typmod)
 
 
+def value_type(column: ColumnDescription) -> ColumnType:
+    """The type of a column's values in its records: text where a rule replaces them."""
+    of_column = column_type(column.facts, column.typmod)
+    if column.protection is None or column.protection.is_hidden:
+        return of_column
+    return ColumnType(Form.STRING, of_column.facts, of_column.typmod)
+
+
 def key_type(value_type: ColumnType) -> ColumnType:
-    """The type of the same column in the key: text where the value form can not hold every value."""
+    """The type of the same column in the key: text where the value form cannot hold every value."""
     return replace(value_type, form=Form.STRING, element=None) if value_type.is_sometimes_special else value_type
+
+
+def is_numeric(facts: TypeFacts) -> bool:
+    """Whether the form of such a column depends on its typmod."""
+    base = facts.element if facts.kind is Kind.ARRAY and facts.element is not None else facts
+    return _BUILT_IN.get(base.oid) is Form.DECIMAL
 
 
 def numeric_precision_and_scale(typmod: int) -> tuple[int, int]:

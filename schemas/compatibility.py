@@ -30,7 +30,7 @@ Place = tuple[str, str]
 
 
 def incompatible_columns(old: Schema, new: Schema, among: Set[Place] | None = None) -> list[TypeChange]:
-    """Columns of Row and Key, in both, whose new type can not read the old one's values exactly. Other records: none."""
+    """Columns of Row and Key, in both, whose new type cannot read the old one's values exactly. Other records: none."""
     changes: dict[str, TypeChange] = {}
     old_fields = _fields(old)
     for place, field in _fields(new).items():

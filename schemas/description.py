@@ -7,7 +7,7 @@ of the Relation message*, which may be later than the change. A type that was dr
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class Kind(enum.Enum):
@@ -39,7 +39,8 @@ class TypeFacts:
 
     `element` is the element of an array, the subtype of a range, the range of a multirange; `base` and `base_typmod`
     belong to a domain. `extension` is the name of the extension that owns the type. `sends_binary` is false where the
-    type has no send function: the server then sends text even to a client that asked for binary.
+    type has no send function: the server then sends text even to a client that asked for binary. `outputs`: what the server
+    writes for some values, where that cannot be told from the type alone (gateway/values/server_names.py, money.py).
     """
 
     oid: int
@@ -54,6 +55,7 @@ class TypeFacts:
     base_typmod: int = -1
     labels: tuple[str, ...] = ()
     attributes: tuple[Attribute, ...] = ()
+    outputs: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
 
 class ReplicaIdentity(enum.Enum):
@@ -65,6 +67,32 @@ class ReplicaIdentity(enum.Enum):
     INDEX = "i"
 
 
+class Protect(enum.Enum):
+    """What becomes of the values of a column that shall not leave the process as they are."""
+
+    DROP = "drop"
+    """No field."""
+    NULL = "null"
+    HASH = "hash"
+    """HMAC-SHA256 of PostgreSQL's text, in hexadecimal."""
+    TRUNCATE = "truncate"
+    """The first characters of PostgreSQL's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """`length` in characters is for TRUNCATE, `hash_key` for HASH."""
+
+    action: Protect
+    length: int = 0
+    hash_key: bytes = field(default=b"", repr=False)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Nothing of the value is sent."""
+        return self.action in (Protect.DROP, Protect.NULL)
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnDescription:
     """`identity`: the column is part of the key of our records."""
@@ -73,6 +101,7 @@ class ColumnDescription:
     facts: TypeFacts
     typmod: int
     identity: bool
+    protection: Protection | None = None
 
 
 @dataclass(frozen=True, slots=True)

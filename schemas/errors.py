@@ -1,10 +1,11 @@
 """Errors of the contract between gateway and readers. Each says in `hint` what a person can do.
 
 SchemaError
-+-- NameTooLong           a relation whose topic name Kafka would refuse
 +-- IncompatibleSchema    a relation changed so that readers of old events could not read the new ones
-+-- RegistryUnavailable   the registry does not answer, or says that it can not now: try again
-+-- RegistryRefused       credentials or permissions
++-- RegistryUnavailable   the registry does not answer, or says that it cannot now: try again
++-- RegistryRefused       an answer that more attempts will not change
+    +-- RegistryDenied    credentials or permissions
+    +-- RegistryMissing   something else answers in its place
 """
 
 from __future__ import annotations
@@ -22,10 +23,6 @@ class SchemaError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
-class NameTooLong(SchemaError):
-    """Kafka takes topic names of at most 249 bytes."""
-
-
 class IncompatibleSchema(SchemaError):
     """Names relation, column and both types, and the two ways on. `schema_text` is what was not registered."""
 
@@ -40,4 +37,12 @@ class RegistryUnavailable(SchemaError):
 
 
 class RegistryRefused(SchemaError):
-    """401, 403, or an answer that more attempts will not change."""
+    """An answer that more attempts will not change."""
+
+
+class RegistryDenied(RegistryRefused):
+    """401, 403: credentials or rights, which may be put right while we wait."""
+
+
+class RegistryMissing(RegistryRefused):
+    """Something else answers in its place: another path, a proxy, a login page, an ingress without a backend."""

@@ -36,6 +36,12 @@ def recorded_oid(schema: Schema) -> int | None:
     return oid
 
 
+def recorded_relation(schema: Schema) -> tuple[str, str] | None:
+    """Schema and name of the relation."""
+    relation = schema.get("pg.relation")
+    return None if relation is None else (relation["schema"], relation["name"])
+
+
 def _row_fields(schema: Schema) -> list[Schema]:
     for field in schema.get("fields", ()):
         if field["name"] == "before":

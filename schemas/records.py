@@ -1,4 +1,4 @@
-"""The fixed records: transaction markers, positions, logical decoding messages."""
+"""The fixed records: transaction markers, positions, logical decoding messages, states of snapshots."""
 
 from __future__ import annotations
 
@@ -15,3 +15,4 @@ def _load(name: str) -> dict[str, Any]:
 TRANSACTION_MARKER: Final = _load("TransactionMarker")
 POSITION: Final = _load("Position")
 LOGICAL_MESSAGE: Final = _load("LogicalMessage")
+SNAPSHOT_STATE: Final = _load("SnapshotState")

@@ -10,13 +10,13 @@ import asyncio
 import json
 import ssl
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 from urllib.parse import quote
 
 import httpx2
 
 from schemas.compatibility import TypeChange, added_columns, incompatible_columns
-from schemas.errors import IncompatibleSchema, RegistryRefused, RegistryUnavailable
+from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryMissing, RegistryRefused, RegistryUnavailable
 
 Schema = dict[str, Any]
 OnIncompatible = Literal["stop", "register"]
@@ -34,8 +34,19 @@ _HINT_INCOMPATIBLE: Final = (
     "the new form that were committed stay in the stream"
 )
 _HINT_CREDENTIALS: Final = (
-    "check registry.username and registry.password, and that this user may write subjects and their config"
+    "check registry.username and registry.password, or what gives the token, and that this user may write subjects and their "
+    "config"
 )
+_HINT_CERTIFICATES: Final = "check registry.ca_file, and registry.cert_file where the registry asks for a certificate"
+
+
+class BearerTokens(Protocol):
+    """Gives tokens for the login; its errors pass through the client."""
+
+    async def token(self) -> str: ...
+
+    def forget(self) -> None:
+        """It was refused: another one is wanted."""
 
 
 class RegistryClient:
@@ -48,16 +59,20 @@ class RegistryClient:
         username: str | None = None,
         password: str | None = None,
         ca_file: Path | None = None,
+        tls: ssl.SSLContext | None = None,
+        tokens: BearerTokens | None = None,
         timeout_s: float = 30.0,
         on_incompatible: OnIncompatible = "stop",
     ) -> None:
         address = _address(url)
         try:
-            tls = ssl.create_default_context(cafile=ca_file) if address.scheme == "https" else None
+            if tls is None and address.scheme == "https":
+                tls = ssl.create_default_context(cafile=ca_file)
         except OSError as error:
             raise RegistryRefused(
-                f"registry.ca_file can not be used: {ca_file}: {error.strerror or type(error).__name__}"
+                f"registry.ca_file cannot be used: {ca_file}: {error.strerror or type(error).__name__}"
             ) from error
+        self._place = str(address).rstrip("/")
         self._http = httpx2.AsyncClient(
             base_url=address,
             auth=None if username is None else (username, password or ""),
@@ -65,6 +80,7 @@ class RegistryClient:
             timeout=None,  # it would be one for each step
             headers={"Accept": f"{_JSON}, application/json"},
         )
+        self._tokens = tokens
         self._timeout_s = timeout_s
         self._on_incompatible = on_incompatible
         self._ids: dict[tuple[str, str], int] = {}
@@ -73,15 +89,18 @@ class RegistryClient:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def register(self, subject: str, schema: Schema, in_force: Schema | None = None) -> int:
+    async def register(
+        self, subject: str, schema: Schema, in_force: Schema | None = None, *, regardless: bool = False
+    ) -> int:
         """Schema id of this content under the subject, made where it is not there yet. Cached by content.
 
-        It must be able to read what `in_force` wrote; None stands for the newest version.
+        It must be able to read what `in_force` wrote; None stands for the newest version. `regardless`: it need not.
         """
         text = _text(schema)
         schema_id = self._ids.get((subject, text))
         if schema_id is None:
-            schema_id = self._ids[subject, text] = await self._register(subject, schema, text, in_force)
+            regardless = regardless or self._on_incompatible == "register"
+            schema_id = self._ids[subject, text] = await self._register(subject, schema, text, in_force, regardless)
         return schema_id
 
     async def schema(self, schema_id: int) -> Schema:
@@ -93,11 +112,13 @@ class RegistryClient:
         return known
 
     async def latest(self, subject: str) -> Schema | None:
-        """The newest version of a subject, None where there is none. Asked anew each time."""
+        """The newest version of a subject, None where there is none. Asked each time."""
         newest = await self._newest(subject)
         return None if newest is None else _schema(newest)
 
-    async def _register(self, subject: str, schema: Schema, text: str, in_force: Schema | None) -> int:
+    async def _register(
+        self, subject: str, schema: Schema, text: str, in_force: Schema | None, regardless: bool
+    ) -> int:
         """One call where the newest version is this one, three for a new subject."""
         newest = await self._newest(subject)
         body = {"schema": text}
@@ -105,7 +126,7 @@ class RegistryClient:
             await self._set_compatibility(subject, "BACKWARD")
             return await self._new_version(subject, body)
         newest_schema = _schema(newest)
-        if newest_schema != schema or self._on_incompatible == "register":
+        if newest_schema != schema or regardless:
             await self._repair_compatibility(subject)
         if newest_schema == schema:
             return _number(newest, "id")
@@ -113,8 +134,8 @@ class RegistryClient:
         if known is not None:  # also an older version that the newest could not read: rows may be sent again
             return _number(known, "id")
         changes = await self._changes(subject, in_force, newest, schema)
-        # The newest may be of a transaction that was rolled back: what it can not be read by is no reason then.
-        goes_on = self._on_incompatible == "register" or (not changes and incompatible_columns(newest_schema, schema))
+        # The newest may be of a transaction that was rolled back: what it cannot be read by is no reason then.
+        goes_on = regardless or (not changes and incompatible_columns(newest_schema, schema))
         if changes and not goes_on:
             raise _incompatible(subject, schema, text, changes, "")
         try:
@@ -127,7 +148,7 @@ class RegistryClient:
         return await self._register_regardless(subject, body)
 
     async def _changes(self, subject: str, in_force: Schema | None, newest: Schema, schema: Schema) -> list[TypeChange]:
-        """What can not be read of the version in force; and of columns that it lacks but an earlier one had: `BACKWARD` looks
+        """What cannot be read of the version in force; and of columns that it lacks but an earlier one had: `BACKWARD` looks
         at one version alone."""
         compared = in_force or _schema(newest)
         changes = incompatible_columns(compared, schema)
@@ -187,18 +208,12 @@ class RegistryClient:
 
     async def _ask(self, method: str, path: str, body: Schema | None = None) -> Schema:
         """The answer's object. Raises RegistryUnavailable, RegistryRefused."""
-        what = f"{method} {path}"
+        what = f"{method} {self._place}{path}"
         content = None if body is None else json.dumps(body).encode()
-        request = self._http.build_request(method, path, content=content, headers={"Content-Type": _JSON})
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                try:
-                    answer = await self._http.send(request)
-                except _BROKEN:
-                    answer = await self._http.send(request)
-        except (httpx2.RequestError, TimeoutError) as error:
-            reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise RegistryUnavailable(f"the schema registry does not answer ({what}): {reason}") from error
+        answer = await self._send(method, path, content, what)
+        if answer.status_code == 401 and self._tokens is not None:  # it ended early, or its key was changed
+            self._tokens.forget()
+            answer = await self._send(method, path, content, what)
         status = answer.status_code
         if status == 200:
             try:
@@ -209,9 +224,33 @@ class RegistryClient:
                 raise _no_registry(what, "not an object")
             return found
         code, message = _problem(answer.content)
+        said = f"the schema registry answers {status} ({what})"
         if status in _TRY_AGAIN:
-            raise RegistryUnavailable(f"the schema registry answers {status} ({what}): {message}")
-        raise _Refused(status, code, message, what)
+            raise RegistryUnavailable(f"{said}: {message}")
+        if status in (401, 403):
+            raise RegistryDenied(said, hint=_HINT_CREDENTIALS)
+        if not code and (status in (404, 405) or 300 <= status < 400):
+            raise _no_registry(what, f"{status}, and not in the form of a Confluent API")
+        raise _Refused(status, code, f"{said}: {message}")
+
+    async def _send(self, method: str, path: str, content: bytes | None, what: str) -> httpx2.Response:
+        headers = {"Content-Type": _JSON}
+        if self._tokens is not None:
+            headers["Authorization"] = f"Bearer {await self._tokens.token()}"
+        request = self._http.build_request(method, path, content=content, headers=headers)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                try:
+                    return await self._http.send(request)
+                except _BROKEN:
+                    return await self._http.send(request)
+        except (httpx2.RequestError, TimeoutError) as error:
+            if "CERTIFICATE" in str(error).upper():  # theirs, which we do not trust, or ours, which they miss
+                raise RegistryDenied(
+                    f"the schema registry's TLS and ours do not fit ({what}): {error}", hint=_HINT_CERTIFICATES
+                ) from error
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise RegistryUnavailable(f"the schema registry does not answer ({what}): {reason}") from error
 
 
 def _address(url: str) -> httpx2.URL:
@@ -223,7 +262,7 @@ def _address(url: str) -> httpx2.URL:
     except (ValueError, httpx2.InvalidURL):
         pass
     raise RegistryRefused(
-        "registry.url is no http or https address",
+        "registry.url is not an http or https address",
         hint="http://host:port/path; user and password go to registry.username and registry.password",
     )
 
@@ -231,12 +270,9 @@ def _address(url: str) -> httpx2.URL:
 class _Refused(RegistryRefused):
     """What the registry answers instead: HTTP's status, its own code and message."""
 
-    def __init__(self, status: int, code: int, message: str, what: str) -> None:
+    def __init__(self, status: int, code: int, message: str) -> None:
         self.status, self.code = status, code
-        if status in (401, 403):
-            super().__init__(f"the schema registry answers {status} ({what})", hint=_HINT_CREDENTIALS)
-        else:
-            super().__init__(f"the schema registry answers {status} ({what}): {message}")
+        super().__init__(message)
 
 
 def _problem(answer: bytes) -> tuple[int, str]:
@@ -271,11 +307,12 @@ def _schema(found: Schema) -> Schema:
     return schema
 
 
-def _no_registry(what: str, reason: object) -> RegistryRefused:
+def _no_registry(what: str, reason: object) -> RegistryMissing:
     described = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason
-    return RegistryRefused(
-        f"what answers in place of the schema registry is none ({what}): {described}",
-        hint="check that registry.url is that of a Confluent API, and that no proxy or login page answers for it",
+    return RegistryMissing(
+        f"registry.url does not point to a schema registry ({what}): {described}",
+        hint="registry.url needs the path of the Confluent API: /apis/ccompat/v7 for Apicurio, none for Confluent and Karapace; "
+        "or does a proxy or login page answer for it?",
     )
 
 

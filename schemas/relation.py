@@ -2,7 +2,8 @@
 
 Facts of PostgreSQL are kept as attributes, which Avro readers and registries carry along: `pg.relation` on the envelope,
 `pg.type` on each field of Row, `pg.catalog` there for what the stream does not say and the catalog told at that moment,
-and `pg.name` wherever an Avro name is not the true name.
+`pg.protected` where a rule of the settings replaces the column's values, and `pg.name` wherever an Avro name is not the true
+name.
 
 Every field of Row and Key is a union with null, default null: so a column may come, go or change its part in the replica
 identity, and old events are still readable with the new schema. Key schemas carry no attributes but `pg.name`, so that a
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.column_type import ColumnType, avro_type, column_type, key_type
-from schemas.description import ColumnDescription, Kind, RelationDescription, TypeFacts
+from schemas.column_type import ColumnType, avro_type, key_type, value_type
+from schemas.description import ColumnDescription, Kind, Protect, RelationDescription, TypeFacts
 from schemas.names import avro_name, avro_namespace
 
 OPERATIONS = ("INSERT", "UPDATE", "DELETE", "TRUNCATE", "READ")
@@ -27,7 +28,8 @@ Schema = dict[str, Any]
 def change_schema(description: RelationDescription, prefix: str) -> Schema:
     """The envelope, record `Change`: docs/topics.md. The fields up to `ordinal` are plain and come first."""
     namespace = avro_namespace(prefix, description.namespace, description.name)
-    row = {"type": "record", "name": "Row", "fields": [_row_field(column) for column in description.columns]}
+    columns = [column for column in description.columns if not _is_dropped(column)]
+    row = {"type": "record", "name": "Row", "fields": [_row_field(column) for column in columns]}
     return {
         "type": "record",
         "name": "Change",
@@ -86,8 +88,7 @@ def field_names(description: RelationDescription) -> tuple[str, ...]:
 
 def _key_record(description: RelationDescription) -> Schema:
     fields = [
-        {**_named(column.name), **_nullable(key_type(column_type(column.facts, column.typmod)))}
-        for column in description.identity_columns
+        {**_named(column.name), **_nullable(key_type(value_type(column)))} for column in description.identity_columns
     ]
     return {"type": "record", "name": "Key", "fields": fields}
 
@@ -95,13 +96,19 @@ def _key_record(description: RelationDescription) -> Schema:
 def _row_field(column: ColumnDescription) -> Schema:
     described: Schema = {
         **_named(column.name),
-        **_nullable(column_type(column.facts, column.typmod)),
+        **_nullable(value_type(column)),
         "pg.type": {**_type_name(column.facts), "typmod": column.typmod, "key": column.identity},
     }
     catalog = _catalog_facts(column.facts)
     if catalog:
         described["pg.catalog"] = catalog
+    if column.protection is not None:
+        described["pg.protected"] = column.protection.action.value
     return described
+
+
+def _is_dropped(column: ColumnDescription) -> bool:
+    return column.protection is not None and column.protection.action is Protect.DROP
 
 
 def _nullable(column: ColumnType) -> Schema:

@@ -1,5 +1,13 @@
 """Committed PostgreSQL changes in Spark: a data source over Walgate's topics, mirrors and change logs.
 
-`spark_consumer.source.register(spark)` makes `format("walgate")` and `format("walgate-transactions")` known to a session.
-Nothing here imports PySpark until a module that needs it is imported: planning, counting and decoding are plain functions.
+    reader      markers, manifests, planning, counting, Kafka and registry; whole transactions without Spark
+    columnar    Avro to Arrow, a column at a time
+    source      format("walgate") and format("walgate-transactions"): `spark_consumer.source.datasource.register(spark)`
+    mirror      Delta tables equal to the source's, to the transaction
+    changelog   every change of every table, appended once
+    jobs        the command line, the session, a job's life
+
+`reader` needs no PySpark, pyarrow or numpy; `columnar` no PySpark.
 """
+
+IS_WALGATE = True  # what walgate.py looks for: another distribution may have a package of this name

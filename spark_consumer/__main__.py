@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from spark_consumer.jobs import app
+import sys
+from pathlib import Path
+
+# `python -m` puts the working directory first: a package `schemas` there is not ours.
+if not sys.flags.safe_path and Path(sys.path[0]).resolve() != Path(__file__).resolve().parent.parent:
+    del sys.path[0]
+
+from spark_consumer.jobs.cli import app
 
 if __name__ == "__main__":
     app(prog_name="walgate")

@@ -13,6 +13,15 @@ def told_by(text: str) -> str | None:
     return found[-1].strip() if found else None
 
 
+# Of Spark, about the Python processes that it starts: 10 s are all it gives them, which nothing can change.
+_SLOW_STARTS = ("Python worker failed to connect back", "Timed out while waiting for the Python worker to connect back")
+
+
+def slow_start_in(text: str) -> str | None:
+    """What Spark says where a Python process of its did not start in time: a busy machine, which passes."""
+    return next((words for words in _SLOW_STARTS if words in text), None)
+
+
 class ConsumerError(Exception):
     """Root of the errors of spark_consumer.
 
@@ -37,7 +46,7 @@ class TransactionIncomplete(ConsumerError):
 
 
 class RangeExpired(ConsumerError):
-    """Records that a manifest names are no longer in Kafka (retention) or never were (another cluster, a topic made anew)."""
+    """Records that a manifest names are no longer in Kafka (retention) or never were (another cluster, a topic created again)."""
 
 
 class SourceUnavailable(ConsumerError):
@@ -49,7 +58,12 @@ class SourceRefused(ConsumerError):
 
 
 class MalformedRecord(ConsumerError):
-    """A record's bytes are not what its schema says: too short, too long, impossible lengths or branches."""
+    """A record's bytes are not what its schema says: too short, too long, impossible lengths or branches.
+
+    `record`: its place among those that were decoded together, where that is known.
+    """
+
+    record: int | None = None
 
 
 class UnsupportedSchema(ConsumerError):

@@ -11,7 +11,8 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -20,6 +21,7 @@ import asyncpg
 import hypothesis
 import pytest
 import pytest_asyncio
+import structlog
 
 from gateway.local import Kafka, Postgres, Registry
 from gateway.local.binaries import OLDEST_VERSION
@@ -44,6 +46,10 @@ class Database:
     def dsn(self) -> str:
         return self.server.database_dsn(self.name)
 
+    def dsn_of(self, role: str) -> str:
+        """Of a role that was created with the server's password."""
+        return self.server.database_dsn(self.name, role)
+
     async def connect(self) -> asyncpg.Connection:
         """A new connection as superuser."""
         connection = await self.server.connect(self.name)
@@ -67,6 +73,19 @@ class StartedVersions(logging.Handler):
 
 
 _started = StartedVersions()
+
+
+@pytest.fixture(autouse=True)
+def logs_of_the_run() -> Iterator[None]:
+    """A command that runs in this process sets up logs, to a stderr that is closed when it ends."""
+    structlog_config, handlers, level = structlog.get_config(), logging.root.handlers[:], logging.root.level
+    hook, formatwarning = sys.excepthook, warnings.formatwarning
+    yield
+    if structlog.get_config()["logger_factory"] is not structlog_config["logger_factory"]:
+        structlog.configure(**structlog_config)
+        logging.captureWarnings(False)
+        logging.root.handlers[:], sys.excepthook, warnings.formatwarning = handlers, hook, formatwarning
+        logging.root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ class GatewayProcess:
 
     def __init__(self, log_path: Path, settings: Mapping[str, object]) -> None:
         self.log_path = log_path
-        self._settings = dict(settings)
+        self.settings = dict(settings)
         self.command: tuple[str, ...] = COMMAND
         self._process: subprocess.Popen[bytes] | None = None
         self.start_count = 0
@@ -34,7 +34,7 @@ class GatewayProcess:
     def start(self, failpoints: str = "", **settings: object) -> None:
         """`settings` are for this start only."""
         assert not self.is_running
-        values = {**self._settings, **settings}
+        values = {**self.settings, **settings}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("WALGATE_")}
         environment |= {f"WALGATE_{name.upper()}": _as_text(value) for name, value in values.items()}
         if failpoints:
@@ -143,6 +143,11 @@ class GatewayProcess:
                 if entry.get("event") == name:
                     found.append(entry)
         return found
+
+    def last_words(self) -> str:
+        """Reason and hint of the last end that needed a person."""
+        last = self.events("stopped")[-1]
+        return f"{last['reason']}\nhint: {last.get('hint', '')}"
 
     async def logged(self, text: str, *, times: int = 1, timeout_s: float = 60.0) -> None:
         """Wait until the text is in the log so often. Raises TimeoutError, AssertionError when it ends before."""

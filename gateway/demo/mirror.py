@@ -19,7 +19,7 @@ from gateway.lsn import Lsn
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 DUMP_TIMEOUT_S = 180.0
-_PROGRAM = (sys.executable, "-m", "spark_consumer")
+_PROGRAM = (sys.executable, "-P", "-m", "spark_consumer")
 
 
 @dataclass(slots=True)

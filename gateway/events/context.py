@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.events.varint import encode_long, encode_some_lsn
 from gateway.values.reader import some_bytes
+from gateway.varint import encode_long, encode_some_lsn
 
 _NULL = b"\0"
 _NO_SUBXID = encode_long(-1)
@@ -13,13 +13,20 @@ class Context:
     """Made once a transaction, so that a row only copies it.
 
     `identity` holds the envelope's xid, subxid and epoch; `commit` its commit_lsn, commit_time (microseconds since the
-    Unix epoch) and origin. `commit_lsn` None: in progress.
+    Unix epoch) and origin. `commit_lsn` None: in progress. `in_stream`: its row messages carry an xid.
     """
 
-    __slots__ = ("commit", "commit_lsn", "commit_time", "epoch", "identity", "origin", "subxid", "xid")
+    __slots__ = ("commit", "commit_lsn", "commit_time", "epoch", "identity", "in_stream", "origin", "subxid", "xid")
 
     def __init__(
-        self, xid: int, subxid: int, epoch: int, commit_lsn: int | None, commit_time: int | None, origin: str | None
+        self,
+        xid: int,
+        subxid: int,
+        epoch: int,
+        commit_lsn: int | None,
+        commit_time: int | None,
+        origin: str | None,
+        in_stream: bool = False,
     ) -> None:
         self.xid = xid
         self.subxid = subxid
@@ -27,6 +34,7 @@ class Context:
         self.commit_lsn = commit_lsn
         self.commit_time = commit_time
         self.origin = origin
+        self.in_stream = in_stream
         self.identity = encode_long(xid) + (_NO_SUBXID if subxid == -1 else encode_long(subxid)) + encode_long(epoch)
         self.commit = (
             (_NULL if commit_lsn is None else encode_some_lsn(commit_lsn))

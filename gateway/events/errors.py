@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.operate.errors import NeedsText, StopForOperator
+from gateway.operate.errors import NeedsText, Retry, UnwritableRelation
 
 
 class UnknownBinary(NeedsText):
@@ -18,9 +18,19 @@ class UnknownBinary(NeedsText):
         self.type_name = type_name
 
 
-class KeyNotSent(StopForOperator):
+class NeedsOptional(Retry):
+    """A row from before a column was made NOT NULL has a NULL there: its field must be optional."""
+
+    def __init__(self, relation: str, relation_oid: int, column: str) -> None:
+        super().__init__(
+            f"{relation}, column {column}: NULL in a row from before it was NOT NULL; its field becomes optional"
+        )
+        self.field = relation_oid, column
+
+
+class KeyNotSent(UnwritableRelation):
     """An identity column's value was neither in the new tuple nor in a key or old tuple."""
 
 
-class UnreadableValue(StopForOperator):
+class UnreadableValue(UnwritableRelation):
     """A value is not what its type's text or binary form allows. The error names the place, never the value."""

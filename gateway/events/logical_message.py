@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.events.context import Context
-from gateway.events.varint import encode_long
+from gateway.varint import encode_long
 
 _MESSAGE = b"\0"
 

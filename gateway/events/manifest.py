@@ -20,6 +20,35 @@ Range = tuple[int, int, int]
 
 
 @dataclass(slots=True)
+class ExcludedRelation:
+    """Events of a quarantined relation that a transaction had and the topics do not. `relation_oid` 0: logical messages that
+    were too large, by their prefix."""
+
+    relation_oid: int
+    namespace: str
+    name: str
+    topic: str
+    reason: str
+    event_count: int = 0
+
+
+@dataclass(slots=True)
+class SnapshotChunk:
+    """What makes a transaction a chunk of a snapshot. `relation_oid` 0: the snapshot as a whole, in its first and last marker."""
+
+    snapshot_id: str
+    purpose: str
+    """FILL, REPLACE or VERIFY."""
+    relation_oid: int = 0
+    namespace: str = ""
+    name: str = ""
+    topic: str = ""
+    chunk: int = 0
+    row_count: int = 0
+    stale_count: int = 0
+
+
+@dataclass(slots=True)
 class Manifest:
     """`epoch` is that of the rows. `event_count` counts change events and transactional messages, aborted ones included."""
 
@@ -28,6 +57,24 @@ class Manifest:
     aborted_subxids: list[int] = field(default_factory=list)
     schema_ids: list[int] = field(default_factory=list)
     ranges: dict[tuple[str, int], list[Range]] = field(default_factory=dict)
+    excluded: list[ExcludedRelation] = field(default_factory=list)
+    snapshot: SnapshotChunk | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Neither topics nor `excluded` have anything of the transaction."""
+        return not (self.event_count or self.excluded)
+
+    def exclude_message(self, topic: str, prefix: str) -> None:
+        self.exclude(0, "", prefix, topic, "larger than kafka.max_record_bytes")
+
+    def exclude(self, relation_oid: int, namespace: str, name: str, topic: str, reason: str) -> None:
+        """One event more that is not written."""
+        for known in self.excluded:
+            if (known.relation_oid, known.name) == (relation_oid, name):
+                known.event_count += 1
+                return
+        self.excluded.append(ExcludedRelation(relation_oid, namespace, name, topic, reason, 1))
 
     def add(self, place: tuple[str, int], first_offset: int, record_count: int) -> None:
         """`record_count` neighbouring records of this transaction were acknowledged at `place` (topic, partition); the pieces

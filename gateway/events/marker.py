@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.events.manifest import Manifest
-from gateway.events.varint import encode_long, encode_lsn, encode_some_lsn
+from gateway.events.manifest import ExcludedRelation, Manifest, SnapshotChunk
 from gateway.values.reader import some_bytes
+from gateway.varint import encode_long, encode_lsn, encode_some_lsn
 from schemas.records import TRANSACTION_MARKER
 
 _NULL = b"\0"
@@ -19,9 +19,12 @@ _SOME = b"\2"
 _END_OF_ARRAY = b"\0"
 _NO_SUBXID = encode_long(-1)
 _ONE = encode_long(1)
+_NOT_SPECIAL: Final = b"\0\0"
+"""The end of a manifest: nothing excluded, no chunk of a snapshot."""
 _KINDS: dict[str, bytes] = {
     symbol: encode_long(index) for index, symbol in enumerate(TRANSACTION_MARKER["fields"][0]["type"]["symbols"])
 }
+_PURPOSES: Final = {"FILL": encode_long(0), "REPLACE": encode_long(1), "VERIFY": encode_long(2)}
 
 
 @dataclass(slots=True)  # not frozen: that costs 1 us a marker, and a small transaction has two
@@ -37,6 +40,7 @@ class Marker:
     gid: str | None = None
     origin: str | None = None
     manifest: Manifest | None = None
+    detail: str | None = None
 
 
 FIRST_TIME, LAST_TIME = -62_135_596_800_000_000, 253_402_300_799_999_999
@@ -86,6 +90,7 @@ def encode_markers(frame: bytes, markers: Iterable[Marker], epoch: int) -> Itera
             parts.append(_SOME)
             parts.append(encoded_epoch if manifest.epoch == epoch else encode_long(manifest.epoch))
             _append_manifest(parts, manifest)
+        parts.append(_NULL if marker.detail is None else some_bytes(marker.detail.encode()))
         yield b"".join(parts)
 
 
@@ -106,6 +111,37 @@ def _append_manifest(parts: list[bytes], manifest: Manifest) -> None:
                 size += 1
         parts[size_at] = encode_long(size)
     parts.append(_END_OF_ARRAY)
+    if manifest.excluded or manifest.snapshot is not None:
+        parts.append(_excluded(manifest.excluded))
+        parts.append(_NULL if manifest.snapshot is None else _SOME + _snapshot(manifest.snapshot))
+    else:
+        parts.append(_NOT_SPECIAL)
+
+
+def _excluded(relations: list[ExcludedRelation]) -> bytes:
+    if not relations:
+        return _END_OF_ARRAY
+    parts = [encode_long(len(relations))]
+    for each in relations:
+        parts += (encode_long(each.relation_oid), _text(each.namespace), _text(each.name), _text(each.topic))
+        parts += (encode_long(each.event_count), _text(each.reason))
+    return b"".join(parts) + _END_OF_ARRAY
+
+
+def _snapshot(chunk: SnapshotChunk) -> bytes:
+    return b"".join(
+        (
+            _text(chunk.snapshot_id),
+            encode_long(chunk.relation_oid),
+            _text(chunk.namespace),
+            _text(chunk.name),
+            _text(chunk.topic),
+            _PURPOSES[chunk.purpose],
+            encode_long(chunk.chunk),
+            encode_long(chunk.row_count),
+            encode_long(chunk.stale_count),
+        )
+    )
 
 
 class _Places(dict[tuple[str, int], bytes]):

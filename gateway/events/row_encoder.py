@@ -4,8 +4,8 @@ A message is read where it lies, from its TupleData (manual 55.9) straight into 
 
 * The fast one takes what nearly every row is: values and NULLs. One reader a column (gateway/values/reader.py), or one for
   a run of columns (gateway/values/row_readers.py), and one join of all their parts.
-* Whatever is not that (an UNCHANGED column, a value that its Avro type can not hold, a key tuple, rubbish) makes the
-  readers raise, and the tuple is taken apart again by gateway/events/tuple_values.py, which decides what it is.
+* Whatever is not that (an UNCHANGED column, a value that its Avro type cannot hold, a key tuple, rubbish) makes the
+  readers raise. The message is then parsed by gateway/pgoutput, and encoded or refused by gateway/events/tuple_values.py.
 
 The envelope's layout is `schemas.relation.change_schema`; a test compares the bytes with fastavro's.
 """
@@ -13,6 +13,7 @@ The envelope's layout is `schemas.relation.change_schema`; a test compares the b
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -20,32 +21,39 @@ from librt.strings import read_i16_be
 
 from gateway.events.context import Context
 from gateway.events.errors import KeyNotSent
-from gateway.events.tuple_values import TupleCodec, Value
-from gateway.events.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, HIGH, LAST, MORE, TWO_CHUNKS_END, encode_long
-from gateway.pgoutput.errors import PgOutputError
-from gateway.values.reader import NOTHING, UNCHANGED, Parts, Unusual, some_bytes
+from gateway.events.tuple_values import TupleCodec
+from gateway.pgoutput import Binary, PgOutputError
+from gateway.pgoutput.cursor import Cursor
+from gateway.pgoutput.letters import KEY_TUPLE, KIND_UNCHANGED, NEW_TUPLE, OLD_TUPLE
+from gateway.pgoutput.row import TUPLE_NAMES, TuplePart, read_earlier, read_earlier_and_new, read_new
+from gateway.values.reader import NOTHING, Parts, Unusual, some_bytes
 from gateway.values.row_readers import RowReaders
 from gateway.values.special import NotRenderable, Special
+from gateway.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, HIGH, LAST, MORE, TWO_CHUNKS_END, encode_long
 from schemas.description import RelationDescription
 from schemas.framing import frame
 from schemas.relation import BEFORE_PREFIX, OPERATIONS, field_names
 
 Key = bytes | None
-_KEY_TUPLE, _OLD_TUPLE, _NEW_TUPLE = b"KON"
 
-_INSERT, _UPDATE, _DELETE, _TRUNCATE = (encode_long(OPERATIONS.index(name)) for name in OPERATIONS[:4])
+_INSERT, _UPDATE, _DELETE, _TRUNCATE, _READ = (encode_long(OPERATIONS.index(name)) for name in OPERATIONS)
 _NULL: Final = b"\0"
 _SOME: Final = b"\2"
 _ONLY_AFTER: Final = b"\0\0\0\2"
 """key_change false, old_key null, before null, after not null."""
 _BEFORE: Final = b"\0\0\2"
 """key_change false, old_key null, before not null."""
-_NOTHING_SPECIAL: Final = b"\0\0"
-"""No unchanged, no special: empty array, empty map."""
+_NO_TRAILING_FIELDS: Final = b"\0\0"
+"""unchanged, special: empty array, empty map."""
 _FIRST_COLUMN: Final = 8
 """Parts of a record before its first column."""
 _SMALL_ORDINAL: Final = CHUNK >> 1
-_CARE_NEEDED: Final = (Special, Unusual, NotRenderable, ValueError, IndexError, OverflowError, struct.error)
+_COPIED_HEAD: Final = [NOTHING] * (_FIRST_COLUMN - 1) + [_ONLY_AFTER]
+_OUTSIDE: Final = Context(0, -1, 0, None, None, None)
+_HEAD_BYTES: Final = 1 + 4
+_HEAD_IN_STREAM_BYTES: Final = 1 + 4 + 4
+"""What a row message has before its tuples: type, xid inside a stream, relation oid."""
+_NOT_PLAIN: Final = (Special, Unusual, NotRenderable, ValueError, IndexError, OverflowError, struct.error)
 
 
 class RowEncoder:
@@ -65,6 +73,11 @@ class RowEncoder:
         self._update_head = value_frame + _UPDATE
         self._delete_head = value_frame + _DELETE
         self._truncate_head = value_frame + _TRUNCATE
+        self.read_head = value_frame + _READ
+        self.left_out_count = 0
+        """Tuples of UPDATEs that left columns out (UNCHANGED)."""
+        self._schema_ids = value_schema_id, key_schema_id
+        self._follows_wire = True
         self._key_frame = None if key_schema_id is None else frame(key_schema_id)
         self._read_with(self._tuples.text_readers)
 
@@ -92,36 +105,52 @@ class RowEncoder:
     ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
         """The third is the DELETE under the old key, where the key has changed."""
         first = data[position] if position < end else -1
-        if first == _NEW_TUPLE:
+        if first == NEW_TUPLE:
             key, value = self._only_new(self._update_head, data, position, end, context, change_lsn, ordinal)
             return key, value, None
-        if first == _OLD_TUPLE:
+        if first == OLD_TUPLE:
             return self._update_with_old(data, position, end, context, change_lsn, ordinal)
-        return self._update_with_care(data, position, end, context, change_lsn, ordinal)
+        return self._update_slowly(data, position, end, context, change_lsn, ordinal)
 
     def delete(
         self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes]:
         envelope = self._envelope(self._delete_head, context, change_lsn, ordinal)
-        if self._key_parts is not None and position < end and data[position] == _OLD_TUPLE:
+        if self._key_parts is not None and position < end and data[position] == OLD_TUPLE:
             before: list[bytes] = []
-            with suppress(*_CARE_NEEDED):
+            with suppress(*_NOT_PLAIN):
                 if self._read_tuple(data, position, before) == end:
                     key = [before[index] for index in self._key_parts]
-                    return self._framed(key), b"".join([*envelope, _BEFORE, *before, _NULL, _NOTHING_SPECIAL])
-        values, place = self._take(data, position, end, b"KO")
-        kind = data[position]
-        self._end_here(data, place, end)
-        key = self._key_of(values, None)
-        if kind == _KEY_TUPLE:
-            parts = [*envelope, _NULL, _SOME, *key, _NULL, _NULL, _NOTHING_SPECIAL]
-            return self._framed(key), b"".join(parts)
-        row, unchanged, special = self._tuples.encode(values, BEFORE_PREFIX)
-        return self._framed(key), b"".join([*envelope, _BEFORE, *row, _NULL, *_oddities(unchanged, special)])
+                    return self._framed(key), b"".join([*envelope, _BEFORE, *before, _NULL, _NO_TRAILING_FIELDS])
+        return self._delete_slowly(envelope, data, position, end, context)
+
+    def of_copies(self, is_binary: Sequence[bool]) -> RowEncoder:
+        """Another one, for `copied`: whether a column comes in binary was chosen for each."""
+        encoder = RowEncoder(self.description, *self._schema_ids)
+        encoder._follows_wire = False
+        encoder._read_with(encoder._tuples.mixed_readers(is_binary))
+        return encoder
+
+    def copied(self, data: bytes, end: int) -> tuple[Key, bytes]:
+        """A row that was read by COPY, as the new tuple of a message would have it: data[:end]. The key, and of the READ event
+        what comes behind its envelope."""
+        parts = _COPIED_HEAD.copy()
+        try:
+            place = 3
+            for read in self._runs:
+                place = read(data, place, parts)
+            if place == end:
+                parts.append(_NO_TRAILING_FIELDS)
+                if self._only_key_part >= 0:
+                    return self._key_frame + parts[self._only_key_part], b"".join(parts)  # type: ignore[operator]
+                return self._key_of_parts(parts, data, 0), b"".join(parts)
+        except _NOT_PLAIN:
+            pass
+        return self._only_new_slowly(_COPIED_HEAD, data, 0, end, _OUTSIDE, "COPY")
 
     def truncate(self, context: Context, change_lsn: int, ordinal: int) -> bytes:
         envelope = self._envelope(self._truncate_head, context, change_lsn, ordinal)
-        return b"".join([*envelope, _NULL, _NULL, _NULL, _NULL, _NOTHING_SPECIAL])
+        return b"".join([*envelope, _NULL, _NULL, _NULL, _NULL, _NO_TRAILING_FIELDS])
 
     # -- the fast way -------------------------------------------------------------------------------------------------
 
@@ -145,29 +174,30 @@ class RowEncoder:
         ]  # fmt: skip
         try:
             place = position + 3
-            if data[position] == _NEW_TUPLE and read_i16_be(data, position + 1) == self._count:
+            if data[position] == NEW_TUPLE and read_i16_be(data, position + 1) == self._count:
                 for read in self._runs:
                     place = read(data, place, parts)
                 if place == end:
-                    parts.append(_NOTHING_SPECIAL)
+                    parts.append(_NO_TRAILING_FIELDS)
                     if self._only_key_part >= 0:
                         return self._key_frame + parts[self._only_key_part], b"".join(parts)  # type: ignore[operator]
                     return self._key_of_parts(parts, data, position), b"".join(parts)
         except Unusual:
-            with suppress(*_CARE_NEEDED):
+            with suppress(*_NOT_PLAIN):
                 return self._new_without_unchanged(parts[:_FIRST_COLUMN], data, position, end)
-        except _CARE_NEEDED:
+        except _NOT_PLAIN:
             pass
-        return self._only_new_with_care(parts[:_FIRST_COLUMN], data, position, end)
+        name = "Insert" if head is self._insert_head else "Update"
+        return self._only_new_slowly(parts[:_FIRST_COLUMN], data, position, end, context, name)
 
     def _new_without_unchanged(self, parts: list[bytes], data: bytes, position: int, end: int) -> tuple[Key, bytes]:
         """Updates of a table with large values: columns that are UNCHANGED, and nothing else that is unusual."""
         unchanged: list[str] = []
         place = position + 3
-        if data[position] != _NEW_TUPLE or read_i16_be(data, position + 1) != self._count:
+        if data[position] != NEW_TUPLE or read_i16_be(data, position + 1) != self._count:
             raise Unusual
         for index, read in enumerate(self._readers.columns):
-            if data[place] == UNCHANGED:
+            if data[place] == KIND_UNCHANGED and index not in self._tuples.hidden:
                 if self.description.columns[index].identity:
                     raise Unusual
                 unchanged.append(self._names[index])
@@ -177,7 +207,8 @@ class RowEncoder:
                 place = read(data, place, parts)
         if place != end:
             raise Unusual
-        parts += _oddities(unchanged, [])
+        self.left_out_count += 1
+        parts += _trailing_fields(unchanged, [])
         return self._key_of_parts(parts, data, position), b"".join(parts)
 
     def _update_with_old(
@@ -185,23 +216,23 @@ class RowEncoder:
     ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
         """REPLICA IDENTITY FULL: every update brings its old tuple."""
         if self._key_parts is None:
-            return self._update_with_care(data, position, end, context, change_lsn, ordinal)
+            return self._update_slowly(data, position, end, context, change_lsn, ordinal)
         before: list[bytes] = []
         after: list[bytes] = []
         try:
             place = self._read_tuple(data, position, before)
-            if data[place] != _NEW_TUPLE or self._read_tuple(data, place, after) != end:
-                return self._update_with_care(data, position, end, context, change_lsn, ordinal)
-        except _CARE_NEEDED:
-            return self._update_with_care(data, position, end, context, change_lsn, ordinal)
+            if data[place] != NEW_TUPLE or self._read_tuple(data, place, after) != end:
+                return self._update_slowly(data, position, end, context, change_lsn, ordinal)
+        except _NOT_PLAIN:
+            return self._update_slowly(data, position, end, context, change_lsn, ordinal)
         old_key = [before[index] for index in self._key_parts]
         new_key = [after[index] for index in self._key_parts]
         envelope = self._envelope(self._update_head, context, change_lsn, ordinal)
-        value = b"".join([*envelope, _BEFORE, *before, _SOME, *after, _NOTHING_SPECIAL])
+        value = b"".join([*envelope, _BEFORE, *before, _SOME, *after, _NO_TRAILING_FIELDS])
         moved = None
         if old_key != new_key:
             envelope[0] = self._delete_head
-            gone = b"".join([*envelope, b"\1\0\2", *before, _NULL, _NOTHING_SPECIAL])
+            gone = b"".join([*envelope, b"\1\0\2", *before, _NULL, _NO_TRAILING_FIELDS])
             moved = (self._framed(old_key), gone)
         return self._framed(new_key), value, moved
 
@@ -220,59 +251,84 @@ class RowEncoder:
             return self._key_frame + b"".join(parts[self._key_slice])
         if self._key_parts is not None:
             return self._key_frame + b"".join([parts[_FIRST_COLUMN + index] for index in self._key_parts])
-        return self._key_frame + b"".join(self._tuples.encode_key_at(data, position))
+        return self._key_frame + b"".join(self._tuples.encode_key_at(data, position + 1))
 
-    # -- with care ----------------------------------------------------------------------------------------------------
+    # -- the slow path ------------------------------------------------------------------------------------------------
 
-    def _only_new_with_care(self, parts: list[bytes], data: bytes, position: int, end: int) -> tuple[Key, bytes]:
-        values, place = self._take(data, position, end, b"N")
-        self._end_here(data, place, end)
-        row, unchanged, special = self._tuples.encode(values, "")
-        key = self._framed(self._key_of(values, None))
-        return key, b"".join([*parts, *row, *_oddities(unchanged, special)])
+    def _only_new_slowly(
+        self, parts: list[bytes], data: bytes, position: int, end: int, context: Context, name: str
+    ) -> tuple[Key, bytes]:
+        cursor = _cursor(data, position, end, context, name)
+        new = self._checked(read_new(cursor), cursor)
+        cursor.finish()
+        row, unchanged, special = self._tuples.encode(new, "")
+        if unchanged:
+            self.left_out_count += 1
+        key = self._framed(self._key_of(new, None))
+        return key, b"".join([*parts, *row, *_trailing_fields(unchanged, special)])
 
-    def _update_with_care(
+    def _update_slowly(
         self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
-        old_values, place = self._take(data, position, end, b"KO")
-        kind = data[position]
-        new_values, place = self._take(data, place, end, b"N")
-        self._end_here(data, place, end)
-        old_key, new_key = self._key_of(old_values, None), self._key_of(new_values, old_values)
+        """With a key or old tuple: `update` has seen that the new one is not the first."""
+        cursor = _cursor(data, position, end, context, "Update")
+        earlier, new = read_earlier_and_new(cursor)
+        cursor.finish()
+        assert earlier is not None
+        self._checked(earlier, cursor)
+        self._checked(new, cursor)
+        old_key, new_key = self._key_of(earlier, None), self._key_of(new, earlier)
         before: list[bytes] = [_NULL]
         unchanged: list[str] = []
         special: list[tuple[str, bytes]] = []
-        if kind == _OLD_TUPLE:
-            row, unchanged, special = self._tuples.encode(old_values, BEFORE_PREFIX)
+        if earlier.letter == OLD_TUPLE:
+            row, unchanged, special = self._tuples.encode(earlier, BEFORE_PREFIX)
             before = [_SOME, *row]
-        sent_key = [_SOME, *old_key] if kind == _KEY_TUPLE else [_NULL]
+        sent_key = [_SOME, *old_key] if earlier.letter == KEY_TUPLE else [_NULL]
         moved = None
         envelope = self._envelope(self._delete_head, context, change_lsn, ordinal)
         if old_key != new_key:
-            gone = [*envelope, b"\1", *sent_key, *before, _NULL, *_oddities(unchanged, special)]
+            gone = [*envelope, b"\1", *sent_key, *before, _NULL, *_trailing_fields(unchanged, special)]
             moved = (self._framed(old_key), b"".join(gone))
         envelope[0] = self._update_head
-        row, more_unchanged, more_special = self._tuples.encode(new_values, "")
-        oddities = _oddities(unchanged + more_unchanged, special + more_special)
-        value = b"".join([*envelope, _NULL, *sent_key, *before, _SOME, *row, *oddities])
+        row, more_unchanged, more_special = self._tuples.encode(new, "")
+        if more_unchanged:
+            self.left_out_count += 1
+        trailing = _trailing_fields(unchanged + more_unchanged, special + more_special)
+        value = b"".join([*envelope, _NULL, *sent_key, *before, _SOME, *row, *trailing])
         return self._framed(new_key), value, moved
 
-    def _take(self, data: bytes, position: int, end: int, allowed: bytes) -> tuple[list[Value], int]:
-        """The tuple at `position` taken apart. Sees on the way whether the server sends binary."""
-        values, place, is_binary = self._tuples.take_apart(data, position, end, allowed)
-        if is_binary and self._readers is not self._tuples.binary_readers:
-            self._read_with(self._tuples.binary_readers)
-        return values, place
+    def _delete_slowly(
+        self, envelope: list[bytes], data: bytes, position: int, end: int, context: Context
+    ) -> tuple[Key, bytes]:
+        cursor = _cursor(data, position, end, context, "Delete")
+        earlier = self._checked(read_earlier(cursor), cursor)
+        cursor.finish()
+        key = self._key_of(earlier, None)
+        if earlier.letter == KEY_TUPLE:
+            return self._framed(key), b"".join([*envelope, _NULL, _SOME, *key, _NULL, _NULL, _NO_TRAILING_FIELDS])
+        row, unchanged, special = self._tuples.encode(earlier, BEFORE_PREFIX)
+        trailing = _trailing_fields(unchanged, special)
+        return self._framed(key), b"".join([*envelope, _BEFORE, *row, _NULL, *trailing])
 
-    def _end_here(self, data: bytes, place: int, end: int) -> None:
-        if place != end:
+    def _checked(self, part: TuplePart, cursor: Cursor) -> TuplePart:
+        """A tuple with as many columns as the relation has. Sees on the way whether the server sends binary."""
+        if len(part.values) != self._count:
+            name = TUPLE_NAMES[part.letter]
             raise PgOutputError(
-                f"a row of {self.description.qualified_name}", "end", place, f"the message's end at {end}", "more bytes"
+                cursor.message_name,
+                f"number of columns of the {name}",
+                part.offset,
+                str(self._count),
+                str(len(part.values)),
             )
+        if self._follows_wire and self._readers is not self._tuples.binary_readers and Binary in map(type, part.values):
+            self._read_with(self._tuples.binary_readers)
+        return part
 
-    def _key_of(self, values: list[Value], old_values: list[Value] | None) -> list[bytes]:
+    def _key_of(self, part: TuplePart, earlier: TuplePart | None) -> list[bytes]:
         try:
-            return self._tuples.encode_key(values, old_values)
+            return self._tuples.encode_key(part, earlier)
         except KeyError as missing:
             raise KeyNotSent(
                 f"{self.description.qualified_name}, column {missing.args[0]}: an update left this identity column "
@@ -287,7 +343,12 @@ class RowEncoder:
         return [head, context.identity, encode_long(change_lsn), encode_long(ordinal), context.commit]
 
 
-def _oddities(unchanged: list[str], special: list[tuple[str, bytes]]) -> list[bytes]:
+def _cursor(data: bytes, position: int, end: int, context: Context, name: str) -> Cursor:
+    """At the first tuple of a row message."""
+    return Cursor(data[position:end], 0, name, _HEAD_IN_STREAM_BYTES if context.in_stream else _HEAD_BYTES)
+
+
+def _trailing_fields(unchanged: list[str], special: list[tuple[str, bytes]]) -> list[bytes]:
     """The fields `unchanged` (array of string) and `special` (map of string)."""
     parts: list[bytes] = []
     if unchanged:

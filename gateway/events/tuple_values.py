@@ -1,41 +1,49 @@
-"""TupleData taken apart value by value, and encoded with care: the way of rows that are not plain."""
+"""Rows that are not plain, value by value: the slow path of gateway/events/row_encoder.py."""
 
 from __future__ import annotations
 
 import struct
-from typing import Final
+from collections.abc import Sequence
 
 from gateway.events.errors import UnknownBinary, UnreadableValue
-from gateway.pgoutput.errors import PgOutputError
+from gateway.pgoutput import UNCHANGED, Binary, Text
+from gateway.pgoutput.letters import KIND_BINARY, KIND_TEXT
+from gateway.pgoutput.row import TuplePart
+from gateway.pgoutput.tuple_data import column_offset, walk_columns
 from gateway.values.codec import Codec, codec
-from gateway.values.reader import AVRO_NULL, BINARY, NULL, TEXT, UNCHANGED
+from gateway.values.protection import protected_codec
+from gateway.values.reader import AVRO_NULL, Unusual, some_bytes
 from gateway.values.row_readers import RowReaders
-from gateway.values.special import NotRenderable, Special
-from schemas.column_type import column_type, key_type
-from schemas.description import RelationDescription
+from gateway.values.special import NotRenderable, Special, special_text
+from schemas.column_type import ColumnType, key_type, value_type
+from schemas.description import Protect, Protection, RelationDescription
 from schemas.relation import field_names
 
-Value = tuple[int, bytes]
-"""A column's kind (n, u, t, b) and its bytes, empty for n and u."""
-
-_COUNT = struct.Struct("!H").unpack_from
-_LENGTH = struct.Struct("!i").unpack_from
-_TUPLE_NAMES: Final = {"K": "key tuple", "O": "old tuple", "N": "new tuple"}
+_MALFORMED = (ValueError, IndexError, OverflowError, struct.error)
+"""What encoders raise for bytes that are no value of their type."""
 
 
 class TupleCodec:
     """The columns of one relation version.
 
-    `key_places`: indexes of the identity columns where all of them have the same form in the key as in the row, else None.
+    `hidden`: indexes of columns of whose values a rule sends nothing. `key_places`: indexes of the identity columns where all of
+    them have the same form in the key as in the row, else None.
     """
 
     def __init__(self, description: RelationDescription) -> None:
         self._description = description
         self._names = field_names(description)
-        types = [column_type(column.facts, column.typmod) for column in description.columns]
-        self._codecs: list[Codec] = [codec(column) for column in types]
+        types = [value_type(column) for column in description.columns]
+        rules = [column.protection for column in description.columns]
+        self._codecs: list[Codec] = [_codec(*each) for each in zip(types, rules, strict=True)]
         identity = [index for index, column in enumerate(description.columns) if column.identity]
-        self._keys: list[tuple[int, Codec]] = [(index, codec(key_type(types[index]))) for index in identity]
+        self._keys: list[tuple[int, Codec]] = [
+            (index, _codec(key_type(types[index]), rules[index])) for index in identity
+        ]
+        self.hidden = frozenset(index for index, rule in enumerate(rules) if rule is not None and rule.is_hidden)
+        self._dropped = frozenset(
+            index for index, rule in enumerate(rules) if rule is not None and rule.action is Protect.DROP
+        )
         self.key_places: tuple[int, ...] | None = None
         if not any(types[index].is_sometimes_special for index in identity):
             self.key_places = tuple(identity)
@@ -45,114 +53,93 @@ class TupleCodec:
             for each, column in zip(self._codecs, types, strict=True)
         )
 
-    def take_apart(self, data: bytes, position: int, end: int, allowed: bytes) -> tuple[list[Value], int, bool]:
-        """(values, the place after the tuple, whether one is binary). `allowed`: the letters that the tuple may have."""
-        names = " or ".join(_TUPLE_NAMES[letter] for letter in allowed.decode())
-        if position + 3 > end or data[position] not in allowed:
-            found = "the end" if position >= end else f"byte {data[position]}"
-            raise self._error(names, position, f"one of {allowed.decode()} and a column count", found)
-        count: int = _COUNT(data, position + 1)[0]
-        if count != len(self._codecs):
-            raise self._error(f"{names}, column count", position + 1, str(len(self._codecs)), str(count))
-        values: list[Value] = []
-        is_binary = False
-        place = position + 3
-        for index in range(count):
-            kind = data[place] if place < end else -1
-            if kind in (NULL, UNCHANGED):
-                values.append((kind, b""))
-                place += 1
-                continue
-            if kind not in (TEXT, BINARY):
-                found = "the end" if kind < 0 else f"byte {kind}"
-                raise self._error(f"column {index}, kind", place, "one of n, u, t, b", found)
-            start = place + 5
-            length = _LENGTH(data, place + 1)[0] if start <= end else -1
-            if length < 0 or start + length > end:
-                raise self._error(f"column {index}, length", place + 1, f"0 to {max(end - start, 0)}", str(length))
-            values.append((kind, data[start : start + length]))
-            is_binary = is_binary or kind == BINARY
-            place = start + length
-        return values, place, is_binary
+    def mixed_readers(self, is_binary: Sequence[bool]) -> RowReaders:
+        """Of rows of which each column comes in the form that was asked for."""
+        return RowReaders(
+            each.read_binary if binary else each.read_text for each, binary in zip(self._codecs, is_binary, strict=True)
+        )
 
-    def encode(self, values: list[Value], prefix: str) -> tuple[list[bytes], list[str], list[tuple[str, bytes]]]:
+    def encode(self, part: TuplePart, prefix: str) -> tuple[list[bytes], list[str], list[tuple[str, bytes]]]:
         """(Avro bytes a column, names of UNCHANGED columns, name and text of special ones); names get the prefix."""
         row: list[bytes] = []
         unchanged: list[str] = []
         special: list[tuple[str, bytes]] = []
-        for index, (kind, value) in enumerate(values):
-            encoded, text = self._encode_value(self._codecs[index], index, kind, value)
+        for index, value in enumerate(part.values):
+            if index in self.hidden:
+                row += [] if index in self._dropped else [AVRO_NULL]
+                continue
+            encoded, text = self._encode_value(self._codecs[index], part, index)
             row.append(encoded)
-            if kind == UNCHANGED:
+            if value is UNCHANGED:
                 unchanged.append(prefix + self._names[index])
             elif text is not None:
                 special.append((prefix + self._names[index], text))
         return row, unchanged, special
 
-    def encode_key(self, values: list[Value], old_values: list[Value] | None) -> list[bytes]:
-        """Key bytes of the identity columns; an UNCHANGED one is taken from the old tuple. KeyError: it is not there."""
+    def encode_key(self, part: TuplePart, earlier: TuplePart | None) -> list[bytes]:
+        """Key bytes of the identity columns; an UNCHANGED one is taken from the earlier tuple. KeyError: it is not there."""
         key: list[bytes] = []
         for index, each in self._keys:
-            kind, value = values[index]
-            if kind == UNCHANGED and old_values is not None:
-                kind, value = old_values[index]
-            if kind == UNCHANGED:
+            source = earlier if earlier is not None and part.values[index] is UNCHANGED else part
+            if source.values[index] is UNCHANGED:
                 raise KeyError(self._description.columns[index].name)
-            key.append(self._encode_value(each, index, kind, value)[0])
+            encoded, text = self._encode_value(each, source, index)
+            key.append(encoded if text is None else some_bytes(text))
         return key
 
     def encode_key_at(self, data: bytes, position: int) -> list[bytes]:
-        """The key of a tuple that was read already, so that nothing needs to be checked again."""
+        """The key of a tuple whose columns were all read; `position` is its column count. Raises what the encoders raise."""
         key: list[bytes] = []
-        place, column = position + 3, 0
+        columns = walk_columns(data, position)
+        place = 0
         for index, each in self._keys:
-            while True:
-                kind = data[place]
-                start = place + 5
-                place = place + 1 if kind in (NULL, UNCHANGED) else start + _LENGTH(data, place + 1)[0]
-                column += 1
-                if column > index:
-                    break
-            key.append(self._encode_value(each, index, kind, data[start:place])[0])
+            while place <= index:
+                kind, start, end = next(columns)
+                place += 1
+            if kind == KIND_TEXT:
+                key.append(each.from_text(data[start:end]))
+            elif kind != KIND_BINARY:
+                key.append(AVRO_NULL)
+            elif each.from_binary is None:
+                raise Unusual
+            else:
+                key.append(each.from_binary(data[start:end]))
         return key
 
-    def _encode_value(self, each: Codec, index: int, kind: int, value: bytes) -> tuple[bytes, bytes | None]:
-        """Avro bytes, and the text where they are null because the value is special."""
-        if kind in (NULL, UNCHANGED):
+    def _encode_value(self, each: Codec, part: TuplePart, index: int) -> tuple[bytes, bytes | None]:
+        """Avro bytes, and where they are null because the value is special what stands for its text."""
+        value = part.values[index]
+        if value is None or value is UNCHANGED:
             return AVRO_NULL, None
-        encode = each.from_text if kind == TEXT else each.from_binary
-        if encode is None:
-            raise self._unknown_binary(index)
+        encode = each.from_text if isinstance(value, Text) else each.from_binary
         try:
-            return encode(value), None
+            if encode is None:
+                raise NotRenderable
+            return encode(value.value), None
         except Special:
-            return AVRO_NULL, value if kind == TEXT else self._render(each, index, value)
-        except NotRenderable:
-            raise self._unknown_binary(index) from None
-        except (ValueError, IndexError, OverflowError, struct.error) as error:
-            raise self._unreadable(index, kind, error) from None
-
-    def _render(self, each: Codec, index: int, value: bytes) -> bytes:
-        assert each.render is not None  # a type that is encoded from binary is rendered from it too
+            if isinstance(value, Text):
+                return AVRO_NULL, special_text(value.value)
+        except (NotRenderable, *_MALFORMED) as error:
+            raise self._refused(part, index, value, error) from None
         try:
-            return each.render(value)
-        except NotRenderable:
-            raise self._unknown_binary(index) from None
-        except (ValueError, IndexError, OverflowError, struct.error) as error:
-            raise self._unreadable(index, BINARY, error) from None
+            assert each.render is not None  # a type that is encoded from binary is rendered from it too
+            return AVRO_NULL, special_text(each.render(value.value))
+        except (NotRenderable, *_MALFORMED) as error:
+            raise self._refused(part, index, value, error) from None
 
-    def _unknown_binary(self, index: int) -> UnknownBinary:
+    def _refused(self, part: TuplePart, index: int, value: Text | Binary, error: Exception) -> Exception:
+        """`error` may quote the value, so that it is not chained."""
         column = self._description.columns[index]
-        return UnknownBinary(self._description.qualified_name, column.name, column.facts.name or str(column.facts.oid))
-
-    def _unreadable(self, index: int, kind: int, error: Exception) -> UnreadableValue:
-        column = self._description.columns[index]
-        form = "text" if kind == TEXT else "binary"
+        relation = self._description.qualified_name
+        if isinstance(error, NotRenderable):
+            return UnknownBinary(relation, column.name, column.facts.name or str(column.facts.oid))
+        form = "text" if isinstance(value, Text) else "binary"
         return UnreadableValue(
-            f"{self._description.qualified_name}, column {column.name}: a value is not a {column.facts.name} "
-            f"in {form} form ({type(error).__name__})",
+            f"{relation}, column {column.name}: the value at byte {part.offset + column_offset(part.values, index)} is not "
+            f"a {column.facts.name} in {form} form ({type(error).__name__})",
             hint="keep the slot as it is and report this with the versions of PostgreSQL and of the gateway",
         )
 
-    def _error(self, field: str, offset: int, expected: str, actual: str) -> PgOutputError:
-        return PgOutputError(f"a row of {self._description.qualified_name}", field, offset, expected, actual)
+
+def _codec(column: ColumnType, rule: Protection | None) -> Codec:
+    return codec(column) if rule is None else protected_codec(column, rule)

@@ -1,13 +1,17 @@
-"""Cycles: one Kafka transaction after another, each with its rows, then its markers, then one position.
+"""One Kafka transaction after another, each with its rows, then its markers, then one position.
 
-    writer   fills the cycle that is open: batches become ready while the gateway reads
-    seal     closes it at a transaction boundary: markers are owed, the position to come is known
-    run      begin -> batches -> every delivery awaited -> manifests -> markers and position -> awaited -> commit
-             -> `on_durable(resume_lsn)`: only now may PostgreSQL be told
+    writer   fills the one that is open: batches become ready while the gateway reads
+    close    nothing more goes into it: its markers and the position to come are known
+    deliver  begin -> batches -> every delivery awaited -> manifests -> markers and position -> awaited -> commit:
+             only now may PostgreSQL be told
 
-While one cycle commits the next one fills; two Kafka transactions are never open. A transaction that must not be split
-may be larger than memory: its batches leave as they fill, and `room` makes the reader wait while too much is under way.
-Any failed or unknown result raises; the caller abandons the producer and starts again from the position.
+While one is committed the next one is filled; two are never open at the broker. A PostgreSQL transaction that must not be
+split may be larger than memory: its batches leave as they fill, and `room` makes the reader wait while too much is in flight.
+When to close one is decided by gateway/transactions/commit_policy.py. Any failed or unknown result raises; the caller abandons
+the producer and starts again from the position.
+
+With kafka.delivery = at_least_once rows and markers are sent without a Kafka transaction, and the position follows by itself,
+in a small one (`commit_position`): the newest of those that wait, while the next rows are on their way already.
 """
 
 from __future__ import annotations
@@ -21,11 +25,12 @@ from typing import Any
 
 from gateway.events.marker import Marker, encode_markers
 from gateway.kafka.outlet import Batch, BatchWriter
-from gateway.kafka.position import Position, encode_position
 from gateway.kafka.producer import Producer
 from gateway.operate.errors import Retry
 from gateway.operate.failpoints import failpoint
-from schemas.names import POSITION_TOPIC
+from gateway.transactions.commit_policy import CommitPolicy
+from gateway.transactions.position import Position, encode_position
+from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC
 
 REQUEST_BYTES = 2 << 20
 """No more is given to the producer at once: it makes one request of it, which takes several times its size while it is put
@@ -46,17 +51,20 @@ class Frames:
 
 
 @dataclass(slots=True)
-class Cycle:
-    """One Kafka transaction. Sealed when `position` is set."""
+class KafkaTransaction:
+    """Closed when `position` is set."""
 
     ready: deque[Batch] = field(default_factory=deque)
     markers: list[Marker] = field(default_factory=list)
     position: Position | None = None
+    states: dict[bytes, bytes] = field(default_factory=dict)
+    """Of snapshots, by key: durable with the position."""
     begun: bool = False
+    forgets: bytes | None = None
 
 
 class Delivery:
-    """`on_durable(position)` is called after each committed cycle, `on_idle()` when another one may be sealed."""
+    """For one task that calls `deliver` again and again, and one that fills and closes."""
 
     def __init__(
         self,
@@ -64,110 +72,178 @@ class Delivery:
         writer: BatchWriter,
         frames: Frames,
         marker_topic: str,
-        memory_bytes: int,
+        policy: CommitPolicy,
     ) -> None:
         self._producer = producer
         self._writer = writer
         self._frames = frames
         self._own = BatchWriter(producer.create_batch, writer.max_record_bytes)
         self._markers = self._own.outlet(marker_topic, 1, "the markers")
-        self._position = self._own.outlet(POSITION_TOPIC, 1, "the position")
         self._always = [(marker_topic, 0), (POSITION_TOPIC, 0)]
-        self.memory_bytes = memory_bytes
-        self.on_durable: Callable[[Position], None] = lambda position: None
-        self.on_idle: Callable[[], None] = lambda: None
-        self._open = Cycle()
-        self._sealed: Cycle | None = None
+        self.policy = policy
+        self._open = KafkaTransaction()
+        self._closed: KafkaTransaction | None = None
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._done = asyncio.Event()
         self._delivering = False
-        self._busy = False
+        self._committing = False
         self._acked_at = self._writing_s = 0.0
-        self.under_way_bytes = 0
+        self._positions = (
+            self._own if producer.is_transactional else BatchWriter(producer.create_batch, writer.max_record_bytes)
+        )
+        self._position = self._positions.outlet(POSITION_TOPIC, 1, "the position")
+        self._states = self._positions.outlet(SNAPSHOT_TOPIC, 1, "the snapshots")
+        self._position_to_come: Position | None = None
+        self._states_to_come: dict[bytes, bytes] = {}
+        self._forgets: bytes | None = None
+        self._committing_position = False
+        self._position_wake = asyncio.Event()
+        self.in_flight_bytes = 0
+        self._busy_at = 0.0
+        self.on_delivered: Callable[[str, int, int], None] | None = None
+        """Called with topic, record count and bytes of each batch of rows that the broker has acknowledged."""
 
     @property
-    def may_seal(self) -> bool:
-        return self._sealed is None and not self._busy
+    def _is_busy(self) -> bool:
+        """Kafka has something to answer."""
+        return self.in_flight_bytes > 0 or not self.is_free or self._committing_position
+
+    def stalled_s(self, now: float) -> float:
+        """So long Kafka has acknowledged nothing although something waits for it; `now` is monotonic."""
+        return max(now - max(self._busy_at, self._acked_at), 0.0) if self._is_busy else 0.0
+
+    @property
+    def is_free(self) -> bool:
+        """Another Kafka transaction may be closed."""
+        return self._closed is None and not self._committing
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing is being committed, sealed or waiting to leave."""
-        return self.may_seal and not self._delivering and not self._open.ready and not self._writer.has_records
+        """Nothing is being committed, closed or waiting to leave."""
+        if self._position_to_come is not None or self._committing_position:
+            return False
+        return self.is_free and not self._delivering and not self._open.ready and not self._writer.has_records
 
     @property
-    def holds_unsealed(self) -> bool:
+    def holds_unclosed(self) -> bool:
         """Batches have left the writer, and perhaps the gateway, without a position to commit them with."""
         return self._open.begun or bool(self._open.ready)
 
     def offer(self) -> None:
         """Take the full batches of the writer; call it after each read."""
         if self._writer.ready:
+            self._note_busy()
             self._take_ready()
             self._wake.set()
+
+    def _note_busy(self) -> None:
+        if not self._is_busy:
+            self._busy_at = time.monotonic()
 
     def _take_ready(self) -> None:
         for batch in self._writer.ready:
             self._open.ready.append(batch)
-            self.under_way_bytes += batch.memory_bytes
+            self.in_flight_bytes += batch.memory_bytes
         self._writer.ready.clear()
-        if self.under_way_bytes > self.memory_bytes:
+        if not self.policy.has_room(self.in_flight_bytes):
             self._has_room.clear()
 
-    def seal(self, markers: list[Marker], position: Position) -> None:
-        """End the open cycle here; `position` is what becomes durable with it. Only when `may_seal`."""
-        assert self.may_seal
+    def close(self, markers: list[Marker], position: Position, states: dict[bytes, bytes] | None = None) -> None:
+        """End the open Kafka transaction here; `position` and `states` are what becomes durable with it. Only when `is_free`."""
+        assert self.is_free
+        self._note_busy()
         self._writer.close_all()
         self._take_ready()
-        cycle, self._open = self._open, Cycle()
-        cycle.markers = markers
-        cycle.position = position
-        self._sealed = cycle
+        transaction, self._open = self._open, KafkaTransaction()
+        transaction.markers = markers
+        transaction.position = position
+        transaction.states = states or {}
+        self._closed = transaction
         self._wake.set()
 
     async def room(self) -> None:
-        """Wait until less than the memory limit is under way."""
+        """Wait until no more than the memory limit is in flight."""
         if not self._has_room.is_set():
             failpoint("reading_paused")
         await self._has_room.wait()
 
-    async def cycle_done(self) -> None:
-        """Wait until the cycle that is being delivered is durable."""
+    async def commit_done(self) -> None:
+        """Wait until the Kafka transaction that is being delivered is durable."""
         self._done.clear()
         await self._done.wait()
 
-    async def deliver_now(self, markers: list[Marker], position: Position) -> None:
-        """One Kafka transaction of markers and a position alone, before `run` is started."""
-        await self._deliver(Cycle(markers=markers, position=position))
-        self._busy = False
+    async def deliver_now(self, markers: list[Marker], position: Position, forgets: bytes | None = None) -> None:
+        """One Kafka transaction of markers and a position alone, before the first `deliver`. `forgets`: key of another position,
+        which ends with it."""
+        await self._deliver(KafkaTransaction(markers=markers, position=position, forgets=forgets))
+        self._committing = False
+        if self._position_to_come is not None:
+            await self.commit_position()
 
-    async def run(self) -> None:
-        """Deliver until cancelled; raises WalgateError on the first failed or unknown result."""
-        while True:
-            cycle = await self._next_cycle()
-            self._delivering = True
-            position = await self._deliver(cycle)
-            self._delivering = self._busy = False
-            failpoint("after_commit")
-            self.on_durable(position)
-            self.on_idle()
-            self._done.set()
+    async def prove_fence(self) -> None:
+        """Commit a Kafka transaction without records, before the first `deliver`: raises Retry where another producer has taken
+        the transactional id."""
+        await self._producer.begin(self._always)
+        await self._producer.commit()
 
-    async def _next_cycle(self) -> Cycle:
-        """A sealed cycle, or the open one when it already has full batches."""
-        while self._sealed is None and not self._open.ready:
+    async def deliver(self) -> Position | None:
+        """The next Kafka transaction; its position is durable when this returns. None with at_least_once: `commit_position` makes
+        it durable. Raises WalgateError on the first failed or unknown result."""
+        transaction = await self._next()
+        self._delivering = True
+        position = await self._deliver(transaction)
+        self._delivering = self._committing = False
+        self._acked_at = time.monotonic()
+        self._done.set()
+        failpoint("after_commit")
+        return position if self._producer.is_transactional else None
+
+    async def commit_position(self) -> Position:
+        """With at_least_once: the newest position that rows and markers were delivered for, durable when this returns."""
+        while self._position_to_come is None:
+            self._position_wake.clear()
+            await self._position_wake.wait()
+        self._committing_position = True
+        position, self._position_to_come = self._position_to_come, None
+        await self._producer.begin([(POSITION_TOPIC, 0)])
+        self._positions.tick()
+        forgets, self._forgets = self._forgets, None
+        self._append_position(position, self._states_to_come, forgets)
+        self._states_to_come = {}
+        self._positions.close_all()
+        futures = [self._producer.send_in_transaction(batch) for batch in self._positions.ready]
+        self._positions.ready.clear()
+        failpoint("markers_sent")
+        for future in futures:
+            await self._producer.delivered(future)
+        await self._producer.commit()
+        self._committing_position = False
+        return position
+
+    def _append_position(self, position: Position, states: dict[bytes, bytes], forgets: bytes | None) -> None:
+        self._position.append(position.key, encode_position(self._frames.position, position), None)
+        if forgets is not None:
+            self._position.append(forgets, None, None)
+        for key, value in states.items():
+            self._states.append(key, value, None)
+
+    async def _next(self) -> KafkaTransaction:
+        """One that is closed, or the open one when it already has full batches."""
+        while self._closed is None and not self._open.ready:
             self._wake.clear()
             await self._wake.wait()
-        return self._sealed or self._open
+        return self._closed or self._open
 
-    async def _deliver(self, cycle: Cycle) -> Position:
-        cycle.begun = True
-        await self._producer.begin(self._always)
+    async def _deliver(self, transaction: KafkaTransaction) -> Position:
+        transaction.begun = True
+        if self._producer.is_transactional:
+            await self._producer.begin(self._always)
         failpoint("transaction_begun")
         self._acked_at, self._writing_s = time.monotonic(), 0.0
         try:
-            position = await self._send_rows(cycle)
+            position = await self._send_rows(transaction)
         except Retry as error:
             if self._writing_s >= self._producer.transaction_timeout_s / 2:
                 raise TransactionTimedOut(error.message, hint=error.hint) from error
@@ -175,24 +251,29 @@ class Delivery:
         failpoint("all_acked")
         self._own.tick()
         append = self._markers.append
-        for marker in encode_markers(self._frames.marker, cycle.markers, position.epoch):
+        for marker in encode_markers(self._frames.marker, transaction.markers, position.epoch):
             append(None, marker, None)
         failpoint("markers_built")
-        if not self._producer.is_transactional:
-            await self._send_own()  # a position must not be durable before the markers that it stands for
-        self._position.append(position.key, encode_position(self._frames.position, position), None)
+        if self._producer.is_transactional:
+            self._append_position(position, transaction.states, transaction.forgets)
         await self._send_own()
         failpoint("before_commit")
-        await self._producer.commit()
+        if self._producer.is_transactional:
+            await self._producer.commit()
+        else:  # it must not be durable before the markers that it stands for
+            self._position_to_come = position
+            self._states_to_come |= transaction.states
+            self._forgets = transaction.forgets
+            self._position_wake.set()
         return position
 
-    async def _send_rows(self, cycle: Cycle) -> Position:
-        """Send the cycle's batches as they come, until it is sealed and each one is acknowledged."""
+    async def _send_rows(self, transaction: KafkaTransaction) -> Position:
+        """Send the batches as they come, until the Kafka transaction is closed and each one is acknowledged."""
         sent: deque[tuple[Batch, asyncio.Future[Any]]] = deque()
         sent_bytes = 0
         while True:
-            while cycle.ready and sent_bytes < REQUEST_BYTES:
-                batch = cycle.ready.popleft()
+            while transaction.ready and sent_bytes < REQUEST_BYTES:
+                batch = transaction.ready.popleft()
                 sent_bytes += batch.size
                 sent.append((batch, self._producer.send(batch)))
                 failpoint("batch_sent")
@@ -202,10 +283,10 @@ class Delivery:
                 sent_bytes -= batch.size
                 self._note_delivered(batch, await self._producer.delivered(future))
                 failpoint("batch_acked")
-            elif cycle.position is not None:
-                self._sealed = None
-                self._busy = True
-                return cycle.position
+            elif transaction.position is not None:
+                self._closed = None
+                self._committing = True
+                return transaction.position
             else:
                 self._wake.clear()
                 await self._wake.wait()
@@ -218,12 +299,14 @@ class Delivery:
         # A long silence is an interruption, of the broker's or of this process, and no writing.
         self._writing_s += min(now - self._acked_at, self._producer.transaction_timeout_s / 10)
         self._acked_at = now
-        self.under_way_bytes -= batch.memory_bytes
-        if self.under_way_bytes <= self.memory_bytes:
+        self.in_flight_bytes -= batch.memory_bytes
+        if self.on_delivered is not None:
+            self.on_delivered(batch.topic, batch.builder.record_count(), batch.size)
+        if self.policy.has_room(self.in_flight_bytes):
             self._has_room.set()
 
     async def _send_own(self) -> None:
-        """Markers, position or both, awaited. What the reader has filled meanwhile belongs to the next cycle."""
+        """Markers, position or both, awaited. What the reader has filled meanwhile belongs to the next Kafka transaction."""
         self._own.close_all()
         futures = [self._producer.send(batch) for batch in self._own.ready]
         self._own.ready.clear()

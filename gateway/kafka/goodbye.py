@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def say_goodbye(ending: Coroutine[Any, Any, object], timeout_s: float) -> None:
-    """Let `ending` run for so long, then go on without it: what can not be closed is left to the process.
+    """Let `ending` run for so long, then go on without it: what cannot be closed is left to the process.
 
     `asyncio.timeout` is not enough: it cancels once and waits, and aiokafka's `close` takes that cancellation for the end of
     one of its own tasks and goes on waiting for the broker.

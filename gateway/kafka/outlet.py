@@ -13,7 +13,8 @@ from typing import Any, Final
 from zlib import crc32
 
 from gateway.events.manifest import Manifest
-from gateway.operate.errors import StopForOperator
+from gateway.kafka.driver import end_batch, record_appender
+from gateway.operate.errors import UnwritableRelation
 
 _NO_HEADERS: Final[list[Any]] = []
 _CLOSED: Final = Manifest(epoch=-1)
@@ -22,13 +23,38 @@ _CLOSED: Final = Manifest(epoch=-1)
 RECORD_OVERHEAD_BYTES = 200
 """Generous size of a batch header and of a record's own fields, left free below the broker's message.max.bytes."""
 
-
 PIECE_BYTES = 600
 """A piece, its range and its share of a transaction's manifest and markers: 4 rows in 4 topics take about 2.4 kB, five times
 their records."""
 
 
-class RecordTooLarge(StopForOperator):
+HELD_FACTOR = 4
+"""A row is held in memory when PostgreSQL sends it in so many times kafka.max_record_bytes, and given up unread above that.
+
+A record may be smaller than what it comes in: a half for bytea in text (hexadecimal), a third for arrays of times in text, a
+fourth for arrays of small integers in binary, whose null and length are four bytes each. More would hold rows that do not fit:
+one takes about five times its size on its way."""
+
+
+def murmur2(data: bytes) -> int:
+    """The hash of Kafka's own clients (org.apache.kafka.common.utils.Utils.murmur2), without a sign."""
+    length = len(data)
+    value = (0x9747B28C ^ length) & 0xFFFFFFFF
+    for at in range(0, length - 3, 4):
+        word = (data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24) * 0x5BD1E995 & 0xFFFFFFFF
+        word = (word ^ word >> 24) * 0x5BD1E995 & 0xFFFFFFFF
+        value = value * 0x5BD1E995 & 0xFFFFFFFF ^ word
+    rest = length & 3
+    if rest:
+        start = length - rest
+        for at in range(rest):
+            value ^= data[start + at] << 8 * at
+        value = value * 0x5BD1E995 & 0xFFFFFFFF
+    value = (value ^ value >> 13) * 0x5BD1E995 & 0xFFFFFFFF
+    return value ^ value >> 15
+
+
+class RecordTooLarge(UnwritableRelation):
     """One row is larger than the largest record that topic and producer take."""
 
 
@@ -105,25 +131,33 @@ class PartitionBuffer:
         self._pieces: list[tuple[Manifest, int, int]] = []
         self._builder: Any = None
 
-    def switch(self, manifest: Manifest | None) -> None:
-        """The next record belongs to another transaction than the last one, or opens a new batch."""
-        if self.manifest is _CLOSED:
+    def switch(self, manifest: Manifest | None) -> bool:
+        """The next record belongs to another transaction than the last one, or opens a new batch: then True."""
+        opens = self.manifest is _CLOSED
+        if opens:
             self._builder = self._writer.create_batch()
-            self.add = self._builder._builder.append  # the C builder: BatchBuilder.append costs 0.6 us more a record
+            self.add = record_appender(self._builder)
             self._writer.open.append(self)
         elif self.manifest is not None:
             self._pieces.append((self.manifest, self._first, self.count - self._first))
             self._writer.ended_pieces += 1
         self.manifest = manifest
         self._first = self.count
+        return opens
 
-    def begin_next(self, key: bytes | None, value: bytes, manifest: Manifest | None) -> None:
+    def add_first(self, key: bytes | None, value: bytes | None) -> None:
+        """The first record of a batch, which takes it whatever its size: so it is measured, while its row can be named."""
+        self.add(0, self._writer.timestamp_ms, key, value, _NO_HEADERS)
+        size = self._builder.size()
+        if size > self._writer.max_record_bytes:
+            raise self._too_large(size)
+
+    def begin_next(self, key: bytes | None, value: bytes | None, manifest: Manifest | None) -> None:
         """The batch is full: hand it over, and put the record first into a new one."""
         self.close()
         self._writer.open.remove(self)
         self.switch(manifest)
-        if self.add(0, self._writer.timestamp_ms, key, value, _NO_HEADERS) is None:
-            raise self._too_large(len(value))
+        self.add_first(key, value)
 
     def _end_piece(self) -> None:
         if self.manifest is not None and self.count > self._first:
@@ -134,24 +168,15 @@ class PartitionBuffer:
         self._writer.ended_pieces -= len(self._pieces)
         self._end_piece()
         builder = self._builder
-        builder._relative_offset = self.count  # what BatchBuilder.append would have counted
-        builder.close()
-        size = builder.size()
-        if size > self._writer.max_record_bytes:
-            raise self._too_large(size)
-        self._writer.ready.append(Batch(self._outlet.topic, self.partition, builder, size, self._pieces))
+        end_batch(builder, self.count)
+        self._writer.ready.append(Batch(self._outlet.topic, self.partition, builder, builder.size(), self._pieces))
         self.manifest = _CLOSED
         self._builder = self.add = None
         self._pieces = []
         self.count = 0
 
     def _too_large(self, size: int) -> RecordTooLarge:
-        return RecordTooLarge(
-            f"a row of {self._outlet.owner} makes a record of {size} bytes, "
-            f"but {self._outlet.topic} takes at most {self._writer.max_record_bytes}",
-            hint="raise kafka.max_record_bytes and the topic's max.message.bytes (the broker's replica.fetch.max.bytes "
-            "too) above that size, then start again: nothing was skipped",
-        )
+        return self._outlet.too_large(f"makes a record of {size} bytes", size)
 
 
 class TopicOutlet:
@@ -167,16 +192,45 @@ class TopicOutlet:
         self._buffers = [PartitionBuffer(writer, self, partition) for partition in range(partition_count)]
 
     def append(
-        self, key: bytes | None, value: bytes, manifest: Manifest | None, buffer: PartitionBuffer | None = None
+        self, key: bytes | None, value: bytes | None, manifest: Manifest | None, buffer: PartitionBuffer | None = None
     ) -> None:
-        """Partition = crc32(key) % n, librdkafka's `consistent`; without a key the first, or the one of `buffer`."""
+        """Partition = crc32(key) % n, librdkafka's `consistent`; without a key the first, or the one of `buffer`. `value` None: a
+        tombstone."""
         if buffer is None:
             buffer = self._buffers[0 if key is None else crc32(key) % self._count]
-        if manifest is not buffer.manifest:
-            buffer.switch(manifest)
-        if buffer.add(buffer.count, self._writer.timestamp_ms, key, value, _NO_HEADERS) is None:
+        if manifest is not buffer.manifest and buffer.switch(manifest):
+            buffer.add_first(key, value)
+        elif buffer.add(buffer.count, self._writer.timestamp_ms, key, value, _NO_HEADERS) is None:
             buffer.begin_next(key, value, manifest)
         buffer.count += 1
+
+    def offer(self, value: bytes, manifest: Manifest | None) -> bool:
+        """Append a record without a key, unless it is larger than the topic takes; then False."""
+        if len(value) + RECORD_OVERHEAD_BYTES > self._writer.max_record_bytes:
+            return False
+        self.append(None, value, manifest)
+        return True
+
+    def append_hashed(self, key: bytes | None, value: bytes | None) -> None:
+        """As `append` with the partition that Kafka's own clients choose; no value: a tombstone."""
+        count = self._count
+        buffer = self._buffers[0 if key is None or count == 1 else (murmur2(key) & 0x7FFFFFFF) % count]
+        self.append(key, value, None, buffer)
+
+    def offer_hashed(self, key: bytes, value: bytes) -> bool:
+        """`append_hashed`, unless the record is larger than the topic takes; then False."""
+        if len(key) + len(value) + RECORD_OVERHEAD_BYTES > self._writer.max_record_bytes:
+            return False
+        self.append_hashed(key, value)
+        return True
+
+    def too_large(self, what: str, size: int) -> RecordTooLarge:
+        """`what` a row of this topic does, that has so many bytes."""
+        return RecordTooLarge(
+            f"a row of {self.owner} {what}, but {self.topic} takes at most {self._writer.max_record_bytes}",
+            hint="raise kafka.max_record_bytes and the topic's max.message.bytes (the broker's replica.fetch.max.bytes "
+            f"too; beyond 100 MB also its socket.request.max.bytes) above {size}, then start again: nothing was skipped",
+        )
 
     def append_everywhere(self, value: bytes, manifest: Manifest | None) -> None:
         for buffer in self._buffers:

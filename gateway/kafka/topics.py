@@ -1,28 +1,50 @@
-"""Topics: made by the gateway itself, checked where they exist."""
+"""Topics: their names, their creation, and whether one was deleted.
+
+The name of a relation's topic is decided by Kafka alone, so that every start decides alike, whichever relation comes first:
+
+1. the name that `kafka.topic_names` gives it; else
+2. of its possible names (schemas/names.py) the first whose topic exists; else
+3. the first that Kafka lets us create. It refuses one that differs from another topic's in '.' and '_' only.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import re
-import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
 
 import structlog
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
-from aiokafka.protocol.metadata import MetadataRequest
-from aiokafka.protocol.offset import OffsetRequest
+from aiokafka.admin import NewTopic
 
-from gateway.kafka.producer import classify
-from gateway.operate.errors import DataGap, StopForOperator
+from gateway.judgement.brokers import check_position_topic, check_single_partition
+from gateway.judgement.findings import OperatorWarning, report_of
+from gateway.kafka.durability import COPIES, IN_SYNC, Durability, cautions
+from gateway.kafka.topic_admin import Refusal, TopicAdmin
+from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator, WalgateError
 from gateway.operate.failpoints import failpoint
-from gateway.operate.settings import KafkaSettings
-from schemas.names import POSITION_TOPIC
+from gateway.operate.kafka_settings import KafkaSettings
+from schemas.debezium import debezium_topic
+from schemas.names import (
+    POSITION_TOPIC,
+    SNAPSHOT_TOPIC,
+    collision_name,
+    format_relation,
+    relation_of_topic,
+    topic_names,
+)
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
+
+Name = tuple[str, str]
+"""A relation's schema and name."""
+
+_MANY = 100
+"""So many new topics are counted in the log, not named."""
+
+_MIN_IN_SYNC, _UNCLEAN = "min.insync.replicas", "unclean.leader.election.enable"
+
 _COMPACTED = {
     "cleanup.policy": "compact",
     # Every Kafka transaction writes a position, and a start reads them all: let the compaction keep up.
@@ -30,151 +52,232 @@ _COMPACTED = {
     "segment.bytes": str(16 << 20),
     "min.cleanable.dirty.ratio": "0.1",
 }
-LOGS_POLL_S = 0.02
-LOGS_TIMEOUT_S = 30.0
-_NO_REPLICA, _END = -1, -1
-"""ListOffsets: the one who asks is a client; the end of the log."""
-_TOPIC_EXISTS = TopicAlreadyExistsError.errno
-_UNKNOWN_TOPIC = UnknownTopicOrPartitionError.errno
 
 
 def deleted_topics(topics: Iterable[str]) -> DataGap:
     return DataGap(
-        f"topic {', '.join(topics)} was deleted: what it held is lost to its readers, also where it is made anew",
-        hint="if that was meant, make the topic yourself and start again: the gateway goes on with it. Else start anew with "
-        "another slot and another kafka.prefix, and load the tables anew",
+        f"topic {', '.join(topics)} was deleted: readers have lost what it held, even if it is created again",
+        hint="if that was intended, create the topic yourself and start again: the gateway continues with it. Otherwise start "
+        "with another slot and another kafka.prefix, and copy the tables again",
     )
 
 
-def refused_topic(topic: str, error: str, reason: str) -> StopForOperator:
-    """What the broker says to CreateTopics."""
-    if "collides with existing topic" in reason:
+def topic_of_another(topic: str, relation: Name, holds: Name | None) -> StopForOperator:
+    other = "another table" if holds is None else format_relation(*holds)
+    return StopForOperator(
+        f"kafka.topic_names gives {topic} to {format_relation(*relation)}, but it holds changes of {other}",
+        hint="give the table a topic that no other table ever had: readers know a table by its topic",
+    )
+
+
+def topic_of_two(topic: str, relation: Name, other: Name) -> StopForOperator:
+    return StopForOperator(
+        f"{format_relation(*relation)} and {format_relation(*other)} both have the topic {topic}, as Debezium names topics",
+        hint="give one of them a topic of its own by kafka.topic_names",
+    )
+
+
+def refused_topic(refusal: Refusal) -> WalgateError:
+    text = f"topic {refusal.topic} could not be made: {refusal.error}: {refusal.reason}".rstrip(": ")
+    if refusal.collides:
         hint = (
-            "Kafka adds no topic whose name differs from another's in '.' and '_' only, as those of sales.order_items and "
-            "sales_order.items do: rename one of the two tables or schemas, or take one out of the publication"
+            "Kafka adds no topic whose name differs from another's in '.' and '_' only: set another kafka.prefix (for one "
+            "table: another topic by kafka.topic_names), or delete the other topic if nothing needs it"
         )
-    else:
-        hint = "make it by hand, or let the gateway: it needs Create on the cluster or on the prefix"
-    return StopForOperator(f"topic {topic} could not be made: {error}: {reason}".rstrip(": "), hint=hint)
+        return StopForOperator(text, hint=hint)
+    if refusal.is_too_few_brokers:
+        hint = "kafka.replication_factor (-1: the broker's default) is above the number of brokers, or a broker is away"
+        return RetrySlowly(text, hint=hint)
+    if refusal.is_denied:
+        return RetrySlowly(text, hint="grant Create on the cluster or on the prefix, or make the topic by hand")
+    return StopForOperator(text, hint="change what the broker says of it, or make the topic by hand")
 
 
 class Topics:
-    """Makes sure of topics; knows the partition count of each one that it saw.
+    """Makes sure of topics; knows the partition count of each one that it saw. Methods raise WalgateError.
 
-    `seen` outlives this object: a topic in it that is not there any more was deleted under way and is not made anew.
+    `seen` outlives this object: a topic in it that is not there any more was deleted meanwhile and is not created again. `warn`
+    hears of topics that a lost disk could take away.
     """
 
-    def __init__(self, settings: KafkaSettings, marker_topic: str, seen: set[str]) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        marker_topic: str,
+        seen: set[str],
+        warn: Callable[[tuple[OperatorWarning, ...]], None],
+    ) -> None:
         self._settings = settings
+        self._warn = warn
+        self._unchecked: dict[str, int] = {}
         self._seen = seen
-        self._single = {marker_topic, POSITION_TOPIC}
-        self._admin = AIOKafkaAdminClient(
-            **settings.client_options(), request_timeout_ms=settings.request_timeout_s * 1000
-        )
+        self._single = {marker_topic, POSITION_TOPIC, SNAPSHOT_TOPIC}
+        self._admin = TopicAdmin(settings)
         self._partition_counts: dict[str, int] = {}
+        self._topics: dict[Name, str] = {}
 
     async def start(self) -> None:
-        async with self._asking("connecting to Kafka"):
-            await self._admin.start()
-
-    @asynccontextmanager
-    async def _asking(self, doing: str) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(self._settings.delivery_timeout_s):
-                yield
-        except (KafkaError, OSError, TimeoutError) as error:
-            raise classify(error, doing) from error
+        await self._admin.start()
 
     async def close(self) -> None:
         await self._admin.close()
 
     async def ensure(self, topics: Iterable[str]) -> dict[str, int]:
-        """Make those that are missing; return the partition count of each. Raises StopForOperator, Retry."""
+        """Make those that are missing; return the partition count of each."""
         wanted = list(dict.fromkeys(topics))
-        if any(topic not in self._partition_counts for topic in wanted):
-            async with self._asking("making topics"):
-                made = await self._make_missing(wanted)
-            await self._wait_for_logs(made)
+        unknown = [topic for topic in wanted if topic not in self._partition_counts]
+        if unknown:
+            missing = await self.missing(unknown)
+            self._refuse_deleted(missing)
+            for refusal in await self._create(missing):
+                raise refused_topic(refusal)
+            await self._check_durability()
         return {topic: self._partition_counts[topic] for topic in wanted}
 
     async def missing(self, topics: Iterable[str]) -> list[str]:
         """Those that do not exist."""
         unknown = [topic for topic in dict.fromkeys(topics) if topic not in self._partition_counts]
-        if unknown:
-            async with self._asking("listing topics"):
-                existing = await self._existing(unknown)
-            unknown = [topic for topic in unknown if topic not in existing]
-        return unknown
+        for topic, found in (await self._admin.existing(unknown)).items():
+            self._note(topic, found.partition_count)
+            self._unchecked[topic] = found.copies
+        return [topic for topic in unknown if topic not in self._partition_counts]
 
-    async def _existing(self, topics: list[str]) -> dict[str, int]:
-        """Partition counts. Asked for by name: a list of all leaves out what we may not describe, as if it were missing."""
-        request = MetadataRequest(topics, allow_auto_topic_creation=False)  # describe_topics would make them
-        found = (await self._admin._send_request(request)).to_object()["topics"]
-        for facts in found:
-            if facts["error_code"] not in (0, _UNKNOWN_TOPIC):
-                raise for_code(facts["error_code"])(facts["topic"])
-        return {facts["topic"]: len(facts["partitions"]) for facts in found if not facts["error_code"]}
+    async def ensure_relations(self, relations: Iterable[Name]) -> None:
+        """Make the topics of those that have none. From then on `of_relation` knows them."""
+        missing = await self.without_topic(relations)
+        self._refuse_deleted([topic for relation in missing for topic in self.possible_names(relation)])
+        names = {relation: list(self.possible_names(relation)) for relation in missing}
+        taken: set[str] = set()
+        for relation in missing:  # a controller does not compare the topics of one request with each other
+            if len(names[relation]) > 1 and collision_name(names[relation][0]) in taken:
+                del names[relation][0]
+            taken.add(collision_name(names[relation][0]))
+        while names:
+            refusals = {refusal.topic: refusal for refusal in await self._create([own[0] for own in names.values()])}
+            for relation, own in list(names.items()):
+                refusal = refusals.get(own[0])
+                if refusal is None:
+                    self._topics[relation] = own[0]
+                    if relation_of_topic(self._settings.prefix, own[0]) != relation:
+                        log.info("topic_named", relation=format_relation(*relation), topic=own[0])
+                    del names[relation]
+                elif refusal.collides and len(own) > 1:
+                    del own[0]
+                else:
+                    raise refused_topic(refusal)
+        await self._check_durability()
 
-    async def _make_missing(self, wanted: list[str]) -> list[str]:
-        """Those that were made."""
-        existing = await self._existing(wanted)
-        missing = [topic for topic in wanted if topic not in existing]
+    async def without_topic(self, relations: Iterable[Name]) -> list[Name]:
+        """Those of which no topic exists."""
+        unknown = [relation for relation in dict.fromkeys(relations) if relation not in self._topics]
+        possible = {relation: self.possible_names(relation) for relation in unknown}
+        for nth in range(max(map(len, possible.values()), default=0)):
+            left = {relation: names[nth] for relation, names in possible.items() if len(names) > nth}
+            absent = set(await self.missing(left.values()))
+            for relation, topic in left.items():
+                if topic not in absent:
+                    self._topics[relation] = topic
+                    del possible[relation]
+        return list(possible)
+
+    def possible_names(self, relation: Name) -> tuple[str, ...]:
+        """In the order in which they are tried."""
+        given = self._settings.topic_names.get(format_relation(*relation))
+        if given is not None:
+            return (given,)
+        if self._settings.dialect == "debezium":
+            return (debezium_topic(self._settings.prefix, *relation),)
+        return topic_names(self._settings.prefix, *relation)
+
+    def is_given(self, relation: Name) -> bool:
+        """Its name is one of kafka.topic_names."""
+        return format_relation(*relation) in self._settings.topic_names
+
+    def of_relation(self, relation: Name) -> str:
+        return self._topics[relation]
+
+    def shared_with(self, relation: Name) -> Name | None:
+        """Another relation that has the same topic, as Debezium's names allow it."""
+        topic = self._topics[relation]
+        return next((other for other, name in self._topics.items() if name == topic and other != relation), None)
+
+    def partition_count(self, topic: str) -> int:
+        return self._partition_counts[topic]
+
+    def _note(self, topic: str, partition_count: int) -> None:
+        if topic in self._single and not self._is_debeziums(topic):
+            report_of(check_single_partition(topic, partition_count)).raise_errors()
+        self._partition_counts[topic] = partition_count
+        self._seen.add(topic)
+
+    def _is_debeziums(self, topic: str) -> bool:
+        """Made by a Debezium connector before, perhaps: nothing depends on its order."""
+        return self._settings.dialect == "debezium" and topic != POSITION_TOPIC
+
+    def _refuse_deleted(self, missing: list[str]) -> None:
         deleted = [topic for topic in missing if topic in self._seen]
         if deleted:
             raise deleted_topics(deleted)
-        if missing:
-            failpoint("before_topic_creation")
-            factor = await self._replication_factor()
-            response = await self._admin.create_topics([self._new_topic(topic, factor) for topic in missing])
-            for topic, code, reason in (error[:3] for error in response.topic_errors):
-                if code not in (0, _TOPIC_EXISTS):
-                    raise refused_topic(topic, for_code(code).__name__, reason or "")
-                log.info("topic_created", topic=topic)
-            failpoint("after_topic_creation")
-        for topic in wanted:
-            count = existing.get(topic) or self._new_topic(topic, 1).num_partitions
-            self._check(topic, count)
-            self._partition_counts[topic] = count
-            self._seen.add(topic)
-        return missing
 
-    async def _wait_for_logs(self, made: list[str]) -> None:
-        """A topic takes no records before its leaders have made its logs: some milliseconds, for a thousand topics many
-        seconds. The producer would try each batch again every 0.1 s, and ask for the metadata of all its topics each time.
-        A broker that takes still longer is left to it."""
-        begun = asked = time.monotonic()
-        while made and asked - begun < LOGS_TIMEOUT_S:
-            async with self._asking("waiting for new topics"):
-                made = await self._without_logs(made)
-            answered = time.monotonic()
-            if made:
-                # Many topics: leave the broker half of its time.
-                await asyncio.sleep(max(LOGS_POLL_S, answered - asked))
-            asked = time.monotonic()
+    async def _create(self, topics: list[str]) -> list[Refusal]:
+        if not topics:
+            return []
+        failpoint("before_topic_creation")
+        factor = await self._admin.replication_factor()
+        new = [self.new_topic(topic, self._copies(topic, factor)) for topic in topics]
+        refusals = await self._admin.create(new)
+        refused = {refusal.topic for refusal in refusals}
+        for topic in new:
+            if topic.name not in refused:
+                (log.info if len(new) < _MANY else log.debug)("topic_created", topic=topic.name)
+                self._note(topic.name, topic.num_partitions)
+        await self._check_new([topic for topic in new if topic.name not in refused])
+        failpoint("after_topic_creation")
+        return refusals
 
-    async def _without_logs(self, topics: list[str]) -> list[str]:
-        """Those of which a partition does not tell its end."""
-        request = MetadataRequest(topics, allow_auto_topic_creation=False)
-        found = (await self._admin._send_request(request)).to_object()["topics"]
-        waiting = {facts["topic"] for facts in found if facts["error_code"]}
-        by_leader: dict[int, dict[str, list[tuple[int, int]]]] = {}
-        for facts in found:
-            for partition in facts["partitions"]:
-                if partition["leader"] < 0:
-                    waiting.add(facts["topic"])
-                else:
-                    places = by_leader.setdefault(partition["leader"], {})
-                    places.setdefault(facts["topic"], []).append((partition["partition"], _END))
-        for leader, places in by_leader.items():
-            ends = await self._admin._send_request(OffsetRequest(_NO_REPLICA, 0, list(places.items())), leader)
-            waiting |= {topic for topic, partitions in ends.topics if any(code for _, code, *_ in partitions)}
-        return sorted(waiting)
+    def _copies(self, topic: str, replication_factor: int) -> int:
+        """Markers and positions are few, and everything depends on them."""
+        return (
+            max(replication_factor, min(COPIES, self._admin.broker_count))
+            if topic in self._single
+            else replication_factor
+        )
 
-    def _new_topic(self, topic: str, replication_factor: int) -> NewTopic:
+    async def _check_durability(self) -> None:
+        """Of the topics that were there already, each once."""
+        unchecked, self._unchecked = self._unchecked, {}
+        if self._admin.broker_count < 2 or not unchecked:
+            return
+        configs = await self._if_allowed(self._admin.topic_configs(list(unchecked), (_MIN_IN_SYNC, _UNCLEAN)))
+        self._judge({topic: _durability(copies, configs.get(topic, {})) for topic, copies in unchecked.items()})
+
+    async def _check_new(self, topics: list[NewTopic]) -> None:
+        """They have what they were made with, and the rest from the broker: nobody needs to be asked for each."""
+        if self._admin.broker_count < 2 or not topics:
+            return
+        inherited = await self._if_allowed(self._admin.broker_config())
+        self._judge(
+            {each.name: _durability(each.replication_factor, {**inherited, **each.topic_configs}) for each in topics}
+        )
+
+    async def _if_allowed(self, asking: Awaitable[dict[str, T]]) -> dict[str, T]:
+        """Nothing where the right to ask is missing, for which nobody needs to wait."""
+        try:
+            return await asking
+        except RetrySlowly as error:
+            log.info("durability_unknown", reason=error.message, hint=error.hint)
+            return {}
+
+    def _judge(self, topics: dict[str, Durability]) -> None:
+        self._warn(tuple(cautions(topics, self._admin.broker_count)))
+
+    def new_topic(self, topic: str, replication_factor: int) -> NewTopic:
         settings = self._settings
         config: dict[str, str] = {"max.message.bytes": str(settings.max_record_bytes)}
         partitions = 1 if topic in self._single else settings.partitions
-        if topic == POSITION_TOPIC:
+        if topic in self._single and replication_factor >= COPIES:
+            config[_MIN_IN_SYNC] = str(IN_SYNC)
+        if topic in (POSITION_TOPIC, SNAPSHOT_TOPIC):
             config |= _COMPACTED
         elif settings.retention_ms is not None:
             config["retention.ms"] = str(settings.retention_ms)
@@ -185,34 +288,14 @@ class Topics:
                     partitions = override.partitions
         return NewTopic(topic, partitions, replication_factor, topic_configs=config)
 
-    def _check(self, topic: str, partition_count: int) -> None:
-        if topic in self._single and partition_count != 1:
-            raise StopForOperator(
-                f"topic {topic} has {partition_count} partitions; its order is commit order, so it must have one",
-                hint="use another kafka.prefix, or delete the topic if nothing needs it",
-            )
-
-    async def _replication_factor(self) -> int:
-        """The setting, or the broker's default: aiokafka's version of the request can not leave it to the broker."""
-        if self._settings.replication_factor > 0:
-            return self._settings.replication_factor
-        node = (await self._admin.describe_cluster())["brokers"][0]["node_id"]
-        return int((await self._describe(ConfigResourceType.BROKER, str(node)))["default.replication.factor"])
-
-    async def _describe(self, kind: ConfigResourceType, name: str) -> dict[str, str]:
-        responses: list[Any] = await self._admin.describe_configs([ConfigResource(kind, name, configs=None)])
-        items = [item for response in responses for item in response.resources]
-        for code, reason in (item[:2] for item in items):
-            if code:  # a topic that was just made is not known to every broker yet
-                raise for_code(code)(reason)
-        return {entry[0]: entry[1] for item in items for entry in item[4]}
-
     async def check_position_topic(self) -> None:
         """A position that retention may delete is no durable position."""
-        async with self._asking(f"reading the configuration of {POSITION_TOPIC}"):
-            policy = (await self._describe(ConfigResourceType.TOPIC, POSITION_TOPIC)).get("cleanup.policy", "")
-        if policy != "compact":
-            raise StopForOperator(
-                f"topic {POSITION_TOPIC} has cleanup.policy={policy}: retention would delete positions",
-                hint=f"kafka-configs.sh --alter --topic {POSITION_TOPIC} --add-config cleanup.policy=compact",
-            )
+        config = (await self._admin.topic_configs([POSITION_TOPIC], ["cleanup.policy"]))[POSITION_TOPIC]
+        report_of(check_position_topic(POSITION_TOPIC, config)).raise_errors()
+
+
+def _durability(copies: int, config: dict[str, str]) -> Durability:
+    min_in_sync, unclean = config.get(_MIN_IN_SYNC), config.get(_UNCLEAN)
+    return Durability(
+        copies, None if min_in_sync is None else int(min_in_sync), None if unclean is None else unclean == "true"
+    )

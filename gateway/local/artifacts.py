@@ -2,7 +2,9 @@
 
 `artifacts.lock` names each file by Maven coordinates with its size and SHA-256, in sets: `kafka`, `registry`, `delta`,
 `debezium`, `postgres-14`, `postgres-15`, `postgres-16`. Files go to `$WALGATE_CACHE`, else `$XDG_CACHE_HOME/walgate`, else
-`~/.cache/walgate`. The repository's address is jgo's: it is written nowhere here.
+`~/.cache/walgate`. They come from the central repository, whose address is jgo's, or from `$WALGATE_REPOSITORY`: the address of
+a mirror, or a folder in a repository's layout, for computers without a network. `python -m gateway.local.artifacts FOLDER` makes
+such a folder.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import lzma
 import os
 import shutil
+import sys
 import tarfile
 import tempfile
 import threading
@@ -71,7 +74,10 @@ class Artifact:
 
 
 def repository_url() -> str:
-    """The central repository as jgo knows it. Imported late: jgo takes 0.2 s and a full cache needs none of it."""
+    """`$WALGATE_REPOSITORY`, or the central repository as jgo knows it. Imported late: jgo takes 0.2 s and a full cache needs
+    none of it."""
+    if chosen := os.environ.get("WALGATE_REPOSITORY"):
+        return chosen.rstrip("/")
     from jgo.constants import MAVEN_CENTRAL_URL
 
     return str(MAVEN_CENTRAL_URL)
@@ -131,8 +137,12 @@ def fetch_sets(*names: str, stop: threading.Event | None = None) -> dict[str, tu
 
     Raises as `fetch` does.
     """
-    lock, folder = load_lock(), cache_folder()
-    wanted = {name: [(one, folder / "artifacts" / one.coordinate.path) for one in lock[name]] for name in names}
+    return _fetch_into(cache_folder() / "artifacts", names, stop)
+
+
+def _fetch_into(folder: Path, names: tuple[str, ...], stop: threading.Event | None) -> dict[str, tuple[Path, ...]]:
+    lock = load_lock()
+    wanted = {name: [(one, folder / one.coordinate.path) for one in lock[name]] for name in names}
     missing = [
         Download(one.coordinate.path, path, one.size, one.sha256)
         for pairs in wanted.values()
@@ -205,3 +215,14 @@ _UNPACK: dict[str, Callable[[Path, Path], None]] = {"tar.gz": _unpack_tarball, "
 def copy_tree(source: Path, target: Path) -> None:
     """Copies with modes and links, without static libraries and headers: nothing runs them."""
     shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("*.a", "include", "doc", "man"))
+
+
+def main() -> None:
+    """Every artifact into a folder that `WALGATE_REPOSITORY` can name."""
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m gateway.local.artifacts FOLDER")
+    _fetch_into(Path(sys.argv[1]), tuple(load_lock()), None)
+
+
+if __name__ == "__main__":
+    main()

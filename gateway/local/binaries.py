@@ -31,7 +31,7 @@ class PostgresBinaries:
         return self.folder / "bin" / name
 
     def reachable_copy(self, account: Account | None, target: Path) -> PostgresBinaries:
-        """These, or a copy below `target` when the account can not go where they are."""
+        """These, or a copy below `target` when the account cannot go where they are."""
         if reachable(self.program("postgres"), account):
             return self
         folder = target / "site" / "package" / "pginstall"

@@ -2,7 +2,7 @@
 
 A file is written to `<name>.part`, which stays when the download breaks off and is continued by a Range request
 (RFC 9110, 14.2). A lock on that part keeps two processes from writing it at once: the second one waits and finds the
-file done.
+file done. TLS trusts the certificates that the system trusts; HTTPS_PROXY is honoured. A repository may also be a folder.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
 
-import requests
+import httpx2
 
 from gateway.local.progress import download_progress
 from gateway.operate.errors import Retry, StopForOperator
@@ -60,7 +61,7 @@ def fetch(base_url: str, downloads: Sequence[Download], stop: threading.Event | 
     stop = stop or threading.Event()
     with (
         download_progress(len(downloads), sum(one.size for one in downloads)) as advance,
-        requests.Session() as session,
+        httpx2.Client(timeout=TIMEOUT_S, follow_redirects=True, headers={"Accept-Encoding": "identity"}) as session,
         ThreadPoolExecutor(PARALLEL, thread_name_prefix="download") as pool,
     ):
         # The largest first: the tail of a parallel download is its longest file.
@@ -71,7 +72,7 @@ def fetch(base_url: str, downloads: Sequence[Download], stop: threading.Event | 
 
 
 def _fetch_one(
-    session: requests.Session,
+    session: httpx2.Client,
     base_url: str,
     wanted: Download,
     advance: Callable[[int], None],
@@ -93,22 +94,45 @@ def _fetch_one(
             return
         for attempt in range(ATTEMPTS):
             try:
-                _continue(session, f"{base_url}/{wanted.source}", wanted, file, report, stop)
+                if is_folder(base_url):
+                    _copy(Path(base_url, wanted.source), file, report)
+                else:
+                    _continue(session, f"{base_url}/{wanted.source}", wanted, file, report, stop)
                 break
-            except requests.RequestException as error:
-                refused = error.response is not None and error.response.status_code < 500
+            except FileNotFoundError as error:
+                raise DownloadFailed(f"{error.filename} is not in the folder {base_url}") from error
+            except httpx2.HTTPError as error:
+                refused = isinstance(error, httpx2.HTTPStatusError) and error.response.status_code < 500
                 if refused or attempt == ATTEMPTS - 1:
-                    raise DownloadFailed(
-                        f"{wanted.path.name} could not be downloaded: {error}",
-                        hint="the next run continues where this one broke off",
-                    ) from error
+                    raise _failed(wanted, f"{base_url}/{wanted.source}", error) from error
                 stop.wait(PAUSE_S * 2**attempt)
         _check(wanted, file, part)
         part.rename(wanted.path)
 
 
+def _failed(wanted: Download, url: str, error: httpx2.HTTPError) -> DownloadFailed:
+    what, hint = str(error), "the next run continues where this one broke off"
+    if isinstance(error, httpx2.HTTPStatusError):
+        what = f"{error.response.status_code} {error.response.reason_phrase}"
+    if "CERTIFICATE_VERIFY_FAILED" in what:
+        hint = "add your company's certificate to the system's store, or name it in SSL_CERT_FILE"
+    return DownloadFailed(f"{wanted.path.name} could not be downloaded: {what} (GET {url})", hint=hint)
+
+
+def is_folder(repository: str) -> bool:
+    return not repository.startswith(("http://", "https://"))
+
+
+def _copy(source: Path, file: BufferedRandom, report: Callable[[int], None]) -> None:
+    with source.open("rb") as original:
+        file.truncate(0)
+        shutil.copyfileobj(original, file)
+    file.flush()
+    report(file.tell())
+
+
 def _continue(
-    session: requests.Session,
+    session: httpx2.Client,
     url: str,
     wanted: Download,
     file: BufferedRandom,
@@ -122,14 +146,14 @@ def _continue(
     if have == wanted.size:
         return
     headers = {"Range": f"bytes={have}-"} if have else {}
-    with session.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
+    with session.stream("GET", url, headers=headers) as response:
         response.raise_for_status()
-        if have and response.status_code != requests.codes.partial_content:
+        if have and response.status_code != httpx2.codes.PARTIAL_CONTENT:
             have = file.truncate(0)
         report(have)
-        for chunk in response.iter_content(CHUNK):
+        for chunk in response.iter_raw(CHUNK):
             if stop.is_set():
-                raise DownloadStopped(f"{wanted.path.name} was not wanted any more")
+                raise DownloadStopped(f"{wanted.path.name} is no longer needed")
             file.write(chunk)
             have += len(chunk)
             report(have)
@@ -137,7 +161,7 @@ def _continue(
                 break
     file.flush()
     if have < wanted.size:
-        raise requests.ConnectionError(f"ended after {have} of {wanted.size} bytes")
+        raise httpx2.ReadError(f"ended after {have} of {wanted.size} bytes")
 
 
 def _check(wanted: Download, file: BufferedRandom, part: Path) -> None:

@@ -37,21 +37,21 @@ class Child:
 
     def __init__(self, guard: Guard, name: str, log_path: Path) -> None:
         self._guard = guard
-        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.name = name
         self.log_path = log_path
         self.pid = 0
 
     @property
     def exit_code(self) -> int | None:
-        return self._exit.result() if self._exit.done() else None
+        return self.exited.result() if self.exited.done() else None
 
     def send_signal(self, number: signal.Signals) -> None:
         """Sends nothing when the process has ended."""
         self._guard.send({"do": "signal", "name": self.name, "signal": int(number)})
 
     async def wait(self) -> int:
-        return await asyncio.shield(self._exit)
+        return await asyncio.shield(self.exited)
 
     async def stop(self, number: signal.Signals, timeout_s: float) -> int:
         """Sends the signal, and SIGKILL when the process has not ended after `timeout_s`; the exit code."""
@@ -70,7 +70,7 @@ class Child:
                 raise self.failure(f"ended with code {self.exit_code} while it started")
             if asyncio.get_running_loop().time() > deadline:
                 raise self.failure(f"was not ready after {timeout_s:.0f} s")
-            await asyncio.wait({self._exit}, timeout=PROBE_INTERVAL_S)
+            await asyncio.wait({self.exited}, timeout=PROBE_INTERVAL_S)
 
     def failure(self, what: str) -> PartFailed:
         return PartFailed(f"{self.name} {what}; its log ends:\n{self.log_tail()}")
@@ -147,7 +147,7 @@ class Guard:
         Raises `PartFailed`.
         """
         if self._events.done():
-            raise PartFailed(f"{name} can not be started: its guard has ended")
+            raise PartFailed(f"{name} cannot be started: its guard has ended")
         child = Child(self, name, log_path or self.folder / f"{name}.log")
         self._children[name] = child
         self._starting[name] = asyncio.get_running_loop().create_future()
@@ -191,9 +191,9 @@ class Guard:
             elif event["event"] == "refused":
                 self._starting.pop(name).set_exception(PartFailed(f"{name} could not be started: {event['reason']}"))
             else:
-                self._children[name]._exit.set_result(event["code"])
+                self._children[name].exited.set_result(event["code"])
         for starting in self._starting.values():
             starting.set_exception(PartFailed("the guard has ended"))
         for child in self._children.values():
-            if not child._exit.done():
-                child._exit.set_result(-signal.SIGKILL)
+            if not child.exited.done():
+                child.exited.set_result(-signal.SIGKILL)

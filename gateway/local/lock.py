@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import requests
+import httpx2
 from jgo.maven import MavenContext
 
 from gateway.local.artifacts import LOCK_PATH, Coordinate, repository_url
@@ -61,9 +61,9 @@ def resolve(root: Root, repository: Path) -> Iterator[Coordinate]:
 def measure(coordinate: Coordinate) -> tuple[int, str]:
     """(size in bytes, SHA-256) of the file as the repository has it now."""
     digest, size = hashlib.sha256(), 0
-    with requests.get(f"{repository_url()}/{coordinate.path}", stream=True, timeout=60) as response:
+    with httpx2.stream("GET", f"{repository_url()}/{coordinate.path}", timeout=60, follow_redirects=True) as response:
         response.raise_for_status()
-        for chunk in response.iter_content(1 << 20):
+        for chunk in response.iter_raw(1 << 20):
             digest.update(chunk)
             size += len(chunk)
     return size, digest.hexdigest()

@@ -1,10 +1,14 @@
-"""A PostgreSQL server of one's own, set up for logical decoding: new data, 127.0.0.1 only, `postgres` without password."""
+"""A PostgreSQL server of one's own, set up for logical decoding: new data, 127.0.0.1 only, and a random password.
+
+Every user of the computer may connect to a port of 127.0.0.1, and a superuser of PostgreSQL runs programs as its account.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import secrets
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +17,7 @@ from typing import Literal
 
 import asyncpg
 
-from gateway.local.accounts import reachable_folder, unprivileged_account
+from gateway.local.accounts import Account, reachable_folder, unprivileged_account
 from gateway.local.binaries import NEWEST_VERSION, PostgresBinaries, postgres_binaries
 from gateway.local.guard import Guard
 from gateway.local.ports import HOST, free_port
@@ -50,7 +54,9 @@ class Postgres(Server):
     """`settings` are server parameters over the defaults above; `databases` are made at the first start.
 
     `hba` replaces the lines of pg_hba.conf (PostgreSQL manual, 20.1); `files` (name -> content) are put into the data
-    folder before the first start, for certificates.
+    folder before the first start, for certificates. `standby_of`: the primary, which runs; its data is copied, and what it writes
+    is streamed through `physical_slot`, which is created (17 and newer have the programs). `password` is that of the superuser:
+    the primary's, or a random one, unless given.
     """
 
     def __init__(
@@ -61,15 +67,21 @@ class Postgres(Server):
         databases: Sequence[str] = (),
         hba: Sequence[str] = (),
         files: Mapping[str, bytes] | None = None,
+        standby_of: Postgres | None = None,
+        physical_slot: str = "standby",
+        password: str = "",
     ) -> None:
         super().__init__()
         self.version = version
         self.port = free_port()
+        self.password: str = password or (standby_of.password if standby_of else secrets.token_urlsafe(16))
         self.server_version = ""  # as the running server says it: "18.6"
         self._settings: dict[str, str | int] = {**_SETTINGS, **(settings or {})}
         self._databases = tuple(databases)
         self._hba = tuple(hba)
         self._files = dict(files or {})
+        self._primary = standby_of
+        self._physical_slot = physical_slot
         self._account = unprivileged_account()
         self._binaries: PostgresBinaries | None = None
 
@@ -78,8 +90,14 @@ class Postgres(Server):
         """Of the database `postgres`."""
         return self.database_dsn("postgres")
 
-    def database_dsn(self, database: str) -> str:
-        return f"postgresql://postgres@{HOST}:{self.port}/{database}"
+    def database_dsn(self, database: str, user: str = "postgres") -> str:
+        """`user`: postgres, or one that was created with the same password."""
+        return f"postgresql://{user}:{self.password}@{HOST}:{self.port}/{database}"
+
+    @property
+    def account(self) -> Account | None:
+        """Owner of the data and of the process; None: our own."""
+        return self._account
 
     @property
     def data_folder(self) -> Path:
@@ -126,20 +144,10 @@ class Postgres(Server):
         guard = await Guard.open("postgres", account=self._account, temporary=temporary)
         try:
             self._binaries = await asyncio.to_thread(found.reachable_copy, self._account, guard.folder)
-            command: list[str | Path] = [
-                "-D",
-                guard.folder / "data",
-                "-U",
-                "postgres",
-                "--auth=trust",
-                "--no-sync",
-                "--no-instructions",
-            ]
-            await guard.run(
-                "initdb",
-                [self._binaries.program("initdb"), *command, "--encoding=UTF8", "--locale=C"],
-                account=self._account,
-            )
+            if self._primary is None:
+                await self._create_data(guard)
+            else:
+                await self._copy_data(guard, self._primary)
             if self._hba:
                 (guard.folder / "data" / "pg_hba.conf").write_text("\n".join([*self._hba, ""]))
             for name, content in self._files.items():
@@ -148,6 +156,40 @@ class Postgres(Server):
             await guard.close()
             raise
         return guard
+
+    async def _create_data(self, guard: Guard) -> None:
+        self._put(guard.folder / "password", self.password.encode())
+        command: list[str | Path] = [
+            self.program("initdb"),
+            "-D",
+            guard.folder / "data",
+            "-U",
+            "postgres",
+            "--auth=scram-sha-256",
+            f"--pwfile={guard.folder / 'password'}",
+            "--no-sync",
+            "--no-instructions",
+            "--encoding=UTF8",
+            "--locale=C",
+        ]
+        await guard.run("initdb", command, account=self._account)
+
+    async def _copy_data(self, guard: Guard, primary: Postgres) -> None:
+        """-R writes standby.signal and primary_conninfo, with the database that the synchronization of slots needs."""
+        command: list[str | Path] = [
+            self.program("pg_basebackup"),
+            "-D",
+            guard.folder / "data",
+            "-d",
+            primary.dsn,
+            "-R",
+            "-C",
+            "-S",
+            self._physical_slot,
+            "--checkpoint=fast",
+            "--no-sync",
+        ]
+        await guard.run("pg_basebackup", command, account=self._account)
 
     def _put(self, path: Path, content: bytes) -> None:
         path.write_bytes(content)

@@ -5,6 +5,7 @@
         +-- NeedsText     and ask for text, not for binary
     +-- RetrySlowly       needs a change elsewhere that may come by itself (slots full, password): back off up to a minute
     +-- StopForOperator   needs a person: configuration, incompatible schema, anything that is not known
+        +-- UnwritableRelation    of one relation only, which may be put into quarantine
         +-- DataGap       going on would silently lose rows
 
 An exception that is none of these is a defect of ours and is treated as `StopForOperator`. Messages name the place
@@ -16,6 +17,9 @@ from __future__ import annotations
 
 class WalgateError(Exception):
     """`hint` is what the operator can do: one sentence, an SQL statement or a setting."""
+
+    relation_oid: int | None = None
+    """Of the row or Relation message that was being read, where there was one."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -39,8 +43,12 @@ class RetrySlowly(WalgateError):
 
 
 class StopForOperator(WalgateError):
-    """A person must decide; nothing is lost while the slot waits."""
+    """An operator must decide; nothing is lost while the slot waits."""
+
+
+class UnwritableRelation(StopForOperator):
+    """A row or a description of one relation cannot be written; every other relation could go on."""
 
 
 class DataGap(StopForOperator):
-    """The stream can not be continued without losing changes."""
+    """The stream cannot be continued without losing changes."""

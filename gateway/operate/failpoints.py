@@ -43,7 +43,7 @@ FAILPOINTS: dict[str, str] = {
     # reading
     "socket_read": "Bytes came from the server; none of them is decoded.",
     "decoded": "Every frame of one read went through the state machine.",
-    "reading_paused": "Too much is under way: reading waits for Kafka.",
+    "reading_paused": "Too much is in flight: reading waits for Kafka.",
     "keepalive_received": "A keepalive came from the server.",
     # relations
     "before_catalog_query": "The types of a relation are about to be asked for.",
@@ -66,6 +66,14 @@ FAILPOINTS: dict[str, str] = {
     "rollback_prepared_received": "A prepared transaction was rolled back.",
     "truncate_received": "A TRUNCATE was turned into records.",
     "logical_message_received": "A logical decoding message was turned into a record.",
+    # a snapshot
+    "snapshot_mark_emitted": "The message that begins or ends tables is written; its transaction is not committed.",
+    "chunk_locked": "A reader has locked its table; it has no snapshot.",
+    "chunk_snapshot_taken": "A chunk's snapshot is taken and known to the judge; nothing was read.",
+    "chunk_read": "A chunk's rows are in memory.",
+    "chunk_emitted": "A chunk's message is written; its transaction is not committed.",
+    "chunk_committed": "A chunk's transaction is committed; the stream has perhaps not brought it.",
+    "chunk_handed_over": "Rows, or a bound, of a snapshot are in their place in the stream, before the end of their transaction.",
     # one Kafka transaction
     "cycle_sealed": "The rows, markers and position of a Kafka transaction are settled.",
     "transaction_begun": "The Kafka transaction is open; nothing was sent.",

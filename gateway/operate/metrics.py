@@ -1,34 +1,179 @@
-"""Every metric that operators meet, each with its sentence. Set per Kafka transaction or per check,
-or looked up when somebody asks; never per row."""
+"""Every metric that operators meet, each with its sentence. Counters move with each Kafka transaction or check; everything else
+is looked up on the board (gateway/operate/status.py) when somebody asks, so that it lives while nothing is connected. Never set
+per row.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Final
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.operate.status import STATES, Board, Snapshot
 
 REGISTRY = CollectorRegistry()
 
 EVENTS = Counter("walgate_events", "Change events and logical messages that are durable in Kafka.", registry=REGISTRY)
+MESSAGES_LEFT_OUT = Counter(
+    "walgate_messages_left_out", "Logical messages that were too large for Kafka and are not in it.", registry=REGISTRY
+)
+EXCLUDED = Counter(
+    "walgate_excluded_events",
+    "Changes of a table in quarantine that were counted and left out.",
+    ["table"],
+    registry=REGISTRY,
+)
+QUARANTINED = Gauge("walgate_quarantined_tables", "Tables in quarantine.", registry=REGISTRY)
+UNCONVERTIBLE = Counter(
+    "walgate_unconvertible_values",
+    "Values that were sent as null in Debezium's dialect, as their Connect type cannot hold them.",
+    registry=REGISTRY,
+)
 TRANSACTIONS = Counter("walgate_transactions", "Committed transactions that are durable in Kafka.", registry=REGISTRY)
-CYCLES = Counter("walgate_kafka_transactions", "Kafka transactions that were committed.", registry=REGISTRY)
+KAFKA_TRANSACTIONS = Counter("walgate_kafka_transactions", "Kafka transactions that were committed.", registry=REGISTRY)
+SNAPSHOT_ROWS = Counter(
+    "walgate_snapshot_rows", "Rows that were read from tables and handed over to the stream.", registry=REGISTRY
+)
+SNAPSHOT_STALE_ROWS = Counter(
+    "walgate_snapshot_stale_rows",
+    "Rows that were read and left out, because the stream had changed them since; they are read again.",
+    registry=REGISTRY,
+)
 ATTEMPTS = Counter(
     "walgate_attempts",
     "Starts and new attempts after an error, by what ended the last.",
     ["ended_by"],
     registry=REGISTRY,
 )
-CONNECTED = Gauge("walgate_connected", "1 while the replication stream is read, else 0.", registry=REGISTRY)
-EPOCH = Gauge("walgate_epoch", "Incarnation of the gateway, as on every record.", registry=REGISTRY)
-RECEIVED_LSN = Gauge("walgate_received_lsn_bytes", "Newest LSN that came from PostgreSQL.", registry=REGISTRY)
-FLUSH_LSN = Gauge(
-    "walgate_flush_lsn_bytes", "LSN up to which everything is durable in Kafka and confirmed.", registry=REGISTRY
-)
-SERVER_LSN = Gauge(
-    "walgate_server_lsn_bytes", "The server's own flush LSN at the last periodic check.", registry=REGISTRY
-)
-UNDER_WAY = Gauge(
-    "walgate_under_way_bytes",
-    "Batches that Kafka has not acknowledged; reading pauses at kafka.memory_bytes.",
-    registry=REGISTRY,
-)
-OPEN_STREAMS = Gauge("walgate_open_streams", "Transactions in progress of which rows were sent.", registry=REGISTRY)
-PREPARED = Gauge("walgate_prepared_transactions", "Prepared transactions that wait for their end.", registry=REGISTRY)
+
+TOPIC_LABELS: Final = 300
+"""So many topics have a label of their own, in the order in which they were first written to; the others share one."""
+OTHER_TOPICS: Final = "(other)"
+_NAN: Final = float("nan")
+
+GAUGES: Final[dict[str, str]] = {
+    "walgate_connected": "1 while the replication stream is read, else 0.",
+    "walgate_epoch": "Incarnation of the gateway, as on every record.",
+    "walgate_lag_seconds": "Age of the oldest commit that is not durable in Kafka, by the server's clock; 0: there is none. It "
+    "goes on while nothing is connected: then it counts from the last moment at which nothing was owed.",
+    "walgate_lag_bytes": "WAL between what is delivered and the server's end of the WAL.",
+    "walgate_received_lsn_bytes": "Newest LSN that came from PostgreSQL.",
+    "walgate_delivered_lsn_bytes": "LSN before which every commit is durable in Kafka.",
+    "walgate_flush_lsn_bytes": "LSN that PostgreSQL has been told: it may forget the WAL before it.",
+    "walgate_server_lsn_bytes": "The server's end of the WAL, read by a connection of its own.",
+    "walgate_server_lsn_age_seconds": "Since the server was last reached by that connection.",
+    "walgate_last_commit_timestamp_seconds": "Commit time of the newest transaction that is durable in Kafka (Unix).",
+    "walgate_heartbeat_timestamp_seconds": "Commit time of the newest heartbeat that the position in Kafka has passed (Unix).",
+    "walgate_undelivered_transactions": "Committed transactions that were received and are not durable in Kafka.",
+    "walgate_waiting_seconds": "So long the stream has not been read or delivered; 0 while it is.",
+    "walgate_last_error_timestamp_seconds": "When a session ended with an error (Unix); the error is in /status and the log.",
+    "walgate_in_flight_bytes": "Batches that Kafka has not acknowledged; reading pauses at kafka.memory_bytes.",
+    "walgate_open_streams": "Transactions in progress of which rows were sent.",
+    "walgate_oldest_open_stream_seconds": "Since the first row of the oldest of them came.",
+    "walgate_prepared_transactions": "Prepared transactions that wait for their end.",
+    "walgate_wal_held_bytes": "WAL that the server keeps for the slot.",
+    "walgate_wal_limit_bytes": "How much it may keep: max_slot_wal_keep_size or source.wal_budget_bytes, whichever is less.",
+    "walgate_wal_seconds_to_full": "Until that limit is reached, at the rate of the last minute.",
+    "walgate_oldest_holder_seconds": "Age of the oldest transaction, prepared or not, that keeps the slot from moving.",
+}
+
+
+def _values(board: Board, now: Snapshot) -> dict[str, float | None]:
+    wal = now.wal
+    oldest = min((stream.since for stream in now.open_streams), default=None)
+    held_since = min((holder.since for holder in now.holders if holder.since is not None), default=None)
+    server_now = now.server_time if now.server_time is not None else now.time
+    return {
+        "walgate_connected": float(board.state() == "streaming"),
+        "walgate_epoch": now.epoch,
+        "walgate_lag_seconds": now.lag_seconds,
+        "walgate_lag_bytes": now.lag_bytes,
+        "walgate_received_lsn_bytes": now.received_lsn,
+        "walgate_delivered_lsn_bytes": now.delivered_lsn,
+        "walgate_flush_lsn_bytes": now.slot.confirmed_flush_lsn if now.slot else None,
+        "walgate_server_lsn_bytes": now.server_lsn or None,
+        "walgate_server_lsn_age_seconds": now.server_lsn_age_s,
+        "walgate_last_commit_timestamp_seconds": now.last_commit_time,
+        "walgate_heartbeat_timestamp_seconds": now.heartbeat_time,
+        "walgate_undelivered_transactions": now.undelivered_transactions,
+        "walgate_waiting_seconds": max(now.time - now.waiting_since, 0.0) if now.waiting_since is not None else 0.0,
+        "walgate_last_error_timestamp_seconds": now.last_error.time if now.last_error else None,
+        "walgate_in_flight_bytes": now.in_flight_bytes,
+        "walgate_open_streams": len(now.open_streams),
+        "walgate_oldest_open_stream_seconds": max(now.time - oldest, 0.0) if oldest is not None else 0.0,
+        "walgate_prepared_transactions": now.prepared_transactions,
+        "walgate_wal_held_bytes": wal.held_bytes if wal else None,
+        "walgate_wal_limit_bytes": wal.limit_bytes if wal else None,
+        "walgate_wal_seconds_to_full": wal.seconds_to_full if wal else None,
+        "walgate_oldest_holder_seconds": max(server_now - held_since, 0.0) if held_since is not None else 0.0,
+    }
+
+
+class BoardCollector(Collector):
+    """What is not known is NaN."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def describe(self) -> Iterator[Metric]:
+        """Without a look at the board."""
+        yield from (GaugeMetricFamily(name, text) for name, text in GAUGES.items())
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._board.snapshot()
+        for name, value in _values(self._board, now).items():
+            yield GaugeMetricFamily(name, GAUGES[name], value=_NAN if value is None else value)
+        state = GaugeMetricFamily("walgate_state", "1 for what the gateway does now.", labels=["state"])
+        for each in STATES:
+            state.add_metric([each], float(each == now.state))
+        yield state
+        up = GaugeMetricFamily(
+            "walgate_up", "1 while a server answers a probe of its own, 0 while it does not.", labels=["server"]
+        )
+        for part in now.parts:
+            up.add_metric([part.name], _NAN if part.up is None else float(part.up))
+        yield up
+        yield from _topics(self._board)
+
+
+def _topics(board: Board) -> Iterator[Metric]:
+    """Of 10,000 topics most share a label: dashboards and Prometheus itself suffer from the number of series."""
+    for name, text, counted in (
+        ("walgate_topic_records", "Records of a topic that are durable in Kafka.", board.topic_records),
+        ("walgate_topic_bytes", "Their batches, as sent to Kafka.", board.topic_bytes),
+    ):
+        family = CounterMetricFamily(name, text, labels=["topic"])
+        others = 0
+        for number, (topic, count) in enumerate(list(counted.items())):
+            if number < TOPIC_LABELS:
+                family.add_metric([topic], count)
+            else:
+                others += count
+        if others:
+            family.add_metric([OTHER_TOPICS], others)
+        yield family
+
+
+_collectors: list[BoardCollector] = []
+
+
+def show(board: Board) -> None:
+    """From now on the metrics are those of `board`: a process has one."""
+    for former in _collectors:
+        REGISTRY.unregister(former)
+    _collectors[:] = [BoardCollector(board)]
+    REGISTRY.register(_collectors[0])
+
+
+_TABLE_LABELS: Final = 100
+_labelled: set[str] = set()
+
+
+def quarantined_label(table: str) -> str:
+    """So many tables have a series of their own."""
+    if len(_labelled) < _TABLE_LABELS:
+        _labelled.add(table)
+    return table if table in _labelled else "other"

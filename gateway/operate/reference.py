@@ -9,13 +9,17 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from gateway.operate.settings import PREFIX, Settings, TopicOverride
+from gateway.operate.column_settings import ColumnRule
+from gateway.operate.kafka_settings import TopicOverride
+from gateway.operate.section import PREFIX
+from gateway.operate.settings import Settings, TableErrors
 
 _HEAD = f"""# Settings
 
 A TOML file (`walgate run --config walgate.toml`) with the sections below, or environment variables
 `{PREFIX}<SECTION>__<NAME>`, which win over the file. A variable `..._FILE` names a file that holds the value: for secrets.
-A setting that does not exist, or a value that does not fit, ends the start with its name (exit code 78).
+A setting that does not exist, or a value that does not fit, ends the start with its name (exit code 78). In a variable a list
+is `a,b` or JSON (`["a", "b"]`), tables are JSON.
 
 ```toml
 [source]
@@ -34,8 +38,24 @@ pattern = 'cdc\\.public\\.order.*'
 partitions = 12
 config = {{ "retention.ms" = "604800000", "cleanup.policy" = "delete" }}
 
+[kafka.topic_names]             # topics of chosen tables
+"sales.order_items" = "cdc.sales.order-items.v2"
+
 [registry]
 url = "https://registry.example/apis/ccompat/v7"
+
+[[columns]]                     # where two match a column, the later one wins
+pattern = 'public\\.customers\\.(email|phone)'
+action = "null"                 # or "hash", with {PREFIX}COLUMNS__HASH_KEY_FILE=/run/secrets/hash-key
+
+[[columns]]
+pattern = 'public\\.customers\\.notes?'
+action = "truncate"
+length = 20
+
+[[errors.tables]]               # where two match a table, the later one wins
+pattern = 'audit\\..*'
+on_error = "quarantine"
 
 [http]
 host = "0.0.0.0"
@@ -56,7 +76,8 @@ def settings_page() -> str:
         assert isinstance(model, type) and issubclass(model, BaseModel)
         parts.append(f"## {section}\n\n{(model.__doc__ or '').strip()}\n")
         parts.append("| setting | values | default | |\n|---|---|---|---|")
-        parts.extend(_row(name, info) for name, info in model.model_fields.items())
+        inherited_last = sorted(model.model_fields.items(), key=lambda field: field[0] not in model.__annotations__)
+        parts.extend(_row(name, info) for name, info in inherited_last)
         parts.append("")
     return "\n".join(parts)
 
@@ -69,6 +90,8 @@ def _row(name: str, info: FieldInfo) -> str:
 
 
 def _shown(info: FieldInfo) -> str:
+    if info.default_factory is dict:
+        return "none"
     if info.default is None:
         return "unset"
     if isinstance(info.default, bool):
@@ -86,10 +109,14 @@ _NAMES: dict[Any, str] = {
     Path: "file",
     SecretStr: "text, secret",
     TopicOverride: "tables",
+    ColumnRule: "tables",
+    TableErrors: "tables",
 }
 
 
 def _values(annotation: Any) -> str:
+    if get_origin(annotation) is dict:
+        return "table of " + _NAMES[get_args(annotation)[1]]
     names = [
         f"`{value}`" if not isinstance(value, type) else _NAMES[value]
         for value in get_args(annotation)

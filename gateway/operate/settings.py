@@ -7,28 +7,31 @@ there), is refused here.
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shlex
 import ssl
 import tomllib
-from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeVar
-from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.names import IDENTIFIER_RULE, SLOT_RULE, is_identifier, is_slot
+from gateway.operate.column_settings import ColumnSettings
+from gateway.operate.debezium_settings import DebeziumSettings
 from gateway.operate.errors import StopForOperator
+from gateway.operate.kafka_settings import KafkaSettings
+from gateway.operate.section import PREFIX, Names, Pattern, Section, load_key, read_json, refuse_unused, unusable
+from gateway.operate.setting_errors import explain, sections_of, variable
+from gateway.operate.tokens import TokenSettings
 
-PREFIX: Final = "WALGATE_"
 _NO_SETTINGS: Final = frozenset(
     PREFIX + name
     for name in (
-        *("CACHE", "COMPILE", "FAILPOINTS", "JAVA_HOME", "PASSWORD", "SPARK_JARS"),
+        *("CACHE", "COMPILE", "FAILPOINTS", "JAVA_HOME", "PASSWORD", "REPOSITORY", "SPARK_JARS"),
         *("EXAMPLES", "FUZZ_INPUTS", "FUZZ_SEED", "TEST_SEED"),
     )
 )
@@ -40,16 +43,21 @@ _OF_KUBERNETES: Final = re.compile(
 """What it puts into the environment of every container for a service whose name begins with `walgate`."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SourceSettings(_Section):
+class SourceSettings(Section):
     """PostgreSQL, the slot and what it decodes."""
 
     dsn: SecretStr = Field(description="libpq URI of the database; user needs LOGIN and REPLICATION.")
+    password_file: Path | None = Field(
+        default=None,
+        description="File with the password, read at each connect, so that it may change; instead of one in dsn.",
+    )
+    password_command: str = Field(
+        default="",
+        description="Program and arguments, without a shell, whose output is the password; run at each connect, for tokens "
+        "that expire.",
+    )
     slot: str = Field(default="walgate", description="Replication slot; made on the first start.")
-    publications: tuple[str, ...] = Field(default=("walgate",), description="Publications, which must exist.")
+    publications: Names = Field(default=("walgate",), description="Publications, which must exist.")
     adopt_slot: bool = Field(
         default=False, description="Take over a slot that exists although no position is known for it."
     )
@@ -67,10 +75,40 @@ class SourceSettings(_Section):
         "it must then reach Kafka within kafka.transaction_timeout_s.",
     )
     messages: bool = Field(default=True, description="Logical decoding messages.")
+    message_prefixes: Names = Field(
+        default=(), description="Only messages with one of these prefixes are published; none: all."
+    )
+    heartbeat_interval_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Write a logical message `walgate.heartbeat` this often, so that the lag is measured where nothing else "
+        "commits; 0: never. It is published only if message_prefixes names it.",
+    )
     origin: Literal["any", "none"] = Field(
         default="any", description="none: leave out what came from another origin (16+)."
     )
+    wal_budget_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="WAL that the slot may hold back: near it the log and the metrics say so, ever louder; unset: only "
+        "max_slot_wal_keep_size of the server counts.",
+    )
     check_interval_s: float = Field(default=10.0, gt=0, description="Slot and publications are checked this often.")
+
+    @field_validator("password_command")
+    @classmethod
+    def _splits(cls, value: str) -> str:
+        try:
+            shlex.split(value)
+        except ValueError as error:
+            raise ValueError(f"not a command line: {error}") from None
+        return value
+
+    @model_validator(mode="after")
+    def _one_password(self) -> Self:
+        if self.password_file is not None and self.password_command:
+            raise ValueError("set password_file or password_command, not both")
+        return self
 
     @field_validator("slot")
     @classmethod
@@ -78,11 +116,6 @@ class SourceSettings(_Section):
         if not is_slot(value):
             raise ValueError(f"a slot's name has {SLOT_RULE}")
         return value
-
-    @field_validator("publications", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
 
     @field_validator("publications")
     @classmethod
@@ -92,160 +125,7 @@ class SourceSettings(_Section):
         return value
 
 
-class TopicOverride(_Section):
-    """Other settings for the topics that a pattern matches (regular expression, the whole name)."""
-
-    pattern: str
-    partitions: int | None = Field(default=None, ge=1)
-    config: dict[str, str] = Field(default_factory=dict)
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from error
-        return value
-
-
-class KafkaSettings(_Section):
-    """Topics and the producer."""
-
-    bootstrap_servers: str = Field(default="localhost:9092", description="host:port, comma-separated.")
-    prefix: str = Field(
-        default="cdc", pattern=r"^[A-Za-z0-9_-]{1,60}$", description="Topics are `prefix.schema.table`."
-    )
-    delivery: Literal["exactly_once", "at_least_once"] = Field(
-        default="exactly_once",
-        description="at_least_once: lower latency; after a crash records and markers may come twice; the Spark reader "
-        "refuses that.",
-    )
-    partitions: int = Field(default=3, ge=1, description="Of new change topics.")
-    replication_factor: int = Field(default=-1, ge=-1, description="Of new topics; -1: the broker's default.")
-    retention_ms: int | None = Field(
-        default=None, ge=-1, description="Of new change and marker topics; -1: for ever; unset: the broker's default."
-    )
-    topics: tuple[TopicOverride, ...] = Field(
-        default=(),
-        description="Other settings of the new topics that a pattern matches (see the sample). In a variable: the same as "
-        "a JSON array.",
-    )
-    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
-        default="lz4", description="Of the batches, by the producer."
-    )
-    max_record_bytes: int = Field(
-        default=16 << 20, ge=1024, description="Largest record, of producer and new topics together."
-    )
-    batch_bytes: int = Field(
-        default=1 << 19, ge=1024, description="Largest batch of a partition; never more than max_record_bytes."
-    )
-    memory_bytes: int = Field(
-        default=16 << 20, ge=1 << 20, description="Reading waits while more than this is unacknowledged."
-    )
-    transaction_timeout_s: int = Field(
-        default=900, ge=1, description="At most the broker's transaction.max.timeout.ms."
-    )
-    request_timeout_s: int = Field(default=30, ge=1, description="No answer to one request for so long: it failed.")
-    delivery_timeout_s: float = Field(default=60.0, gt=0, description="No answer for so long: a new producer.")
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
-        default="PLAINTEXT", description="SSL: TLS. SASL: with a login."
-    )
-    ssl_ca_file: Path | None = Field(
-        default=None,
-        description="PEM file of the authorities that may sign the broker's certificate; unset: the system's.",
-    )
-    ssl_cert_file: Path | None = Field(
-        default=None, description="PEM file of our own certificate, where brokers ask for one."
-    )
-    ssl_key_file: Path | None = Field(
-        default=None, description="PEM file of its key, without a passphrase; unset: it is in ssl_cert_file."
-    )
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
-        default="SCRAM-SHA-512", description="How to log in. PLAIN sends the password as it is: with SASL_SSL only."
-    )
-    sasl_username: str | None = Field(default=None, description="Required with SASL_PLAINTEXT and SASL_SSL.")
-    sasl_password: SecretStr | None = Field(
-        default=None, description=f"Its password; or a file by {PREFIX}KAFKA__SASL_PASSWORD_FILE."
-    )
-
-    @field_validator("bootstrap_servers")
-    @classmethod
-    def _addresses(cls, value: str) -> str:
-        if not all(_is_host_and_port(part.strip()) for part in value.split(",")):
-            raise ValueError("expected host:port, comma-separated; an IPv6 address in brackets")
-        return value
-
-    @field_validator("topics", mode="before")
-    @classmethod
-    def _json(cls, value: Any) -> Any:
-        """In the environment: a JSON array of objects."""
-        return json.loads(value) if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _as_secure_as_it_looks(self) -> Self:
-        """Certificates and logins that are set must be used: else the gateway would connect without them."""
-        protocol = self.security_protocol
-        if not protocol.endswith("SSL"):
-            _refuse_unused(self, ("ssl_ca_file", "ssl_cert_file", "ssl_key_file"), f"security_protocol = {protocol}")
-        if self.ssl_key_file is not None and self.ssl_cert_file is None:
-            raise ValueError("ssl_key_file is set without ssl_cert_file")
-        if not protocol.startswith("SASL"):
-            _refuse_unused(self, ("sasl_username", "sasl_password"), f"security_protocol = {protocol}")
-        elif self.sasl_username is None or self.sasl_password is None:
-            raise ValueError(f"security_protocol = {protocol} needs sasl_username and sasl_password")
-        return self
-
-    def client_options(self) -> dict[str, Any]:
-        """Arguments that aiokafka's producer, consumer and admin client share. Reads the certificates, which may be new
-        ones. Raises StopForOperator."""
-        options: dict[str, Any] = {
-            "bootstrap_servers": self.bootstrap_servers,
-            "security_protocol": self.security_protocol,
-        }
-        if self.security_protocol.endswith("SSL"):
-            try:
-                context = ssl.create_default_context(cafile=self.ssl_ca_file)
-            except OSError as error:
-                raise _unusable(error, "kafka.ssl_ca_file", self.ssl_ca_file) from error
-            if self.ssl_cert_file is not None:
-                try:
-                    # A key with a passphrase must not be asked for on the terminal.
-                    context.load_cert_chain(self.ssl_cert_file, self.ssl_key_file, password="")
-                except OSError as error:
-                    raise _unusable(
-                        error, "kafka.ssl_cert_file or kafka.ssl_key_file", self.ssl_cert_file, self.ssl_key_file
-                    ) from error
-            options["ssl_context"] = context
-        if self.sasl_username is not None and self.sasl_password is not None:
-            options["sasl_mechanism"] = self.sasl_mechanism
-            options["sasl_plain_username"] = self.sasl_username
-            options["sasl_plain_password"] = self.sasl_password.get_secret_value()
-        return options
-
-
-def _is_host_and_port(text: str) -> bool:
-    """As aiokafka reads it; without a port it takes 9092."""
-    try:
-        address = urlsplit(f"//{text}")
-        return bool(address.hostname) and address.port != 0 and address.netloc == text and text[-1] not in "@:"
-    except ValueError:
-        return False
-
-
-def _refuse_unused(section: BaseModel, names: Iterable[str], reason: str) -> None:
-    unused = [name for name in names if getattr(section, name) is not None]
-    if unused:
-        raise ValueError(f"{', '.join(unused)} would not be used: {reason}")
-
-
-def _unusable(error: OSError, setting: str, *paths: Path | None) -> StopForOperator:
-    named = " ".join(str(path) for path in paths if path is not None)
-    reason = getattr(error, "reason", None) or error.strerror or type(error).__name__
-    return StopForOperator(f"{setting} can not be used: {named}: {reason}", hint="PEM files that the gateway may read")
-
-
-class RegistrySettings(_Section):
+class RegistrySettings(TokenSettings):
     """Schema registry with the Confluent API."""
 
     url: str = Field(
@@ -260,6 +140,13 @@ class RegistrySettings(_Section):
         default=None,
         description="PEM file of the authorities that may sign the registry's certificate; unset: the system's.",
     )
+    cert_file: Path | None = Field(
+        default=None, description="PEM file of our own certificate, where the registry asks for one."
+    )
+    key_file: Path | None = Field(default=None, description="PEM file of its key; unset: it is in cert_file.")
+    key_password: SecretStr | None = Field(
+        default=None, description=f"Passphrase of the key; or a file by {PREFIX}REGISTRY__KEY_PASSWORD_FILE."
+    )
     timeout_s: float = Field(default=30.0, gt=0, description="No answer for so long: the registry is not there.")
 
     @field_validator("url")
@@ -273,23 +160,106 @@ class RegistrySettings(_Section):
     @model_validator(mode="after")
     def _all_is_used(self) -> Self:
         if self.username is None:
-            _refuse_unused(self, ("password",), "registry.username is not set")
+            refuse_unused(self, ("password",), "registry.username is not set")
         if not self.url.lower().startswith("https:"):
-            _refuse_unused(self, ("ca_file",), "registry.url is no https address")
+            refuse_unused(self, ("ca_file", "cert_file"), "registry.url is no https address")
+        if self.cert_file is None:
+            refuse_unused(self, ("key_file", "key_password"), "registry.cert_file is not set")
+        if self.has_token:
+            refuse_unused(self, ("username",), "a token is used")
         return self
 
+    def client_options(self) -> dict[str, Any]:
+        """Arguments of RegistryClient that say who comes. Reads the certificates, which may be new.
+        Raises StopForOperator."""
+        tls = None
+        if self.url.lower().startswith("https:"):
+            try:
+                tls = ssl.create_default_context(cafile=self.ca_file)
+            except OSError as error:
+                raise unusable(error, "registry.ca_file", self.ca_file) from error
+            if self.cert_file is not None:
+                try:
+                    load_key(tls, self.cert_file, self.key_file, self.key_password)
+                except OSError as error:
+                    names = "registry.cert_file, registry.key_file or registry.key_password"
+                    raise unusable(error, names, self.cert_file, self.key_file) from error
+        return {
+            "username": self.username,
+            "password": self.password.get_secret_value() if self.password else None,
+            "tls": tls,
+            "tokens": self.tokens("registry", self.ca_file) if self.has_token else None,
+        }
 
-class SchemaSettings(_Section):
+
+class SchemaSettings(Section):
     """Changes of a table's columns (docs/schema-evolution.md)."""
 
     on_incompatible: Literal["stop", "register"] = Field(
         default="stop",
-        description="register: send a schema that readers of the old one can not read, rather than stop.",
+        description="register: send a schema that readers of the old one cannot read, rather than stop.",
     )
 
 
-class HttpSettings(_Section):
-    """`/livez`, `/readyz` and `/metrics` (Prometheus); off while no port is set."""
+class SnapshotSettings(Section):
+    """Rows that were there before (docs/snapshot.md)."""
+
+    mode: Literal["initial", "on_command", "never"] = Field(
+        default="never",
+        description="initial: at the first start every published table is read, and later each one that joins the publications. "
+        "on_command: only what `walgate snapshot start` names. The user needs SELECT on the tables.",
+    )
+    commands: bool = Field(
+        default=True,
+        description="Obey commands in the stream (`walgate snapshot`). Everybody who may connect to the database may emit them.",
+    )
+    readers: int = Field(default=2, ge=1, le=16, description="Sessions that read tables at the same time.")
+    rows_per_s: int | None = Field(default=None, gt=0, description="Read no more than this.")
+    chunk_bytes: int = Field(
+        default=4 << 20,
+        ge=8192,
+        description="About so much of a table is read in one transaction. Its rows take four times as much memory until "
+        "they are handed over, once for each reader.",
+    )
+
+
+class TableErrors(Section):
+    """Another rule for the tables that a pattern matches (regular expression, the whole `schema.table`)."""
+
+    pattern: Pattern
+    on_error: Literal["stop", "quarantine"]
+
+
+class ErrorSettings(Section):
+    """A row or a change of a table that cannot be written (docs/operations.md)."""
+
+    on_error: Literal["stop", "quarantine"] = Field(
+        default="stop",
+        description="quarantine: leave the table out from that transaction on, marked in every manifest, rather than stop.",
+    )
+    tables: tuple[TableErrors, ...] = Field(
+        default=(),
+        description="Other rules for the tables that a pattern matches (see the sample). In a variable: the same as a JSON "
+        "array.",
+    )
+
+    @field_validator("tables", mode="before")
+    @classmethod
+    def _json(cls, value: Any) -> Any:
+        return read_json(value)
+
+    @property
+    def may_quarantine(self) -> bool:
+        return "quarantine" in (self.on_error, *(rule.on_error for rule in self.tables))
+
+    def on_error_of(self, table: str) -> str:
+        """`table`: schema.table. Where two patterns match, the later one wins."""
+        rules = [rule.on_error for rule in self.tables if re.fullmatch(rule.pattern, table)]
+        return rules[-1] if rules else self.on_error
+
+
+class HttpSettings(Section):
+    """`/livez`, `/readyz`, `/status` (JSON) and `/metrics` (Prometheus); off while no port is set."""
 
     host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0: every one.")
     port: int | None = Field(default=None, ge=0, le=65535, description="0: a free one, which the log tells.")
@@ -323,26 +293,77 @@ class Settings(_Sources, extra="forbid"):
     kafka: KafkaSettings = KafkaSettings()
     registry: RegistrySettings = RegistrySettings()
     schemas: SchemaSettings = SchemaSettings()
+    snapshot: SnapshotSettings = SnapshotSettings()
+    columns: ColumnSettings = ColumnSettings()
+    errors: ErrorSettings = ErrorSettings()
+    debezium: DebeziumSettings = DebeziumSettings()
     http: HttpSettings = HttpSettings()
+
+    @property
+    def writes_debezium(self) -> bool:
+        return self.kafka.dialect == "debezium"
+
+    @property
+    def streams_open_transactions(self) -> bool:
+        """Debezium's consumers take every record for committed."""
+        return self.source.large_transactions == "stream" and not self.writes_debezium
+
+    @model_validator(mode="after")
+    def _dialects_agree(self) -> Self:
+        if self.writes_debezium:
+            if self.source.large_transactions == "stream" and "large_transactions" in self.source.model_fields_set:
+                raise ValueError(
+                    "kafka.dialect = debezium sends committed rows only: source.large_transactions must be whole"
+                )
+            if self.source.two_phase:
+                raise ValueError("kafka.dialect = debezium sends committed rows only: source.two_phase must be false")
+            if self.snapshot.mode != "never":
+                raise ValueError("kafka.dialect = debezium has no snapshots yet: snapshot.mode must be never")
+            if self.errors.may_quarantine:
+                raise ValueError(
+                    "kafka.dialect = debezium has no place to mark what is left out: errors.on_error must be stop"
+                )
+            if self.columns.rules:
+                raise ValueError(
+                    "kafka.dialect = debezium does not apply columns.rules yet: values would leave as they are"
+                )
+        elif "debezium" in self.model_fields_set:
+            raise ValueError("the section debezium would not be used: kafka.dialect is walgate")
+        return self
 
 
 class _OnlyHttp(_Sources, extra="ignore"):
     http: HttpSettings = HttpSettings()
 
 
+class _OnlyReading(_Sources, extra="ignore"):
+    kafka: KafkaSettings = KafkaSettings()
+    registry: RegistrySettings = RegistrySettings()
+
+
 def load_settings(file: Path | None = None) -> Settings:
     """Merge environment and file. Raises StopForOperator that names each wrong setting, without its value."""
     values = _read_file(file)
+    if isinstance(values.get("columns"), list):  # [[columns]]: beside the key, which comes from a variable
+        values["columns"] = {"rules": values["columns"]}
     _read_secret_files()
     _refuse_unknown_variables()
     settings = _merge(Settings, values)
     settings.kafka.client_options()  # says now what is wrong with the certificates
+    settings.registry.client_options()
     return settings
 
 
 def load_http_settings(file: Path | None = None) -> HttpSettings:
     """Where the gateway of the same configuration answers: reads no secret."""
     return _merge(_OnlyHttp, _read_file(file)).http
+
+
+def load_reading_settings(file: Path | None = None) -> tuple[KafkaSettings, RegistrySettings]:
+    """Where topics and schemas are, for a reader without PostgreSQL."""
+    _read_secret_files()
+    found = _merge(_OnlyReading, _read_file(file))
+    return found.kafka, found.registry
 
 
 def _read_file(file: Path | None) -> dict[str, Any]:
@@ -361,20 +382,22 @@ def _merge(model: type[_S], values: dict[str, Any]) -> _S:
     try:
         return model(**values)
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, item['loc'])) or '(top)'}: {item['msg']}" for item in error.errors()]
+        lines = [f"  {sentence}" for sentence in explain(error, model)]
         raise StopForOperator(
-            "configuration:\n" + "\n".join(lines), hint=f"settings: a TOML file, or {PREFIX}SECTION__NAME variables"
+            "configuration:\n" + "\n".join(lines),
+            hint=f"a TOML file, or {PREFIX}SECTION__NAME variables: docs/settings.md",
         ) from None
+
+
+def _variables() -> list[str]:
+    """Of every setting."""
+    return [variable(section, name) for section, found in sections_of(Settings).items() for name in found.model_fields]
 
 
 def _refuse_unknown_variables() -> None:
     """Names inside a section are pydantic's to check; a variable of no section it would not even look at."""
-    sections = {f"{PREFIX}{section.upper()}": field for section, field in Settings.model_fields.items()}
-    names = [
-        f"{section}__{name.upper()}"
-        for section, field in sections.items()
-        for name in getattr(field.annotation, "model_fields", ())
-    ]
+    sections = {f"{PREFIX}{section.upper()}" for section in Settings.model_fields}
+    names = _variables()
     unknown = [
         name
         for name, value in sorted(os.environ.items())
@@ -392,13 +415,10 @@ def _refuse_unknown_variables() -> None:
 
 
 def _read_secret_files() -> None:
-    """WALGATE_X_FILE=path stands for WALGATE_X=<content of path>, as Docker secrets want it."""
+    """WALGATE_X_FILE=path stands for WALGATE_X=<content of path>, as Docker secrets want it; but for settings of that name."""
+    settings = _variables()
     for name, path in list(os.environ.items()):
-        if (
-            name.startswith(PREFIX)
-            and name.endswith("_FILE")
-            and not name.endswith(("CA_FILE", "CERT_FILE", "KEY_FILE"))
-        ):
+        if name.startswith(PREFIX) and name.endswith("_FILE") and name not in settings:
             try:
                 os.environ[name.removesuffix("_FILE")] = Path(path).read_text().strip()
             except OSError as error:

@@ -1,6 +1,7 @@
 """pgoutput: bytes of logical replication -> one frozen dataclass per message. Pure.
 
     decode.py           which message it is
+    letters.py          the bytes that say what follows
     cursor.py           the protocol's field types, checked
     tuple_data.py       the columns of a row
     transaction.py      Begin, Commit, Origin
@@ -17,7 +18,7 @@ Sentences in double quotes are the manual's own (55.9 Logical Replication Messag
 from gateway.pgoutput.cursor import PG_EPOCH
 from gateway.pgoutput.decode import PgOutputMessage, decode
 from gateway.pgoutput.errors import PgOutputError
-from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.logical_message import Message, MessageHead, read_message_head
 from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity, Type
 from gateway.pgoutput.row import Delete, Insert, Truncate, Update
 from gateway.pgoutput.stream import StreamAbort, StreamCommit, StreamStart, StreamStop
@@ -37,6 +38,7 @@ __all__ = [
     "Delete",
     "Insert",
     "Message",
+    "MessageHead",
     "Origin",
     "PgOutputError",
     "PgOutputMessage",
@@ -57,4 +59,5 @@ __all__ = [
     "Unchanged",
     "Update",
     "decode",
+    "read_message_head",
 ]

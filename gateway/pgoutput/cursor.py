@@ -29,20 +29,24 @@ _UINT64: Final = struct.Struct("!Q")
 
 
 class Cursor:
-    """A place in one message. Every method raises PgOutputError and leaves `position` behind what it read."""
+    """A position in one message. Every method raises PgOutputError and moves `position` to the byte after what it read.
 
-    __slots__ = ("message_name", "payload", "position")
+    `origin`: where `payload` begins in the message, for a caller that has read its head. Offsets in errors count from there.
+    """
 
-    def __init__(self, payload: bytes, position: int, message_name: str) -> None:
+    __slots__ = ("message_name", "origin", "payload", "position")
+
+    def __init__(self, payload: bytes, position: int, message_name: str, origin: int = 0) -> None:
         self.payload = payload
         self.position = position
         self.message_name = message_name
+        self.origin = origin
 
     def remaining(self) -> int:
         return len(self.payload) - self.position
 
     def error(self, field: str, offset: int, expected: str, actual: str) -> PgOutputError:
-        return PgOutputError(self.message_name, field, offset, expected, actual)
+        return PgOutputError(self.message_name, field, self.origin + offset, expected, actual)
 
     def read_byte(self, field: str) -> int:
         position = self._claim(field, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from gateway.pgoutput import letters
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.errors import PgOutputError
 from gateway.pgoutput.logical_message import Message, read_message
@@ -58,32 +59,37 @@ PgOutputMessage = (
 
 # Type letter -> name in the manual, and the reader. The same bytes in and out of a stream segment.
 _FIXED: Final[dict[int, tuple[str, Callable[[Cursor], PgOutputMessage]]]] = {
-    ord("B"): ("Begin", read_begin),
-    ord("C"): ("Commit", read_commit),
-    ord("O"): ("Origin", read_origin),
-    ord("S"): ("Stream Start", read_stream_start),
-    ord("E"): ("Stream Stop", read_stream_stop),
-    ord("c"): ("Stream Commit", read_stream_commit),
-    ord("b"): ("Begin Prepare", read_begin_prepare),
-    ord("P"): ("Prepare", read_prepare),
-    ord("K"): ("Commit Prepared", read_commit_prepared),
-    ord("r"): ("Rollback Prepared", read_rollback_prepared),
-    ord("p"): ("Stream Prepare", read_stream_prepare),
+    letters.BEGIN: ("Begin", read_begin),
+    letters.COMMIT: ("Commit", read_commit),
+    letters.ORIGIN: ("Origin", read_origin),
+    letters.STREAM_START: ("Stream Start", read_stream_start),
+    letters.STREAM_STOP: ("Stream Stop", read_stream_stop),
+    letters.STREAM_COMMIT: ("Stream Commit", read_stream_commit),
+    letters.BEGIN_PREPARE: ("Begin Prepare", read_begin_prepare),
+    letters.PREPARE: ("Prepare", read_prepare),
+    letters.COMMIT_PREPARED: ("Commit Prepared", read_commit_prepared),
+    letters.ROLLBACK_PREPARED: ("Rollback Prepared", read_rollback_prepared),
+    letters.STREAM_PREPARE: ("Stream Prepare", read_stream_prepare),
 }
 # These begin with the xid of the (sub)transaction inside a stream segment, and only there.
 _WITH_STREAM_XID: Final[dict[int, tuple[str, Callable[[Cursor, bool], PgOutputMessage]]]] = {
-    ord("M"): ("Message", read_message),
-    ord("R"): ("Relation", read_relation),
-    ord("Y"): ("Type", read_type),
-    ord("I"): ("Insert", read_insert),
-    ord("U"): ("Update", read_update),
-    ord("D"): ("Delete", read_delete),
-    ord("T"): ("Truncate", read_truncate),
+    letters.MESSAGE: ("Message", read_message),
+    letters.RELATION: ("Relation", read_relation),
+    letters.TYPE: ("Type", read_type),
+    letters.INSERT: ("Insert", read_insert),
+    letters.UPDATE: ("Update", read_update),
+    letters.DELETE: ("Delete", read_delete),
+    letters.TRUNCATE: ("Truncate", read_truncate),
 }
-_STREAM_ABORT: Final = ord("A")
+MESSAGE_NAMES: Final[dict[int, str]] = {
+    letter: name for letter, (name, _) in (*_FIXED.items(), *_WITH_STREAM_XID.items())
+} | {letters.STREAM_ABORT: "Stream Abort"}
+"""The manual's names."""
 
 # The lowest proto_version whose stream can hold the message; 1 where it is not named.
-_SINCE_VERSION: Final[dict[int, int]] = dict.fromkeys(b"SEcp", 2)
+_SINCE_VERSION: Final[dict[int, int]] = dict.fromkeys(
+    (letters.STREAM_START, letters.STREAM_STOP, letters.STREAM_COMMIT, letters.STREAM_PREPARE), 2
+)
 
 
 def decode(payload: bytes, *, in_stream: bool, protocol_version: int) -> PgOutputMessage:
@@ -117,8 +123,8 @@ def decode(payload: bytes, *, in_stream: bool, protocol_version: int) -> PgOutpu
         name, read_with_xid = _WITH_STREAM_XID[letter]
         cursor = Cursor(payload, 1, name)
         message = read_with_xid(cursor, in_stream)
-    elif letter == _STREAM_ABORT:
-        cursor = Cursor(payload, 1, "Stream Abort")
+    elif letter == letters.STREAM_ABORT:
+        cursor = Cursor(payload, 1, MESSAGE_NAMES[letter])
         message = read_stream_abort(cursor, protocol_version)
     else:
         raise PgOutputError("message", "type", 0, "a known message type", f"0x{letter:02x}")

@@ -24,6 +24,27 @@ class Message:
     """ "The content of the logical decoding message." Any bytes; users put text or binary there."""
 
 
+@dataclass(frozen=True, slots=True)
+class MessageHead:
+    """What comes before the content of a message; `prefix` may be cut."""
+
+    xid: int | None
+    transactional: bool
+    message_lsn: Lsn
+    prefix: str
+
+
+def read_message_head(payload: bytes, in_stream: bool) -> MessageHead:
+    """Of the first bytes of a message. The prefix is any text, so that it may be longer than they are."""
+    cursor = Cursor(payload, 1, "Message")
+    return MessageHead(
+        xid=cursor.read_stream_xid() if in_stream else None,
+        transactional=cursor.read_flag("flags"),
+        message_lsn=cursor.read_lsn("message_lsn"),
+        prefix=payload[cursor.position :].partition(b"\0")[0].decode("utf-8", "replace"),
+    )
+
+
 def read_message(cursor: Cursor, in_stream: bool) -> Message:
     return Message(
         xid=cursor.read_stream_xid() if in_stream else None,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.pgoutput.cursor import Cursor
-from gateway.pgoutput.errors import PgOutputError
+from gateway.pgoutput.letters import KEY_TUPLE, NEW_TUPLE, OLD_TUPLE
 from gateway.pgoutput.tuple_data import TupleData, read_tuple_data
 
-_KEY, _OLD, _NEW = b"KON"
+TUPLE_NAMES: Final = {KEY_TUPLE: "key tuple", OLD_TUPLE: "old tuple", NEW_TUPLE: "new tuple"}
 _CASCADE: Final = 1
 _RESTART_IDENTITY: Final = 2
 
@@ -82,43 +82,65 @@ class Truncate:
     """ "2 for RESTART IDENTITY" """
 
 
+@dataclass(slots=True)  # frozen costs 0.8 us more, a tenth of a DELETE
+class TuplePart:
+    """A tuple of a row message: which one (letter K, O or N), and the offset of its column count in the message."""
+
+    letter: int
+    offset: int
+    values: TupleData
+
+
 def read_insert(cursor: Cursor, in_stream: bool) -> Insert:
     xid = cursor.read_stream_xid() if in_stream else None
-    relation_oid = cursor.read_uint32("relation_oid")
-    part = cursor.read_byte("tuple part")
-    if part != _NEW:
-        raise _wrong_part(cursor, part, "N")
-    return Insert(xid, relation_oid, new=read_tuple_data(cursor, "new tuple"))
+    return Insert(xid, cursor.read_uint32("relation_oid"), new=read_new(cursor).values)
 
 
 def read_update(cursor: Cursor, in_stream: bool) -> Update:
     xid = cursor.read_stream_xid() if in_stream else None
     relation_oid = cursor.read_uint32("relation_oid")
-    key: TupleData | None = None
-    old: TupleData | None = None
-    part = cursor.read_byte("tuple part")
-    expected = "one of K O N"
-    if part in (_KEY, _OLD):
-        if part == _KEY:
-            key = read_tuple_data(cursor, "key tuple")
-        else:
-            old = read_tuple_data(cursor, "old tuple")
-        part = cursor.read_byte("tuple part")
-        expected = "N"
-    if part != _NEW:
-        raise _wrong_part(cursor, part, expected)
-    return Update(xid, relation_oid, key, old, new=read_tuple_data(cursor, "new tuple"))
+    earlier, new = read_earlier_and_new(cursor)
+    return Update(xid, relation_oid, *_key_and_old(earlier), new=new.values)
 
 
 def read_delete(cursor: Cursor, in_stream: bool) -> Delete:
     xid = cursor.read_stream_xid() if in_stream else None
     relation_oid = cursor.read_uint32("relation_oid")
-    part = cursor.read_byte("tuple part")
-    if part == _KEY:
-        return Delete(xid, relation_oid, key=read_tuple_data(cursor, "key tuple"), old=None)
-    if part == _OLD:
-        return Delete(xid, relation_oid, key=None, old=read_tuple_data(cursor, "old tuple"))
-    raise _wrong_part(cursor, part, "one of K O")
+    return Delete(xid, relation_oid, *_key_and_old(read_earlier(cursor)))
+
+
+# What is behind the relation's oid. The encoder of rows begins there.
+
+
+def read_new(cursor: Cursor) -> TuplePart:
+    """Of an Insert."""
+    return _read_part(cursor, (NEW_TUPLE,))
+
+
+def read_earlier_and_new(cursor: Cursor) -> tuple[TuplePart | None, TuplePart]:
+    """Of an Update: its key or old tuple, if any, and the new one."""
+    part = _read_part(cursor, (KEY_TUPLE, OLD_TUPLE, NEW_TUPLE))
+    return (None, part) if part.letter == NEW_TUPLE else (part, read_new(cursor))
+
+
+def read_earlier(cursor: Cursor) -> TuplePart:
+    """Of a Delete: its key or old tuple."""
+    return _read_part(cursor, (KEY_TUPLE, OLD_TUPLE))
+
+
+def _read_part(cursor: Cursor, allowed: tuple[int, ...]) -> TuplePart:
+    letter = cursor.read_byte("tuple part")
+    if letter not in allowed:
+        expected = " ".join(map(chr, allowed))
+        expected = expected if len(allowed) == 1 else f"one of {expected}"
+        raise cursor.error("tuple part", cursor.position - 1, expected, f"0x{letter:02x}")
+    return TuplePart(letter, cursor.origin + cursor.position, read_tuple_data(cursor, TUPLE_NAMES[letter]))
+
+
+def _key_and_old(part: TuplePart | None) -> tuple[TupleData | None, TupleData | None]:
+    if part is None:
+        return None, None
+    return (part.values, None) if part.letter == KEY_TUPLE else (None, part.values)
 
 
 def read_truncate(cursor: Cursor, in_stream: bool) -> Truncate:
@@ -139,7 +161,3 @@ def read_truncate(cursor: Cursor, in_stream: bool) -> Truncate:
         cascade=bool(options & _CASCADE),
         restart_identity=bool(options & _RESTART_IDENTITY),
     )
-
-
-def _wrong_part(cursor: Cursor, part: int, expected: str) -> PgOutputError:
-    return cursor.error("tuple part", cursor.position - 1, expected, f"0x{part:02x}")

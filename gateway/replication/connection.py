@@ -1,23 +1,23 @@
 """Log in to PostgreSQL with asyncpg: for SQL, and for replication.
 
-The replication connection is asyncpg's up to ReadyForQuery: TLS, SCRAM, password file, several hosts. asyncpg does not know
+The replication connection is asyncpg's up to ReadyForQuery, made by login.py. asyncpg does not know
 CopyBoth, so then its transport gets a protocol of ours (`ReplicationStream`) and asyncpg's connection is left empty.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
+from collections.abc import Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
 
 import asyncpg
 
-from gateway.operate.errors import Retry, StopForOperator, WalgateError
-from gateway.replication.errors import DRIVER_ERRORS, classify_exception
+from gateway.operate.errors import Retry
 from gateway.replication.feedback import LEAVE_AFTER_S, LONGEST_SILENCE_S
-from gateway.replication.inbox import CAPACITY
+from gateway.replication.inbox import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW
+from gateway.replication.login import Address, log_in
+from gateway.replication.password import Login
 from gateway.replication.stream import PINNED_REPORTS, ReplicationStream, check_report
 
 APPLICATION_NAME: Final = "walgate"
@@ -57,79 +57,80 @@ class _HandedOver(asyncpg.Connection):  # type: ignore[misc]  # asyncpg's own st
         self._transport = None
 
 
-async def connect_sql(dsn: str, *, timeout_s: float = 30.0, search_path: str = "") -> asyncpg.Connection:
+async def connect_sql(
+    login: Login | str, *, timeout_s: float = 30.0, search_path: str = "", avoid: Sequence[Address] = ()
+) -> asyncpg.Connection:
     """An ordinary connection for catalog queries, which may take a minute each. Raises classified errors.
 
+    `login` may be the DSN alone. Hosts of `avoid` are tried last.
     With an empty search_path nobody's function or operator can take the place of one of pg_catalog's.
     """
     settings = {**PINNED_SETTINGS, "search_path": search_path}
-    connection: asyncpg.Connection = await _connect(
-        dsn, timeout_s, "connection to PostgreSQL", settings, command_timeout=_COMMAND_TIMEOUT_S
+    connection = await log_in(
+        _login(login),
+        "connection to PostgreSQL",
+        settings,
+        timeout_s=timeout_s,
+        command_timeout=_COMMAND_TIMEOUT_S,
+        avoid=avoid,
     )
     _detect_dead_peer(connection._transport.get_extra_info("socket"), LONGEST_SILENCE_S)
     return connection
 
 
 async def connect_replication(
-    dsn: str, *, timeout_s: float = 30.0, capacity: int = CAPACITY, silence_limit_s: float = LONGEST_SILENCE_S
+    login: Login | str,
+    *,
+    timeout_s: float = 30.0,
+    avoid: Sequence[Address] = (),
+    capacity: int = CAPACITY,
+    largest_row: int = LARGEST_ROW,
+    largest_message: int = LARGEST_MESSAGE,
+    silence_limit_s: float = LONGEST_SILENCE_S,
 ) -> ReplicationStream:
-    """Log in as a walsender of the DSN's database. `capacity` is the size of the receive buffer in bytes.
+    """Log in as a walsender of the DSN's database. `capacity` is the size of the receive buffer in bytes; of rows above
+    `largest_row` and logical messages above `largest_message` only the head is kept (inbox.py).
 
     TCP gives the connection up when something we sent is not acknowledged for `silence_limit_s`. Raises classified errors.
     """
     doing = "replication connection to PostgreSQL"
     # What a regclass shows depends on search_path; so names have their schema, but for those in pg_catalog.
     settings = {**PINNED_SETTINGS, "search_path": "", "replication": "database"}
-    connection = await _connect(dsn, timeout_s, doing, settings, connection_class=_HandedOver, statement_cache_size=0)
+    connection: Any = await log_in(
+        _login(login),
+        doing,
+        settings,
+        timeout_s=timeout_s,
+        connection_class=_HandedOver,
+        statement_cache_size=0,
+        avoid=avoid,
+    )
     reports = connection.get_settings()
     for name in PINNED_REPORTS:
         error = check_report(name, getattr(reports, name, "unknown"), doing)
         if error is not None:
             connection.terminate()
             raise error
-    stream = ReplicationStream(doing, capacity=capacity, backend_pid=connection.get_server_pid())
+    stream = ReplicationStream(
+        doing,
+        capacity=capacity,
+        largest_row=largest_row,
+        largest_message=largest_message,
+        backend_pid=connection.get_server_pid(),
+    )
     _detect_dead_peer(connection._transport.get_extra_info("socket"), silence_limit_s)
     connection.hand_over(stream)
     return stream
 
 
-async def _connect(dsn: str, timeout_s: float, doing: str, settings: dict[str, str], **options: Any) -> Any:
-    try:
-        return await asyncpg.connect(dsn, timeout=timeout_s, server_settings=settings, **options)
-    except asyncpg.UndefinedObjectError as error:
-        raise StopForOperator(
-            f"{doing}: source.dsn has a parameter that the server does not know: {error.args[0]}",
-            hint="behind the ? may stand sslmode, sslrootcert, sslcert, sslkey, target_session_attrs, passfile and settings of "
-            "the server; not libpq's connect_timeout or keepalives: the gateway has its own",
-        ) from error
-    except (FileNotFoundError, PermissionError) as error:
-        raise _unreadable_file(dsn, doing) or classify_exception(error, doing) from error
-    except DRIVER_ERRORS as error:
-        if isinstance(error, asyncpg.ClientConfigurationError):
-            raise _unusable_dsn(doing) from None
-        raise classify_exception(error, doing) from error
-    except ValueError:
-        raise _unusable_dsn(doing) from None
+def address_of(connection: asyncpg.Connection) -> Address:
+    """The host of the DSN that it was made to."""
+    address: Address = connection._addr
+    return address
 
 
-def _unusable_dsn(doing: str) -> WalgateError:
-    """What asyncpg or urllib says of it may quote the password."""
-    return StopForOperator(
-        f"{doing}: source.dsn can not be used",
-        hint="postgresql://user:password@host:port/database?sslmode=...: percent-encode / ? # @ : % in the password; ports are "
-        "numbers; sslmode is disable, allow, prefer, require, verify-ca or verify-full, the last two with sslrootcert=FILE",
-    )
-
-
-def _unreadable_file(dsn: str, doing: str) -> WalgateError | None:
-    """Which certificate is missing the error does not say; and it looks like that of a socket whose server is starting."""
-    named = dict(parse_qsl(urlsplit(dsn).query))
-    for parameter in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
-        variable = f"PG{parameter.upper()}"
-        path = named.get(parameter) or os.environ.get(variable)
-        if path and not os.access(path, os.R_OK):
-            return StopForOperator(f"{doing}: {parameter} (source.dsn, {variable}) can not be read: {path}")
-    return None
+def _login(login: Login | str) -> Login:
+    return Login(login) if isinstance(login, str) else login
 
 
 def _detect_dead_peer(connected: Any, silence_limit_s: float) -> None:

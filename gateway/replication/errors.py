@@ -13,6 +13,7 @@ import ssl
 
 import asyncpg
 
+from gateway.judgement.notice import LeftOut, NoticeKind, Reported, WalRemoved, kind_of
 from gateway.operate.errors import DataGap, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.replication.server_message import ServerMessage
 
@@ -20,17 +21,15 @@ DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.Internal
 """What asyncpg and the socket raise: for `except`, then `classify_exception`."""
 
 _FULL = "raise {} (needs a restart of the server), or remove what is not used"
-_NEW_SLOT = (
-    "changes since the last position can not be read any more: drop the slot, start anew with new copies of the tables"
-)
-_UNPRINTABLE = "PostgreSQL 14 can not print intervals above 2^31 hours: set source.binary = on, or leave the column out"
+_NEW_SLOT = "changes since the last position cannot be read any more: drop the slot and start over with new copies of the tables"
+_UNPRINTABLE = "PostgreSQL 14 cannot print intervals above 2^31 hours: set source.binary = on, or leave the column out"
 
 _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     # Connection
     "08": (Retry, ""),
     "08P01": (StopForOperator, "is there a pooler between? The gateway needs a direct connection to the server"),
     "28": (RetrySlowly, "check user, password and pg_hba.conf: logical replication needs a line for the database itself"),
-    "3D000": (StopForOperator, "check the database's name in the DSN"),
+    "3D000": (RetrySlowly, "check the name of the database in source.dsn"),
     "42501": (RetrySlowly, "ALTER ROLE <user> REPLICATION; on a managed service grant its replication role"),
     "42601": (StopForOperator, "is there a pooler between? The gateway needs a direct connection to the server"),
     # The server stops, starts, or has no room
@@ -39,7 +38,7 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "57P02": (Retry, ""),
     "57P03": (Retry, ""),
     "57P05": (Retry, ""),
-    "57P04": (DataGap, "the database was dropped, and its slots with it"),
+    "57P04": (Retry, "the database was dropped"),
     "40001": (Retry, ""),
     "40P01": (Retry, ""),
     "55P03": (Retry, ""),
@@ -47,25 +46,28 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "53200": (RetrySlowly, "the server is out of memory: lower logical_decoding_work_mem or the number of connections"),
     "53300": (RetrySlowly, _FULL.format("max_wal_senders or max_connections")),
     "53400": (RetrySlowly, _FULL.format("max_replication_slots")),
-    "58030": (RetrySlowly, "the server can not read or write its files: see its log"),
+    "58030": (RetrySlowly, "the server cannot read or write its files: see its log"),
     "25006": (RetrySlowly, "the server is read-only or a standby: point the DSN to the primary (target_session_attrs=primary)"),
     # Slot and publication
     "42704": (StopForOperator, "the server does not know a name: check the parameters behind the ? of source.dsn"),
+    "42710": (Retry, "another gateway has created it"),
     "55006": (Retry, "another process reads the slot: see active_pid in pg_replication_slots"),
-    "55000": (StopForOperator, "check wal_level = logical and the slot in pg_replication_slots"),
-    "58P01": (DataGap, _NEW_SLOT),
+    "55000": (RetrySlowly, "check wal_level = logical and the slot in pg_replication_slots"),
+    "58P01": (RetrySlowly, "a file of the server is missing: see its log"),
     "58P02": (StopForOperator, "the server has two files of one name: see its log"),
-    "0A000": (StopForOperator, "this server can not do that: check its version, and whether it is a standby"),
+    "0A000": (StopForOperator, "this server cannot do that: check its version, and whether it is a standby"),
     "22023": (StopForOperator, "the server refuses an option of the output plugin: check the settings under source"),
     "42P01": (StopForOperator, "a catalog or table that the gateway reads is not there: check the server's version"),
     "22008": (StopForOperator, _UNPRINTABLE),
-    "22P05": (StopForOperator, "a text can not be converted to UTF8: repair the row, or leave its column out"),
+    "22P05": (StopForOperator, "a text cannot be converted to UTF8: repair the row, or leave its column out"),
     "22021": (StopForOperator, "text in the database is not valid in its encoding: repair the row, or leave its table out"),
-    "XX000": (StopForOperator, "internal error of the server: see its log"),
+    "XX000": (RetrySlowly, "internal error of the server: see its log"),
 }  # fmt: skip
 
 _LOST_SLOT = re.compile("can no longer (access|get changes)|cannot read from logical|invalidated|maximum reserved size")
 _WEDGED = re.compile("could not map filenumber")
+_FINDS_PUBLICATION = "get_publication_oid"
+_OPENS_WAL = "WalSndSegmentOpen"
 _TOO_LARGE = re.compile("invalid memory alloc request size|out of memory|enlarge string buffer")
 
 
@@ -75,11 +77,13 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
     if said.sqlstate == "55000" and _LOST_SLOT.search(said.message):
         kind, hint = DataGap, _NEW_SLOT
     elif said.sqlstate == "XX000" and _WEDGED.search(said.message):
+        kind = StopForOperator
         hint = (
-            "seen on PostgreSQL 18 when a table is truncated under prepared transactions: this slot can not go on; take a "
+            "seen on PostgreSQL 18 when a table is truncated under prepared transactions: this slot cannot go on; take a "
             "new slot with source.two_phase = false, and new copies of the tables"
         )
     elif said.sqlstate in ("XX000", "54000") and _TOO_LARGE.search(said.message):
+        kind = StopForOperator
         hint = (
             "a row is too large to be sent as text: set source.binary = on, "
             "or leave its column out (ALTER PUBLICATION ... SET TABLE t (columns))"
@@ -87,11 +91,24 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
     return kind(f"{doing}: {said}", hint=hint or said.hint)
 
 
+class LossReported(Retry):
+    """The server says that changes are missing from the stream, or WAL; the next start judges what that means."""
+
+    def __init__(self, message: str, reported: Reported) -> None:
+        super().__init__(message)
+        self.reported = reported
+
+
 def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool) -> WalgateError:
-    """The same while replication starts or runs, where two codes mean more."""
+    """The same while replication starts or runs, where some codes mean more."""
     if said.sqlstate == "42704":
-        hint = "the slot or a publication is gone, and changes with it: check pg_replication_slots and pg_publication"
-        return DataGap(f"{doing}: {said}", hint=hint)
+        if said.routine == _FINDS_PUBLICATION:  # before 18
+            return LossReported(f"{doing}: {said}", LeftOut(said.message, ends_stream=True))
+        return Retry(f"{doing}: {said}")
+    if said.sqlstate == "58P01" and said.routine == _OPENS_WAL:
+        return LossReported(f"{doing}: {said}", WalRemoved(said.message))
+    if said.sqlstate == "55000" and _LOST_SLOT.search(said.message):
+        return Retry(f"{doing}: {said}")  # the catalog says it too, and the start judges it
     if said.sqlstate == "42883" and binary:
         return NeedsText(
             f"{doing}: a type has no binary form; going on in text: {said}",
@@ -100,24 +117,14 @@ def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool) -> Walg
     return classify(said, doing)
 
 
-def classify_notice(said: ServerMessage, doing: str) -> WalgateError:
-    """The error to raise for a NoticeResponse within the stream.
-
-    A walsender has nothing to say there but bad news: PostgreSQL 18 warns with 55000 that a publication is gone and
-    leaves its changes out (`LoadPublications` in pgoutput.c), and a backend that must die at once says so by a
-    warning (`quickdie` in postgres.c).
-    """
-    if said.sqlstate == "55000":
-        return DataGap(
-            f"{doing}: a publication is gone, the server leaves its changes out: {said}",
-            hint="changes since its DROP are lost to this slot: drop the slot and start anew, with a new copy of the tables",
-        )
-    if said.sqlstate.startswith("57P"):
+def classify_notice(said: ServerMessage, doing: str) -> WalgateError | None:
+    """The error to raise for a NoticeResponse within the stream; None for one that is only logged."""
+    kind = kind_of(said)
+    if kind is NoticeKind.SHUTDOWN:
         return classify(said, doing)
-    return StopForOperator(
-        f"{doing}: the server warned within the stream: {said}",
-        hint="changes may have been left out: see the server's log, then start the gateway again",
-    )
+    if kind is NoticeKind.LEFT_OUT:
+        return LossReported(f"{doing}: {said}", LeftOut(said.message, ends_stream=False))
+    return None
 
 
 def classify_exception(error: BaseException, doing: str) -> WalgateError:
@@ -151,7 +158,7 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
     if isinstance(error, OSError):
         return Retry(text)
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return RetrySlowly(text, hint="no host of the DSN is a primary: a failover may be under way")
+        return RetrySlowly(text, hint="no host of the DSN is a primary: a failover may be in progress")
     if isinstance(error, asyncpg.InternalClientError):
         return Retry(text)  # asyncpg on a connection that a crash of the server cut off in the middle of an answer
     if isinstance(error, asyncpg.InterfaceError):

@@ -13,7 +13,7 @@ walsender.c; a reader that answered each got 690,000 keepalives in 32 s).
 
 Two things end the connection from here. Silence: nothing has arrived for half of `silence_limit_s`, the server is asked
 for a sign of life and does not give one within the other half. Shutdown: the server keeps asking although it is
-answered, that is, it waits for a flush LSN that we can not give yet. If that does not move for `LEAVE_AFTER_S`, we leave,
+answered, that is, it waits for a flush LSN that we cannot give yet. If that does not move for `LEAVE_AFTER_S`, we leave,
 or `pg_ctl stop -m fast` would hang for as long as Kafka is down.
 """
 

@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from gateway.judgement.server import OLDEST_VERSION_NUM
 from gateway.lsn import Lsn
-from gateway.names import IDENTIFIER_RULE, SLOT_RULE, is_identifier, is_slot
+from gateway.names import IDENTIFIER_RULE, SLOT_RULE, is_identifier, is_slot, quote_identifier
 from gateway.operate.errors import StopForOperator
 
-OLDEST_VERSION_NUM = 140000
 _OPTION_NAME = re.compile(r"[a-z_]{1,63}")
 
 
@@ -41,7 +41,7 @@ def pgoutput_options(
         raise StopForOperator("origin = none needs PostgreSQL 16 or newer", hint="set source.origin = any")
     options = {
         "proto_version": str(protocol_version(version_num)),
-        "publication_names": ",".join(map(quote_identifier, publications)),
+        "publication_names": ",".join(map(quoted_identifier, publications)),
         "messages": _switch(messages),
         "binary": _switch(binary),
         # 'parallel' makes the server put LSN and time on Stream Abort.
@@ -63,6 +63,11 @@ def start_command(slot: str, start_lsn: Lsn, options: Mapping[str, str]) -> str:
     return f'START_REPLICATION SLOT "{checked_slot(slot)}" LOGICAL {start_lsn} ({pairs})'
 
 
+def temporary_slot_command(slot: str) -> str:
+    """In the form of 14, which newer servers take as well."""
+    return f'CREATE_REPLICATION_SLOT "{checked_slot(slot)}" TEMPORARY LOGICAL pgoutput NOEXPORT_SNAPSHOT'
+
+
 def checked_slot(name: str) -> str:
     """Raises StopForOperator unless the name is one that PostgreSQL allows for a slot."""
     if not is_slot(name):
@@ -76,11 +81,11 @@ def _checked_option(name: str) -> str:
     return name
 
 
-def quote_identifier(name: str) -> str:
+def quoted_identifier(name: str) -> str:
     """Raises StopForOperator when it is no name: empty, over 63 bytes, or with a zero byte."""
     if not is_identifier(name):
         raise StopForOperator(f"not a name: {name!r}", hint=IDENTIFIER_RULE)
-    return '"' + name.replace('"', '""') + '"'
+    return quote_identifier(name)
 
 
 def quote_literal(text: str) -> str:

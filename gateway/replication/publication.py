@@ -1,14 +1,14 @@
-"""Publications: what they hold, and what has changed between two looks."""
+"""Publications and what they hold."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final
 
 import asyncpg
 
+from gateway.judgement.facts import PublicationFacts, PublishedColumn, PublishedRelation
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 
 # Read from the catalog alone: pg_publication_tables and pg_get_expr open each table, and so wait for whoever has locked one.
@@ -47,7 +47,7 @@ WITH RECURSIVE publication AS (
 SELECT jsonb_build_object(
     'publication', p.pubname, 'relation_oid', c.oid::bigint, 'namespace', n.nspname, 'name', c.relname,
     'row_filter', chosen.row_filter, 'relreplident', c.relreplident, 'relkind', c.relkind,
-    'identity', keys.identity, 'columns', columns.columns)
+    'identity', keys.identity, 'generated_identity', keys.generated, 'columns', columns.columns)
 FROM published AS t
 JOIN publication AS p ON p.oid = t.publication
 JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND (c.relkind <> 'p' OR p.pubviaroot)
@@ -62,7 +62,8 @@ CROSS JOIN LATERAL (
       AND CASE WHEN chosen.attnums IS NULL THEN a.attgenerated = '' OR a.attgenerated = 's' AND p.sends_stored
                ELSE a.attnum = ANY (chosen.attnums) END) AS columns
 CROSS JOIN LATERAL (
-    SELECT jsonb_agg(a.attname ORDER BY k.place) AS identity
+    SELECT jsonb_agg(a.attname ORDER BY k.place) AS identity,
+           jsonb_agg(a.attname ORDER BY k.place) FILTER (WHERE a.attgenerated <> '') AS generated
     FROM pg_catalog.pg_index AS i
     CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k (attnum, place)
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
@@ -97,49 +98,6 @@ def relation_query(major_version: int) -> str:
 _IDENTITIES: Final = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "INDEX"}
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedColumn:
-    """`type_name` is for people: numeric(12,2)."""
-
-    name: str
-    type_oid: int
-    typmod: int
-    type_name: str
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedRelation:
-    """One table in one publication. `columns` are those that are sent, in the table's order."""
-
-    relation_oid: int
-    namespace: str
-    name: str
-    replica_identity: str  # DEFAULT, NOTHING, FULL, INDEX
-    identity_columns: tuple[str, ...]  # of DEFAULT and INDEX; empty when the index that should give them is not there
-    columns: tuple[PublishedColumn, ...]
-    row_filter: str | None  # to be compared, not to be read
-
-    @property
-    def full_name(self) -> str:
-        return f"{self.namespace}.{self.name}"
-
-    @property
-    def has_identity(self) -> bool:
-        return self.replica_identity == "FULL" or bool(self.identity_columns)
-
-
-@dataclass(frozen=True, slots=True)
-class PublicationFacts:
-    """A publication of another oid is another publication, whatever its name."""
-
-    oid: int
-    name: str
-    all_tables: bool
-    via_root: bool
-    actions: frozenset[str]  # of insert, update, delete, truncate
-    relations: tuple[PublishedRelation, ...]
-
-
 def parse_publications(
     publications: Sequence[dict[str, Any]], relations: Sequence[dict[str, Any]]
 ) -> dict[str, PublicationFacts]:
@@ -166,6 +124,7 @@ def _relation(row: dict[str, Any]) -> PublishedRelation:
         identity_columns=tuple(row["identity"] or ()),
         columns=tuple(PublishedColumn(*column) for column in row["columns"] or ()),
         row_filter=row["row_filter"],
+        generated_identity=tuple(row["generated_identity"] or ()),
     )
 
 
@@ -179,37 +138,3 @@ async def publication_facts(sql: asyncpg.Connection, names: Sequence[str]) -> di
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "facts of the publications") from error
     return parse_publications([json.loads(row[0]) for row in publications], [json.loads(row[0]) for row in relations])
-
-
-def published_types(publications: dict[str, PublicationFacts]) -> frozenset[int]:
-    """Type oids of every column that is sent: binary is asked for when each of them has a binary decoder."""
-    return frozenset(
-        column.type_oid
-        for publication in publications.values()
-        for relation in publication.relations
-        for column in relation.columns
-    )
-
-
-def inventory_changes(before: PublicationFacts, after: PublicationFacts) -> Iterator[str]:
-    """One sentence for each difference of what is published, not of the tables' own columns: the stream tells those."""
-    if before.all_tables != after.all_tables:
-        yield f"{after.name}: {'now' if after.all_tables else 'no longer'} for all tables"
-    if before.via_root != after.via_root:
-        yield f"{after.name}: publish_via_partition_root is now {str(after.via_root).lower()}"
-    for action in sorted(before.actions ^ after.actions):
-        yield f"{after.name}: {'now publishes' if action in after.actions else 'no longer publishes'} {action}"
-    old = {relation.relation_oid: relation for relation in before.relations}
-    new = {relation.relation_oid: relation for relation in after.relations}
-    for oid in sorted(old.keys() - new.keys()):
-        yield f"{after.name}: {old[oid].full_name} is no longer published"
-    for oid in sorted(new.keys() - old.keys()):
-        yield f"{after.name}: {new[oid].full_name} is published from now on, without the rows that it holds"
-    for oid in sorted(old.keys() & new.keys()):
-        if old[oid].full_name != new[oid].full_name:
-            yield f"{after.name}: {old[oid].full_name} is {new[oid].full_name} now: another topic, without the rows that it holds"
-        if old[oid].row_filter != new[oid].row_filter:
-            yield f"{after.name}: {new[oid].full_name} has another row filter"
-        dropped = {column.name for column in old[oid].columns} - {column.name for column in new[oid].columns}
-        if dropped:
-            yield f"{after.name}: {new[oid].full_name} no longer sends {', '.join(sorted(dropped))}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any, Final
 
 import asyncpg
 
+from gateway.judgement.facts import ServerFacts
 from gateway.lsn import Lsn
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 
@@ -23,7 +23,7 @@ _SETTINGS: Final = (
     "idle_replication_slot_timeout",
     "synchronized_standby_slots",
 )
-# A standby can not name its current WAL file, and pg_control_checkpoint is behind by a checkpoint after a promotion: what it
+# A standby cannot name its current WAL file, and pg_control_checkpoint is behind by a checkpoint after a promotion: what it
 # says of the timeline is good for a first position, and for no comparison.
 SERVER_QUERY: Final = """
 SELECT jsonb_build_object(
@@ -44,35 +44,6 @@ FROM (SELECT pg_catalog.pg_is_in_recovery() AS in_recovery) AS r, pg_catalog.pg_
 WHERE d.datname = pg_catalog.current_database()
 """
 _UNIT_S: Final = {"ms": 0.001, "s": 1.0, "min": 60.0}
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """`flush_lsn` is the end of the WAL on disk, on a standby the end of what it has replayed.
-
-    `timeline` of a standby may be an earlier one than that which it follows.
-    `wal_sender_timeout_s` 0, `max_slot_wal_keep_mb` -1 and `idle_slot_timeout_s` 0 mean: no limit. The last is of 18
-    and newer, `synchronized_standby_slots` of 17 and newer.
-    """
-
-    system_identifier: str
-    timeline: int
-    database: str
-    database_oid: int
-    version_num: int
-    wal_level: str
-    flush_lsn: Lsn
-    encoding: str
-    wal_sender_timeout_s: float
-    in_recovery: bool = False
-    max_replication_slots: int = 10
-    used_slots: int = 0
-    max_wal_senders: int = 10
-    used_senders: int = 0
-    max_prepared_transactions: int = 0
-    max_slot_wal_keep_mb: int = -1
-    idle_slot_timeout_s: float = 0.0
-    synchronized_standby_slots: str = ""
 
 
 def parse_server(row: dict[str, Any]) -> ServerFacts:

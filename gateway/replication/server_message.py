@@ -12,13 +12,16 @@ _QUOTES_VALUES = ("22", "23")
 
 @dataclass(frozen=True, slots=True)
 class ServerMessage:
-    """What the server says. `severity` is never translated: ERROR, FATAL, PANIC, WARNING, NOTICE, ..."""
+    """What the server says. Never translated: `severity` (ERROR, FATAL, PANIC, WARNING, NOTICE, ...), `sqlstate`, and `file` and
+    `routine`, the place in the server's source that reported it."""
 
     severity: str
     sqlstate: str
     message: str
     detail: str = ""
     hint: str = ""
+    file: str = ""
+    routine: str = ""
 
     def __str__(self) -> str:
         """For logs and errors. Texts that may quote a row's values are left out: they are in the server's log."""
@@ -47,4 +50,5 @@ def parse_server_message(body: bytes) -> ServerMessage:
     if sqlstate is None or message is None:
         raise FrameError("server message", 0, "the fields C and M", "".join(map(chr, fields)) or "no field")
     severity = fields.get(ord("V"), fields.get(ord("S"), "ERROR"))
-    return ServerMessage(severity, sqlstate, message, fields.get(ord("D"), ""), fields.get(ord("H"), ""))
+    detail, hint, file, routine = (fields.get(ord(code), "") for code in "DHFR")
+    return ServerMessage(severity, sqlstate, message, detail, hint, file, routine)

@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 
+from gateway.judgement.facts import SlotFacts
+from gateway.judgement.slot import PLUGIN
 from gateway.lsn import Lsn
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.options import checked_slot
 
-PLUGIN = "pgoutput"
 _CREATION_TIMEOUT_S = 3600.0
 # As JSON, because each version has other columns: a missing one reads as null.
 SLOT_QUERY = "SELECT to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1"
-
-
-@dataclass(frozen=True, slots=True)
-class SlotFacts:
-    """One line of pg_replication_slots (PostgreSQL manual, 53.20). None: unknown to this version, or null."""
-
-    name: str
-    plugin: str | None
-    slot_type: str
-    database: str | None
-    temporary: bool
-    active_pid: int | None
-    restart_lsn: Lsn | None
-    confirmed_flush_lsn: Lsn | None
-    wal_status: str | None
-    safe_wal_bytes: int | None
-    two_phase: bool
-    invalidation_reason: str | None = None
-    conflicting: bool | None = None
-    failover: bool | None = None
-    synced: bool | None = None
-    inactive_since: str | None = None
 
 
 def parse_slot(row: dict[str, Any]) -> SlotFacts:
@@ -79,9 +57,9 @@ async def create_slot(
 ) -> Lsn:
     """Make a permanent logical slot; returns its consistent point, from which on it sends everything that commits.
 
-    The server waits, an hour at most, for the end of every transaction that is open and writes. Raises classified
-    errors: StopForOperator when the slot exists (42710). What the version has not, the preflight checks have refused:
-    failover before 17; two_phase before 15, for 14 has such slots, but no pgoutput that sends them.
+    The server waits, an hour at most, for the end of every transaction that is open and writes. Raises classified errors: Retry
+    when the slot exists (42710), for another gateway may have created it. What the version has not, the checks before have
+    refused: failover before 17; two_phase before 15, for 14 has such slots, but no pgoutput that sends them.
     """
     checked_slot(name)
     query = "SELECT lsn::text FROM pg_catalog.pg_create_logical_replication_slot($1, $2, false, $3"
@@ -93,3 +71,11 @@ async def create_slot(
         return Lsn.parse(await sql.fetchval(query + ")", *arguments, timeout=_CREATION_TIMEOUT_S))
     except DRIVER_ERRORS as error:
         raise classify_exception(error, f"creation of slot {name}") from error
+
+
+async def drop_slot(sql: asyncpg.Connection, name: str) -> None:
+    """Raises classified errors."""
+    try:
+        await sql.execute("SELECT pg_catalog.pg_drop_replication_slot($1)", name)
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, f"dropping slot {name}") from error

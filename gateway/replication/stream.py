@@ -17,16 +17,16 @@ import enum
 import struct
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, cast
 
+from gateway.judgement.facts import SystemIdentity
 from gateway.lsn import Lsn
 from gateway.operate.errors import Retry, StopForOperator, WalgateError
-from gateway.replication.errors import classify, classify_in_stream, classify_notice
+from gateway.replication.errors import LossReported, classify, classify_in_stream, classify_notice
 from gateway.replication.frames import FrameError, standby_status
-from gateway.replication.inbox import CAPACITY, Inbox
-from gateway.replication.options import start_command
-from gateway.replication.server_message import parse_server_message
+from gateway.replication.inbox import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW, Inbox
+from gateway.replication.options import start_command, temporary_slot_command
+from gateway.replication.server_message import ServerMessage, parse_server_message
 
 # What the text form of values depends on, as far as the server reports it (PostgreSQL manual, 54.2.7).
 PINNED_REPORTS: Final = {"client_encoding": "UTF8", "DateStyle": "ISO", "IntervalStyle": "iso_8601", "TimeZone": "UTC"}
@@ -42,16 +42,6 @@ class State(enum.Enum):
     FAILED = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class SystemIdentity:
-    """IDENTIFY_SYSTEM: who really is at the other end of this connection."""
-
-    system_identifier: str
-    timeline: int
-    flush_lsn: Lsn
-    database: str | None
-
-
 class ReplicationStream(asyncio.BufferedProtocol):
     """Made by `connect_replication`. One reader and one sender of status; not for several tasks that read.
 
@@ -59,13 +49,22 @@ class ReplicationStream(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, place: str, *, capacity: int = CAPACITY, clock: Callable[[], float] = time.monotonic, backend_pid: int = 0
+        self,
+        place: str,
+        *,
+        capacity: int = CAPACITY,
+        largest_row: int = LARGEST_ROW,
+        largest_message: int = LARGEST_MESSAGE,
+        clock: Callable[[], float] = time.monotonic,
+        backend_pid: int = 0,
     ) -> None:
         self.on_reply_request: Callable[[], None] = _ignore
+        self._on_notice: Callable[[ServerMessage], None] = _ignore_notice
+        self._tolerates_left_out: Callable[[], bool] = _never
         self.backend_pid = backend_pid
         self._place = place
         self._clock = clock
-        self._inbox = Inbox(self._control, self._keepalive, capacity)
+        self._inbox = Inbox(self._control, self._keepalive, capacity, largest_row, largest_message)
         self._state = State.READY
         self._transport: asyncio.Transport | None = None
         self._failure: WalgateError | None = None
@@ -92,20 +91,41 @@ class ReplicationStream(asyncio.BufferedProtocol):
                 database.decode() if database else None,
             )
         except (ValueError, AssertionError) as error:
-            raise StopForOperator(f"{self._place}: the answer to IDENTIFY_SYSTEM can not be read") from error
+            raise StopForOperator(f"{self._place}: the answer to IDENTIFY_SYSTEM cannot be read") from error
 
     async def timeline_history(self, timeline: int, timeout_s: float = 30.0) -> str:
         """TIMELINE_HISTORY, before `start`; timeline 1 has none (58P01). For `timeline.check_promotion`."""
         rows = await self._query(f"TIMELINE_HISTORY {int(timeline)}", timeout_s)
         if len(rows) != 1 or len(rows[0]) != 2 or rows[0][1] is None:
-            raise StopForOperator(f"{self._place}: the answer can not be read")
+            raise StopForOperator(f"{self._place}: the answer cannot be read")
         return rows[0][1].decode("utf-8", "replace")
 
-    async def start(self, slot: str, start_lsn: Lsn, options: Mapping[str, str], timeout_s: float = 60.0) -> None:
+    async def create_temporary_slot(self, name: str, timeout_s: float = 3600.0) -> Lsn:
+        """CREATE_REPLICATION_SLOT ... TEMPORARY, before `start`: the slot is gone with this connection. Returns its consistent
+        point. The server waits for the end of every transaction that is open and writes."""
+        rows = await self._query(temporary_slot_command(name), timeout_s)
+        if len(rows) != 1 or len(rows[0]) < 2 or rows[0][1] is None:
+            raise StopForOperator(f"{self._place}: the answer cannot be read")
+        return Lsn.parse(rows[0][1].decode("ascii", "replace"))
+
+    async def start(
+        self,
+        slot: str,
+        start_lsn: Lsn,
+        options: Mapping[str, str],
+        timeout_s: float = 60.0,
+        *,
+        on_notice: Callable[[ServerMessage], None] | None = None,
+        tolerates_left_out: Callable[[], bool] | None = None,
+    ) -> None:
         """START_REPLICATION; returns when the server has agreed, which it does before it reads any WAL.
 
-        Raises the classified ErrorResponse: slot missing DataGap, in use Retry, option refused StopForOperator, ...
+        `on_notice` gets the warnings of the server that mean nothing for what is sent. `tolerates_left_out` is asked when a
+        publication is missing: true, and the stream goes on unless it has sent data already.
+        Raises the classified ErrorResponse: slot missing or in use Retry, option refused StopForOperator, ...
         """
+        self._on_notice = on_notice or _ignore_notice
+        self._tolerates_left_out = tolerates_left_out or _never
         query = start_command(slot, start_lsn, options)
         self._binary = options.get("binary") == "on"
         self._send_query(query, State.STARTING, f"start of replication from slot {slot} at {start_lsn}")
@@ -237,7 +257,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
             case "E", _:
                 return classify(parse_server_message(body), self._place)
             case "N", _:
-                return classify_notice(parse_server_message(body), self._place)
+                return self._notice(parse_server_message(body))
             case "S", _:
                 return self._parameter(body)
             case "W", State.STARTING:
@@ -260,6 +280,14 @@ class ReplicationStream(asyncio.BufferedProtocol):
             case _:
                 return FrameError(f"message in state {self._state.name}", 0, "one that fits", f"{kind!r}")
         return None
+
+    def _notice(self, said: ServerMessage) -> WalgateError | None:
+        error = classify_notice(said, self._place)
+        if isinstance(error, LossReported) and not self._inbox.holds_data and self._tolerates_left_out():
+            error = None
+        if error is None:
+            self._on_notice(said)
+        return error
 
     def _parameter(self, body: bytes) -> WalgateError | None:
         """ParameterStatus: what values look like must not change under way."""
@@ -318,7 +346,7 @@ def check_report(name: str, value: str, place: str) -> WalgateError | None:
         return None
     return StopForOperator(
         f"{place}: {name} is {value!r}, but values are read as with {pinned!r}",
-        hint=f"let nothing set {name} for this session: neither a pooler nor a login trigger",
+        hint=f"make sure that no pooler and no login trigger sets {name} for this session",
     )
 
 
@@ -342,3 +370,11 @@ def _data_row(body: bytes) -> tuple[bytes | None, ...]:
 
 def _ignore() -> None:
     """Nobody answers yet: the server asks again."""
+
+
+def _ignore_notice(_: ServerMessage) -> None:
+    """Nobody listens."""
+
+
+def _never() -> bool:
+    return False

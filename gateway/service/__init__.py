@@ -1,2 +1,2 @@
-"""One slot's life: start (start.py, checks.py), read (pump.py), announce relations (announcer.py), begin again
-(supervisor.py). attempt.py puts one life together."""
+"""One slot's life: start (start.py, catalog.py), read (pump.py), announce relations (announcer.py), begin again
+(supervisor.py). session.py puts one life together."""

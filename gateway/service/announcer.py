@@ -6,7 +6,7 @@ All of this waits, and the reading waits with it; the slot is kept alive by the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import asyncpg
@@ -15,23 +15,37 @@ import structlog
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.outlet import BatchWriter
 from gateway.kafka.producer import Producer
-from gateway.kafka.topics import Topics, deleted_topics
+from gateway.kafka.topics import Name, Topics, deleted_topics, topic_of_another, topic_of_two
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
-from gateway.relations.catalog import PRIMARY_KEY_QUERY, RELATION_QUERY, TYPES_QUERY, read_types
+from gateway.relations.catalog import (
+    BUILT_IN_QUERY,
+    GENERATED_KEY_QUERY,
+    PRIMARY_KEY_QUERY,
+    RELATION_QUERY,
+    TYPES_QUERY,
+    read_types,
+)
 from gateway.relations.description import describe
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
+from gateway.replication.publication import publication_facts
+from gateway.service.debezium import DebeziumRelations, schemas_of
+from gateway.service.protection import protect
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.transactions.transaction import RelationVersion
-from schemas.description import Kind, RelationDescription
+from schemas.column_type import is_numeric
+from schemas.description import Kind, RelationDescription, TypeFacts
 from schemas.errors import IncompatibleSchema
-from schemas.names import key_subject, topic_name, value_subject
-from schemas.recorded import recorded_key, recorded_oid, recorded_types
+from schemas.names import key_subject, value_subject
+from schemas.recorded import recorded_key, recorded_oid, recorded_relation, recorded_types
 from schemas.registry import RegistryClient
-from schemas.relation import change_schema, key_schema
+from schemas.relation import Schema, change_schema, key_schema
 
 log = structlog.get_logger()
+
+_ASKED_AT_ONCE = 50
+"""Questions to the registry."""
 
 
 class Announcer:
@@ -47,33 +61,65 @@ class Announcer:
         settings: Settings,
         *,
         is_first_epoch: bool,
+        on_announced: Callable[[str, int, int], None],
+        debezium: DebeziumRelations | None = None,
     ) -> None:
+        """`on_announced` hears each relation's name, schema id and number of columns; `debezium`: written in its dialect."""
+        self._on_announced = on_announced
+        self._debezium = debezium
         self._sql = sql
         self._registry = registry
         self._topics = topics
         self._producer = producer
         self._writer = writer
         self._prefix = settings.kafka.prefix
+        self._columns = settings.columns
+        self._publications = settings.source.publications
         self._is_first_epoch = is_first_epoch
         self._announced_types: dict[int, tuple[str, str]] = {}
 
-    async def prepare(self, relations: Iterable[tuple[str, str]]) -> None:
-        """Make the topics of (schema, table) in one call, before their first row: a thousand one by one take long."""
-        with classified_schema_errors():
-            topics = [topic_name(self._prefix, namespace, name) for namespace, name in relations]
-        await self._ensure(topics)
-
-    async def _ensure(self, topics: list[str]) -> dict[str, int]:
-        """A topic is made before its first schema is registered: one that is missing although it has a schema was deleted."""
+    async def prepare(self, relations: Iterable[Name]) -> None:
+        """Make the topics of (schema, table) in batches, before their first row: a thousand one by one take long."""
+        wanted = list(relations)
         if not self._is_first_epoch:
-            with classified_schema_errors():
-                missing = await self._topics.missing(topics)
-                deleted = [topic for topic in missing if await self._registry.latest(value_subject(topic)) is not None]
-            if deleted:
-                raise deleted_topics(deleted)
-        partition_counts = await self._topics.ensure(topics)
-        await self._producer.learn(topics)
-        return partition_counts
+            await self._refuse_deleted(await self._topics.without_topic(wanted))
+        await self._topics.ensure_relations(wanted)
+        await self._producer.learn(self._topics.of_relation(relation) for relation in wanted)
+
+    async def _refuse_deleted(self, missing: list[Name]) -> None:
+        """A topic is made before its first schema is registered: one that is missing although it has a schema was deleted."""
+        names = [topic for relation in missing for topic in self._topics.possible_names(relation)]
+        deleted = []
+        with classified_schema_errors():
+            for start in range(0, len(names), _ASKED_AT_ONCE):
+                some = names[start : start + _ASKED_AT_ONCE]
+                found = await asyncio.gather(*(self._registry.latest(value_subject(topic)) for topic in some))
+                deleted += [topic for topic, schema in zip(some, found, strict=True) if schema is not None]
+        if deleted:
+            raise deleted_topics(deleted)
+
+    async def _topic(self, relation: Name) -> str:
+        """A new table seldom comes alone: the topics of all that are published by now are made with its own."""
+        if await self._topics.without_topic([relation]):
+            publications = await publication_facts(self._sql, self._publications)
+            published = {(r.namespace, r.name) for facts in publications.values() for r in facts.relations}
+            await self.prepare([relation, *sorted(published)])
+        else:
+            await self.prepare([relation])
+        topic = self._topics.of_relation(relation)
+        if self._debezium is not None:
+            other = self._topics.shared_with(relation)
+            if other is not None:
+                raise topic_of_two(topic, relation, other)
+        elif self._topics.is_given(relation):
+            holds = recorded_relation(await self._registry.latest(value_subject(topic)) or {})
+            if holds not in (None, relation):
+                raise topic_of_another(topic, relation, holds)
+        return topic
+
+    def topic_of(self, relation: Name) -> str:
+        """Where its rows go, or would go."""
+        return next(iter(self._topics.possible_names(relation)))
 
     def note_type(self, message: Type) -> None:
         """The name of a type, for when the catalog has forgotten it."""
@@ -86,35 +132,62 @@ class Announcer:
         if earlier is not None and (earlier.namespace, earlier.name) != (relation.namespace, relation.name):
             earlier = None  # renamed: another topic
         with classified_schema_errors():
-            topic = topic_name(self._prefix, relation.namespace, relation.name)
-            partition_count = (await self._ensure([topic]))[topic]
+            topic = await self._topic((relation.namespace, relation.name))
             description = await self._describe(relation, topic)
+            relation_ = None if self._debezium is None else await self._debezium.relation(description)
             failpoint("before_registry_call")
             try:
-                value_schema_id, key_schema_id = await self._register(topic, description, earlier)
-            except IncompatibleSchema:
-                as_first_met = await self._with_types_as_first_met(topic, description)
-                if as_first_met is None:
+                if relation_ is not None:
+                    value_schema_id, key_schema_id = await self._register_both(topic, *schemas_of(relation_, topic))
+                else:
+                    value_schema_id, key_schema_id = await self._register(topic, description, earlier)
+            except IncompatibleSchema as error:
+                if self._debezium is not None:
                     raise
-                description = as_first_met
-                value_schema_id, key_schema_id = await self._register(topic, description, earlier)
+                recorded = await self._registry.latest(value_subject(topic)) or {}
+                if earlier is None and recorded_oid(recorded) not in (None, relation.relation_oid):
+                    value_schema_id, key_schema_id = await self._register_anew(topic, description, recorded, error)
+                else:
+                    as_first_met = _with_types_as_first_met(description, recorded)
+                    if as_first_met is None:
+                        raise
+                    description = as_first_met
+                    value_schema_id, key_schema_id = await self._register(topic, description, earlier)
             failpoint("after_registry_call")
         keys = ", ".join(column.name for column in description.identity_columns) or "none"
+        partition_count = self._topics.partition_count(topic)
         outlet = self._writer.outlet(topic, partition_count, f"{description.qualified_name} (key: {keys})")
+        if self._debezium is not None and relation_ is not None:
+            self._debezium.announce(relation_, value_schema_id, key_schema_id, outlet)
         encoder = RowEncoder(description, value_schema_id, key_schema_id)
+        self._on_announced(description.qualified_name, value_schema_id, len(description.columns))
         log.debug("relation", name=description.qualified_name, schema_id=value_schema_id)
         return RelationVersion(description.qualified_name, value_schema_id, encoder, outlet)
 
     async def _register(
         self, topic: str, description: RelationDescription, earlier: RelationDescription | None
     ) -> tuple[int, int | None]:
-        """Value and key at once, and both done when it returns. `earlier`: what is in force, None: the registry's newest."""
-        earlier_value = None if earlier is None else change_schema(earlier, self._prefix)
-        value = self._registry.register(value_subject(topic), change_schema(description, self._prefix), earlier_value)
-        key = key_schema(description, self._prefix)
+        """`earlier`: what is in force, None: the registry's newest."""
+        return await self._register_both(
+            topic,
+            change_schema(description, self._prefix),
+            key_schema(description, self._prefix),
+            None if earlier is None else change_schema(earlier, self._prefix),
+            None if earlier is None else key_schema(earlier, self._prefix),
+        )
+
+    async def _register_both(
+        self,
+        topic: str,
+        value_schema: Schema,
+        key: Schema | None,
+        earlier_value: Schema | None = None,
+        earlier_key: Schema | None = None,
+    ) -> tuple[int, int | None]:
+        """Value and key at once, and both done when it returns."""
+        value = self._registry.register(value_subject(topic), value_schema, earlier_value)
         if key is None:
             return await value, None
-        earlier_key = None if earlier is None else key_schema(earlier, self._prefix)
         key_done = self._registry.register(key_subject(topic), key, earlier_key)
         value_schema_id, key_schema_id = await asyncio.gather(value, key_done, return_exceptions=True)
         if isinstance(value_schema_id, BaseException):
@@ -123,45 +196,85 @@ class Announcer:
             raise key_schema_id
         return value_schema_id, key_schema_id
 
+    async def _register_anew(
+        self, topic: str, description: RelationDescription, recorded: Schema, error: IncompatibleSchema
+    ) -> tuple[int, int | None]:
+        """A table of another oid under the name is another table: its rows need not be read as those of the former one. The key
+        comes first: the newest schema of the value is what says that this is another table, also after a crash in between."""
+        log.warning(
+            "table_made_anew",
+            relation=description.qualified_name,
+            relation_oid=description.oid,
+            former_oid=recorded_oid(recorded),
+            note=error.message,
+        )
+        key = key_schema(description, self._prefix)
+        key_schema_id = None
+        if key is not None:
+            key_schema_id = await self._registry.register(key_subject(topic), key, regardless=True)
+        value = change_schema(description, self._prefix)
+        return await self._registry.register(value_subject(topic), value, regardless=True), key_schema_id
+
     async def _describe(self, relation: Relation, topic: str) -> RelationDescription:
         """The catalog is as of now, the message as of the change: what the catalog has forgotten meanwhile (a dropped type,
-        the key of a dropped table or of one whose key column was renamed) comes from the newest schema of the topic."""
+        the key of a dropped table or of one whose key column was renamed) comes from the newest schema of the topic, and what
+        that never knew from the Type message."""
         failpoint("before_catalog_query")
         oids = sorted({column.type_oid for column in relation.columns})
         primary_key: list[str] = []
-        is_key_known = True
+        is_key_known = is_key_whole = True
+        names = {column.name for column in relation.columns}
         try:
             facts = read_types(await self._sql.fetch(TYPES_QUERY, oids))
             if relation.replica_identity is ReplicaIdentity.FULL:
                 primary_key = [row[0] for row in await self._sql.fetch(PRIMARY_KEY_QUERY, relation.relation_oid)]
-                is_key_known = {column.name for column in relation.columns}.issuperset(primary_key)
+                is_key_known = names.issuperset(primary_key)
                 if not primary_key:
                     is_key_known = bool(await self._sql.fetch(RELATION_QUERY, relation.relation_oid))
+            else:
+                generated = await self._sql.fetch(GENERATED_KEY_QUERY, relation.relation_oid)
+                is_key_whole = names.issuperset(row[0] for row in generated)
         except DRIVER_ERRORS as error:
             raise classify_exception(error, f"types of {relation.namespace}.{relation.name}") from error
         failpoint("after_catalog_query")
         if not (is_key_known and facts.keys() >= set(oids)):
             recorded = await self._registry.latest(value_subject(topic)) or {}
-            facts = {**recorded_types(recorded), **facts}
+            facts = {**await self._bases_of_domains(set(oids) - facts.keys()), **recorded_types(recorded), **facts}
             if not is_key_known and recorded_oid(recorded) == relation.relation_oid:
                 primary_key = recorded_key(recorded)
-        return describe(relation, facts, primary_key, self._announced_types)
+        description = describe(relation, facts, primary_key, self._announced_types, is_key_whole=is_key_whole)
+        return protect(description, self._columns)
 
-    async def _with_types_as_first_met(
-        self, topic: str, description: RelationDescription
-    ) -> RelationDescription | None:
-        """A type that was made in a transaction which was streamed while open was unknown then, and its values were sent
-        as text. They stay text. None where that is not the reason."""
-        recorded = recorded_types(await self._registry.latest(value_subject(topic)) or {})
-        columns = [
-            replace(column, facts=recorded[column.facts.oid])
-            if column.facts.oid in recorded and recorded[column.facts.oid].kind is Kind.UNKNOWN
-            else column
-            for column in description.columns
-        ]
-        if tuple(columns) == description.columns:
-            return None
-        log.info(
-            "types_stay_text", relation=description.qualified_name, note="schemas.on_incompatible=register changes it"
-        )
-        return replace(description, columns=tuple(columns))
+    async def _bases_of_domains(self, missing: set[int]) -> dict[int, TypeFacts]:
+        """The Type message of a domain has the domain's oid and the name of its base type. The base's typmod it lacks, so that
+        a domain over numeric stays unknown."""
+        bases = {oid: name for oid in missing if (name := self._announced_types.get(oid)) and name[0] == "pg_catalog"}
+        if not bases:
+            return {}
+        try:
+            rows = await self._sql.fetch(BUILT_IN_QUERY, [name for _, name in bases.values()])
+            built_in = read_types(await self._sql.fetch(TYPES_QUERY, [row[0] for row in rows]))
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, "base types of domains") from error
+        by_name = {facts.name: facts for facts in built_in.values() if not is_numeric(facts)}
+        return {
+            oid: TypeFacts(oid, *name, Kind.DOMAIN, base=by_name[name[1]])
+            for oid, name in bases.items()
+            if name[1] in by_name
+        }
+
+
+def _with_types_as_first_met(description: RelationDescription, schema: Schema) -> RelationDescription | None:
+    """A type that was made in a transaction which was streamed while open was unknown then, and its values were sent
+    as text. They stay text. None where that is not the reason."""
+    recorded = recorded_types(schema)
+    columns = [
+        replace(column, facts=recorded[column.facts.oid])
+        if column.facts.oid in recorded and recorded[column.facts.oid].kind is Kind.UNKNOWN
+        else column
+        for column in description.columns
+    ]
+    if tuple(columns) == description.columns:
+        return None
+    log.info("types_stay_text", relation=description.qualified_name, note="schemas.on_incompatible=register changes it")
+    return replace(description, columns=tuple(columns))

@@ -1,8 +1,9 @@
-"""The reading loop: bytes from PostgreSQL -> state machine -> batches; and when a cycle may end.
+"""The replication loop: bytes from PostgreSQL -> state machine -> batches, and Kafka transactions of them, one after another.
 
-The order within one turn: read, take every frame, hand over full batches, seal the cycle if a transaction boundary is
-reached, the broker is free and the batches are worth it, wait while too much is under way. Nothing here waits for Kafka
-except through that limit, and nothing here answers PostgreSQL: that is `gateway/replication/feedback.py`, on its own timer.
+`run` reads. The order within one turn: read, take every frame, hand over full batches, close the Kafka transaction if the commit
+policy says so (gateway/transactions/commit_policy.py), wait while too much is in flight. Nothing there waits for Kafka except
+through that limit. `deliver` is the other task: it delivers what was closed, and asks the policy again when Kafka is free.
+Nothing here answers PostgreSQL: that is `gateway/replication/feedback.py`, on its own timer.
 """
 
 from __future__ import annotations
@@ -10,19 +11,25 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from typing import Protocol
 
+import structlog
+
+from gateway.events.errors import KeyNotSent, UnreadableValue
 from gateway.kafka.delivery import Delivery
-from gateway.kafka.outlet import BatchWriter
-from gateway.kafka.position import Position, advance
+from gateway.kafka.outlet import BatchWriter, RecordTooLarge
 from gateway.lsn import Lsn
 from gateway.operate import metrics
-from gateway.operate.errors import DataGap, Retry, StopForOperator
+from gateway.operate.errors import DataGap, Retry, StopForOperator, UnwritableRelation
 from gateway.operate.failpoints import failpoint
+from gateway.operate.settings import ErrorSettings
+from gateway.operate.status import Board
 from gateway.pgoutput import (
     Begin,
     Commit,
     CommitPrepared,
     Message,
+    PgOutputError,
     Prepare,
     Relation,
     RollbackPrepared,
@@ -35,26 +42,18 @@ from gateway.pgoutput import (
     Type,
     decode,
 )
+from gateway.pgoutput.letters import BEGIN, COMMIT, RELATION, ROW_MESSAGES
 from gateway.pgoutput.transaction import begin_at, commit_at
 from gateway.replication.feedback import StandbyStatus
-from gateway.replication.frames import KEEPALIVE, XLOG_DATA, split
+from gateway.replication.frames import DRAINED, KEEPALIVE, XLOG_DATA, FrameError, drained_size, split
 from gateway.replication.stream import ReplicationStream
 from gateway.service.announcer import Announcer
-from gateway.transactions.machine import ROW_KINDS, TransactionMachine
-
-SEAL_BYTES = 1 << 18
-"""Within one read, a boundary ends a cycle only after so many bytes: at the end of a read any boundary does."""
-
-OPEN_BYTES = 4 << 20
-"""After so many bytes, pieces included, also batches that are not full leave: a transaction over a thousand tables has as many
-open ones."""
-
-BATCH_WORTH_BYTES = 8 << 10
-"""A batch costs gateway and broker as much as dozens of rows. So while the stream has more, a cycle over many partitions
-waits until its batches hold so much on average."""
-
-HELD_S = 2.0
-"""But it waits for no more than `kafka.memory_bytes`, and no longer than this."""
+from gateway.service.stream_status import StreamStatus
+from gateway.transactions.commit_policy import Filling
+from gateway.transactions.error_context import Defect, add_context
+from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.position import Position, advance
+from gateway.transactions.transaction import Quarantined
 
 BEHIND_BYTES = 1 << 16
 """A read of so much says that the stream has more."""
@@ -62,15 +61,20 @@ BEHIND_BYTES = 1 << 16
 PAUSE_S = 0.005
 """Where nothing comes for so long, it has no more after all."""
 
-MAX_OWED_MARKERS = 20_000
-"""Reading waits while a stalled broker lets more markers than this pile up: small transactions are mostly markers."""
-
-IDLE_INTERVAL_S = 10.0
-IDLE_BYTES = 16 << 20
-"""An idle slot's position is made durable this often, or after so much WAL of others."""
-
 _NOWHERE = Lsn(0)
-_BEGIN, _COMMIT, _RELATION = b"BCR"
+_STOP = ErrorSettings()
+_OF_RELATION = (UnwritableRelation, PgOutputError, Defect)
+_REASONS: dict[type, str] = {
+    UnwritableRelation: "its schema was refused",
+    RecordTooLarge: "a row is larger than kafka.max_record_bytes",
+    UnreadableValue: "a value cannot be read",
+    KeyNotSent: "a row came without its key",
+    PgOutputError: "a row message cannot be read",
+    Defect: "a defect of the gateway",
+}
+"""For readers of the manifest, and for the operator: no names, no values."""
+
+log = structlog.get_logger()
 _FAILPOINTS: dict[type, str] = {
     Begin: "begin_received",
     Commit: "commit_received",
@@ -95,6 +99,33 @@ class WholeFirst(Retry):
         self.whole_until = whole_until
 
 
+class ReadWhole(Retry):
+    """Begin again without streaming, to learn the commit LSN of the transaction that is in the way, and whether it commits."""
+
+    def __init__(self, error: StopForOperator) -> None:
+        super().__init__(f"{error.message}; its transaction is read again without streaming", hint=error.hint)
+
+
+class QuarantineRelation(Retry):
+    """Begin again without `relation`."""
+
+    def __init__(self, error: StopForOperator, relation: Quarantined) -> None:
+        super().__init__(f"{error.message}; {relation.full_name} is in quarantine from here on", hint=error.hint)
+        self.relation = relation
+
+
+class HandOver(Protocol):
+    """Of a snapshot, what the loop calls (gateway/snapshot/engine.py)."""
+
+    async def hand_over(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        """`arrived` came in the transaction that is about to be committed in the state machine."""
+        ...
+
+    def take_states(self) -> dict[bytes, bytes]:
+        """Records that are to be durable with what is closed now."""
+        ...
+
+
 class Pump:
     """Reads one replication stream until it ends; raises WalgateError. Up to `careful_until` each transaction is delivered
     before the next one."""
@@ -110,6 +141,9 @@ class Pump:
         position: Position,
         protocol_version: int,
         careful_until: Lsn = _NOWHERE,
+        board: Board | None = None,
+        snapshot: HandOver | None = None,
+        rules: ErrorSettings = _STOP,
     ) -> None:
         self._stream = stream
         self._feedback = feedback
@@ -119,56 +153,77 @@ class Pump:
         self._position = position
         self._protocol_version = protocol_version
         self._careful_until = careful_until
-        self._unsealed_bytes = 0
-        self._open_bytes = 0
-        self._behind = False
-        self._sealed_at = time.monotonic()
+        self._snapshot = snapshot
+        self._rules = rules
+        self._excluded: dict[int, int] = {}
+        self._excluded_before: dict[int, int] = {}
+        self._relation_names: dict[int, tuple[str, str]] = {}
+        self._policy = delivery.policy
+        self._unclosed_bytes = 0
+        self._unflushed_bytes = 0
+        self._more_at_hand = False
+        self._closed_at = time.monotonic()
         self._idle_position: Position | None = None
-        self._sealed_counts = self._durable_counts = (0, 0)
         self._stopping = False
         self._failed = False
         self._settled = asyncio.Event()
         self._delivery = delivery
-        delivery.on_durable = self._durable
-        delivery.on_idle = self._kafka_is_idle
-        metrics.RECEIVED_LSN.set_function(lambda: feedback.received_lsn)
-        metrics.UNDER_WAY.set_function(lambda: delivery.under_way_bytes)
-        metrics.OPEN_STREAMS.set_function(lambda: machine.open_streams)
-        metrics.PREPARED.set_function(lambda: len(machine.prepared))
+        self._status = StreamStatus(board or Board(), feedback, machine, delivery, position)
 
     async def run(self) -> None:
         try:
             while not self._stopping:
                 await self._turn()
-            self._idle()
+            self._close_if_due()
         except StopForOperator as error:
             self._failed = True  # what is open stays open: the error may have come half way through closing it
             self._part(error)
-            while not self._delivery.may_seal:
-                await self._delivery.cycle_done()
+            while not self._delivery.is_free:
+                await self._delivery.commit_done()
             self._feedback.tell_now()
+            self._decide(error)
             raise
         await asyncio.Event().wait()  # the end is drain's to say
+
+    async def deliver(self) -> None:
+        """Deliver what is closed, until cancelled; raises WalgateError on the first failed or unknown result."""
+        while True:
+            position = await self._delivery.deliver()
+            if position is not None:
+                self._note_durable(position)
+            try:
+                self._close_if_due()
+            except StopForOperator as error:
+                self._part(error)
+                self._feedback.tell_now()
+                raise
+
+    async def confirm(self) -> None:
+        """With kafka.delivery = at_least_once: make positions durable while the next rows are delivered, until cancelled."""
+        while True:
+            self._note_durable(await self._delivery.commit_position())
+            if self._stopping:
+                self._settled.set()
 
     async def _turn(self) -> None:
         data = await self._read()
         failpoint("socket_read")
         self._writer.tick()
         await self._take(data)
-        self._open_bytes += len(data)
-        if self._open_bytes + self._writer.pieces_bytes >= max(OPEN_BYTES, self._worthwhile_bytes):
+        self._unflushed_bytes += len(data)
+        if self._policy.flushes(self._unflushed_bytes + self._writer.pieces_bytes, len(self._writer.open)):
             self._writer.close_all()
-            self._open_bytes = 0
+            self._unflushed_bytes = 0
         self._delivery.offer()
-        self._behind = len(data) >= BEHIND_BYTES
-        self._idle()
+        self._more_at_hand = len(data) >= BEHIND_BYTES
+        self._close_if_due()
         await self._delivery.room()
-        while self._machine.owed_marker_count > MAX_OWED_MARKERS and not self._delivery.may_seal:
-            await self._delivery.cycle_done()
+        while self._policy.waits_for_kafka(self._machine.pending_marker_count, kafka_is_free=self._delivery.is_free):
+            await self._delivery.commit_done()
 
     async def _read(self) -> bytes:
         """What the stream has, at least one frame; or nothing, where it had more until now and pauses."""
-        if self._behind:
+        if self._more_at_hand:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PAUSE_S):
                     return await self._stream.read()
@@ -176,21 +231,21 @@ class Pump:
         return await self._stream.read()
 
     @property
-    def sealed_lsn(self) -> Lsn:
+    def closed_lsn(self) -> Lsn:
         """Behind it lies what is not on its way into a committed Kafka transaction."""
         return self._position.resume_lsn
 
     async def drain(self) -> None:
         """Read no more; return when what was read is durable and PostgreSQL has been told."""
         self._stopping = True
-        while not (self.is_settled or (self._delivery.may_seal and not self._machine.at_boundary)):
+        while not (self.is_settled or (self._delivery.is_free and not self._machine.at_boundary)):
             self._settled.clear()
             await self._settled.wait()
         self._feedback.tell_now()
 
     def _part(self, error: StopForOperator) -> None:
-        """The stream can not go on here, but what was committed before it shall not wait for that person. Where it shares a
-        cycle with the transaction that is in the way, the next attempt parts them: WholeFirst. Behind a
+        """The stream cannot go on here, but what was committed before it shall not wait for that person. Where it shares a
+        Kafka transaction with the one that is in the way, the next attempt parts them: WholeFirst. Behind a
         gap nothing comes first."""
         if isinstance(error, DataGap):
             raise error
@@ -198,40 +253,55 @@ class Pump:
         if whole_until > max(self._position.resume_lsn, self._careful_until):
             raise WholeFirst(error, whole_until) from error
 
-    async def _seal_whole(self) -> None:
-        """A cycle for each transaction: wait for the one before it."""
-        while self._has_whole and not self._delivery.may_seal:
-            await self._delivery.cycle_done()
-        if self._may_seal():
-            self._seal()
+    def _decide(self, error: StopForOperator) -> None:
+        """What was committed before is delivered. An error of one relation puts it into quarantine, or names the ways on."""
+        machine = self._machine
+        name = self._relation_names.get(error.relation_oid or 0)
+        if name is None or error.relation_oid is None or not isinstance(error, _OF_RELATION):
+            return
+        if machine.in_stream:
+            raise ReadWhole(error) from error
+        commit_lsn = machine.current_commit_lsn or Lsn(machine.resume_lsn)
+        full_name = ".".join(name)
+        if self._rules.on_error_of(full_name) == "quarantine":
+            topic = self._announcer.topic_of(name)
+            reason = _REASONS.get(type(error), type(error).__name__)
+            relation = Quarantined(error.relation_oid, *name, topic, reason, commit_lsn)
+            raise QuarantineRelation(error, relation) from error
+        error.hint += (
+            f"{'; or ' if error.hint else ''}go on without the table: errors.on_error = quarantine for {full_name}; or "
+            f"without this transaction: walgate skip --lsn {commit_lsn} (docs/operations.md, Errors of one table)"
+        )
 
-    def _durable(self, position: Position) -> None:
+    async def _close_alone(self) -> None:
+        """A Kafka transaction for each PostgreSQL transaction: wait for the one before it."""
+        filling = self._filling(self._unclosed_bytes, one_by_one=True)
+        while filling.at_boundary and filling.has_content and not self._delivery.is_free:
+            await self._delivery.commit_done()
+            filling = self._filling(self._unclosed_bytes, one_by_one=True)
+        if self._policy.closes_within_read(filling) and not self._failed:
+            self._close()
+
+    def _note_durable(self, position: Position) -> None:
         if position is self._idle_position:
             failpoint("after_idle_advance")
         self._feedback.acknowledge(position.resume_lsn)
         failpoint("flush_lsn_moved")
-        self._measure(position)
+        self._status.durable(position)
+        self._measure_excluded()
 
-    def _measure(self, position: Position) -> None:
-        events, transactions = self._sealed_counts
-        metrics.EVENTS.inc(events - self._durable_counts[0])
-        metrics.TRANSACTIONS.inc(transactions - self._durable_counts[1])
-        self._durable_counts = self._sealed_counts
-        metrics.CYCLES.inc()
-        metrics.FLUSH_LSN.set(position.resume_lsn)
+    def _measure_excluded(self) -> None:
+        for relation_oid, count in self._excluded.items():
+            more = count - self._excluded_before.get(relation_oid, 0)
+            if more:
+                name = self._machine.quarantined[relation_oid].full_name
+                metrics.EXCLUDED.labels(metrics.quarantined_label(name)).inc(more)
+        self._excluded_before = self._excluded
 
-    def _kafka_is_idle(self) -> None:
-        try:
-            self._idle()
-        except StopForOperator as error:
-            self._part(error)
-            self._feedback.tell_now()
-            raise
-
-    def _idle(self) -> None:
-        """Kafka is free, or a read is done: end the cycle if one can end here."""
-        if self._may_seal() and not self._is_held:
-            self._seal()
+    def _close_if_due(self) -> None:
+        """Kafka is free, or a read is done."""
+        if not self._failed and self._policy.closes(self._filling(self._unclosed_bytes)):
+            self._close()
         if self._stopping:
             self._settled.set()
 
@@ -239,33 +309,46 @@ class Pump:
         """Every frame of one read. The loop of the rows: see bench/ before adding to it."""
         machine = self._machine
         change = machine.change
-        received_lsn = sealed_at = 0
-        for kind, lsn, start, end in split(data):
-            received_lsn = lsn
-            if kind == XLOG_DATA:
-                tag = data[start]
-                if tag in ROW_KINDS:
-                    change(data, start, end, lsn)
-                elif tag == _BEGIN and (begin := begin_at(data, start, end)) is not None:
-                    machine.begin(*begin, lsn)
-                    failpoint("begin_received")
-                elif tag == _RELATION:
-                    await self._relation(data[start:end], lsn)
-                else:
-                    if tag == _COMMIT and (commit := commit_at(data, start, end)) is not None:
-                        machine.commit(*commit, lsn)
-                        failpoint("commit_received")
+        received_lsn = closed_at = 0
+        close_bytes = self._policy.close_bytes
+        kind = lsn = start = end = 0
+        try:
+            for kind, lsn, start, end in split(data):
+                received_lsn = lsn
+                if kind == XLOG_DATA:
+                    tag = data[start]
+                    if tag in ROW_MESSAGES:
+                        change(data, start, end, lsn)
+                    elif tag == BEGIN and (begin := begin_at(data, start, end)) is not None:
+                        machine.begin(*begin)
+                        failpoint("begin_received")
+                    elif tag == RELATION:
+                        await self._relation(data[start:end], lsn)
                     else:
-                        self._control(data[start:end], lsn)
-                    if machine.resume_lsn <= self._careful_until:
-                        await self._seal_whole()
-                    unsealed_bytes = self._unsealed_bytes + end - sealed_at
-                    if unsealed_bytes >= SEAL_BYTES and self._may_seal() and unsealed_bytes >= self._worthwhile_bytes:
-                        self._seal()
-                        sealed_at = end
-            elif kind == KEEPALIVE:
-                self._keepalive(lsn, reply_requested=bool(start))
-        self._unsealed_bytes += len(data) - sealed_at
+                        if tag == COMMIT and (commit := commit_at(data, start, end)) is not None:
+                            if machine.arrived is not None and self._snapshot is not None:
+                                await self._snapshot.hand_over(machine.arrived, *commit)
+                            machine.commit(*commit)
+                            failpoint("commit_received")
+                        else:
+                            self._control(data[start:end], lsn)
+                        if machine.resume_lsn <= self._careful_until:
+                            await self._close_alone()
+                        unclosed_bytes = self._unclosed_bytes + end - closed_at
+                        if unclosed_bytes >= close_bytes and self._closes_within_read(unclosed_bytes):
+                            self._close()
+                            closed_at = end
+                elif kind == KEEPALIVE:
+                    self._keepalive(lsn, reply_requested=bool(start))
+                elif kind == DRAINED:
+                    machine.drained(data, start, end, drained_size(data, start))
+        except FrameError:
+            raise
+        except Exception as error:
+            if kind != KEEPALIVE:
+                add_context(error, machine, data[start:end], lsn)
+            raise
+        self._unclosed_bytes += len(data) - closed_at
         self._feedback.receive(received_lsn)
         failpoint("decoded")
 
@@ -274,6 +357,8 @@ class Pump:
         message = decode(payload, in_stream=machine.in_stream, protocol_version=self._protocol_version)
         if isinstance(message, Type):
             self._announcer.note_type(message)
+        elif isinstance(message, StreamStart):
+            self._status.stream_begins(message.xid)
         machine.receive(message, change_lsn)
         point = _FAILPOINTS.get(type(message))
         if point is not None:
@@ -283,63 +368,75 @@ class Pump:
         machine = self._machine
         relation = decode(payload, in_stream=machine.in_stream, protocol_version=self._protocol_version)
         assert isinstance(relation, Relation)
-        version = await self._announcer.announce(relation, machine.in_force(relation.relation_oid))
+        relation_oid = relation.relation_oid
+        if relation_oid in machine.quarantined:
+            return
+        self._relation_names[relation_oid] = relation.namespace, relation.name
+        try:
+            version = await self._announcer.announce(relation, machine.in_force(relation_oid))
+        except StopForOperator as error:
+            if not machine.is_skipping:
+                raise
+            machine.refuse(relation_oid, error)
+            return
         failpoint("relation_registered")
-        machine.announce(relation.relation_oid, relation.xid, version)
+        machine.announce(relation_oid, relation.xid, version)
 
-    # -- where a cycle ends ---------------------------------------------------------------------------------------------
+    # -- where a Kafka transaction ends ---------------------------------------------------------------------------------
 
-    @property
-    def _has_whole(self) -> bool:
-        machine = self._machine
-        return machine.at_boundary and (
-            machine.owed_marker_count > 0 or self._writer.has_records or self._delivery.holds_unsealed
+    def _filling(self, unclosed_bytes: int, *, one_by_one: bool = False) -> Filling:
+        """The facts that the policy decides by."""
+        machine, writer, delivery = self._machine, self._writer, self._delivery
+        return Filling(
+            machine.at_boundary,
+            machine.owed_count > 0 or machine.pending_marker_count > 0 or writer.has_records or delivery.holds_unclosed,
+            delivery.is_free,
+            unclosed_bytes,
+            len(writer.open),
+            machine.pending_marker_count,
+            time.monotonic() - self._closed_at,
+            self._more_at_hand,
+            self._stopping,
+            one_by_one,
         )
 
-    def _may_seal(self) -> bool:
-        return self._has_whole and self._delivery.may_seal and not self._failed
+    def _closes_within_read(self, unclosed_bytes: int) -> bool:
+        if self._failed or not self._delivery.is_free:  # asked first: the facts cost 1 us, and most often Kafka is busy
+            return False
+        return self._policy.closes_within_read(self._filling(unclosed_bytes))
 
-    @property
-    def _worthwhile_bytes(self) -> int:
-        return min(len(self._writer.open) * BATCH_WORTH_BYTES, self._delivery.memory_bytes)
-
-    @property
-    def _is_held(self) -> bool:
-        """A cycle may end here, but is too small for its many batches, and more is at hand."""
-        return (
-            self._behind
-            and not self._stopping
-            and self._unsealed_bytes < self._worthwhile_bytes
-            and self._machine.owed_marker_count < MAX_OWED_MARKERS
-            and time.monotonic() - self._sealed_at < HELD_S
-        )
-
-    def _seal(self) -> None:
+    def _close(self) -> None:
         machine = self._machine
         position = advance(
             self._position, machine.resume_lsn, machine.last_commit_lsn, tuple(machine.prepared.values())
         )
-        self._delivery.seal(machine.take_markers(), position)
+        states = {} if self._snapshot is None else self._snapshot.take_states()
+        self._delivery.close(machine.take_markers(), position, states)
+        self._excluded = dict(machine.excluded_count)
+        if self._position.skip_lsn and not position.skip_lsn:
+            log.warning("transaction_skipped", commit_lsn=str(self._position.skip_lsn))
         self._position = position
-        self._sealed_counts = (machine.event_count, machine.transaction_count)
+        self._status.closed(position)
         failpoint("cycle_sealed")
-        self._unsealed_bytes = self._open_bytes = 0
-        self._sealed_at = time.monotonic()
+        self._unclosed_bytes = self._unflushed_bytes = 0
+        self._closed_at = time.monotonic()
 
     @property
     def is_settled(self) -> bool:
         """Everything that was received and can be durable is durable."""
-        return self._machine.at_boundary and self._delivery.is_quiet and self._machine.owed_marker_count == 0
+        return self._machine.at_boundary and self._delivery.is_quiet and self._machine.pending_marker_count == 0
 
     def _keepalive(self, end_lsn: int, *, reply_requested: bool) -> None:
         """The idle rule: with nothing pending, what the server has read may become our position - durable first, as the
         slot must never be ahead of the position topic. An open stream does not forbid it: it is sent again whole."""
         failpoint("keepalive_received")
-        behind = end_lsn - self._machine.resume_lsn
-        if behind > 0 and self.is_settled and not self._machine.in_stream:
-            due = time.monotonic() - self._sealed_at >= IDLE_INTERVAL_S
-            if reply_requested or due or behind >= IDLE_BYTES:
+        machine = self._machine
+        end_lsn = max(end_lsn, machine.resume_lsn)  # of a transaction without events, which closes no Kafka transaction
+        passed_bytes = end_lsn - self._position.resume_lsn
+        if passed_bytes > 0 and self.is_settled and not machine.in_stream:
+            age_s = time.monotonic() - self._closed_at
+            if self._policy.advances(passed_bytes, age_s, reply_requested=reply_requested):
                 failpoint("before_idle_advance")
-                self._machine.resume_lsn = Lsn(end_lsn)
-                self._seal()
+                machine.resume_lsn = Lsn(end_lsn)
+                self._close()
                 self._idle_position = self._position

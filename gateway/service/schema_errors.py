@@ -7,21 +7,32 @@ from contextlib import contextmanager
 
 import structlog
 
-from gateway.operate.errors import Retry, StopForOperator
-from schemas.errors import IncompatibleSchema, RegistryUnavailable, SchemaError
+from gateway.operate.errors import Retry, RetrySlowly, StopForOperator, UnwritableRelation
+from schemas.errors import (
+    IncompatibleSchema,
+    RegistryDenied,
+    RegistryMissing,
+    RegistryRefused,
+    RegistryUnavailable,
+    SchemaError,
+)
 
 log = structlog.get_logger()
 
 
 @contextmanager
 def classified_schema_errors() -> Iterator[None]:
-    """A registry that is away comes back: Retry. Everything else needs a person: StopForOperator, and a refused schema is
-    logged, so that this person can register it."""
+    """A registry that is away comes back: Retry. So may rights, and the registry where something else answers: RetrySlowly.
+    Everything else needs the operator, and a refused schema is logged, so that it can be registered by hand."""
     try:
         yield
     except RegistryUnavailable as error:
         raise Retry(error.message, hint=error.hint) from error
-    except SchemaError as error:
+    except (RegistryDenied, RegistryMissing) as error:
+        raise RetrySlowly(error.message, hint=error.hint) from error
+    except (IncompatibleSchema, RegistryRefused) as error:
         if isinstance(error, IncompatibleSchema):
             log.error("refused_schema", subject=error.subject, schema=error.schema_text)
+        raise UnwritableRelation(error.message, hint=error.hint) from error
+    except SchemaError as error:
         raise StopForOperator(error.message, hint=error.hint) from error

@@ -1,95 +1,472 @@
-"""What a start does with what it finds: a pure decision over the position, the slot and the settings.
+"""Carries out the steps of a start; their order and what they mean is `gateway/judgement/start.py`.
 
-The order of the first start makes a crash between any two steps repair itself: the intent (state INTENT, epoch 0) is
-durable before the slot is made, so a slot that is found beside an intent is ours.
+Leaves behind what the stream needs: Kafka's parts, the registry and the replication connection, each closed by the stack.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from importlib.metadata import version as package_version
+from typing import Any
 
-from gateway.kafka.position import Position
+import asyncpg
+import structlog
+
+from gateway.events.logical_message import LogicalMessageEncoder
+from gateway.events.marker import Marker
+from gateway.judgement.facts import Facts, Stored
+from gateway.judgement.findings import OperatorWarning
+from gateway.judgement.notice import Reported
+from gateway.judgement.start import (
+    BeginEpoch,
+    CreateSlot,
+    DropSlot,
+    Fence,
+    FenceFormer,
+    Identify,
+    Look,
+    PrepareKafka,
+    ProveFence,
+    ReadPositions,
+    Record,
+    Step,
+    Steps,
+    TimelineHistory,
+    Warn,
+    WriteIntent,
+    start,
+)
+from gateway.kafka.delivery import Delivery, Frames
+from gateway.kafka.goodbye import say_goodbye, to_the_end
+from gateway.kafka.outlet import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWriter
+from gateway.kafka.position_topic import read_positions, read_snapshot_states
+from gateway.kafka.producer import Producer
+from gateway.kafka.topics import Topics, deleted_topics
 from gateway.lsn import Lsn
-from gateway.operate.errors import DataGap, StopForOperator
+from gateway.operate import metrics
+from gateway.operate.errors import Retry, RetrySlowly, StopForOperator
+from gateway.operate.failpoints import failpoint
+from gateway.operate.settings import Settings
+from gateway.operate.status import Board, Holder
+from gateway.replication.blockers import Blocker, naming_blockers, remedy
+from gateway.replication.connection import connect_replication
+from gateway.replication.login import Address
+from gateway.replication.password import login_of
+from gateway.replication.stream import ReplicationStream
+from gateway.service.announcer import Announcer
+from gateway.service.catalog import Catalog
+from gateway.service.debezium import DebeziumRelations, debezium_machine
+from gateway.service.schema_errors import classified_schema_errors
+from gateway.snapshot.state import States, decode_states, of_slot
+from gateway.transactions.commit_policy import CommitPolicy
+from gateway.transactions.debezium import DebeziumTopics
+from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.position import Position, decode_position
+from gateway.transactions.transaction import LeftOutMessage, MessageTopic, Quarantined
+from schemas.connect_type import DebeziumOptions
+from schemas.debezium import MESSAGE_KEY, TRANSACTION_KEY, TRANSACTION_VALUE, message_schema
+from schemas.errors import RegistryRefused, SchemaError
+from schemas.framing import frame, read_schema_id
+from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC, key_subject, message_topic, transaction_topic, value_subject
+from schemas.records import LOGICAL_MESSAGE, POSITION, SNAPSHOT_STATE, TRANSACTION_MARKER
+from schemas.registry import RegistryClient
+
+log = structlog.get_logger()
+
+CLOSE_TIMEOUT_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class SessionMemory:
+    """What one session leaves to the next ones of the process."""
+
+    seen_topics: set[str] = field(default_factory=set)
+    logged: set[OperatorWarning] = field(default_factory=set)
+    text_only: bool = False
+    """A value has no binary form, or one that has no decoder."""
+    careful_until: Lsn = Lsn(0)  # noqa: RUF009  # an int
+    """Up to there transactions are delivered one by one: after it something needs an operator."""
+    optional_fields: set[tuple[int, str]] = field(default_factory=set)
+    """(relation oid, column) of columns that are NOT NULL now and were not when a row was written."""
+    timed_out_behind: Lsn | None = None
+    """The transaction that begins there outlived its Kafka transaction."""
+    whole_once: bool = False
+    """The next session reads without streaming: in a stream, it is unknown which messages were rolled back."""
+    quarantine: dict[int, Quarantined] = field(default_factory=dict)
+    """Relations that the position does not name yet."""
+    reported: Reported | None = None
+    """What the server said of changes or WAL that are missing."""
+    moment: int = 0
+    left_behind: list[Address] = field(default_factory=list)
+    """Hosts of the DSN that a failover left behind, the latest last: the others are tried first."""
+
+    def avoid(self, address: Address) -> None:
+        self.left_behind = [*(each for each in self.left_behind if each != address), address]
+
+    def next_moment(self) -> int:
+        self.moment += 1
+        return self.moment
+
+
 class Start:
-    """`position` is the one to go on from; its resume_lsn is not known yet while a slot must be made."""
+    """One start. `board` is told what it waits for. After `run`, the attributes are there."""
 
-    position: Position
-    write_intent: bool = False
-    create_slot: bool = False
+    catalog: Catalog
+    topics: Topics
+    registry: RegistryClient
+    producer: Producer
+    writer: BatchWriter
+    delivery: Delivery
+    messages: MessageTopic
+    stream: ReplicationStream
+    snapshot_frame: bytes
 
+    def __init__(self, settings: Settings, memory: SessionMemory, stack: AsyncExitStack, board: Board) -> None:
+        self._settings = settings
+        self._memory = memory
+        self._stack = stack
+        self._board = board
+        self._wait_for = board.wait_for
+        self._messages_id = self._marker_id = self._transaction_key_id = self._message_key_id = 0
+        self._message_partitions = 1
+        self._debezium: DebeziumRelations | None = None
+        self._login = login_of(settings.source)
 
-def decide_start(
-    stored: Mapping[bytes, Position],
-    fresh: Position,
-    slot_flush_lsn: Lsn | None,
-    marker_end_offset: int,
-    *,
-    adopt_slot: bool,
-) -> Start:
-    """`fresh` is the position of a slot that was never read; `slot_flush_lsn` is the confirmed_flush_lsn of the slot, None
-    where there is none; `marker_end_offset` is that of the marker topic. Raises StopForOperator, DataGap."""
-    _refuse_foreign_prefix(stored, fresh)
-    known = stored.get(fresh.key)
-    if known is None:
-        if slot_flush_lsn is None:
-            _refuse_used_prefix(fresh, marker_end_offset)
-            return Start(fresh, write_intent=True, create_slot=True)
-        if not adopt_slot:
-            raise StopForOperator(
-                f"slot {fresh.slot} exists, but no position is known for it: where it was read to, nobody can tell",
-                hint="if nothing else reads it and it may go on from its confirmed_flush_lsn, set source.adopt_slot=true; "
-                f"else drop it: select pg_drop_replication_slot('{fresh.slot}')",
+    async def run(self, catalog: Catalog) -> Position:
+        """Up to START_REPLICATION. Raises WalgateError."""
+        steps = start(
+            catalog.expected,
+            self.fresh_position,
+            adopt_slot=self._settings.source.adopt_slot,
+            reported=self._memory.reported,
+            quarantine=tuple(self._memory.quarantine.values()),
+        )
+        return await self.carry_out(catalog, steps)
+
+    async def carry_out(self, catalog: Catalog, steps: Steps) -> Position:
+        """Of a start or of a repair (gateway/judgement/repair.py). Raises WalgateError."""
+        self.catalog = catalog
+        answer: Any = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                position: Position = end.value
+                return position
+            answer = await self._carry_out(step)
+
+    async def _carry_out(self, step: Step) -> Any:
+        match step:
+            case Look():
+                return await self.catalog.look()
+            case PrepareKafka():
+                failpoint("after_preflight")
+                await self._prepare_kafka()
+            case Fence():
+                self._wait_for("Kafka")
+                await self._fence()
+            case ReadPositions():
+                return await self._read_positions()
+            case ProveFence():
+                await self.delivery.prove_fence()
+            case WriteIntent(position):
+                failpoint("before_slot_intent")
+                await self.delivery.deliver_now([], position)
+                failpoint("after_slot_intent")
+            case CreateSlot():
+                # Ten thousand topics take minutes, and a slot keeps WAL from the moment that it is made.
+                self._wait_for("the topics")
+                await self.topics.ensure_relations(self.catalog.relations)
+                failpoint("before_slot_creation")
+                async with naming_blockers(self._login, self.catalog.backend_pid, self._wait_for, self._note_blockers):
+                    lsn = await self.catalog.create_slot()
+                failpoint("after_slot_creation")
+                return lsn
+            case Identify():
+                self._wait_for("the replication stream")
+                largest = self._settings.kafka.max_record_bytes
+                self.stream = await connect_replication(
+                    self._login,
+                    largest_row=HELD_FACTOR * largest,
+                    largest_message=largest,
+                    avoid=self._memory.left_behind,
+                )
+                self._stack.push_async_callback(close, self.stream.close)
+                return await self.stream.identify()
+            case TimelineHistory(timeline):
+                return await self.stream.timeline_history(timeline)
+            case Record(position, markers, forgets):
+                await self.delivery.deliver_now(list(markers), position, forgets)
+            case DropSlot():
+                await self.catalog.drop_slot()
+            case FenceFormer(system_identifier):
+                await self._fence_former(system_identifier)
+            case BeginEpoch(position):
+                await self._begin_epoch(position)
+            case Warn(warnings):
+                self.catalog.warn(warnings)
+        return None
+
+    def _note_blockers(self, found: tuple[Blocker, ...]) -> None:
+        now = time.time()
+        self._board.blocked_by(tuple(_holder(blocker, now) for blocker in found))
+
+    def fresh_position(self, facts: Facts) -> Position:
+        source = self._settings.source
+        return Position(
+            system_identifier=facts.server.system_identifier,
+            timeline=facts.server.timeline,
+            database=facts.server.database,
+            slot=source.slot,
+            prefix=self._settings.kafka.prefix,
+            publications=source.publications,
+            version=package_version("walgate"),
+        )
+
+    async def _prepare_kafka(self) -> None:
+        """Whatever may take long, before an earlier gateway is fenced."""
+        self._wait_for("Kafka")
+        prefix = self._settings.kafka.prefix
+        self.topics = Topics(
+            self._settings.kafka, transaction_topic(prefix), self._memory.seen_topics, self.catalog.warn
+        )
+        await self.topics.start()
+        self._stack.push_async_callback(close, self.topics.close)
+        await self.topics.ensure([POSITION_TOPIC, transaction_topic(prefix)])
+        await self.topics.check_position_topic()
+        self._wait_for("the schema registry")
+        self.registry = self._registry_client()
+        self._stack.push_async_callback(close, self.registry.close)
+        with classified_schema_errors():
+            await self.registry.latest(value_subject(POSITION_TOPIC))  # it answers
+
+    def _registry_client(self) -> RegistryClient:
+        settings = self._settings.registry
+        with classified_schema_errors():
+            return RegistryClient(
+                settings.url,
+                **settings.client_options(),
+                timeout_s=settings.timeout_s,
+                on_incompatible=self._settings.schemas.on_incompatible,
             )
-        _refuse_used_prefix(fresh, marker_end_offset)
-        return Start(replace(fresh, resume_lsn=slot_flush_lsn), write_intent=True)
-    current = replace(known, publications=fresh.publications, version=fresh.version)
-    if known.state == "INTENT":
-        if slot_flush_lsn is None:
-            return Start(current, create_slot=True)
-        return Start(replace(current, resume_lsn=slot_flush_lsn))
-    if slot_flush_lsn is None:
-        raise DataGap(
-            f"slot {fresh.slot} does not exist any more; it was delivered up to {known.resume_lsn}",
-            hint="what was written since is lost to it. Take a new slot name (source.slot) and a new kafka.prefix, and "
-            "load the tables anew",
-        )
-    if marker_end_offset == 0:
-        raise DataGap(
-            f"the marker topic of prefix {known.prefix!r} is empty, but slot {known.slot} has written there up to "
-            f"{known.resume_lsn}: it was deleted and made again",
-            hint="readers can not tell what is committed any more: take a new slot and a new kafka.prefix, and load the "
-            "tables anew",
-        )
-    return Start(current)
 
+    async def _fence(self) -> None:
+        failpoint("before_producer_start")
+        kafka = self._settings.kafka
+        self.producer = Producer(kafka, self.catalog.transactional_id)
+        self._stack.push_async_exit(self._give_up_producer)
+        await self.producer.start()
+        failpoint("after_producer_start")
 
-def _refuse_used_prefix(fresh: Position, marker_end_offset: int) -> None:
-    """Epochs begin at 1 with a new position: in topics that hold an epoch 1 already, rows of both would look alike."""
-    if marker_end_offset > 0:
-        raise StopForOperator(
-            f"prefix {fresh.prefix!r} was used before, but no position is known for slot {fresh.slot}",
-            hint="set another kafka.prefix, or delete the topics of this one",
-        )
+    async def _fence_former(self, system_identifier: str) -> None:
+        """Its open Kafka transaction is ended too: it would keep readers from what follows."""
+        former = Producer(self._settings.kafka, self.catalog.transactional_id_of(system_identifier))
+        try:
+            await former.start()
+        finally:
+            await former.abandon()
 
+    async def _give_up_producer(self, _: object, error: BaseException | None, *__: object) -> None:
+        await to_the_end(self._end_producer(error))
 
-def _refuse_foreign_prefix(stored: Mapping[bytes, Position], fresh: Position) -> None:
-    """One slot = one prefix: the markers of two slots in one topic would have no order."""
-    for key, position in stored.items():
-        if key != fresh.key and position.prefix == fresh.prefix:
+    async def _end_producer(self, error: BaseException | None) -> None:
+        if not isinstance(error, (Retry, RetrySlowly)):  # then no session ends its transaction soon
+            await self.producer.abort()
+        await self.producer.abandon()
+        failpoint("producer_abandoned")
+
+    async def _read_positions(self) -> Stored:
+        kafka = self._settings.kafka
+        failpoint("before_position_read")
+        values, used = await read_positions(kafka, transaction_topic(kafka.prefix), kafka.delivery_timeout_s)
+        moment = self._memory.next_moment()
+        own = self.fresh_position(self.catalog.facts).key
+        if self._settings.writes_debezium:
+            used = own in values  # that topic may be Debezium's own, and need not be written to
+        positions = {}
+        for key, value in values.items():
+            position = await self._decode(value) if key == own else await self._decode_of_another(key, value)
+            if position is not None:
+                positions[key] = position
+        failpoint("after_position_read")
+        await self._register_fixed_schemas()
+        return Stored(positions, used, moment)
+
+    async def _register_fixed_schemas(self) -> None:
+        """Nothing is registered before the position has shown that this is still the same registry."""
+        kafka = self._settings.kafka
+        markers = transaction_topic(kafka.prefix)
+        with classified_schema_errors():
+            await self._refuse_other_dialect(value_subject(markers))
+            marker_schema = TRANSACTION_VALUE if self._settings.writes_debezium else TRANSACTION_MARKER
+            marker_id = await self.registry.register(value_subject(markers), marker_schema)
+            position_id = await self.registry.register(value_subject(POSITION_TOPIC), POSITION)
+            debezium = self._settings.debezium.options()
+            messages = message_schema(debezium) if self._settings.writes_debezium else LOGICAL_MESSAGE
+            self._messages_id = await self.registry.register(value_subject(message_topic(kafka.prefix)), messages)
+            if self._settings.writes_debezium:
+                self._transaction_key_id = await self.registry.register(key_subject(markers), TRANSACTION_KEY)
+                message_key = key_subject(message_topic(kafka.prefix))
+                self._message_key_id = await self.registry.register(message_key, MESSAGE_KEY)
+        self._marker_id = marker_id
+        frames = Frames(frame(marker_id), frame(position_id))
+        self.writer = BatchWriter(self.producer.create_batch, kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
+        self.delivery = Delivery(self.producer, self.writer, frames, markers, CommitPolicy(kafka.memory_bytes))
+
+    async def _refuse_other_dialect(self, subject: str) -> None:
+        """Records of both dialects in one topic would be readable for nobody."""
+        found = await self.registry.latest(subject)
+        if found is None:
+            return
+        dialect = self._settings.kafka.dialect
+        written = "debezium" if found.get("name") == TRANSACTION_VALUE["name"] else "walgate"
+        if written != dialect:
             raise StopForOperator(
-                f"prefix {fresh.prefix!r} belongs to slot {position.slot} of database {position.database} "
-                f"(system {position.system_identifier}), this is slot {fresh.slot} of {fresh.database} "
-                f"(system {fresh.system_identifier})",
-                hint="set another kafka.prefix, or check that source.dsn names the server that you mean",
+                f"the topics of kafka.prefix = {self._settings.kafka.prefix} are written in the dialect {written}, but "
+                f"kafka.dialect is {dialect}",
+                hint=f"set kafka.dialect = {written}, or another kafka.prefix with another slot",
             )
-    known = stored.get(fresh.key)
-    if known is not None and known.prefix != fresh.prefix:
-        raise StopForOperator(
-            f"slot {fresh.slot} writes to the prefix {known.prefix!r}, the setting says {fresh.prefix!r}",
-            hint="set kafka.prefix back, or use a new slot: readers could not order two marker topics",
+
+    async def _decode(self, value: bytes) -> Position:
+        """By the schema that it was written with; is the registry still the one that knows it?"""
+        with classified_schema_errors():
+            schema_id = read_schema_id(value)
+            try:
+                schema = await self.registry.schema(schema_id)
+                found: object = schema.get("name")
+            except RegistryRefused as error:
+                if error.hint:  # credentials
+                    raise
+                schema, found = {}, error.message
+        if found != POSITION["name"]:
+            raise StopForOperator(
+                f"a record of {POSITION_TOPIC} is not a position of this registry: schema {schema_id}: {found}",
+                hint="is registry.url another registry than before, or was it emptied? Readers need the ids that the records "
+                "carry: set the former one, or restore it. Or has another program written to the topic?",
+            )
+        return decode_position(value, schema)
+
+    async def _decode_of_another(self, key: bytes, value: bytes) -> Position | None:
+        """Of another slot's gateway, which may use another registry."""
+        try:
+            return decode_position(value, await self.registry.schema(read_schema_id(value)))
+        except (SchemaError, StopForOperator) as error:
+            log.info("unreadable_position", key=key.decode("utf-8", "replace"), reason=error.message)
+            return None
+
+    def announcer(self, sql: asyncpg.Connection, position: Position) -> Announcer:
+        """One that asks on a connection of its own."""
+        if self._settings.writes_debezium:
+            options, optional = self._settings.debezium.options(), self._memory.optional_fields
+            self._debezium = DebeziumRelations(sql, options, optional)
+        return Announcer(
+            sql,
+            self.registry,
+            self.topics,
+            self.producer,
+            self.writer,
+            self._settings,
+            is_first_epoch=position.epoch == 1,
+            on_announced=self._board.announced,
+            debezium=self._debezium,
         )
+
+    async def snapshot_states(self, position: Position) -> States:
+        """After the fence: no other gateway writes them any more."""
+        kafka = self._settings.kafka
+        await self.topics.ensure([SNAPSHOT_TOPIC])
+        await self.producer.learn([SNAPSHOT_TOPIC])
+        with classified_schema_errors():
+            schema_id = await self.registry.register(value_subject(SNAPSHOT_TOPIC), SNAPSHOT_STATE)
+        self.snapshot_frame = frame(schema_id)
+        values = of_slot(position.key, await read_snapshot_states(kafka, kafka.delivery_timeout_s))
+        with classified_schema_errors():
+            writers = {number: await self.registry.schema(number) for number in set(map(read_schema_id, values))}
+        return decode_states(values, writers)
+
+    async def _begin_epoch(self, position: Position) -> None:
+        failpoint("before_epoch_marker")
+        self.messages = await self._message_topic(is_new=position.epoch == 1)
+        markers = [] if self._settings.writes_debezium else [Marker("EPOCH", 0, position.resume_lsn)]
+        await self.delivery.deliver_now(markers, position)
+        failpoint("after_epoch_marker")
+
+    def machine(self, position: Position) -> TransactionMachine:
+        """After `announcer`."""
+        if self._debezium is None:
+            return TransactionMachine(
+                epoch=position.epoch,
+                resume_lsn=position.resume_lsn,
+                last_commit_lsn=position.last_commit_lsn,
+                prepared=position.prepared,
+                messages=self.messages,
+                quarantined=position.quarantined,
+                skip_lsn=position.skip_lsn,
+            )
+        options = self._settings.debezium.options()
+        return debezium_machine(position, self.messages, self._debezium_topics(options), options, self._debezium)
+
+    def _debezium_topics(self, options: DebeziumOptions) -> DebeziumTopics:
+        prefix = self._settings.kafka.prefix
+        messages = self.writer.outlet(message_topic(prefix), self._message_partitions, "logical messages")
+        frames = frame(self._message_key_id), frame(self._messages_id)
+        if not options.provide_transaction_metadata:
+            return DebeziumTopics(messages, *frames)
+        topic = transaction_topic(prefix)
+        transactions = self.writer.outlet(topic, self.topics.partition_count(topic), "BEGIN and END")
+        return DebeziumTopics(messages, *frames, transactions, frame(self._transaction_key_id), frame(self._marker_id))
+
+    async def _message_topic(self, *, is_new: bool) -> MessageTopic:
+        topic = message_topic(self._settings.kafka.prefix)
+        if not is_new and await self.topics.missing([topic]):
+            raise deleted_topics([topic])
+        partition_count = (await self.topics.ensure([topic]))[topic]
+        self._message_partitions = partition_count
+        encoder = LogicalMessageEncoder(frame(self._messages_id))
+        outlet = self.writer.outlet(topic, partition_count, "logical messages")
+        source = self._settings.source
+        prefixes = frozenset(source.message_prefixes)
+        return MessageTopic(
+            topic,
+            self._messages_id,
+            encoder.encode,
+            outlet,
+            _log_left_out,
+            prefixes,
+            heartbeats_only=not source.messages,
+        )
+
+
+def _holder(blocker: Blocker, now: float) -> Holder:
+    return Holder(
+        kind="prepared" if blocker.gid is not None else "transaction",
+        name=blocker.gid or "",
+        pid=blocker.pid,
+        user=blocker.user or "",
+        application=blocker.application,
+        state=blocker.state,
+        since=None if blocker.open_s is None else now - blocker.open_s,
+        query_since=None if blocker.statement_s is None else now - blocker.statement_s,
+        remedy=remedy(blocker),
+        blocks=True,
+    )
+
+
+def _log_left_out(message: LeftOutMessage) -> None:
+    metrics.MESSAGES_LEFT_OUT.inc()
+    log.warning(
+        "message_left_out",
+        reason="a logical message is larger than kafka.max_record_bytes",
+        prefix=message.prefix,
+        message_bytes=message.message_bytes,
+        message_lsn=str(Lsn(message.message_lsn)),
+        xid=message.xid,
+        hint="its transaction names it in its manifest; source.message_prefixes says which messages are published",
+    )
+
+
+async def close(closing: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    await say_goodbye(closing(), CLOSE_TIMEOUT_S)

@@ -4,6 +4,8 @@
     RetrySlowly    2 s doubling up to 60 s
     other errors   end the gateway: a person must decide
 
+The same reason again and again is logged ever more seldom, with how often and since when.
+
 An attempt that ran for a while sets the delay back. SIGTERM and SIGINT drain: what was received and can be committed is
 committed, PostgreSQL is told, then the program ends with 0. SIGUSR1 logs where every task waits.
 """
@@ -12,10 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import version as package_version
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,9 +30,13 @@ import structlog
 from gateway.operate import metrics
 from gateway.operate.errors import Retry, RetrySlowly, WalgateError
 from gateway.operate.failpoints import failpoint
-from gateway.operate.http import Health, start_http
+from gateway.operate.http import start_http
+from gateway.operate.logs import Repeats
 from gateway.operate.settings import Settings
-from gateway.service.attempt import Attempt, Learned
+from gateway.operate.status import Board
+from gateway.service.monitor import Monitor
+from gateway.service.session import Session
+from gateway.service.start import SessionMemory
 from gateway.service.tasks import cancel
 
 log = structlog.get_logger()
@@ -37,7 +46,8 @@ _DELAYS_S: dict[type[WalgateError], tuple[float, float]] = {Retry: (0.2, 2.0), R
 
 
 class Backoff:
-    """Seconds to wait before the next attempt; doubles with each failure until an attempt was healthy."""
+    """Seconds to wait before the next attempt; doubles with each failure until an attempt was healthy. Two gateways that start
+    together must not fence each other in step for ever, hence the jitter."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -48,7 +58,7 @@ class Backoff:
         first, longest = _DELAYS_S[RetrySlowly if isinstance(error, RetrySlowly) else Retry]
         delay: float = min(first * 2**self._failures, longest)
         self._failures = min(self._failures + 1, 16)
-        return delay
+        return delay * random.uniform(0.5, 1.0)
 
 
 async def serve(settings: Settings) -> None:
@@ -59,34 +69,58 @@ async def serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, _log_tasks)
     _tune_garbage_collection()
-    health = Health()
+    board = Board(slot_name=settings.source.slot, prefix=settings.kafka.prefix, version=package_version("walgate"))
+    metrics.show(board)
     if settings.http.port is not None:
-        port = start_http(settings.http.host, settings.http.port, health)
+        port = start_http(settings.http.host, settings.http.port, board)
         log.info("http", url=f"http://{settings.http.host}:{port}/readyz")
+    monitoring = asyncio.create_task(Monitor(settings, board).run()) if _is_watched(settings) else None
+    try:
+        await _sessions(settings, board, stop)
+    finally:
+        if monitoring is not None:
+            await cancel([monitoring])
+
+
+def _is_watched(settings: Settings) -> bool:
+    """Somebody may ask, a heartbeat is to be written, or a budget kept: else no connection is made for it."""
+    source = settings.source
+    return settings.http.port is not None or source.heartbeat_interval_s > 0 or source.wal_budget_bytes is not None
+
+
+async def _sessions(settings: Settings, board: Board, stop: asyncio.Event) -> None:
+    """One after another."""
     backoff = Backoff()
-    learned = Learned()
+    repeats = Repeats()
+    memory = SessionMemory()
     while not stop.is_set():
         begun = time.monotonic()
-        attempt = Attempt(settings, health, learned)
+        session = Session(settings, board, memory)
         try:
-            await _until_stopped(attempt, stop)
+            await _until_stopped(session, stop)
             return
         except (Retry, RetrySlowly) as error:
             metrics.ATTEMPTS.labels(type(error).__name__).inc()
+            board.failed(error)
+            board.wait_for(f"the next attempt, after: {error.message}")
             delay = backoff.delay_s(error, time.monotonic() - begun)
-            log.warning("starting_again", reason=error.message, hint=error.hint, delay_s=round(delay, 1))
+            if session.is_streaming:
+                repeats.forget()
+            told = repeats.again(error.message, datetime.now(UTC).isoformat(timespec="seconds"))
+            if told is not None:
+                log.warning("starting_again", reason=error.message, hint=error.hint, delay_s=round(delay, 1), **told)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), delay)
             failpoint("reconnect")
 
 
-async def _until_stopped(attempt: Attempt, stop: asyncio.Event) -> None:
+async def _until_stopped(session: Session, stop: asyncio.Event) -> None:
     """A stop ends an attempt that does not stream yet at once; one that streams drains by itself."""
-    running = asyncio.create_task(attempt.run(stop))
+    running = asyncio.create_task(session.run(stop))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    if not running.done() and not attempt.is_streaming:
+    if not running.done() and not session.is_streaming:
         await cancel([running])
         with suppress(asyncio.CancelledError):
             await running

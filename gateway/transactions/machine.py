@@ -36,6 +36,9 @@ What couples the states:
 * In a stream a logical message carries the xid of the whole transaction, its rows that of their subtransaction. When a
   subtransaction is rolled back, nobody can tell which messages went with it: RolledBackMessages.
 * The relation cache has an overlay for each open stream, dropped or merged when the stream ends.
+* A relation in quarantine gets no record: its changes are counted in `excluded` of their transaction's manifest. The
+  transaction at `skip_lsn` is left out as a whole; its last marker is SKIP, and what was refused in it is refused again by
+  the next change that needs it.
 * commit LSNs rise strictly from one committed transaction to the next. If they do not, something is fundamentally wrong
   (another server, a slot that went back) and going on would double rows.
 
@@ -56,6 +59,7 @@ from gateway.events.context import Context
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker, readable_time
 from gateway.lsn import Lsn
+from gateway.names import HEARTBEAT_PREFIX
 from gateway.operate.errors import DataGap, Retry, StopForOperator
 from gateway.pgoutput import (
     Begin,
@@ -63,6 +67,7 @@ from gateway.pgoutput import (
     Commit,
     CommitPrepared,
     Message,
+    MessageHead,
     Origin,
     Prepare,
     RollbackPrepared,
@@ -73,14 +78,29 @@ from gateway.pgoutput import (
     StreamStop,
     Truncate,
     Type,
+    read_message_head,
 )
+from gateway.pgoutput.letters import INSERT, ROW_MESSAGES, UPDATE
 from gateway.relations.cache import RelationCache
-from gateway.transactions.transaction import MessageTopic, Prepared, RelationVersion, Transaction
+from gateway.transactions.transaction import (
+    OWN_PREFIXES,
+    LeftOutMessage,
+    MessageTopic,
+    Prepared,
+    Quarantined,
+    RelationVersion,
+    Transaction,
+    Watch,
+)
+from gateway.varint import encode_long
 
-INSERT, UPDATE, DELETE = b"IUD"
-ROW_KINDS = frozenset(b"IUD")
 _UNSIGNED: Final = 0xFFFFFFFF
 """Oids and xids are unsigned, what librt reads is not. Its reading takes 0.02 us, that of struct 0.06."""
+
+_SKIPPED: Final = "left out by the operator: walgate skip"
+
+_NAMED_PREFIX: Final = 100
+"""So many characters of a prefix are enough to know it again: it may be as large as the message."""
 
 
 class OutOfOrder(StopForOperator):
@@ -99,16 +119,35 @@ class TransactionMachine:
     """
 
     def __init__(
-        self, *, epoch: int, resume_lsn: int, last_commit_lsn: int, prepared: Iterable[Prepared], messages: MessageTopic
+        self,
+        *,
+        epoch: int,
+        resume_lsn: int,
+        last_commit_lsn: int,
+        prepared: Iterable[Prepared],
+        messages: MessageTopic,
+        quarantined: Iterable[Quarantined] = (),
+        skip_lsn: int = 0,
     ) -> None:
         self.epoch = epoch
         self.resume_lsn = resume_lsn
         self.last_commit_lsn = last_commit_lsn
         self.prepared: dict[tuple[str, int], Prepared] = {(p.gid, p.xid): p for p in prepared}
         self.relations: RelationCache[RelationVersion] = RelationCache()
+        self.quarantined: dict[int, Quarantined] = {each.relation_oid: each for each in quarantined}
+        self.excluded_count: dict[int, int] = dict.fromkeys(self.quarantined, 0)
+        self.skip_lsn = skip_lsn
+        self._refused: dict[int, StopForOperator] = {}  # what was described in a transaction that is left out
         self.in_stream = False
         self.event_count = 0
         self.transaction_count = 0
+        self.last_commit_time = 0
+        self.owed_since = 0
+        self.owed_count = 0
+        self.heartbeat_time = 0
+        self.watch: Watch | None = None
+        self.arrived: object | None = None
+        """What is to be handed over where the current transaction commits: a chunk of a snapshot, or the bounds of one."""
         self._messages = messages
         self._current: Transaction | None = None
         self._current_is_prepare: BeginPrepare | None = None
@@ -143,17 +182,63 @@ class TransactionMachine:
         return self._current is None or self.in_stream
 
     @property
+    def current_xids(self) -> tuple[int, int] | None:
+        """xid and subxid (-1: none) of what comes now; None outside transactions."""
+        return None if self._current is None else (self._current.xid, self._current.context.subxid)
+
+    @property
+    def current(self) -> Transaction | None:
+        """The transaction whose changes come now."""
+        return self._current
+
+    @property
+    def unfinished_xids(self) -> list[int]:
+        """Of transactions that are streamed or prepared."""
+        return [*self._streams, *(xid for _, xid in self.prepared)]
+
+    @property
+    def current_commit_lsn(self) -> Lsn | None:
+        """Commit LSN of what comes now, for a prepared transaction its prepare LSN; None where it is not known yet."""
+        if self._current_is_prepare is not None:
+            return Lsn(self._current_is_prepare.prepare_lsn)
+        if self._current is None or self._current.commit_lsn is None:
+            return None
+        return Lsn(self._current.commit_lsn)
+
+    @property
+    def is_skipping(self) -> bool:
+        return self._current is not None and self._current.skipped
+
+    @property
     def open_streams(self) -> int:
         return len(self._streams)
 
     @property
-    def owed_marker_count(self) -> int:
+    def pending_marker_count(self) -> int:
         return len(self._markers)
 
     def take_markers(self) -> list[Marker]:
         """The markers owed since the last call, in order."""
         markers, self._markers = self._markers, []
         return markers
+
+    def take_owed(self) -> tuple[int, int]:
+        """Commit time (Unix, microseconds; 0: none) of the first transaction with events, or a heartbeat, that has committed
+        since the last call, and how many have."""
+        owed = self.owed_since, self.owed_count
+        self.owed_since = self.owed_count = 0
+        return owed
+
+    @property
+    def receiving_since(self) -> int:
+        """Commit time of the committed transaction whose rows come now; 0: none."""
+        current = self._current
+        return 0 if current is None or current.silent else current.commit_time or 0
+
+    @property
+    def stream_sizes(self) -> list[tuple[int, int]]:
+        """xid and event count of the transactions in progress of which rows were sent."""
+        return [(xid, transaction.ordinal) for xid, transaction in list(self._streams.items())]
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
@@ -164,16 +249,46 @@ class TransactionMachine:
     def announce(self, relation_oid: int, subxid: int | None, version: RelationVersion) -> None:
         """A Relation message whose schema is registered; `subxid` is its xid field, present inside a stream."""
         self._active.clear()
+        self._refused.pop(relation_oid, None)
         if self.in_stream:
             assert self._current is not None and subxid is not None
             self.relations.announce_in_stream(self._current.xid, subxid, relation_oid, version)
         else:
             self.relations.announce(relation_oid, version)
 
+    def refuse(self, relation_oid: int, error: StopForOperator) -> None:
+        """A Relation message, in a transaction that is left out, that cannot be announced: `error` at its next change."""
+        self._active.clear()
+        self._refused[relation_oid] = error
+
     def in_force(self, relation_oid: int) -> RelationVersion | None:
         """What the next change of the relation would be encoded with; None if it was never announced."""
         xid = self._current.xid if self._current is not None and self.in_stream else None
         return self.relations.find(relation_oid, xid)
+
+    # -- snapshots ------------------------------------------------------------------------------------------------------
+
+    def set_watch(self, watch: Watch | None) -> None:
+        """Also after what it has to say of relations has changed."""
+        self.watch = watch
+        self._active.clear()
+
+    def read(self, version: RelationVersion, rows: Iterable[tuple[bytes | None, bytes]], change_lsn: int) -> None:
+        """Rows that were read (RowEncoder.copied), as changes of the transaction that commits now."""
+        transaction = self._demand_transaction("rows of a snapshot")
+        self._note_event(transaction, version.schema_id)
+        context, manifest, ordinal = transaction.context, transaction.manifest, transaction.ordinal
+        head = version.encoder.read_head + context.identity + encode_long(change_lsn)
+        commit = context.commit
+        append = version.outlet.append
+        for key, tail in rows:
+            append(key, b"".join((head, encode_long(ordinal), commit, tail)), manifest)
+            ordinal += 1
+        transaction.ordinal = ordinal
+
+    def owe(self, marker: Marker) -> None:
+        """A marker that no message asks for."""
+        self._markers.append(marker)
 
     # -- rows: the hot path -------------------------------------------------------------------------------------------
 
@@ -181,7 +296,7 @@ class TransactionMachine:
         """One Insert, Update or Delete message at data[position:end]."""
         transaction = self._current
         if transaction is None:
-            raise self._out_of_order(f"a row message ({chr(data[position])})", "inside a transaction", change_lsn)
+            raise self._out_of_order(f"a row message ({chr(data[position])})", "inside a transaction")
         row = position + 5
         if self.in_stream:
             subxid: int = read_i32_be(data, position + 1)
@@ -193,7 +308,9 @@ class TransactionMachine:
         relation_oid &= _UNSIGNED
         version = self._active.get(relation_oid)
         if version is None:
-            version = self._activate(relation_oid, change_lsn)
+            if self._leaves_out(transaction, relation_oid):
+                return
+            version = self._activate(relation_oid)
         manifest = transaction.manifest
         if transaction.silent or version.noted_in is not manifest:
             self._note_event(transaction, version.schema_id)
@@ -211,20 +328,38 @@ class TransactionMachine:
             key, value = version.encoder.delete(data, row, end, transaction.context, change_lsn, ordinal)
         version.outlet.append(key, value, manifest)
 
-    def _activate(self, relation_oid: int, change_lsn: int) -> RelationVersion:
+    def _activate(self, relation_oid: int) -> RelationVersion:
         """First event of a relation since versions last changed."""
+        refused = self._refused.get(relation_oid)
+        if refused is not None:
+            raise refused
         version = self.in_force(relation_oid)
         if version is None:
-            raise self._out_of_order(
-                f"a change of relation {relation_oid}", "after a Relation message for it", change_lsn
-            )
+            raise self._out_of_order(f"a change of relation {relation_oid}", "after a Relation message for it")
+        if self.watch is not None:
+            version = self.watch.version(relation_oid, version)
         self._active[relation_oid] = version
         return version
 
-    def _note_event(self, transaction: Transaction, schema_id: int) -> None:
+    def _leaves_out(self, transaction: Transaction, relation_oid: int) -> bool:
+        """Whether a change is not written, nor encoded: what is left out is never in `_active`."""
+        if transaction.skipped:
+            return True
+        relation = self.quarantined.get(relation_oid)
+        if relation is None:
+            return False
+        self._note_begin(transaction)
+        transaction.manifest.exclude(relation_oid, relation.namespace, relation.name, relation.topic, relation.reason)
+        self.excluded_count[relation_oid] += 1
+        return True
+
+    def _note_begin(self, transaction: Transaction) -> None:
         if transaction.silent:
             transaction.silent = False
             self._owe_begin(transaction)
+
+    def _note_event(self, transaction: Transaction, schema_id: int) -> None:
+        self._note_begin(transaction)
         if schema_id not in transaction.manifest.schema_ids:
             transaction.manifest.schema_ids.append(schema_id)
 
@@ -253,35 +388,44 @@ class TransactionMachine:
         transaction.context_subxid = subxid
         transaction.context = Context(
             transaction.xid, -1 if subxid == transaction.xid else subxid, self.epoch, transaction.commit_lsn,
-            transaction.commit_time, transaction.origin,
+            transaction.commit_time, transaction.origin, self.in_stream,
         )  # fmt: skip
 
     # -- ordinary transactions ------------------------------------------------------------------------------------------
 
-    def _open(self, xid: int, commit_lsn: int | None, commit_time: int | None) -> Transaction:
-        context = Context(xid, -1, self.epoch, commit_lsn, commit_time, None)
+    def _open(self, xid: int, commit_lsn: int | None, commit_time: int | None, in_stream: bool = False) -> Transaction:
+        context = Context(xid, -1, self.epoch, commit_lsn, commit_time, None, in_stream)
         return Transaction(xid, Manifest(self.epoch), context, commit_lsn, commit_time)
 
-    def begin(self, commit_lsn: int, commit_time: int, xid: int, change_lsn: int) -> None:
+    def begin(self, commit_lsn: int, commit_time: int, xid: int) -> None:
         """A Begin message; most transactions are small, so that it goes without an object of its own, as `commit` does."""
         if self._current is not None:
-            self._demand_no_transaction("Begin", change_lsn)
+            self._demand_no_transaction("Begin")
         self._current = self._open(xid, commit_lsn, readable_time(commit_time))
+        if commit_lsn == self.skip_lsn:
+            self._skip(self._current)
+
+    def _skip(self, transaction: Transaction) -> None:
+        transaction.skipped = True
+        self._active.clear()
 
     def _begin(self, message: Begin, change_lsn: int) -> None:
-        self.begin(message.commit_lsn, message.commit_time, message.xid, change_lsn)
+        self.begin(message.commit_lsn, message.commit_time, message.xid)
 
-    def commit(self, commit_lsn: int, end_lsn: int, commit_time: int, change_lsn: int) -> None:
-        transaction = self._demand_transaction("Commit", change_lsn)
+    def commit(self, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        transaction = self._demand_transaction("Commit")
         if self._current_is_prepare is not None or transaction.commit_lsn != commit_lsn:
             raise self._out_of_order(
-                f"Commit at {Lsn(commit_lsn)}", f"of the transaction {transaction.xid} that was begun", change_lsn
+                f"Commit at {Lsn(commit_lsn)}", f"of the transaction {transaction.xid} that was begun"
             )
         self._current = None
         self._finish(transaction, "COMMIT", commit_lsn, end_lsn, commit_time)
+        if self.watch is not None:
+            self.arrived = None
+            self.watch.committed(transaction.xid)
 
     def _commit(self, message: Commit, change_lsn: int) -> None:
-        self.commit(message.commit_lsn, message.end_lsn, message.commit_time, change_lsn)
+        self.commit(message.commit_lsn, message.end_lsn, message.commit_time)
 
     def _finish(
         self, transaction: Transaction, kind: str, marker_lsn: int, end_lsn: int, time: int, gid: str | None = None
@@ -292,11 +436,25 @@ class TransactionMachine:
         self.event_count += transaction.ordinal
         if kind in ("COMMIT", "STREAM_COMMIT"):
             self._note_commit(marker_lsn)
-        if manifest.event_count:
+            self._note_owed(time, transaction.is_heartbeat or not manifest.is_empty)
+            if transaction.is_heartbeat:
+                self.heartbeat_time = time
+        if transaction.skipped:
+            self._markers.append(
+                Marker("SKIP", transaction.xid, marker_lsn, -1, end_lsn, time, gid, transaction.origin, None, _SKIPPED)
+            )
+        elif not manifest.is_empty:
             self._markers.append(
                 Marker(kind, transaction.xid, marker_lsn, -1, end_lsn, time, gid, transaction.origin, manifest)
             )
         self._resume_behind(end_lsn)
+
+    def _note_owed(self, commit_time: int, is_owed: bool) -> None:
+        self.last_commit_time = commit_time
+        if is_owed:
+            self.owed_count += 1
+            if self.owed_since == 0:
+                self.owed_since = commit_time
 
     def _resume_behind(self, lsn: int) -> None:
         if lsn > self.resume_lsn:
@@ -312,7 +470,7 @@ class TransactionMachine:
         self.transaction_count += 1
 
     def _origin(self, message: Origin, change_lsn: int) -> None:
-        transaction = self._demand_transaction("Origin", change_lsn)
+        transaction = self._demand_transaction("Origin")
         transaction.origin = message.name
         self._enter(transaction, transaction.context_subxid if self.in_stream else transaction.xid)
 
@@ -320,11 +478,15 @@ class TransactionMachine:
         """Only the names of types; what a type is made of comes from the catalog when a Relation uses it."""
 
     def _truncate(self, message: Truncate, change_lsn: int) -> None:
-        transaction = self._demand_transaction("Truncate", change_lsn)
+        transaction = self._demand_transaction("Truncate")
         if message.xid is not None and message.xid != transaction.context_subxid:
             self._enter(transaction, message.xid)
         for relation_oid in message.relation_oids:
-            version = self._active.get(relation_oid) or self._activate(relation_oid, change_lsn)
+            version = self._active.get(relation_oid)
+            if version is None:
+                if self._leaves_out(transaction, relation_oid):
+                    continue
+                version = self._activate(relation_oid)
             self._note_event(transaction, version.schema_id)
             value = version.encoder.truncate(transaction.context, change_lsn, transaction.ordinal)
             version.outlet.append_everywhere(value, transaction.manifest)
@@ -332,36 +494,84 @@ class TransactionMachine:
 
     def _message(self, message: Message, change_lsn: int) -> None:
         topic = self._messages
-        if not message.transactional:
-            self._demand_no_transaction("a message outside transactions", change_lsn)
+        transaction = self._transaction_of(message)
+        if message.prefix == HEARTBEAT_PREFIX and transaction is not None:
+            transaction.is_heartbeat = True
+        if transaction is not None and transaction.skipped:
+            return
+        if not topic.takes(message.prefix):
+            if self.watch is not None and transaction is not None and message.prefix in OWN_PREFIXES:
+                found = self.watch.message(message.prefix, message.content, transaction.xid, self.in_stream)
+                self.arrived = found or self.arrived
+            return
+        if transaction is None:
             context, ordinal, manifest = Context(0, -1, self.epoch, None, None, None), 0, None
-            self._resume_behind(message.message_lsn)
         else:
-            transaction = self._demand_transaction("Message", change_lsn)
-            if message.xid is not None and message.xid != transaction.context_subxid:
-                self._enter(transaction, message.xid)
-            self._note_event(transaction, topic.schema_id)
-            transaction.has_messages = True
             context, ordinal, manifest = transaction.context, transaction.ordinal, transaction.manifest
-            transaction.ordinal += 1
         value = topic.encode(
             context, change_lsn, ordinal, message.transactional, message.message_lsn, message.prefix, message.content
         )
-        topic.outlet.append(None, value, manifest)
+        if not topic.outlet.offer(value, manifest):
+            self._leave_out(message, transaction, len(value))
+        elif transaction is not None:
+            self._note_event(transaction, topic.schema_id)
+            transaction.has_messages = True
+            transaction.ordinal += 1
+
+    def _transaction_of(self, message: Message | MessageHead) -> Transaction | None:
+        """Where a logical message belongs; None: to none, and then replication need not start again before it."""
+        if not message.transactional:
+            self._demand_no_transaction("a message outside transactions")
+            self._resume_behind(message.message_lsn)
+            return None
+        transaction = self._demand_transaction("Message")
+        if message.xid is not None and message.xid != transaction.context_subxid:
+            self._enter(transaction, message.xid)
+        return transaction
+
+    def _leave_out(self, message: Message | MessageHead, transaction: Transaction | None, message_bytes: int) -> None:
+        """Too large for Kafka. Any user can write one, so it does not stop the rest; it is marked in the manifest."""
+        topic, prefix = self._messages, message.prefix[:_NAMED_PREFIX]
+        xid = 0
+        if transaction is not None:
+            xid = transaction.xid
+            self._note_begin(transaction)
+            transaction.has_messages = True
+            transaction.manifest.exclude_message(topic.topic, prefix)
+        topic.leave_out(LeftOutMessage(xid, message.message_lsn, prefix, message_bytes))
+
+    # -- what is too large to be held -----------------------------------------------------------------------------------
+
+    def drained(self, data: bytes, position: int, end: int, message_bytes: int) -> None:
+        """The first bytes of a message that is too large for Kafka by far; `message_bytes`: of the whole. A logical message is
+        left out. Raises what the outlet says of a row."""
+        if data[position] in ROW_MESSAGES:
+            oid_at = position + (5 if self.in_stream else 1)
+            relation_oid: int = read_i32_be(data, oid_at)
+            relation_oid &= _UNSIGNED
+            if self._leaves_out(self._demand_transaction("a row message"), relation_oid):
+                return
+            version = self._active.get(relation_oid) or self._activate(relation_oid)
+            raise version.outlet.too_large(f"comes in a message of {message_bytes} bytes", message_bytes)
+        head = read_message_head(data[position:end], self.in_stream)
+        transaction = self._transaction_of(head)
+        if transaction is not None and transaction.skipped:
+            return
+        if self._messages.takes(head.prefix):
+            self._leave_out(head, transaction, message_bytes)
 
     # -- in-progress streams --------------------------------------------------------------------------------------------
 
     def _stream_start(self, message: StreamStart, change_lsn: int) -> None:
-        self._demand_no_transaction("Stream Start", change_lsn)
+        self._demand_no_transaction("Stream Start")
         transaction = self._streams.get(message.xid)
         if message.first_segment != (transaction is None):
             raise self._out_of_order(
                 f"Stream Start of {message.xid} (first segment: {message.first_segment})",
                 "as the first segment of a transaction exactly once",
-                change_lsn,
             )
         if transaction is None:
-            transaction = self._streams[message.xid] = self._open(message.xid, None, None)
+            transaction = self._streams[message.xid] = self._open(message.xid, None, None, in_stream=True)
             transaction.context_subxid = message.xid
         transaction.silent = True
         self._active.clear()
@@ -370,19 +580,19 @@ class TransactionMachine:
 
     def _stream_stop(self, message: StreamStop, change_lsn: int) -> None:
         if not self.in_stream:
-            raise self._out_of_order("Stream Stop", "inside a stream segment", change_lsn)
-        transaction = self._demand_transaction("Stream Stop", change_lsn)
+            raise self._out_of_order("Stream Stop", "inside a stream segment")
+        transaction = self._demand_transaction("Stream Stop")
         if not transaction.silent:
             self._markers.append(Marker("STREAM_STOP", transaction.xid, self.resume_lsn))
         self._active.clear()
         self._current = None
         self.in_stream = False
 
-    def _end_stream(self, name: str, xid: int, change_lsn: int) -> Transaction:
-        self._demand_no_transaction(name, change_lsn)
+    def _end_stream(self, name: str, xid: int) -> Transaction:
+        self._demand_no_transaction(name)
         transaction = self._streams.pop(xid, None)
         if transaction is None:
-            raise self._out_of_order(f"{name} of {xid}", "after its Stream Start", change_lsn)
+            raise self._out_of_order(f"{name} of {xid}", "after its Stream Start")
         return transaction
 
     def _finish_relations(self, xid: int) -> None:
@@ -391,19 +601,21 @@ class TransactionMachine:
         self._active.clear()
 
     def _stream_commit(self, message: StreamCommit, change_lsn: int) -> None:
-        transaction = self._end_stream("Stream Commit", message.xid, change_lsn)
+        transaction = self._end_stream("Stream Commit", message.xid)
         self._finish_relations(message.xid)
         self._finish(transaction, "STREAM_COMMIT", message.commit_lsn, message.end_lsn, message.commit_time)
+        if self.watch is not None:
+            self.watch.committed_whole(transaction.xid, transaction.manifest)
 
     def _stream_abort(self, message: StreamAbort, change_lsn: int) -> None:
-        self._demand_no_transaction("Stream Abort", change_lsn)
+        self._demand_no_transaction("Stream Abort")
         transaction = self._streams.get(message.xid)
         if transaction is None and message.subxid != message.xid:
             # PostgreSQL 18 drops a transaction that it sees rolled back before it was ever streamed, yet announces the end
             # of its subtransaction (tests/golden, stream_abort_alone). No row of it was sent.
             return
         if transaction is None:
-            raise self._out_of_order(f"Stream Abort of {message.xid}", "after its Stream Start", change_lsn)
+            raise self._out_of_order(f"Stream Abort of {message.xid}", "after its Stream Start")
         whole = message.subxid == message.xid
         if transaction.has_messages and not whole:
             raise RolledBackMessages(
@@ -415,9 +627,11 @@ class TransactionMachine:
         manifest.event_count = transaction.ordinal
         if whole:
             del self._streams[message.xid]
+            if self.watch is not None:
+                self.watch.aborted(message.xid)
         elif transaction.ordinal:
             manifest.aborted_subxids.append(message.subxid)
-        if transaction.ordinal:
+        if not manifest.is_empty:
             lsn = self.resume_lsn if message.abort_lsn is None else message.abort_lsn
             self._markers.append(
                 Marker(
@@ -436,20 +650,22 @@ class TransactionMachine:
     # -- two-phase ------------------------------------------------------------------------------------------------------
 
     def _begin_prepare(self, message: BeginPrepare, change_lsn: int) -> None:
-        self._demand_no_transaction("Begin Prepare", change_lsn)
+        self._demand_no_transaction("Begin Prepare")
         self._current = self._open(message.xid, None, None)
         self._current_is_prepare = message
+        if message.prepare_lsn == self.skip_lsn:
+            self._skip(self._current)
 
     def _prepare(self, message: Prepare, change_lsn: int) -> None:
-        transaction = self._demand_transaction("Prepare", change_lsn)
+        transaction = self._demand_transaction("Prepare")
         begin, self._current_is_prepare = self._current_is_prepare, None
         if begin is None or (begin.xid, begin.gid) != (message.xid, message.gid):
-            raise self._out_of_order(f"Prepare of {message.xid}", "after its Begin Prepare", change_lsn)
+            raise self._out_of_order(f"Prepare of {message.xid}", "after its Begin Prepare")
         self._current = None
         self._keep_prepared(transaction, "PREPARE", message)
 
     def _stream_prepare(self, message: StreamPrepare, change_lsn: int) -> None:
-        transaction = self._end_stream("Stream Prepare", message.xid, change_lsn)
+        transaction = self._end_stream("Stream Prepare", message.xid)
         self._finish_relations(message.xid)
         self._keep_prepared(transaction, "STREAM_PREPARE", message)
 
@@ -457,9 +673,11 @@ class TransactionMachine:
         prepared = Prepared(message.gid, message.xid, message.prepare_lsn, transaction.origin, transaction.manifest)
         self.prepared[message.gid, message.xid] = prepared
         self._finish(transaction, kind, message.prepare_lsn, message.end_lsn, message.prepare_time, message.gid)
+        if self.watch is not None:
+            self.watch.prepared(message.xid)
 
     def _commit_prepared(self, message: CommitPrepared, change_lsn: int) -> None:
-        self._demand_no_transaction("Commit Prepared", change_lsn)
+        self._demand_no_transaction("Commit Prepared")
         prepared = self.prepared.pop((message.gid, message.xid), None)
         if prepared is None:
             raise DataGap(
@@ -468,11 +686,16 @@ class TransactionMachine:
                 hint="the position topic does not belong to this slot's history: compare both, or start with a new slot",
             )
         self._note_commit(message.commit_lsn)
+        self._note_owed(message.commit_time, not prepared.manifest.is_empty)
         self._end_prepared(prepared, "COMMIT_PREPARED", message.commit_lsn, message.end_lsn, message.commit_time)
+        if self.watch is not None:
+            self.watch.committed_whole(prepared.xid, prepared.manifest)
 
     def _rollback_prepared(self, message: RollbackPrepared, change_lsn: int) -> None:
-        self._demand_no_transaction("Rollback Prepared", change_lsn)
+        self._demand_no_transaction("Rollback Prepared")
         prepared = self.prepared.pop((message.gid, message.xid), None)
+        if self.watch is not None:
+            self.watch.aborted(message.xid)
         self._resume_behind(message.rollback_end_lsn)
         if prepared is not None:
             self._end_prepared(
@@ -480,7 +703,7 @@ class TransactionMachine:
             )
 
     def _end_prepared(self, prepared: Prepared, kind: str, marker_lsn: int, end_lsn: int, time: int) -> None:
-        if prepared.manifest.event_count:
+        if not prepared.manifest.is_empty:
             self._markers.append(
                 Marker(
                     kind, prepared.xid, marker_lsn, -1, end_lsn, time, prepared.gid, prepared.origin, prepared.manifest
@@ -490,17 +713,17 @@ class TransactionMachine:
 
     # -- order ----------------------------------------------------------------------------------------------------------
 
-    def _demand_transaction(self, name: str, change_lsn: int) -> Transaction:
+    def _demand_transaction(self, name: str) -> Transaction:
         if self._current is None:
-            raise self._out_of_order(name, "inside a transaction", change_lsn)
+            raise self._out_of_order(name, "inside a transaction")
         return self._current
 
-    def _demand_no_transaction(self, name: str, change_lsn: int) -> None:
+    def _demand_no_transaction(self, name: str) -> None:
         if self._current is not None:
-            raise self._out_of_order(name, f"outside transactions, but {self._current.xid} is open", change_lsn)
+            raise self._out_of_order(name, f"outside transactions, but {self._current.xid} is open")
 
-    def _out_of_order(self, what: str, expected: str, change_lsn: int) -> OutOfOrder:
+    def _out_of_order(self, what: str, expected: str) -> OutOfOrder:
         return OutOfOrder(
-            f"protocol: {what} at {Lsn(change_lsn)}, expected {expected}",
+            f"protocol: {what}, expected {expected}",
             hint="this is a defect of the gateway or of the server: keep the slot and report it with both versions",
         )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.events.context import Context
 from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
+from gateway.names import HEARTBEAT_PREFIX
+from gateway.operate.errors import StopForOperator
 
 
 class Outlet(Protocol):
@@ -18,6 +20,10 @@ class Outlet(Protocol):
 
     def append_everywhere(self, value: bytes, manifest: Manifest | None) -> None:
         """The same record without a key to every partition of the topic."""
+
+    def too_large(self, what: str, size: int) -> StopForOperator:
+        """The error for a row that is larger than the topic takes; `what` it does, that has so many bytes."""
+        ...
 
 
 @dataclass(slots=True)
@@ -32,17 +38,66 @@ class RelationVersion:
     """The newest transaction that has noted the schema id."""
 
 
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A relation whose changes are counted and not written. `since_lsn`: commit LSN of the first transaction without them."""
+
+    relation_oid: int
+    namespace: str
+    name: str
+    topic: str
+    reason: str
+    since_lsn: int
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.namespace}.{self.name}"
+
+
+class MessageOutlet(Protocol):
+    def offer(self, value: bytes, manifest: Manifest | None) -> bool:
+        """Append a record without a key, unless it is larger than the topic takes; then False."""
+        ...
+
+
+CHUNK_PREFIX: Final = "walgate.chunk"
+COMMAND_PREFIX: Final = "walgate.snapshot"
+OWN_PREFIXES: Final = frozenset({CHUNK_PREFIX, COMMAND_PREFIX})
+"""Of logical messages by which gateways and their operators speak to gateways: they are not published."""
+
 MessageEncoder = Callable[[Context, int, int, bool, int, str, bytes], bytes]
 """(context, change_lsn, ordinal, transactional, message_lsn, prefix, content) -> framed LogicalMessage."""
 
 
 @dataclass(frozen=True, slots=True)
-class MessageTopic:
-    """The topic of logical decoding messages."""
+class LeftOutMessage:
+    """A logical decoding message that is larger than its topic takes. `xid` 0: it is of no transaction. `prefix` may be cut."""
 
+    xid: int
+    message_lsn: int
+    prefix: str
+    message_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTopic:
+    """The topic of logical decoding messages, and which of them it gets: those of `prefixes`, of every prefix where it is
+    empty. `leave_out` hears of each one that is too large."""
+
+    topic: str
     schema_id: int
     encode: MessageEncoder
-    outlet: Outlet
+    outlet: MessageOutlet
+    leave_out: Callable[[LeftOutMessage], None]
+    prefixes: frozenset[str] = frozenset()
+    heartbeats_only: bool = False
+    """source.messages is off: they are asked for because of the heartbeats, and of what snapshots say to gateways."""
+
+    def takes(self, prefix: str) -> bool:
+        """Heartbeats only where they are asked for by name."""
+        if self.heartbeats_only or prefix in OWN_PREFIXES:
+            return False
+        return prefix in self.prefixes if self.prefixes else prefix != HEARTBEAT_PREFIX
 
 
 @dataclass(slots=True)
@@ -61,6 +116,34 @@ class Transaction:
     """No event yet since its Begin or Stream Start: the marker of that is still owed."""
     has_messages: bool = False
     """Logical messages were sent with it."""
+    is_heartbeat: bool = False
+    """It is delivered when the position behind it is durable, though it may have no event."""
+    skipped: bool = False
+    """An operator wants it left out."""
+
+
+class Watch(Protocol):
+    """Who is told what changes while tables are under snapshot (gateway/snapshot/tracking.py). All xids are those of the wire."""
+
+    def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
+        """What to encode the relation's changes with: an outlet that tells of them stands in the way of its own."""
+        ...
+
+    def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
+        """A message with one of OWN_PREFIXES. Not None: to be handed over where the transaction commits."""
+        ...
+
+    def committed(self, xid: int) -> None:
+        """An ordinary transaction."""
+        ...
+
+    def committed_whole(self, xid: int, manifest: Manifest) -> None:
+        """One that was streamed or prepared."""
+        ...
+
+    def prepared(self, xid: int) -> None: ...
+
+    def aborted(self, xid: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.pgoutput.letters import KIND_BINARY, KIND_TEXT
 from gateway.values import dates, floats, integers, text
 from gateway.values.arrays import array_from_binary, array_from_text
 from gateway.values.numeric import decimal_from_binary, decimal_from_text, read_decimal
 from gateway.values.reader import (
-    BINARY,
-    TEXT,
     Encode,
     Reader,
     Render,
@@ -17,6 +16,7 @@ from gateway.values.reader import (
     read_bytes,
     read_with,
     some_bytes,
+    some_text,
 )
 from gateway.values.renderers import renderer
 from schemas.column_type import ColumnType, Form, column_type
@@ -107,7 +107,7 @@ def _from_text(column: ColumnType) -> Encode:
     if column.form is Form.DECIMAL:
         return decimal_from_text(column.precision, column.scale)
     if column.form is Form.STRING:
-        return text.char_from_text if column.facts.oid == _CHAR_OID else some_bytes
+        return text.char_from_text if column.facts.oid == _CHAR_OID else some_text
     if column.form is Form.ARRAY:
         assert column.element is not None
         return array_from_text(_from_text(column.element), column.facts.delimiter)
@@ -118,7 +118,7 @@ def _from_binary(column: ColumnType, render: Render | None) -> Encode | None:
     if render is None:
         return None
     if column.form is Form.STRING:
-        return some_bytes if render is text.render_same else _rendered(render)
+        return some_text if render is text.render_same else _rendered(render)
     if column.form is Form.DECIMAL:
         return decimal_from_binary(column.precision, column.scale)
     if column.form is Form.ARRAY:
@@ -136,25 +136,25 @@ def _array_from_binary(column: ColumnType) -> Encode | None:
 
 def _rendered(render: Render) -> Encode:
     def encode(value: bytes) -> bytes:
-        return some_bytes(render(value))
+        return some_text(render(value))
 
     return encode
 
 
 def _read_text(column: ColumnType, from_text: Encode) -> Reader:
-    if from_text is some_bytes:
-        return read_bytes(TEXT)
+    if from_text in (some_text, some_bytes):
+        return read_bytes(KIND_TEXT, from_text is some_text)
     known = _READ_TEXT.get(column.form)
-    return read_with(from_text, TEXT) if known is None else known
+    return read_with(from_text, KIND_TEXT) if known is None else known
 
 
 def _read_binary(column: ColumnType, from_binary: Encode | None) -> Reader:
     if from_binary is None:
         return always_unusual
-    if from_binary is some_bytes:
-        return read_bytes(BINARY)
+    if from_binary in (some_text, some_bytes):
+        return read_bytes(KIND_BINARY, from_binary is some_text)
     if column.form is Form.DECIMAL:
         return read_decimal(column.precision, column.scale)
     if column.form is not Form.STRING and column.facts.oid in _READ_BINARY:
         return _READ_BINARY[column.facts.oid]
-    return read_with(from_binary, BINARY)
+    return read_with(from_binary, KIND_BINARY)

@@ -13,7 +13,10 @@ from typing import Final
 
 from librt.strings import read_i32_be, read_i64_be
 
-from gateway.events.varint import (
+from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT
+from gateway.values.reader import AVRO_NULL, NOTHING, UNSIGNED, Parts, Unusual
+from gateway.values.special import Special
+from gateway.varint import (
     CHUNK,
     CHUNK_BITS,
     CHUNK_MASK,
@@ -24,8 +27,6 @@ from gateway.events.varint import (
     SOME_EVEN,
     encode_some_long,
 )
-from gateway.values.reader import AVRO_NULL, BINARY, NOTHING, NULL, TEXT, UNSIGNED, Parts, Unusual
-from gateway.values.special import Special
 
 _INT4 = struct.Struct("!i")
 _INT8 = struct.Struct("!q")
@@ -142,7 +143,7 @@ def _timestamptz_with_offset(value: bytes) -> bytes:
 
 def read_timestamptz_text(data: bytes, position: int, parts: Parts) -> int:
     """timestamptz in UTC where it lies, three parts; whatever is not `yyyy-mm-dd hh:mm:ss[.ffffff]+00` goes the general way."""
-    if data[position] == TEXT:
+    if data[position] == KIND_TEXT:
         length: int = read_i32_be(data, position + 1)
         start = position + 5
         end = start + (length & UNSIGNED)
@@ -169,7 +170,7 @@ def read_timestamptz_text(data: bytes, position: int, parts: Parts) -> int:
         else:
             parts += (encode_some_long(micros), NOTHING, NOTHING)
         return end
-    if data[position] == NULL:
+    if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         parts.append(NOTHING)
         parts.append(NOTHING)
@@ -186,7 +187,7 @@ def timestamp_from_binary(value: bytes) -> bytes:
 
 def read_timestamp(data: bytes, position: int, parts: Parts) -> int:
     """timestamp and timestamptz, three parts."""
-    if data[position] == BINARY:
+    if data[position] == KIND_BINARY:
         since_2000: int = read_i64_be(data, position + 5)
         rest = (since_2000 >> HALF_BITS) + _PG_EPOCH_REST
         high = rest >> CHUNK_BITS
@@ -199,7 +200,7 @@ def read_timestamp(data: bytes, position: int, parts: Parts) -> int:
         else:
             raise Special
         return position + 13
-    if data[position] == NULL:
+    if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         parts.append(NOTHING)
         parts.append(NOTHING)

@@ -7,7 +7,10 @@ from typing import Final
 
 from librt.strings import read_i16_be, read_i32_be, read_i64_be
 
-from gateway.events.varint import (
+from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT
+from gateway.values.reader import AVRO_NULL, UNSIGNED, Parts, Reader, Unusual
+from gateway.values.special import Special
+from gateway.varint import (
     HALF,
     HALF_BITS,
     HALF_MASK,
@@ -17,8 +20,6 @@ from gateway.events.varint import (
     TWO_CHUNKS_END,
     encode_some_long,
 )
-from gateway.values.reader import AVRO_NULL, BINARY, NULL, TEXT, UNSIGNED, Parts, Reader, Unusual
-from gateway.values.special import Special
 
 _INT2 = struct.Struct("!h")
 _INT4 = struct.Struct("!i")
@@ -101,27 +102,27 @@ def uint8_from_binary(value: bytes) -> bytes:
 
 
 def read_bool(data: bytes, position: int, parts: Parts) -> int:
-    if data[position] == BINARY:
+    if data[position] == KIND_BINARY:
         parts.append(_TRUE if data[position + 5] else _FALSE)
         return position + 6
-    if data[position] == NULL:
+    if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         return position + 1
     raise Unusual
 
 
 def read_int2(data: bytes, position: int, parts: Parts) -> int:
-    if data[position] == BINARY:
+    if data[position] == KIND_BINARY:
         parts.append(encode_some_long(read_i16_be(data, position + 5)))
         return position + 7
-    if data[position] == NULL:
+    if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         return position + 1
     raise Unusual
 
 
 def read_int4(data: bytes, position: int, parts: Parts) -> int:
-    if data[position] == BINARY:
+    if data[position] == KIND_BINARY:
         number: int = read_i32_be(data, position + 5)
         if number < HALF:
             parts.append(SOME_SMALL[number] if number >= -HALF else encode_some_long(number))
@@ -130,14 +131,14 @@ def read_int4(data: bytes, position: int, parts: Parts) -> int:
         else:
             parts.append(encode_some_long(number))
         return position + 9
-    if data[position] == NULL:
+    if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         return position + 1
     raise Unusual
 
 
 def read_int8(data: bytes, position: int, parts: Parts) -> int:
-    if data[position] == BINARY:
+    if data[position] == KIND_BINARY:
         number: int = read_i64_be(data, position + 5)
         if number < HALF:
             parts.append(SOME_SMALL[number] if number >= -HALF else encode_some_long(number))
@@ -146,24 +147,24 @@ def read_int8(data: bytes, position: int, parts: Parts) -> int:
         else:
             parts.append(encode_some_long(number))
         return position + 13
-    if data[position] == NULL:
+    if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         return position + 1
     raise Unusual
 
 
 def read_bool_text(data: bytes, position: int, parts: Parts) -> int:
-    if data[position] == TEXT:
+    if data[position] == KIND_TEXT:
         parts.append(_TRUE if data[position + 5] == 116 else _FALSE)  # 't'
         return position + 6
-    if data[position] == NULL:
+    if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         return position + 1
     raise Unusual
 
 
 def read_int_text(data: bytes, position: int, parts: Parts) -> int:
-    if data[position] == TEXT:
+    if data[position] == KIND_TEXT:
         length: int = read_i32_be(data, position + 1)
         start = position + 5
         end = start + (length & UNSIGNED)
@@ -175,7 +176,7 @@ def read_int_text(data: bytes, position: int, parts: Parts) -> int:
         else:
             parts.append(encode_some_long(number))
         return end
-    if data[position] == NULL:
+    if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         return position + 1
     raise Unusual
@@ -185,7 +186,7 @@ def read_integers_side_by_side(one: Reader, code: str, count: int) -> Reader:
     """By one struct (`code` is its letter) where no column is NULL, else by `one`."""
     width = 5 + struct.calcsize(f"!{code}")
     unpack = struct.Struct("!" + f"5x{code}" * count).unpack_from
-    kinds = bytes([BINARY]) * count
+    kinds = bytes([KIND_BINARY]) * count
 
     def read(data: bytes, position: int, parts: Parts) -> int:
         end = position + width * count

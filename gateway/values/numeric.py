@@ -10,9 +10,10 @@ from typing import Final
 
 from librt.strings import read_i16_be, read_i32_be, read_i64_be
 
-from gateway.events.varint import SOME_SMALL
-from gateway.values.reader import AVRO_NULL, BINARY, NULL, UNSIGNED, Encode, Parts, Reader, Unusual
+from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL
+from gateway.values.reader import AVRO_NULL, UNSIGNED, Encode, Parts, Reader, Unusual
 from gateway.values.special import Special
+from gateway.varint import SOME_SMALL
 
 _HEADER = struct.Struct("!HhHH").unpack_from
 _NEGATIVE: Final = 0x4000
@@ -86,7 +87,7 @@ def read_decimal(precision: int, scale: int) -> Reader:
     layouts = _layouts(precision, scale)
 
     def read(data: bytes, position: int, parts: Parts) -> int:
-        if data[position] == BINARY:
+        if data[position] == KIND_BINARY:
             header: int = read_i64_be(data, position + 5)
             layout = layouts.get(header)
             if layout is not None:
@@ -115,7 +116,7 @@ def read_decimal(precision: int, scale: int) -> Reader:
             end = start + (length & UNSIGNED)
             parts.append(encode(data[start:end]))
             return end
-        if data[position] == NULL:
+        if data[position] == KIND_NULL:
             parts.append(AVRO_NULL)
             return position + 1
         raise Unusual

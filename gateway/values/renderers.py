@@ -1,8 +1,7 @@
 """Binary form -> the server's own text, for each type whose text can be written exactly from its binary form.
 
-A type that is not here has no binary decoder, and why: money (its text needs the server's lc_monetary), reg* (names need
-the catalog and the search path), tsquery (its text needs the operators' priorities), and whatever an extension brings
-that is not named below.
+A type that is not here has no binary decoder: what an extension brings that is not named below, and the server's own statistics
+(pg_mcv_list and its kind).
 """
 
 from __future__ import annotations
@@ -15,9 +14,11 @@ from gateway.values.bits import render_bits
 from gateway.values.composites import composite_renderer
 from gateway.values.extensions import render_hstore, render_vector
 from gateway.values.interval import render_interval
+from gateway.values.money import money_renderer
 from gateway.values.ranges import multirange_renderer, range_renderer
 from gateway.values.reader import Render
-from gateway.values.text_search import render_tsvector
+from gateway.values.server_names import names_renderer
+from gateway.values.text_search import render_tsquery, render_tsvector
 from schemas.description import Kind, TypeFacts
 
 _BUILT_IN: Final[dict[int, Render]] = {
@@ -66,11 +67,13 @@ _BUILT_IN: Final[dict[int, Render]] = {
     2970: system.render_snapshot,  # txid_snapshot
     3220: system.render_pg_lsn,
     3614: render_tsvector,
+    3615: render_tsquery,
     3802: text.render_versioned,  # jsonb
     4072: text.render_versioned,  # jsonpath
     5038: system.render_snapshot,  # pg_snapshot
     5069: integers.render_uint8,  # xid8
 }
+_MONEY: Final = 790
 _EXTENSION: Final[dict[tuple[str, str], Render]] = {
     ("citext", "citext"): text.render_same,
     ("hstore", "hstore"): render_hstore,
@@ -82,10 +85,12 @@ _EXTENSION: Final[dict[tuple[str, str], Render]] = {
 
 
 def renderer(facts: TypeFacts) -> Render | None:
-    """None where the text can not be written from the binary form."""
+    """None where the text cannot be written from the binary form."""
     if not facts.sends_binary:
         return None
     if facts.kind is Kind.BASE:
+        if facts.outputs:
+            return money_renderer(facts.outputs) if facts.oid == _MONEY else names_renderer(facts.outputs)
         known = _BUILT_IN.get(facts.oid)
         return known if known is not None else _EXTENSION.get((facts.extension, facts.name))
     if facts.kind is Kind.ENUM:

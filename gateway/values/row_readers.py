@@ -13,8 +13,9 @@ from itertools import accumulate, groupby
 from typing import Final
 
 from gateway.build import is_compiled
+from gateway.pgoutput.letters import KIND_BINARY, KIND_TEXT
 from gateway.values.integers import read_int2, read_int4, read_int8, read_integers_side_by_side
-from gateway.values.reader import BINARY, TEXT, Parts, Reader, read_bytes, read_bytes_side_by_side
+from gateway.values.reader import Parts, Reader, read_bytes, read_bytes_side_by_side
 
 _SHORTEST_RUN: Final = 4
 """Three neighbours take as long either way."""
@@ -24,10 +25,13 @@ class RowReaders:
     """`columns`: a reader for each. `runs`: fewer, that append the same. `nulls`: what each column's appends for NULL, as many
     parts as for any value."""
 
-    def __init__(self, columns: Iterable[Reader]) -> None:
+    def __init__(self, columns: Iterable[Reader], like: RowReaders | None = None) -> None:
+        """`like`: readers that append as many parts, where some of these take no NULL."""
         self.columns = tuple(columns)
         self.runs = tuple(_in_runs(self.columns))
-        self.nulls = tuple(_parts_of_null(read) for read in self.columns)
+        self.nulls: tuple[tuple[bytes, ...], ...] = (
+            like.nulls if like is not None else tuple(_parts_of_null(read) for read in self.columns)
+        )
         self._places = tuple(accumulate(map(len, self.nulls), initial=0))
 
     def parts_of(self, columns: Iterable[int]) -> tuple[int, ...]:
@@ -49,7 +53,9 @@ def _in_runs(readers: Iterable[Reader]) -> Iterable[Reader]:
 
 
 _RUNS: dict[Reader, Callable[[int], Reader]] = {
-    read_bytes(kind): partial(read_bytes_side_by_side, kind) for kind in (TEXT, BINARY)
+    read_bytes(kind, is_text): partial(read_bytes_side_by_side, kind, is_text)
+    for kind in (KIND_TEXT, KIND_BINARY)
+    for is_text in (True, False)
 }
 if not is_compiled():  # compiled, calls cost less than the struct's tuple
     _RUNS |= {

@@ -15,6 +15,7 @@ from gateway.values.codec import has_binary_decoder
 from schemas.column_type import ColumnType, Form, avro_type, column_type, key_type
 from schemas.description import Kind, TypeFacts
 
+_MONEY: Final = 790
 _SPECIAL: Final = {
     Form.DECIMAL: "NaN",
     Form.DATE: "infinity, -infinity, BC, years after 9999",
@@ -26,16 +27,20 @@ _SPECIAL: Final = {
 }
 _HOW: Final = {
     18: "one byte; above 127 as octal `\\ooo`, which servers before 16 send bare",
-    790: "text by the server's `lc_monetary`, therefore never asked for in binary",
+    790: "text by the server's `lc_monetary`",
     700: "NaN and the infinities are Avro values", 701: "NaN and the infinities are Avro values",
     114: "text as it was stored", 3802: "text as the server prints it",
     142: "text as the server prints it; only where it was built with libxml",
     1083: "microseconds since midnight", 1114: "wall clock, no zone", 1184: "UTC",
-    1186: "ISO 8601 with signs, e.g. `P1Y2M-3DT4H5M6.7S`; PostgreSQL 14 can not print more than 2^31 hours",
+    1186: "ISO 8601 with signs, e.g. `P1Y2M-3DT4H5M6.7S`; PostgreSQL 14 cannot print more than 2^31 hours",
     1266: "e.g. `12:00:00+05:30`",
     1700: "see above",
     1033: "has no binary form; sent as text among binary columns",
 }  # fmt: skip
+
+_NAME: Final = (
+    "the name of what the server made itself; a row that names an object of a user switches the gateway to text"
+)
 
 _HEAD: Final = """# PostgreSQL types in Avro
 
@@ -43,7 +48,7 @@ Written by `python -m gateway.values.table`; do not edit. Every built-in type of
 becomes of the types that users make.
 
 * Every column is a union of null and the type below, default null.
-* *Special*: values that the Avro type can not hold. The field is null, and the envelope's map `special` has the field's name
+* *Special*: values that the Avro type cannot hold. The field is null, and the envelope's map `special` has the field's name
   and the value as PostgreSQL text; a field of the row `before` is named `before.<field>` there. Nothing is rounded or clipped.
 * *In a key* there is no `special` beside the value. So a type that has special values is a string of PostgreSQL text in keys,
   for all its values.
@@ -53,13 +58,14 @@ becomes of the types that users make.
 * *PostgreSQL text* is what the server prints with DateStyle ISO, IntervalStyle iso_8601, TimeZone UTC, extra_float_digits 3,
   bytea_output hex and client_encoding UTF8, whatever database and role are set to. Names (regclass and its kind) have their
   schema, but for those in pg_catalog. Only money follows a setting of the server, `lc_monetary`: its unit is in no value.
+* Text that is not UTF-8 is special, and in a key too, as a zero character, `\\x` and its bytes in hexadecimal (docs/topics.md).
 * Years 1 to 9999 are Avro dates and timestamps: what every reader can hold (Python's datetime ends there).
 """
 
 
 def render_table() -> str:
     """The whole page."""
-    types = _built_in_types()
+    types = built_in_types()
     sections = [
         _HEAD,
         "## Base types\n",
@@ -107,16 +113,23 @@ _ARRAYS: Final = """An array is an Avro array of `["null", element]`; typmods ho
 """
 
 
-def _built_in_types() -> list[TypeFacts]:
+def built_in_types() -> list[TypeFacts]:
+    """Of PostgreSQL 18."""
     lines = files("gateway.values").joinpath("built_in_types.tsv").read_text("utf-8").splitlines()[1:]
     rows = []
     for line in lines:
         oid, namespace, name, kind, sends_binary, delimiter, part_oid, base_typmod = line.split("\t")
         rows.append(
             (int(oid), namespace, name, kind, sends_binary == "t", delimiter, int(part_oid), int(base_typmod), "",
-             (), (), (), ())
+             (), (), (), (), _outputs(int(oid), name))
         )  # fmt: skip
     return list(read_types(rows).values())
+
+
+def _outputs(oid: int, name: str) -> tuple[str, ...]:
+    if oid == _MONEY:
+        return "$90,000,000,000,000,000.00", "-$90,000,000,000,000,000.00", "$0.00"
+    return ("0 -",) if name.startswith("reg") else ()
 
 
 def _is_scalar(element: TypeFacts | None) -> bool:
@@ -139,7 +152,7 @@ def _rows(types: list[TypeFacts]) -> list[str]:
         binary = "yes" if has_binary_decoder(facts) else "no"
         rows.append(
             f"| {facts.name} | {_avro(column)} | {_avro(key_type(column))} | {_SPECIAL.get(column.form, '')} "
-            f"| {binary} | {_HOW.get(facts.oid, '')} |"
+            f"| {binary} | {_HOW.get(facts.oid, _NAME if facts.outputs and facts.oid != _MONEY else '')} |"
         )
     return rows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.values.reader import some_bytes
+from gateway.values.reader import some_bytes, some_text
 from gateway.values.special import NotRenderable
 
 VERSION = 1
@@ -56,4 +56,4 @@ def render_char(value: bytes) -> bytes:
 
 def char_from_text(value: bytes) -> bytes:
     """Before 16 the server sends a byte above 127 as it is, which is no UTF-8."""
-    return some_bytes(render_char(value) if len(value) == 1 else value)
+    return some_text(render_char(value) if len(value) == 1 else value)

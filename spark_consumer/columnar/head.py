@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from spark_consumer.columnar import scalars
 from spark_consumer.columnar.cursor import Cursor, Longs
+from spark_consumer.columnar.malformed import first_malformed
 from spark_consumer.columnar.nested import optional_decoder
 from spark_consumer.errors import MalformedRecord
 
@@ -46,7 +47,14 @@ class Heads:
 
 
 def decode_heads(values: pa.Array, *, skip: int) -> Heads:
-    """Heads of framed records (pa.binary()); their Avro begins at byte `skip`. Raises MalformedRecord."""
+    """Heads of framed records (pa.binary()); their Avro begins at byte `skip`. Raises MalformedRecord with its `record`."""
+    try:
+        return _decode_heads(values, skip)
+    except MalformedRecord as problem:
+        raise first_malformed(lambda some: _decode_heads(some, skip), values, problem) from None
+
+
+def _decode_heads(values: pa.Array, skip: int) -> Heads:
     cursor = Cursor.over(values, skip)
     operation, xid, subxid, epoch, change_lsn, ordinal = (cursor.varint(None) for _ in range(6))
     if len(values) and (int(operation.min()) < 0 or int(operation.max()) >= len(OPERATIONS)):

@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from spark_consumer.columnar import nested, scalars
 from spark_consumer.columnar.cursor import Cursor
+from spark_consumer.columnar.malformed import first_malformed
 from spark_consumer.columnar.scalars import Decoder
-from spark_consumer.errors import UnsupportedSchema
+from spark_consumer.errors import MalformedRecord, UnsupportedSchema
 
 _PLAIN = {
     "boolean": scalars.BOOLEAN,
@@ -33,7 +34,13 @@ class RecordDecoder:
         self.fields = dict(_record_fields(schema, {}, ""))
 
     def decode(self, values: pa.Array, *, skip: int) -> dict[str, pa.Array]:
-        """All fields of all `values` (pa.binary()), whose Avro begins at byte `skip`. Raises MalformedRecord."""
+        """All fields of all `values` (pa.binary()), whose Avro begins at byte `skip`. Raises MalformedRecord with `record`."""
+        try:
+            return self._decode(values, skip)
+        except MalformedRecord as problem:
+            raise first_malformed(lambda some: self._decode(some, skip), values, problem) from None
+
+    def _decode(self, values: pa.Array, skip: int) -> dict[str, pa.Array]:
         cursor = Cursor.over(values, skip)
         columns = {name: decoder.decode(cursor, None, len(values)) for name, decoder in self.fields.items()}
         cursor.check_at_end()

@@ -11,23 +11,36 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from delta.exceptions import ConcurrentTransactionException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror import identity, pictures, target
-from spark_consumer.mirror.layout import manifest_path, table_path
-from spark_consumer.mirror.log import decode_rows, log_rows, log_table_schema, not_yet
-from spark_consumer.mirror.merge import flat, merge, once, rows, write_once
-from spark_consumer.mirror.parts import BatchContent, TablePart, batch_content, batch_size, split_records
-from spark_consumer.mirror.shape import TableShape
+from spark_consumer.mirror import fence, identity, pictures, seen, target, verify
+from spark_consumer.mirror.layout import kept_path, manifest_path, seen_path, table_path
+from spark_consumer.mirror.log import decode_rows, log_cuts, log_rows, log_table_schema, not_yet, small_cuts
+from spark_consumer.mirror.merge import despite_conflicts, flat, merge, once, rows, write_once
+from spark_consumer.mirror.parts import (
+    BatchContent,
+    BatchSize,
+    TablePart,
+    batch_content,
+    batch_size,
+    marks_in,
+    split_records,
+    without_signs,
+)
+from spark_consumer.mirror.shape import TableShape, is_log
+from spark_consumer.mirror.standing import FILL, REPLACE, VERIFY, Mark, Standing, Window, advance, first_cut
 from spark_consumer.mirror.states import (
     flat_states,
     living_rows,
@@ -36,13 +49,17 @@ from spark_consumer.mirror.states import (
     table_schema,
     unsent_columns,
 )
-from spark_consumer.registry import SchemaCache
-from spark_consumer.tables import TableName
+from spark_consumer.mirror.tuning import tune
+from spark_consumer.reader.registry import SchemaCache
+from spark_consumer.reader.signs import EXCLUDED, GAP, KINDS, SKIP, SNAPSHOT_CHUNK, SNAPSHOT_END
+from spark_consumer.source.frames import RAW
+from spark_consumer.tables import TableName, is_one_of
 
 TABLES_AT_ONCE = 2
 SMALL_CHANGES = 250_000
 SMALL_BYTES = 64 << 20
 NEW = -1
+EMPTY, STOP, KEEP_AS = "empty", "stop", "keep-as"
 # Of frames.RAW; what is not kept costs nothing.
 _COLUMNS = ("table", "op", "commit_lsn", "commit_time", "ordinal", "schema_id", "value")
 
@@ -57,6 +74,11 @@ class BatchReport:
     changes: int
     tables: dict[str, int]
     seconds: float
+    notes: tuple[str, ...] = ()  # what a person should know
+    differences: int = 0  # that a VERIFY has found
+    commit_time: datetime | None = None  # of the last transaction
+    stale: int = 0  # tables
+    filling: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +90,7 @@ class TableWork:
     shape: TableShape
     texts: dict[int, str]  # schema id -> JSON text
     applied: int
+    emptied: tuple[int, int] | None = None  # where a relation that was made anew begins
 
     @property
     def written_location(self) -> str | None:
@@ -88,25 +111,39 @@ class TableWork:
 class Mirror:
     """Applies batches; `apply` is the function for foreachBatch. One writer a mirror.
 
-    `tables`: the same as the option of the reader; a mirror cannot be given more of them later.
+    `tables`, `exclude`: the same as the options of the reader; a mirror cannot be given more tables later. `on_recreated`: what
+    to do where a table was dropped and created again, EMPTY, STOP or KEEP_AS (a copy of the old rows is kept).
     """
 
     path: str
     schemas: SchemaCache
     report: Callable[[BatchReport], None] = lambda _: None
     tables: Sequence[TableName] = ()
+    exclude: Sequence[str] = ()
+    on_recreated: str = EMPTY
     last: pictures.Picture | None = field(default=None, init=False)
+    _standing: Standing = field(default_factory=Standing, init=False)
     _opened: bool = field(default=False, init=False)
     _shapes: dict[int, TableShape] = field(default_factory=dict, init=False)
-    _applied: dict[TableName, int] = field(default_factory=dict, init=False)  # asking a table costs a job
+    _epoch: int = field(default=0, init=False)
+    # Of each table, the commit LSN that it has taken in and its version then: asking for the first costs a job.
+    _emptied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)  # in the piece under way
+    _applied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)
 
     def apply(self, raw: DataFrame, batch: int) -> None:
         """`raw`: frames.RAW, whole transactions. Raises MirrorError."""
+        try:
+            self._apply_all(raw, batch)
+        except ConcurrentTransactionException as problem:
+            raise fence.taken_over(self.path) from problem
+
+    def _apply_all(self, raw: DataFrame, batch: int) -> None:
         if not self._opened:
             self._open(raw.sparkSession)
-        raw = raw.where(f.col("table").isNotNull())
+        is_sign = f.col("op").isin(list(KINDS))
+        raw = raw.where(f.col("table").isNotNull() | is_sign)
         if self.last is not None:  # a new checkpoint begins early: those transactions are in the mirror
-            known = f.col("table").isin(list(self.last.tables))
+            known = f.col("table").isin(list(self.last.tables)) | is_sign
             raw = raw.where(~known | (f.col("commit_lsn") > self.last.commit_lsn))
         raw = raw.select(*_COLUMNS).persist()
         try:
@@ -115,6 +152,8 @@ class Mirror:
             raw.unpersist()
 
     def _open(self, spark: SparkSession) -> None:
+        """Raises MirrorError where the tables are not those that it was made for."""
+        tune(spark)
         last = pictures.picture(spark, self.path)
         if last is not None:
             tables = {str(table) for table in self.tables}
@@ -125,32 +164,138 @@ class Mirror:
                     "up to here are not in it",
                     hint="Choose another path and checkpoint for these tables, or give the same tables as before.",
                 )
-            if tables:
-                last = replace(last, tables={name: at for name, at in last.tables.items() if name in tables})
+            no_more = [pattern for pattern in Standing.of(last.standing).excludes if pattern not in self.exclude]
+            if no_more:
+                raise MirrorError(
+                    f"tables named {no_more[0]} are new to the mirror at {self.path}: their changes up to here are not in it",
+                    hint=f"Choose another path and checkpoint for these tables, or go on with --exclude {no_more[0]}.",
+                )
+            stay = [name for name in last.tables if not is_one_of(TableName.parse(name), self.exclude)]
+            last = replace(last, tables={name: last.tables[name] for name in stay if not tables or name in tables})
         self.last, self._opened = last, True
+        self._standing = Standing.of(None if last is None else last.standing)
+        self._epoch = fence.claim(spark, self.path, pictures.nothing(spark))
 
     def _apply(self, raw: DataFrame, batch: int) -> None:
-        """Whole, or where the key of a table changes, what is before and what is behind."""
+        """Whole, or in pieces where the key of a table changes, or a table comes to stand otherwise than before."""
+        cut = self._apply_piece(raw, batch)
+        while cut is not None:
+            cut = self._apply_piece(raw.where(f.col("commit_lsn") >= cut), batch)
+
+    def _apply_piece(self, raw: DataFrame, batch: int) -> int | None:
+        """All of it, or what is below a commit LSN, from which on it is to be applied by itself."""
         began = time.monotonic()
         spark = raw.sparkSession
+        found = None
         with ThreadPoolExecutor(1) as beside:  # 0.2 s of waiting less
             loaded = None if self.last is None else beside.submit(target.load_state, spark, manifest_path(self.path))
-            found = look_at(raw)
+            size = batch_size(raw)
+            marks = marks_in(raw) if size.signs else []
+            cut = first_cut(self._standing, marks, size.first_lsn, size.last_lsn)
+            changes = without_signs(raw) if marks else raw
+            if cut is None:
+                found = look_at(changes, size)
             if loaded is not None:
                 loaded.result()
-        if found is None:
-            return
-        content, records = found
-        cut = self._first_change_of_key(raw, records, content)
+        if cut is None and found is None and not marks:
+            return None
+        content, records = found or (BatchContent(size.last_lsn, None, 0, 0, []), {})
+        cut = cut or self._first_change_of_key(changes, records, content)
         if cut is not None:
             self._apply(raw.where(f.col("commit_lsn") < cut), batch)
-            self._apply(raw.where(f.col("commit_lsn") >= cut), batch)
-            return
-        self._write_tables(spark, raw, records, content)
-        self._record(spark, batch, content)
+            return cut
+        times = [content.commit_time, *(mark.commit_time for mark in marks)]
+        content = replace(content, commit_lsn=size.last_lsn, commit_time=max(filter(None, times), default=None))
+        self._take_in(spark, Piece(batch, changes, records, content, marks), began)
+        return None
+
+    def _take_in(self, spark: SparkSession, piece: Piece, began: float) -> None:
+        fence.check(spark, self.path, self._epoch)
+        content = piece.content
+        standing, ended = advance(self._standing, piece.marks)
+        known = {} if self.last is None else self.last.tables
+        standing.meet(str(part.table) for part in content.parts if str(part.table) not in known)
+        self._note_keys(spark, piece, {**standing.open, **ended})
+        compared = piece.compared
+        if not compared:
+            self._write_tables(spark, piece.changes, piece.records, content)
+        differences = self._compare(spark, piece, ended)
+        for name, window in ended.items():
+            if window.purpose == REPLACE:
+                self._end_replace(spark, name, window, piece)
+        fence.check(spark, self.path, self._epoch)
+        self._record(spark, piece, standing, ended)
+        for name, window in ended.items():
+            target.remove(spark, seen_path(self.path, TableName.parse(name), window.begin_lsn))
         tables = {str(part.table): part.changes for part in content.parts}
+        notes = [
+            f"{table} is another relation now, dropped and created again: the rows of the old one went"
+            for table in self._emptied
+        ]
+        self._emptied.clear()
+        notes += notes_of(piece.marks, ended) + ([f"{differences} differences"] if differences else [])
         seconds = time.monotonic() - began
-        self.report(BatchReport(batch, content.commit_lsn, content.transactions, content.changes, tables, seconds))
+        report = BatchReport(
+            piece.batch,
+            content.commit_lsn,
+            content.transactions,
+            content.changes,
+            tables,
+            seconds,
+            tuple(notes),
+            differences,
+            content.commit_time,
+            len(standing.stale(self.last.complete)) if self.last is not None else 0,
+            len(standing.filling),
+        )
+        self.report(report)
+
+    def _note_keys(self, spark: SparkSession, piece: Piece, windows: Mapping[str, Window]) -> None:
+        for part in piece.content.parts:
+            window = windows.get(str(part.table))
+            shape = self._shape(part.newest)
+            if window is None or window.purpose == FILL or not shape.key:
+                continue
+            own = _own(piece.changes, piece.records, part.table)
+            location = seen_path(self.path, part.table, window.begin_lsn)
+            seen.note_keys(spark, location, own, shape, self._texts(part), window.begin_lsn, piece.content.commit_lsn)
+
+    def _compare(self, spark: SparkSession, piece: Piece, ended: Mapping[str, Window]) -> int:
+        """Writes what differs, once for the piece; how many."""
+        found = []
+        for part in piece.content.parts if piece.compared else ():
+            shape, name = self._shape(part.newest), str(part.table)
+            if shape.key:
+                own = _own(piece.changes, piece.records, part.table)
+                location = table_path(self.path, part.table)
+                rows = verify.compared(spark, location, own, shape, self._texts(part))
+                found.append((name, rows, piece.compared[name]))
+        for name, window in ended.items():
+            table = TableName.parse(name)
+            location, schema_id = table_path(self.path, table), self._newest(piece, name)
+            if window.purpose == VERIFY and schema_id is not None and (shape := self._shape(schema_id)).key:
+                rows = seen.surplus(spark, location, seen_path(self.path, table, window.begin_lsn), shape)
+                found.append((name, verify.too_many(rows, shape), window.snapshot_id))
+        return verify.record(spark, self.path, found, piece.content.commit_lsn) if found else 0
+
+    def _newest(self, piece: Piece, name: str) -> int | None:
+        """Schema id of the newest record of a table."""
+        here = {str(part.table): part.newest for part in piece.content.parts}
+        return here.get(name, None if self.last is None else self.last.schema_ids.get(name))
+
+    def _end_replace(self, spark: SparkSession, name: str, window: Window, piece: Piece) -> None:
+        """The rows whose keys did not come are not in the source any more."""
+        table = TableName.parse(name)
+        location = table_path(self.path, table)
+        if not target.exists(spark, location):
+            return
+        if is_log(spark.read.format("delta").load(location).columns):
+            if not piece.row_count(name):
+                seen.end_log(spark, location, window.begin_lsn)
+            return
+        schema_id = self._newest(piece, name)
+        shape = self._shape(schema_id) if schema_id is not None else None
+        seen.delete_surplus(spark, location, seen_path(self.path, table, window.begin_lsn), shape)
 
     def _first_change_of_key(
         self, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
@@ -176,6 +321,9 @@ class Mirror:
             self._shapes[schema_id] = TableShape.of(self.schemas[schema_id])
         return self._shapes[schema_id]
 
+    def _texts(self, part: TablePart) -> dict[int, str]:
+        return {schema_id: json.dumps(self.schemas[schema_id]) for schema_id in part.schema_ids}
+
     def _key(self, schema_id: int) -> tuple[str, ...]:
         return self._shape(schema_id).key
 
@@ -189,24 +337,25 @@ class Mirror:
         work = [item for item in work if item.applied < content.commit_lsn]
         with once(spark, content.commit_lsn), ThreadPoolExecutor(TABLES_AT_ONCE) as threads:
             for future in [
-                threads.submit(_write, spark, item, own[item.part.table], content.commit_lsn) for item in work
+                threads.submit(
+                    despite_conflicts, partial(_write, spark, item, own[item.part.table], content.commit_lsn)
+                )
+                for item in work
             ]:
                 future.result()
 
     def _prepare(self, spark: SparkSession, part: TablePart, own: pa.Table | DataFrame, commit_lsn: int) -> TableWork:
         """Raises MirrorError when a table is another writer's, or holds more than this batch."""
         shape = self._shape(part.newest)
-        texts = {schema_id: json.dumps(self.schemas[schema_id]) for schema_id in part.schema_ids}
+        texts = self._texts(part)
         location = table_path(self.path, part.table)
         columns = table_schema(shape) if shape.key else log_table_schema(shape)
         identity.check_log_names(part.table, shape)
         identity.check_names(part.table, columns.names)
         if not target.exists(spark, location):
-            self._check_relation(spark, location, part, own)
-            return TableWork(location, part, shape, texts, NEW)
-        if part.table not in self._applied:
-            self._applied[part.table] = target.applied_commit_lsn(spark, location)
-        applied = self._applied[part.table]
+            part = self._of_one_relation(spark, location, part, own)
+            return TableWork(location, part, shape, texts, NEW, self._emptied.get(part.table))
+        applied = self._applied_commit_lsn(spark, part.table, location)
         if applied > commit_lsn:
             raise MirrorError(
                 f"{location} is at {format_lsn(applied)}, but this batch ends at {format_lsn(commit_lsn)}: the checkpoint of a "
@@ -215,25 +364,56 @@ class Mirror:
                 "with batches at least as large as before (--max-changes).",
             )
         if applied < commit_lsn:
-            self._check_relation(spark, location, part, own)
+            part = self._of_one_relation(spark, location, part, own)
             if part.cut is not None and part.cut[0] <= applied:
                 part = replace(part, cut=None)
-            identity.convert(spark, location, part.table, shape, applied)
+            if not (shape.key and part.table in self._emptied):  # all that is there goes
+                identity.convert(spark, location, part.table, shape, applied)
             target.align(spark, location, columns)
             keys = {} if self.last is None else self.last.keys
             if shape.key and part.cut is None and tuple(keys.get(str(part.table), ())) != shape.key:
                 identity.check_key(spark, location, part.table, shape)
-        return TableWork(location, part, shape, texts, applied)
+        return TableWork(location, part, shape, texts, applied, self._emptied.get(part.table))
 
-    def _check_relation(self, spark: SparkSession, location: str, part: TablePart, own: pa.Table | DataFrame) -> None:
-        """Raises MirrorError where the table is of another relation than before, whose rows went without a word."""
+    def _applied_commit_lsn(self, spark: SparkSession, table: TableName, location: str) -> int:
+        """What a table has taken in. Raises MirrorError where that is not what this writer has left there."""
+        known = self._applied.get(table)
+        version = target.version(spark, location)
+        if known is not None and known[1] == version:
+            return known[0]
+        found = target.applied_commit_lsn(spark, location)
+        if known is not None and known[0] != found:
+            raise fence.taken_over(self.path)
+        self._applied[table] = (found, version)
+        return found
+
+    def _of_one_relation(
+        self, spark: SparkSession, location: str, part: TablePart, own: pa.Table | DataFrame
+    ) -> TablePart:
+        """Where the table is of another relation than before, whose rows went without a word: cut where that begins.
+
+        Raises MirrorError where it is a relation that was known by another name, or `on_recreated` says so.
+        """
+        self._emptied.pop(part.table, None)
         known = None if self.last is None else self.last.oids.get(str(part.table))
         oids = self._oids(part.schema_ids)
         if len(oids if known is None else oids | {known}) == 1:
-            return
+            return part
         behind = part.schema_ids if part.cut is None else identity.schema_ids_behind(own, part.cut)
-        if len(self._oids(behind)) > 1 or (part.cut is None and not self._was_emptied(spark, location, part.table)):
-            raise identity.made_anew(part.table, location)
+        if len(self._oids(behind)) == 1 and (part.cut or self._was_emptied(spark, location, part.table)):
+            return part
+        newest = self._shape(part.newest).oid
+        others = (
+            {} if self.last is None else {name: oid for name, oid in self.last.oids.items() if name != str(part.table)}
+        )
+        if self.on_recreated == STOP or newest in others.values():
+            raise identity.recreated(part.table, location)
+        first = identity.first_positions(own)
+        begin = identity.recreated_at(part.table, location, first, lambda schema_id: self._shape(schema_id).oid, newest)
+        if self.on_recreated == KEEP_AS and known is not None:
+            identity.keep(spark, location, kept_path(self.path, part.table, known))
+        self._emptied[part.table] = (begin[0], begin[1] - 1)
+        return replace(part, cut=max(self._emptied[part.table], part.cut or (-1, -1)))
 
     def _was_emptied(self, spark: SparkSession, location: str, table: TableName) -> bool:
         """Or filled anew by a person, who knows what is in the source."""
@@ -245,27 +425,85 @@ class Mirror:
     def _oids(self, schema_ids: Sequence[int]) -> set[int]:
         return {self._shape(schema_id).oid for schema_id in schema_ids}
 
-    def _record(self, spark: SparkSession, batch: int, content: BatchContent) -> None:
+    def _record(self, spark: SparkSession, piece: Piece, standing: Standing, ended: Iterable[str]) -> None:
         versions = {} if self.last is None else dict(self.last.tables)
         keys = {} if self.last is None else dict(self.last.keys)
         oids = {} if self.last is None else dict(self.last.oids)
-        for part in content.parts:
-            self._applied[part.table] = content.commit_lsn
-            versions[str(part.table)] = target.version(spark, table_path(self.path, part.table))
-            keys[str(part.table)] = self._key(part.newest)
-            oids[str(part.table)] = self._shape(part.newest).oid
+        schema_ids = {} if self.last is None else dict(self.last.schema_ids)
+        content, written = piece.content, set(ended)
+        for part in () if piece.compared else content.parts:
+            name, shape = str(part.table), self._shape(part.newest)
+            self._applied[part.table] = (content.commit_lsn, -1)
+            written.add(name)
+            keys[name], oids[name], schema_ids[name] = shape.key, shape.oid, part.newest
+        for name in written:
+            location = table_path(self.path, TableName.parse(name))
+            if name in standing.frozen and name not in versions:
+                standing.filling.add(name)
+            if (name not in standing.frozen or name not in versions) and target.exists(spark, location):
+                versions[name] = target.version(spark, location)
+                if TableName.parse(name) in self._applied:
+                    lsn = self._applied[TableName.parse(name)][0]
+                    self._applied[TableName.parse(name)] = (lsn, versions[name])
         scope = [str(table) for table in self.tables]
-        picture = pictures.Picture(batch, content.commit_lsn, content.commit_time, versions, keys, scope, oids)
+        standing.excludes = list(self.exclude)
+        picture = pictures.Picture(
+            piece.batch,
+            content.commit_lsn,
+            content.commit_time,
+            versions,
+            keys,
+            scope,
+            oids,
+            schema_ids,
+            standing.text(),
+        )
         pictures.record(spark, self.path, picture)
-        self.last = picture
+        self.last, self._standing = picture, standing
 
 
-def look_at(raw: DataFrame) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
-    """What a batch holds, and where it is small, its records by table. None: nothing."""
-    changes, value_bytes = batch_size(raw)
-    if changes and changes <= SMALL_CHANGES and value_bytes <= SMALL_BYTES:
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is applied at once. `records`: those of each table, where they are few; else they are in `changes`."""
+
+    batch: int
+    changes: DataFrame
+    records: dict[TableName, pa.Table] | None
+    content: BatchContent
+    marks: list[Mark]
+
+    @property
+    def compared(self) -> dict[str, str]:
+        """Tables of which this is a chunk of a VERIFY, and its snapshot: then there is nothing else in the piece."""
+        chunks = [mark for mark in self.marks if mark.kind == SNAPSHOT_CHUNK and mark.facts["purpose"] == VERIFY]
+        return {str(mark.table): mark.facts["snapshot_id"] for mark in chunks}
+
+    def row_count(self, name: str) -> int:
+        """Rows of the snapshot of a table that ended here."""
+        ends = [mark.facts for mark in self.marks if mark.kind == SNAPSHOT_END and mark.table == name]
+        return int(ends[-1]["row_count"])
+
+
+def notes_of(marks: Sequence[Mark], ended: Mapping[str, Window]) -> list[str]:
+    """What of the signs a person should read."""
+    notes = [f"the snapshot of {name} ended ({window.purpose})" for name, window in ended.items()]
+    excluded = {mark.table: mark.facts["reason"] for mark in marks if mark.kind == EXCLUDED}
+    notes += [f"{name} stands still until it is copied anew: {reason}" for name, reason in excluded.items()]
+    for mark in marks:
+        if mark.kind == GAP:
+            notes.append(
+                f"changes before {format_lsn(mark.commit_lsn)} are lost, every table is stale until it is copied anew"
+            )
+        if mark.kind == SKIP:
+            notes.append(f"the transaction at {format_lsn(mark.commit_lsn)} was skipped: {mark.facts.get('detail')}")
+    return notes
+
+
+def look_at(raw: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
+    """What a batch holds, and where it is small, its records by table. None: nothing. `raw` has no signs."""
+    if size.changes and size.changes <= SMALL_CHANGES and size.value_bytes <= SMALL_BYTES:
         return split_records(raw.toArrow())
-    content = batch_content(raw) if changes else None
+    content = batch_content(raw) if size.changes else None
     return None if content is None else (content, None)
 
 
@@ -286,7 +524,7 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
     shape = work.shape
     if not shape.key:
         batches = list(decode_rows(iter(records.combine_chunks().to_batches()), shape, work.texts))
-        log = pa.Table.from_batches(batches)
+        log = pa.concat_tables([pa.Table.from_batches(batches), small_cuts(records, shape, work.emptied)])
         log = log.filter(pc.greater(log["_commit_lsn"], work.applied))
         _write_rows(spark.createDataFrame(log, log_table_schema(shape)), work, "append", commit_lsn)
         return
@@ -304,7 +542,13 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
     """One table's part of a large batch, decoded and folded by Spark's workers."""
     shape = work.shape
     if not shape.key:
-        _write_rows(not_yet(log_rows(records, shape, work.texts), work.applied), work, "append", commit_lsn)
+        log = log_rows(records, shape, work.texts).unionByName(log_cuts(records, shape))
+        if work.emptied is not None:
+            nothing = RAW.empty_table()
+            log = log.unionByName(
+                spark.createDataFrame(small_cuts(nothing, shape, work.emptied), log_table_schema(shape))
+            )
+        _write_rows(not_yet(log, work.applied), work, "append", commit_lsn)
         return
     records = not_yet(records, work.applied, "commit_lsn")
     states, unsent, events = spark_states(spark, work.written_location, records, work.part, shape, work.texts)
@@ -318,4 +562,10 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
 
 
 def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -> None:
-    write_once(frame, work.location, mode, commit_lsn, properties=target.PROPERTIES if work.applied == NEW else {})
+    write_once(
+        frame,
+        work.location,
+        mode,
+        commit_lsn,
+        properties=target.properties(frame.columns) if work.applied == NEW else {},
+    )

@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 
 from spark_consumer.columnar.arrays import booleans, numbers
 from spark_consumer.errors import MirrorError
-from spark_consumer.frames import STRINGS, TEXTS
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.key_text import parse_keys
 from spark_consumer.mirror.shape import TableShape
+from spark_consumer.source.frames import STRINGS, TEXTS
 
 Mask = npt.NDArray[np.bool_]
 BEFORE = "before."

@@ -19,7 +19,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.fold import position
 from spark_consumer.mirror.shape import LOG_COLUMNS, OUT, TableShape, is_log
-from spark_consumer.mirror.target import quoted
+from spark_consumer.mirror.target import properties, quoted
 from spark_consumer.tables import TableName
 
 COPY = (
@@ -60,11 +60,30 @@ def is_empty(spark: SparkSession, location: str) -> bool:
     return last is None or last["_op"] == "TRUNCATE"
 
 
-def made_anew(table: TableName, location: str) -> MirrorError:
+def recreated_at(
+    table: TableName, location: str, first: Mapping[int, tuple[int, int]], oid_of: Callable[[int], int], newest: int
+) -> tuple[int, int]:
+    """Position of the first record of the newest relation of this name. `first`: first_positions; `newest`: its oid.
+
+    Raises MirrorError where a record of another relation comes behind it: then names were swapped.
+    """
+    found = min(first[schema_id] for schema_id in first if oid_of(schema_id) == newest)
+    if any(first[schema_id] > found for schema_id in first if oid_of(schema_id) != newest):
+        raise recreated(table, location)
+    return found
+
+
+def keep(spark: SparkSession, location: str, kept: str) -> None:
+    """A copy of a table as it is, once."""
+    rows = spark.read.format("delta").load(location)
+    rows.write.format("delta").mode("overwrite").options(**properties(rows.columns)).save(kept)
+
+
+def recreated(table: TableName, location: str) -> MirrorError:
     return MirrorError(
-        f"{table} is another relation now, dropped and made anew or renamed to this name: PostgreSQL does not send which of "
+        f"{table} is another relation now, dropped and created again, or renamed to this name: PostgreSQL does not send which of "
         f"the rows in {location} went with the old one",
-        hint=f"{COPY} The next time, TRUNCATE the table in the transaction that drops it.",
+        hint=f"{COPY} Where it was dropped and created again, --on-recreated empty goes on without its rows.",
     )
 
 

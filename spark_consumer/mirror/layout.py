@@ -2,19 +2,33 @@
 
 <path>/tables/<schema>/<table>    one Delta table for each relation; parts of names are escaped as in topics
 <path>/manifest                   one row a batch: see pictures.py
+<path>/kept/<schema>/<table>/<oid> a relation that was dropped and created again, as it was before (--on-recreated keep-as)
+<path>/seen/<schema>/<table>/...  keys met while a snapshot replaces or verifies a table: see seen.py
+<path>/differences                what a VERIFY has found: see verify.py
 <path>/checkpoint                 Spark's own
 """
 
 from __future__ import annotations
 
-from schemas.names import topic_name
+from schemas.names import topic_part
 from spark_consumer.tables import TableName
 
 
 def table_path(path: str, table: TableName) -> str:
     """Names go through the escaping of topics: no name can leave the folder."""
-    _, namespace, name = topic_name("tables", table.namespace, table.name).split(".")
-    return f"{path}/tables/{namespace}/{name}"
+    return f"{path}/tables/{topic_part(table.namespace)}/{topic_part(table.name)}"
+
+
+def kept_path(path: str, table: TableName, oid: int) -> str:
+    return f"{path}/kept/{topic_part(table.namespace)}/{topic_part(table.name)}/{oid}"
+
+
+def seen_path(path: str, table: TableName, begin_lsn: int) -> str:
+    return f"{path}/seen/{topic_part(table.namespace)}/{topic_part(table.name)}/{begin_lsn:016X}"
+
+
+def differences_path(path: str) -> str:
+    return f"{path}/differences"
 
 
 def manifest_path(path: str) -> str:

@@ -2,8 +2,9 @@
 
 Columns of the relation, then `_op`, `_commit_lsn`, `_commit_time`, `_ordinal` and `_special`. `_op` is INSERT, DELETE (the
 old row; all columns null where the stream does not have it), UPDATE (the new row), UPDATE_BEFORE (the old row of an UPDATE,
-where the stream has it), TRUNCATE (all columns null) or READ (a row from before the relation lost its identity): added up,
-they give the rows that are there now, if the stream has all old rows.
+where the stream has it), TRUNCATE (all columns null) or READ (a row from before the relation lost its identity, or of a
+snapshot): added up, they give the rows that are there now, if the stream has all old rows. A snapshot reads such a relation
+in one transaction, whose rows take the place of all others: before them is a TRUNCATE with the ordinal -1.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_consumer.columnar.arrays import booleans, numbers, strings
-from spark_consumer.frames import INSTANT, TEXTS
 from spark_consumer.mirror.events import BEFORE, fill_from_before, special_of_row
 from spark_consumer.mirror.shape import LOG_COLUMNS, TableShape
+from spark_consumer.source.frames import INSTANT, TEXTS
 
 _POSITION = list(zip(LOG_COLUMNS, (pa.string(), pa.int64(), INSTANT, pa.int64()), strict=True))
 
@@ -63,6 +65,35 @@ def decode_rows(
                 zero_copy_only=False
             )
             yield _rows(part, row, operation, special_of_row(special), np.flatnonzero(new), shape)
+
+
+def log_cuts(records: DataFrame, shape: TableShape) -> DataFrame:
+    """Of raw records, as rows of the log: the TRUNCATE before the READ rows of each transaction."""
+    reads = records.where(f.col("op") == "READ").groupBy("commit_lsn").agg(f.max("commit_time").alias("commit_time"))
+    values = (f.lit("TRUNCATE"), f.col("commit_lsn"), f.col("commit_time"), f.lit(-1).cast("long"))
+    told = dict(zip(LOG_COLUMNS, values, strict=True))
+    nothing = f.lit(None)
+    fields = log_table_schema(shape).fields
+    return reads.select(*(told.get(item.name, nothing).cast(item.dataType).alias(item.name) for item in fields))
+
+
+def small_cuts(records: pa.Table, shape: TableShape, emptied: tuple[int, int] | None = None) -> pa.Table:
+    """The same of few records. `emptied`: the position of one more TRUNCATE."""
+    reads = records.filter(pc.equal(records["op"], "READ")).select(["commit_lsn", "commit_time"])
+    found = reads.group_by("commit_lsn").aggregate([("commit_time", "max")]).to_pylist()
+    places = [(row["commit_lsn"], row["commit_time_max"], -1) for row in found]
+    if emptied is not None:
+        places.append((emptied[0], None, emptied[1]))
+    lsns, times, ordinals = zip(*places, strict=True) if places else ((), (), ())
+    told = {
+        "_op": pa.array(["TRUNCATE"] * len(places), pa.string()),
+        "_commit_lsn": pa.array(lsns, pa.int64()),
+        "_commit_time": pa.array(times, INSTANT),
+        "_ordinal": pa.array(ordinals, pa.int64()),
+    }
+    schema = log_schema(shape)
+    columns = [told.get(item.name, pa.nulls(len(places), item.type)) for item in schema]
+    return pa.table(columns, schema=schema)
 
 
 def _rows(

@@ -6,10 +6,18 @@ rise whatever happens to a checkpoint, which batch ids do not.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
+from delta.exceptions import (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentWriteException,
+    MetadataChangedException,
+)
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -20,6 +28,30 @@ from spark_consumer.mirror.target import APPLICATION, quoted
 _CONF = "spark.databricks.delta.write."
 # Of a merge's source: prefixes of the columns that have a state's key and row.
 KEY, ROW = "key.", "row."
+
+
+# OPTIMIZE, VACUUM or another writer of files was at the same table: the write is made again from what the table is now.
+_CONFLICTS = (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentWriteException,
+    MetadataChangedException,
+)
+_PAUSES_S = (0.1, 0.5, 1, 2, 5, 10, 20)
+
+
+def despite_conflicts(write: Callable[[], None], pause: Callable[[float], None] = time.sleep) -> None:
+    """Makes a write that is done once, again and again where others change files of the same table meanwhile.
+
+    Raises what Delta raises in the end, and at once where two writers are at one mirror (ConcurrentTransactionException).
+    """
+    for pause_s in _PAUSES_S:
+        try:
+            return write()
+        except _CONFLICTS:
+            pause(pause_s)
+    return write()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ A small batch is brought into this process and looked at here, a large one by Sp
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,6 +16,8 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 
 from spark_consumer.mirror.fold import position
+from spark_consumer.mirror.standing import Mark
+from spark_consumer.reader.signs import KINDS
 from spark_consumer.tables import TableName
 
 
@@ -40,11 +43,45 @@ class BatchContent:
     parts: list[TablePart]
 
 
-def batch_size(raw: DataFrame) -> tuple[int, int]:
-    """Changes and bytes of their values."""
-    found = raw.agg(f.count("*").alias("changes"), f.sum(f.length("value")).alias("value_bytes")).head()
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """`value_bytes`: of the changes. `first_lsn`, `last_lsn`: commit LSNs of what there is, -1 where there is nothing."""
+
+    changes: int
+    signs: int
+    value_bytes: int
+    first_lsn: int
+    last_lsn: int
+
+
+def batch_size(raw: DataFrame) -> BatchSize:
+    """Of frames.RAW, with or without the rows of signs."""
+    is_sign = f.col("op").isin(list(KINDS))
+    found = raw.agg(
+        f.count_if(~is_sign).alias("changes"),
+        f.count_if(is_sign).alias("signs"),
+        f.sum(f.length("value")).alias("value_bytes"),
+        f.min("commit_lsn").alias("first_lsn"),
+        f.max("commit_lsn").alias("last_lsn"),
+    ).head()
     assert found is not None
-    return found["changes"], found["value_bytes"] or 0
+    lsns = (-1, -1) if found["first_lsn"] is None else (found["first_lsn"], found["last_lsn"])
+    return BatchSize(found["changes"], found["signs"], found["value_bytes"] or 0, *lsns)
+
+
+def marks_in(raw: DataFrame) -> list[Mark]:
+    """The signs of a batch, in order."""
+    columns = ("op", "table", "commit_lsn", "ordinal", "value", "commit_time")
+    signs = raw.where(f.col("op").isin(list(KINDS))).select(*columns).toArrow()
+    ordered = signs.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")]).to_pylist()
+    return [
+        Mark(row["op"], row["table"], row["commit_lsn"], row["ordinal"], json.loads(row["value"]), row["commit_time"])
+        for row in ordered
+    ]
+
+
+def without_signs(raw: DataFrame) -> DataFrame:
+    return raw.where(~f.col("op").isin(list(KINDS)))
 
 
 def split_records(records: pa.Table) -> tuple[BatchContent, dict[TableName, pa.Table]]:

@@ -16,11 +16,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.frames import INSTANT
 from spark_consumer.lsn import format_lsn, parse_lsn
 from spark_consumer.mirror.layout import manifest_path, table_path
 from spark_consumer.mirror.merge import write_once
+from spark_consumer.mirror.standing import Standing
 from spark_consumer.mirror.target import exists
+from spark_consumer.source.frames import INSTANT
 from spark_consumer.tables import TableName
 
 _SCHEMA = pa.schema(
@@ -32,6 +33,8 @@ _SCHEMA = pa.schema(
         ("keys", pa.map_(pa.string(), pa.list_(pa.string()))),
         ("scope", pa.list_(pa.string())),
         ("oids", pa.map_(pa.string(), pa.int64())),
+        ("schema_ids", pa.map_(pa.string(), pa.int64())),
+        ("standing", pa.string()),
     ]
 )
 
@@ -41,7 +44,7 @@ class Picture:
     """`tables`: Delta version of every table that is there, by its name, behind the transaction at `commit_lsn`.
 
     `keys`: the key columns of each, none of a log. `scope`: the only tables that the mirror has, where it was told so.
-    `oids`: the relation of the source that each is of.
+    `oids`: the relation of the source that each is of. `schema_ids`: the newest value schema of each. `standing`: Standing.text.
     """
 
     batch: int
@@ -51,11 +54,24 @@ class Picture:
     keys: Mapping[str, Sequence[str]]
     scope: Sequence[str]
     oids: Mapping[str, int]
+    schema_ids: Mapping[str, int]
+    standing: str
+
+    @property
+    def complete(self) -> dict[str, int]:
+        """The tables that are not still being filled."""
+        filling = Standing.of(self.standing).filling
+        return {name: version for name, version in self.tables.items() if name not in filling}
+
+
+def nothing(spark: SparkSession) -> DataFrame:
+    """No picture."""
+    return spark.createDataFrame(_SCHEMA.empty_table())
 
 
 def record(spark: SparkSession, path: str, picture: Picture) -> None:
     """Appends a picture, once for its commit LSN."""
-    maps = {name: list(getattr(picture, name).items()) for name in ("tables", "keys", "oids")}
+    maps = {name: list(getattr(picture, name).items()) for name in ("tables", "keys", "oids", "schema_ids")}
     row = {**asdict(picture), **maps}
     frame = spark.createDataFrame(pa.Table.from_pylist([row], schema=_SCHEMA))
     write_once(frame, manifest_path(path), "append", picture.commit_lsn, merge_schema=True)
@@ -79,23 +95,40 @@ def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest")
     if found is None and at != "latest":
         first = frame.agg(f.min("commit_lsn")).head()
         raise MirrorError(
-            f"the mirror begins at {format_lsn(first[0])}, which is after {at}" if first else "the mirror is empty"
+            f"the mirror begins at {format_lsn(first[0])}, which is after {at}"
+            if first is not None and first[0] is not None
+            else "the mirror is empty"
         )
     if found is None:
         return None
     facts = found.asDict()
     # A manifest may be older than these columns.
     keys, scope, oids = facts.get("keys") or {}, facts.get("scope") or [], facts.get("oids") or {}
-    return Picture(found.batch, found.commit_lsn, found.commit_time, found.tables, keys, scope, oids)
+    schema_ids, standing = facts.get("schema_ids") or {}, facts.get("standing") or ""
+    return Picture(
+        found.batch, found.commit_lsn, found.commit_time, found.tables, keys, scope, oids, schema_ids, standing
+    )
 
 
 class MirrorPicture(dict[str, DataFrame]):
-    """The tables of one picture, by name: `pictures["public.orders"]`."""
+    """The complete tables of one picture, by name: `pictures["public.orders"]`.
+
+    `filling`: tables that a snapshot has not brought whole yet. `stale`: tables that are not what the source had, and why:
+    one that is quarantined stands still, and behind a gap every one is stale until it was copied anew.
+    """
 
     def __init__(self, source: Picture, frames: Mapping[str, DataFrame]) -> None:
         super().__init__(frames)
         self.commit_lsn = source.commit_lsn
         self.commit_time = source.commit_time
+        standing = Standing.of(source.standing)
+        self.filling = sorted(standing.filling)
+        self.stale = standing.stale(frames)
+
+    def __missing__(self, name: str) -> DataFrame:
+        if name in self.filling:
+            raise MirrorError(f"{name} is still being filled by a snapshot: it is in no picture before its end")
+        raise KeyError(name)
 
 
 def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> MirrorPicture:
@@ -104,7 +137,7 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
     if found is None:
         raise MirrorError(f"{path} has no mirror, or one without a batch")
     return MirrorPicture(
-        found, {name: _at_version(spark, path, name, version) for name, version in found.tables.items()}
+        found, {name: _at_version(spark, path, name, version) for name, version in found.complete.items()}
     )
 
 

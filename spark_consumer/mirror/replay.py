@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_consumer.columnar.arrays import numbers
-from spark_consumer.frames import STRINGS, TEXTS
 from spark_consumer.mirror.fold import STATE
 from spark_consumer.mirror.shape import TableShape
+from spark_consumer.source.frames import STRINGS, TEXTS
 
 Key = tuple[Any, ...]
 

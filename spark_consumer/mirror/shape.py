@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_consumer.frames import TEXTS, TableFrame
-from spark_consumer.registry import Schema
+from spark_consumer.reader.registry import Schema
+from spark_consumer.source.frames import TEXTS, TableFrame
 
 SPECIAL = "_special"
 LOG_COLUMNS = ("_op", "_commit_lsn", "_commit_time", "_ordinal")
@@ -22,7 +22,7 @@ OUT = ("DELETE", "UPDATE_BEFORE")
 class TableShape:
     """One version of a relation, as the mirror sees it. It pickles into tasks.
 
-    `oid`: the relation's, which a table that is made anew does not share with the one before.
+    `oid`: the relation's, which a table that is created again does not share with the one before.
     `key`: columns of the replica identity (the primary key under FULL); empty: no identity, the table is an append-only log.
     `uncertain_key`: those of the key whose Avro type cannot hold every value, so that their text in `special` belongs to the key.
     """

@@ -12,7 +12,6 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import MapType, StringType, StructField, StructType
 
-from spark_consumer.frames import TEXTS
 from spark_consumer.mirror.events import decode_events
 from spark_consumer.mirror.fold import STATE, last_states, moved_keys
 from spark_consumer.mirror.merge import KEY, ROW, same_key
@@ -21,6 +20,7 @@ from spark_consumer.mirror.replay import borrowed_keys, replay_events, whole_sta
 from spark_consumer.mirror.replay import states as replayed_states
 from spark_consumer.mirror.shape import TableShape
 from spark_consumer.mirror.target import quoted
+from spark_consumer.source.frames import TEXTS
 
 Cut = tuple[int, int] | None
 

@@ -1,10 +1,13 @@
 """Delta tables of a mirror: how they are made, how they get and lose columns, which version they have.
 
-Columns are mapped by name (delta.columnMapping.mode), so that any PostgreSQL name is allowed and a column can be dropped.
+Columns are mapped by name (delta.columnMapping.mode) where a name needs it, and from the moment when a column is dropped: not all
+that reads Delta knows of it, and some readers show NULL instead of the values of such a table.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -17,8 +20,23 @@ from spark_consumer.errors import MirrorError
 # Application ids of Delta's transactions: a table belongs to one mirror or changelog, and versions are commit LSNs, which rise.
 APPLICATION = "walgate-mirror"
 CHANGELOG = "walgate-changelog"
-# Of a table that is made by its first write.
-PROPERTIES = {"delta.columnMapping.mode": "name"}
+# Of a table whose columns Parquet cannot name, or that loses a column.
+MAPPED = {"delta.columnMapping.mode": "name"}
+# In a name, what Delta refuses without them being mapped.
+_REFUSED = re.compile(r"[ ,;{}()\n\t=]")
+
+
+def properties(columns: Iterable[str]) -> dict[str, str]:
+    """Of a table that is made with these columns."""
+    return dict(MAPPED) if any(map(_REFUSED.search, columns)) else {}
+
+
+def _map_columns(spark: SparkSession, location: str) -> None:
+    """Where they are not yet: a commit without data, that asks for readers and writers of a newer protocol."""
+    if _snapshot(spark, location).metadata().columnMappingMode().name() == "none":
+        listed = ", ".join(f"'{name}' = '{value}'" for name, value in MAPPED.items())
+        versions = "'delta.minReaderVersion' = '2', 'delta.minWriterVersion' = '5'"
+        spark.sql(f"ALTER TABLE {sql_table(location)} SET TBLPROPERTIES ({listed}, {versions})")
 
 
 def exists(spark: SparkSession, location: str) -> bool:
@@ -33,6 +51,8 @@ def align(spark: SparkSession, location: str, wanted: StructType) -> None:
     there = {field.name: field.dataType for field in spark.read.format("delta").load(location).schema}
     wants = {field.name: field.dataType for field in wanted}
     dropped = [name for name in there if name not in wants]
+    if dropped or properties(wants):
+        _map_columns(spark, location)
     if dropped:
         spark.sql(f"ALTER TABLE {sql_table(location)} DROP COLUMNS ({', '.join(map(quoted, dropped))})")
     added = [f"{quoted(name)} {_sql_type(spark, kind)}" for name, kind in wants.items() if name not in there]
@@ -74,12 +94,19 @@ def _snapshot(spark: SparkSession, location: str) -> Any:
     return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
 
 
+def remove(spark: SparkSession, location: str) -> None:
+    """A folder with all that is in it, if it is there."""
+    java: Any = spark._jvm
+    path = java.org.apache.hadoop.fs.Path(location)
+    path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).delete(path, True)
+
+
 def version(spark: SparkSession, location: str) -> int:
     return int(_snapshot(spark, location).version())
 
 
 def was_overwritten(spark: SparkSession, location: str, since: int) -> bool:
-    """Whether somebody wrote the whole table anew after the version `since`."""
+    """Whether somebody rewrote the whole table after the version `since`."""
     later = DeltaTable.forPath(spark, location).history().where(f.col("version") > since)
     whole = (f.col("operationParameters.mode") == "Overwrite") | f.col("operation").contains("REPLACE TABLE")
     return not later.where(whole).isEmpty()
@@ -90,12 +117,18 @@ def load_state(spark: SparkSession, location: str) -> None:
     _snapshot(spark, location).transactions()
 
 
+def transaction_version(spark: SparkSession, location: str, application: str) -> int | None:
+    """What an application last noted of itself in a table; None: nothing."""
+    found = _snapshot(spark, location).transactions().get(application)
+    return int(found.get()) if found.isDefined() else None
+
+
 def applied_commit_lsn(spark: SparkSession, location: str, application: str = APPLICATION) -> int:
     """The commit LSN of the last batch that a table took in. Raises MirrorError when another writer made the table."""
-    found = _snapshot(spark, location).transactions().get(application)
-    if not found.isDefined():
+    found = transaction_version(spark, location, application)
+    if found is None:
         raise MirrorError(
             f"{location} is a Delta table that {application} did not make: nothing was written to it",
             hint="Move it away, or choose another path: its rows cannot be told from those of the source.",
         )
-    return int(found.get())
+    return found

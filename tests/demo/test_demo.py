@@ -25,7 +25,7 @@ from gateway.demo.story import STEPS, Addresses, Story, StoryOptions
 from gateway.demo.verdict import TableVerdict
 from gateway.local import Kafka, Registry
 from gateway.local.guard import Guard
-from spark_consumer.delta_files import open_delta
+from spark_consumer.mirror.delta_files import open_delta
 from tests.conftest import Database
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

@@ -69,7 +69,7 @@ def versions(records: list[Record]) -> list[dict[str, Any]]:
 def assert_readable_across_versions(records: list[Record], *, forward: bool = True) -> None:
     """Each event with each version of its relation: what both know is equal, what the writer did not know is null.
 
-    Not `forward`: a wider type, which an older schema can not read; a reader is told so and never given a wrong value.
+    Not `forward`: a wider type, which an older schema cannot read; a reader is told so and never given a wrong value.
     """
     schemas = versions(records)
     for old, new in pairwise(schemas):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.events.context import Context
 from gateway.events.logical_message import LogicalMessageEncoder
-from gateway.events.manifest import Manifest
+from gateway.events.manifest import ExcludedRelation, Manifest, SnapshotChunk
 from gateway.events.marker import Marker, encode_markers
 from schemas.records import LOGICAL_MESSAGE, TRANSACTION_MARKER
 
@@ -38,6 +38,13 @@ def manifests(draw: st.DrawFn) -> Manifest:
     )
     for topic in draw(st.lists(st.text(min_size=1, max_size=9), max_size=3, unique=True)):
         manifest.ranges[topic, draw(st.integers(0, 300))] = [draw(st.tuples(longs, longs, longs)) for _ in range(2)]
+    names = st.text(max_size=9)
+    manifest.excluded = draw(
+        st.lists(st.builds(ExcludedRelation, longs, names, names, names, names, longs), max_size=2)
+    )
+    purposes = st.sampled_from(("FILL", "REPLACE", "VERIFY"))
+    chunks = st.builds(SnapshotChunk, names, purposes, longs, names, names, names, longs, longs, longs)
+    manifest.snapshot = draw(st.none() | chunks)
     return manifest
 
 
@@ -52,6 +59,7 @@ markers = st.builds(
     st.none() | st.text(max_size=20),
     st.none() | st.text(max_size=20),
     st.none() | manifests(),
+    st.none() | st.text(max_size=20),
 )
 
 
@@ -64,7 +72,7 @@ def test_markers_are_read_back_by_fastavro(written: list[Marker], epoch: int) ->
 
 
 def agrees(record: dict[str, Any], marker: Marker, epoch: int) -> None:
-    for name in ("kind", "xid", "subxid", "marker_lsn", "end_lsn", "gid", "origin"):
+    for name in ("kind", "xid", "subxid", "marker_lsn", "end_lsn", "gid", "origin", "detail"):
         assert record[name] == getattr(marker, name)
     if marker.time is None:
         assert record["time"] is None
@@ -74,6 +82,7 @@ def agrees(record: dict[str, Any], marker: Marker, epoch: int) -> None:
     if marker.manifest is None:
         assert record["manifest"] is None
         return
+    chunk = marker.manifest.snapshot
     assert record["manifest"] == {
         "epoch": marker.manifest.epoch,
         "event_count": marker.manifest.event_count,
@@ -90,6 +99,29 @@ def agrees(record: dict[str, Any], marker: Marker, epoch: int) -> None:
             for (topic, partition), pieces in marker.manifest.ranges.items()
             for first_offset, last_offset, record_count in pieces
         ],
+        "excluded": [
+            {
+                "relation_oid": each.relation_oid,
+                "schema": each.namespace,
+                "name": each.name,
+                "topic": each.topic,
+                "event_count": each.event_count,
+                "reason": each.reason,
+            }
+            for each in marker.manifest.excluded
+        ],
+        "snapshot": chunk
+        and {
+            "snapshot_id": chunk.snapshot_id,
+            "relation_oid": chunk.relation_oid,
+            "schema": chunk.namespace,
+            "name": chunk.name,
+            "topic": chunk.topic,
+            "purpose": chunk.purpose,
+            "chunk": chunk.chunk,
+            "row_count": chunk.row_count,
+            "stale_count": chunk.stale_count,
+        },
     }
 
 

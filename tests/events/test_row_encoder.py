@@ -354,11 +354,34 @@ def test_an_identity_column_that_was_not_sent_stops() -> None:
 
 def test_a_value_that_is_not_of_its_type_is_named_but_not_shown() -> None:
     description = relation((INT8, BOOL))
-    with pytest.raises(UnreadableValue, match=r"column c0: a value is not a int8 in text form") as caught:
+    with pytest.raises(UnreadableValue, match=r"column c0: the value at byte 8 is not a int8 in text form") as caught:
         encode(encoder_of(description), "insert", new((Text(b"secret"), None)))
     assert "secret" not in str(caught.value)
     with pytest.raises(UnreadableValue, match="int8 in binary form"):
         encode(encoder_of(description), "insert", new((Binary(b"\0\0\0\1"), None)))
+
+
+@pytest.mark.parametrize(("in_stream", "head_bytes"), [(False, 5), (True, 9)])
+@pytest.mark.parametrize("form", [Text, Binary])
+def test_an_error_names_the_byte_of_the_message_where_the_value_begins(
+    form: type[Text | Binary], in_stream: bool, head_bytes: int
+) -> None:
+    """Wherever the message lies in what was read: behind its head come the letter, the column count, and c0 and c1."""
+    context = Context(771, 775, 3, None, None, None, in_stream)
+    description = relation((TEXT, BOOL, INT8), (0,), ReplicaIdentity.FULL)
+    good, bad = (form(b"text"), None, None), (form(b"text"), UNCHANGED, form(b"secret"))
+    first = head_bytes + 3 + len(b"t0000text") + 1
+    second = first + 1 + 3 + len(b"t0000text") + 1
+    for operation, payload, offset in [
+        ("insert", new(bad), first),
+        ("update", new(bad), first),
+        ("update", old(good) + new(bad), second),
+        ("delete", old(bad), first),
+    ]:
+        with pytest.raises(UnreadableValue, match=f"column c2: the value at byte {offset} is not"):
+            encode(encoder_of(description), operation, payload, context)
+    with pytest.raises(PgOutputError, match=f"Delete, tuple part at byte {head_bytes}: expected one of K O, got 0x4e"):
+        encode(encoder_of(description), "delete", new(good), context)
 
 
 PAYLOADS = {
@@ -397,7 +420,7 @@ def test_bytes_after_a_row_are_refused(operation: str, rubbish: bytes) -> None:
 
 @pytest.mark.parametrize("count", [0, 6, 8])
 def test_a_tuple_with_another_number_of_columns_is_refused(count: int) -> None:
-    with pytest.raises(PgOutputError, match="column count"):
+    with pytest.raises(PgOutputError, match=f"number of columns of the new tuple at byte 6: expected 7, got {count}"):
         encode(encoder_of(relation()), "insert", new((None,) * count))
 
 

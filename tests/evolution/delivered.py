@@ -114,7 +114,7 @@ class Delivered:
         return self._parsed[schema_id]
 
     def read_as(self, record: Record, reader: dict[str, Any]) -> dict[str, Any]:
-        """The event again, with `reader` as the reader's schema. Raises SchemaResolutionError where it can not be."""
+        """The event again, with `reader` as the reader's schema. Raises SchemaResolutionError where it cannot be."""
         return self._decode(record.payload, fastavro.parse_schema(reader))
 
     def _decode(self, payload: bytes, reader: Schema | None = None) -> dict[str, Any]:

@@ -30,7 +30,7 @@ async def test_a_locked_table_stops_neither_the_others_nor_a_start(
         async with holder.transaction():
             await holder.execute("ALTER TABLE locked ADD more int")
             await stage.sql.execute("CREATE TABLE seen_by_the_check (id int PRIMARY KEY)")
-            await stage.gateway.logged("seen_by_the_check is published from now on")
+            await stage.gateway.logged("public.seen_by_the_check")
             await insert_and_read(stage, 1)
             assert await stage.gateway.stop() == 0
             await until_free(stage.sql, stage.name)

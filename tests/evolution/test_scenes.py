@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 Row = dict[str, Any]
 WIDENED: Final = {"int_to_bigint"}
-"""A reader with the old schema can not hold the new values: it must be told so."""
+"""A reader with the old schema cannot hold the new values: it must be told so."""
 
 _CODE: Final[Callable[[int], Row]] = lambda n: {"id": n, "code": f"c{n}"}  # noqa: E731
 _NAMES: Final = {"a": 1, "A": 2, "a_x002E_b": 3, "a_x0020_b": 4, "it_x0027_s_x0020__x0022_so_x0022_": 5, "_x0031_st": 6}

@@ -66,10 +66,11 @@ async def test_a_type_that_was_dropped_meanwhile_is_what_it_was(stage: Theatre) 
     assert len({each.schema_id for each in found.sent("t")}) == 1
 
 
-async def test_a_type_made_in_a_transaction_that_is_still_open_is_text_until_an_operator_says_otherwise(
+async def test_an_array_of_a_type_made_in_a_transaction_still_open_is_text_until_an_operator_says_otherwise(
     stage: Theatre,
 ) -> None:
-    """Nobody else sees it yet. When everybody does, the column does not change its Avro type under its readers."""
+    """Nobody else sees it yet. When everybody does, the column does not change its Avro type under its readers. Of a domain the
+    stream names the base type."""
     transaction = stage.sql.transaction()
     await transaction.start()
     await stage.sql.execute("CREATE DOMAIN amount AS int; CREATE TYPE size AS ENUM ('s', 'l')")
@@ -87,11 +88,11 @@ async def test_a_type_made_in_a_transaction_that_is_still_open_is_text_until_an_
     found = await stage.delivered(lambda found: len(found.committed("made")) >= MANY + 3)
     found.close()
     rows = found.rows("made")
-    assert rows[:-3] == [{"id": n, "n": str(n), "sizes": "{s,NULL}"} for n in range(10, 10 + MANY)]
+    assert rows[:-3] == [{"id": n, "n": n, "sizes": "{s,NULL}"} for n in range(10, 10 + MANY)]
     assert rows[-3:] == [
-        {"id": 1000, "n": "7", "sizes": "{l}"},
-        {"id": 1001, "n": "8", "sizes": "{l}"},
-        {"id": 1002, "n": "9", "sizes": "{l}", "more": 1},
+        {"id": 1000, "n": 7, "sizes": "{l}"},
+        {"id": 1001, "n": 8, "sizes": "{l}"},
+        {"id": 1002, "n": 9, "sizes": "{l}", "more": 1},
     ]
     assert "types_stay_text" in stage.gateway.log()
     assert await stage.gateway.stop() == 0

@@ -59,17 +59,21 @@ class Decoder:
     def __exit__(self, *_: object) -> None:
         self._registry.__exit__()  # type: ignore[no-untyped-call]
 
-    def decode(self, framed: bytes) -> tuple[int, dict[str, Any]]:
-        magic, schema_id = struct.unpack_from("!BI", framed)
-        if magic != 0:
-            raise ValueError(f"magic byte {magic}")
+    def schema(self, schema_id: int) -> Any:
+        """As fastavro parses it, with its attributes."""
         if schema_id not in self._schemas:
             text = self._registry.get_schema(schema_id).schema_str
             assert text is not None
             self._schemas[schema_id] = fastavro.parse_schema(json.loads(text))
+        return self._schemas[schema_id]
+
+    def decode(self, framed: bytes) -> tuple[int, dict[str, Any]]:
+        magic, schema_id = struct.unpack_from("!BI", framed)
+        if magic != 0:
+            raise ValueError(f"magic byte {magic}")
         source = io.BytesIO(framed)
         source.seek(5)
-        value: Any = fastavro.schemaless_reader(source, self._schemas[schema_id], None)
+        value: Any = fastavro.schemaless_reader(source, self.schema(schema_id), None)
         if source.read(1):
             raise ValueError(f"bytes left over after a record of schema {schema_id}")
         return schema_id, value

@@ -219,7 +219,7 @@ async def test_two_gateways_on_one_slot_never_deliver_both(place: Place, tmp_pat
     async with place.scene() as scene:
         await scene.streaming()
         scene.workload.start()
-        second = type(scene.gateway)(tmp_path / "second.log", scene.gateway._settings)
+        second = type(scene.gateway)(tmp_path / "second.log", scene.gateway.settings)
         try:
             second.start()
             await second.logged('"starting_again"')
@@ -255,7 +255,7 @@ async def test_a_row_that_is_too_large_stops_the_gateway_and_is_not_skipped(plac
         print(await scene.finish())
 
 
-async def test_a_topic_that_is_deleted_in_flight_is_not_made_anew_silently(place: Place) -> None:
+async def test_a_topic_that_is_deleted_in_flight_is_not_created_again_silently(place: Place) -> None:
     """K12: readers would find manifests that point into nothing."""
     async with place.scene(kafka__delivery_timeout_s=3, kafka__request_timeout_s=2) as scene:
         await scene.streaming()
@@ -265,7 +265,7 @@ async def test_a_topic_that_is_deleted_in_flight_is_not_made_anew_silently(place
         await scene.ends(f"{place.prefix}.work.plain")
 
 
-async def test_a_topic_that_is_deleted_while_nobody_looks_is_not_made_anew_silently(place: Place) -> None:
+async def test_a_topic_that_is_deleted_while_nobody_looks_is_not_created_again_silently(place: Place) -> None:
     """K12: the next start stops as well, until somebody has made the topic."""
     async with place.scene() as scene:
         await scene.streaming()

@@ -137,12 +137,15 @@ async def test_a_position_that_is_none_stops_the_start(
         await scene.streaming()
         await scene.commits()
         assert await scene.gateway.stop() == 0
-        key = (await scene.read()).positions[-1].key
+        delivered = await scene.read()
+        foreign = b"\0" + delivered.markers[-1].schema_id.to_bytes(4, "big") + b" of a later version"
         producer = Producer({"bootstrap.servers": servers, "acks": "all"})
-        producer.produce("walgate.position", b"\0\0\0\0\1 of a later version", key)
+        producer.produce("walgate.position", foreign, delivered.positions[-1].key)
         assert producer.flush(30) == 0
         scene.gateway.start()
-        await scene.ends("walgate.position is not a position")
+        await scene.ends(
+            f"walgate.position is not a position of this registry: schema {delivered.markers[-1].schema_id}: TransactionMarker"
+        )
         await asyncio.to_thread(proxied_kafka.delete_topic, "walgate.position")
 
 

@@ -1,7 +1,7 @@
 """A mixed load for faults: every shape of transaction, from several connections, with its log in the same transactions.
 
 Tables are in the schema `work`; each row carries `number`, the transaction that wrote it last. Every statement changes rows
-and writes its own line of the log in one go (a data-modifying CTE), so the log can not say more or less than happened.
+and writes its own line of the log in one go (a data-modifying CTE), so the log cannot say more or less than happened.
 Contention is wanted: deadlocks and lost connections end in a rollback, of which the log has no trace either. Only the table
 that is truncated belongs to its shape alone (docs/faults.md tells why).
 """

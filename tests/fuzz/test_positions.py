@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gateway.events.manifest import Manifest
-from gateway.kafka.position import Position, decode_position, encode_position
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
+from gateway.transactions.position import Position, decode_position, encode_position
 from gateway.transactions.transaction import Prepared
 from schemas.framing import frame
+from schemas.records import POSITION
 from tests.fuzz.campaign import LONG_INPUTS, campaign
 
 SHORT_INPUTS = 5_000
@@ -28,10 +29,10 @@ def corpus() -> list[bytes]:
 
 def _is_position(_: int, value: bytes) -> bool:
     try:
-        position = decode_position(value)
+        position = decode_position(value, POSITION)
     except StopForOperator:
         return False
-    assert decode_position(encode_position(FRAME, position)) == position
+    assert decode_position(encode_position(FRAME, position), POSITION) == position
     return True
 
 

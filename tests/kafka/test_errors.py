@@ -5,19 +5,26 @@ from __future__ import annotations
 import pytest
 from aiokafka.errors import InvalidTransactionTimeout
 
+from gateway.kafka.errors import classify
 from gateway.kafka.outlet import RECORD_OVERHEAD_BYTES, BatchWriter
-from gateway.kafka.producer import Producer, classify
-from gateway.kafka.topics import Topics
+from gateway.kafka.producer import Producer
+from gateway.kafka.topic_admin import Refusal
+from gateway.kafka.topics import refused_topic
 from gateway.local import Kafka
-from gateway.operate.errors import StopForOperator
-from gateway.operate.settings import KafkaSettings
-from schemas.names import topic_name
+from gateway.operate.errors import RetrySlowly, StopForOperator
+from gateway.operate.kafka_settings import KafkaSettings
 
 
 def test_a_transaction_timeout_that_the_broker_refuses_stops() -> None:
     error = classify(InvalidTransactionTimeout(), "starting the producer")
     assert type(error) is StopForOperator
     assert "kafka.transaction_timeout_s" in error.hint
+
+
+def test_a_topic_that_may_not_be_made_names_the_right_and_is_waited_for() -> None:
+    for code in (29, 31):  # TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
+        error = refused_topic(Refusal("t", code, ""))
+        assert type(error) is RetrySlowly and "grant Create" in error.hint
 
 
 async def test_a_batch_is_never_larger_than_the_largest_record() -> None:
@@ -34,19 +41,6 @@ async def test_a_batch_is_never_larger_than_the_largest_record() -> None:
         assert max(batch.size for batch in writer.ready) <= most - RECORD_OVERHEAD_BYTES
     finally:
         await producer.abandon()
-
-
-@pytest.mark.integration
-async def test_two_tables_whose_topics_collide_are_told_the_reason(kafka: Kafka, topic_prefix: str) -> None:
-    topics = Topics(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), f"{topic_prefix}.transaction", set())
-    await topics.start()
-    try:
-        await topics.ensure([topic_name(topic_prefix, "sales", "order_items")])
-        with pytest.raises(StopForOperator, match="collides") as caught:
-            await topics.ensure([topic_name(topic_prefix, "sales_order", "items")])
-        assert "rename one of the two" in caught.value.hint
-    finally:
-        await topics.close()
 
 
 @pytest.mark.integration

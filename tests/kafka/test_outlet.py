@@ -67,10 +67,23 @@ def test_a_row_over_the_limit_stops_and_names_relation_size_and_remedy() -> None
     target = writer(max_record_bytes=3000)
     outlet = target.outlet("cdc.public.t", 1, "public.t (key: id)")
     outlet.append(b"k", b"x" * 2900, Manifest(1))
-    outlet.append(b"k", b"x" * 5000, Manifest(1))
-    with pytest.raises(RecordTooLarge, match=r"public\.t \(key: id\).* 5\d\d\d bytes.*3000") as caught:
-        target.close_all()
+    for _ in range(2):  # behind another record, and as the first of a batch
+        with pytest.raises(RecordTooLarge, match=r"public\.t \(key: id\).* 5\d\d\d bytes.*3000") as caught:
+            outlet.append(b"k", b"x" * 5000, Manifest(1))
+        target = writer(max_record_bytes=3000)
+        outlet = target.outlet("cdc.public.t", 1, "public.t (key: id)")
     assert "max_record_bytes" in caught.value.hint
+
+
+def test_a_message_over_the_limit_is_refused_and_leaves_nothing() -> None:
+    """Kafka's own producer counts before compression too."""
+    target = writer(max_record_bytes=3000)
+    outlet = target.outlet("cdc.message", 2, "messages")
+    manifest = Manifest(1)
+    sizes = [10, 2800, 2801, 100_000, 20]
+    assert [outlet.offer(b"x" * size, manifest) for size in sizes] == [True, True, False, False, True]
+    target.close_all()
+    assert [len(value) for batch in target.ready for _, value in records(batch)] == [10, 2800, 20]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 900)), max_size=80), st.integers(1, 3))

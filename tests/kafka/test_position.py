@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.events.manifest import Manifest
-from gateway.kafka.position import Position, decode_position, encode_position
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
+from gateway.transactions.position import Position, decode_position, encode_position
 from gateway.transactions.transaction import Prepared
 from schemas.framing import FRAME_BYTES, frame
+from schemas.records import POSITION
 
 MANY = 1_000_000
 LONGS = st.integers(0, 2**63 - 1)
@@ -44,23 +45,27 @@ POSITIONS = st.builds(
 )
 
 
+def decoded(value: bytes) -> Position:
+    return decode_position(value, POSITION)
+
+
 @given(POSITIONS)
 def test_a_position_comes_back_as_it_was_written(position: Position) -> None:
-    assert decode_position(encode_position(frame(7), position)) == position
+    assert decoded(encode_position(frame(7), position)) == position
 
 
 @given(POSITIONS, st.data())
 def test_a_position_cut_anywhere_or_with_bytes_behind_it_is_refused(position: Position, data: st.DataObject) -> None:
     value = encode_position(frame(7), position)
     with pytest.raises(StopForOperator):
-        decode_position(value[: data.draw(st.integers(0, len(value) - 1))])
+        decoded(value[: data.draw(st.integers(0, len(value) - 1))])
     with pytest.raises(StopForOperator):
-        decode_position(value + data.draw(st.binary(min_size=1, max_size=5)))
+        decoded(value + data.draw(st.binary(min_size=1, max_size=5)))
 
 
 def _refused_or_read(value: bytes) -> None:
     try:
-        decode_position(value)
+        decoded(value)
     except StopForOperator:
         return
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Producer
 
-from gateway.kafka.position import Position, encode_position, read_positions
+from gateway.kafka.position_topic import read_positions
 from gateway.kafka.topics import Topics
 from gateway.local import Kafka, Registry
 from gateway.lsn import Lsn
 from gateway.operate.errors import Retry
-from gateway.operate.settings import KafkaSettings
+from gateway.operate.kafka_settings import KafkaSettings
+from gateway.transactions.position import Position, decode_position, encode_position
 from schemas.framing import frame
 from schemas.names import POSITION_TOPIC, transaction_topic, value_subject
 from schemas.records import POSITION
@@ -43,7 +44,7 @@ async def test_an_open_transaction_of_another_gateway_does_not_hide_our_newest_p
     await client.close()
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, prefix=topic_prefix)
     markers = transaction_topic(topic_prefix)
-    topics = Topics(settings, markers, set())
+    topics = Topics(settings, markers, set(), print)
     await topics.start()
     await topics.ensure([POSITION_TOPIC, markers])
     await topics.close()
@@ -59,5 +60,30 @@ async def test_an_open_transaction_of_another_gateway_does_not_hide_our_newest_p
             await read_positions(settings, markers, 3)
     finally:
         await asyncio.to_thread(other.abort_transaction)
-    positions, _ = await read_positions(settings, markers, 30)
-    assert positions[ours.key].resume_lsn == 200
+    values, used = await read_positions(settings, markers, 30)
+    assert decode_position(values[ours.key], POSITION).resume_lsn == 200
+    assert not used
+
+
+async def test_a_marker_topic_is_used_by_records_and_not_by_what_an_abort_leaves_behind(
+    kafka: Kafka, topic_prefix: str
+) -> None:
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, prefix=topic_prefix)
+    markers = transaction_topic(topic_prefix)
+    topics = Topics(settings, markers, set(), print)
+    await topics.start()
+    await topics.ensure([POSITION_TOPIC, markers])
+    await topics.close()
+    producer = transactional_producer(kafka, f"{topic_prefix}.ours")
+
+    def send_marker() -> None:
+        producer.begin_transaction()
+        producer.produce(markers, b"a marker")
+        producer.flush(30)
+
+    await asyncio.to_thread(send_marker)
+    await asyncio.to_thread(producer.abort_transaction)
+    assert (await read_positions(settings, markers, 30))[1] is False
+    await asyncio.to_thread(send_marker)
+    await asyncio.to_thread(producer.commit_transaction)
+    assert (await read_positions(settings, markers, 30))[1] is True

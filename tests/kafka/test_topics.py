@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Topics
 from gateway.local import Kafka
-from gateway.operate.settings import KafkaSettings
+from gateway.operate.kafka_settings import KafkaSettings
 from schemas.names import transaction_topic
 
 pytestmark = pytest.mark.integration
@@ -33,7 +33,7 @@ async def made(kafka: Kafka, topic_prefix: str, names: list[str]) -> KafkaSettin
     settings = KafkaSettings(
         bootstrap_servers=kafka.bootstrap_servers, prefix=topic_prefix, partitions=PARTITIONS, delivery="at_least_once"
     )
-    topics = Topics(settings, transaction_topic(topic_prefix), set())
+    topics = Topics(settings, transaction_topic(topic_prefix), set(), print)
     await topics.start()
     assert await topics.ensure(names) == dict.fromkeys(names, PARTITIONS)
     await topics.close()
@@ -59,7 +59,7 @@ async def test_the_producer_asks_for_the_topics_that_it_was_told_of(
     producer = Producer(await made(kafka, topic_prefix, names), topic_prefix)
     await producer.start()
     try:
-        client = producer._producer.client
+        client = producer._rows.client
         await producer.learn(names[:2])
         await producer.learn(names[1:3])
         assert client.cluster.topics() >= set(names[:3])  # at once, without a refresh of all

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.local.download import ATTEMPTS, CHUNK, Download, DownloadFailed, DownloadStopped, WrongHash, fetch
+from tests.tls import certificate
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -178,3 +180,29 @@ def test_progress_is_plain_lines_without_a_terminal(
         "downloading 1 file: 0 of 1 MB",
         "downloading 1 file: 1 of 1 MB",
     ]
+
+
+def test_what_the_system_trusts_is_trusted(
+    repository: Repository, wanted: Download, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A company's proxy signs with a certificate that only the system's store has (here: OpenSSL's default file)."""
+    certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+    repository.socket = context.wrap_socket(repository.socket, server_side=True)
+    url = repository.url.replace("http", "https")
+    monkeypatch.setattr("gateway.local.download.PAUSE_S", 0.0)
+    with pytest.raises(DownloadFailed, match="CERTIFICATE_VERIFY_FAILED"):
+        fetch(url, [wanted])
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "server.crt"))
+    fetch(url, [wanted])
+    assert wanted.path.read_bytes() == CONTENT
+
+
+def test_a_folder_is_a_repository_too(wanted: Download, tmp_path: Path) -> None:
+    with pytest.raises(DownloadFailed, match="one.jar is not in the folder"):
+        fetch(str(tmp_path), [wanted])
+    (tmp_path / "org/example").mkdir(parents=True)
+    (tmp_path / "org/example/one.jar").write_bytes(CONTENT)
+    fetch(str(tmp_path), [wanted])
+    assert wanted.path.read_bytes() == CONTENT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -57,11 +58,12 @@ async def test_settings_and_files_reach_the_server(start_postgres: StartPostgres
     server = await start_postgres(
         settings={"logical_decoding_work_mem": "128kB"},
         files={"note": b"content"},
-        hba=["host all all 127.0.0.1/32 trust"],
+        hba=["host all all 127.0.0.1/32 scram-sha-256", "# ours"],
     )
     connection = await server.connect()
     assert await connection.fetchval("SHOW logical_decoding_work_mem") == "128kB"
     assert await connection.fetchval("SELECT pg_read_file('note')") == "content"
+    assert "# ours" in await connection.fetchval("SELECT pg_read_file('pg_hba.conf')")
     assert (server.data_folder / "note").stat().st_mode & 0o777 == 0o600
     await connection.close()
 
@@ -72,6 +74,16 @@ async def test_it_listens_on_this_computer_only_and_its_folder_is_private(postgr
     assert await connection.fetchval("SHOW unix_socket_directories") == ""
     assert postgres.data_folder.parent.stat().st_mode & 0o777 == 0o700
     await connection.close()
+
+
+async def test_nobody_gets_in_without_the_password(postgres: Postgres, tmp_path: Path) -> None:
+    for password in ("", ":", ":postgres"):
+        dsn = postgres.dsn.replace(f":{postgres.password}", password)
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await asyncpg.connect(dsn, passfile=tmp_path / "none")
+    lines = (postgres.data_folder / "pg_hba.conf").read_text().splitlines()
+    methods = {line.split()[-1] for line in lines if line and not line.startswith("#")}
+    assert methods == {"scram-sha-256"}
 
 
 async def test_a_server_that_does_not_start_shows_its_log() -> None:

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.operate.errors import DataGap
-from gateway.operate.http import Health, start_http
+from gateway.operate.http import start_http
+from gateway.operate.status import Board
 
 EX_CONFIG = 78
 
@@ -31,15 +32,15 @@ def health(monkeypatch: pytest.MonkeyPatch, port: int) -> tuple[int, str]:
 
 
 def test_health_needs_the_port_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = Health()
-    port = start_http("127.0.0.1", 0, state)
+    board = Board()
+    port = start_http("127.0.0.1", 0, board)
     assert health(monkeypatch, port) == (1, "waiting for the first start\n")
-    state.waiting_for = ""
+    board.wait_for("")
     assert health(monkeypatch, port) == (0, "streaming\n")
 
 
 def test_health_of_what_does_not_answer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.operate.http.PROBE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("gateway.operate.health.PROBE_TIMEOUT_S", 0.1)
     with silent_port() as port:
         assert health(monkeypatch, port) == (1, f"waiting for 127.0.0.1:{port}: timed out\n")
     code, output = health(monkeypatch, port)
@@ -57,6 +58,6 @@ def test_a_gap_needs_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("WALGATE_SOURCE__DSN", "postgresql://u@h/d")
     monkeypatch.setattr("gateway.service.supervisor.serve", serve)
-    monkeypatch.setattr("gateway.cli.set_up_logs", lambda _: None)  # the logs are those of the whole run
+    monkeypatch.setattr("gateway.cli.set_up_logs", lambda *_: None)  # the logs are those of the whole run
     result = CliRunner().invoke(app, ["run"])
     assert result.exit_code == EX_CONFIG and "the slot is lost" in result.output

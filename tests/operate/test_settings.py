@@ -29,15 +29,104 @@ def test_the_environment_wins_over_the_file_and_the_file_over_the_default(
     assert (settings.kafka.partitions, settings.kafka.prefix) == (5, "cdc")
 
 
-def test_a_list_may_be_written_with_commas_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WALGATE_SOURCE__PUBLICATIONS", "one, two")
-    assert load_settings().source.publications == ("one", "two")
+@pytest.mark.parametrize("text", ["one, two", '["one", "two"]', ' [ "one","two"]'])
+@pytest.mark.parametrize("name", ["publications", "message_prefixes"])
+def test_a_list_may_be_written_with_commas_or_as_json(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    monkeypatch.setenv(f"WALGATE_SOURCE__{name.upper()}", text)
+    assert getattr(load_settings().source, name) == ("one", "two")
+
+
+def test_an_empty_list_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WALGATE_SOURCE__MESSAGE_PREFIXES", "")
+    assert load_settings().source.message_prefixes == ()
+
+
+@pytest.mark.parametrize("text", ["a:1,[::1]:2", '["a:1", "[::1]:2"]'])
+def test_servers_may_be_a_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    monkeypatch.setenv("WALGATE_KAFKA__BOOTSTRAP_SERVERS", text)
+    assert load_settings().kafka.bootstrap_servers == "a:1,[::1]:2"
+    monkeypatch.delenv("WALGATE_KAFKA__BOOTSTRAP_SERVERS")
+    (tmp_path / "walgate.toml").write_text('[kafka]\nbootstrap_servers = ["a:1", "[::1]:2"]\n')
+    assert load_settings(tmp_path / "walgate.toml").kafka.bootstrap_servers == "a:1,[::1]:2"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[kafka]\npartition = 3\n", r"kafka\.partition: there is no such setting; did you mean kafka\.partitions\?"),
+        ('[source]\nprefix = "cdc"\n', r"source\.prefix: there is no such setting; did you mean kafka\.prefix\?"),
+        ('[sorce]\nslot = "s"\n', r"sorce: there is no such setting; did you mean source\?"),
+        ('slot = "s"\n', r"slot: there is no such setting; did you mean source\.slot\?"),
+        ("[http]\nxyzzy = 3\n", r"http\.xyzzy: there is no such setting$"),
+        ("[[kafka.topics]]\npartitions = 3\n", r"kafka\.topics\.0\.pattern is not set"),
+    ],
+)
+def test_a_setting_of_the_file_that_is_none_is_told_with_the_nearest(content: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "walgate.toml").write_text(content)
+    with pytest.raises(StopForOperator) as caught:
+        load_settings(tmp_path / "walgate.toml")
+    assert re.search(says, caught.value.message, re.M), caught.value.message
+
+
+@pytest.mark.parametrize("content", ["", '[source]\nslot = "s"\n'])
+def test_a_setting_that_is_missing_is_a_sentence(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WALGATE_SOURCE__DSN")
+    (tmp_path / "walgate.toml").write_text(content)
+    with pytest.raises(StopForOperator) as caught:
+        load_settings(tmp_path / "walgate.toml")
+    assert "source.dsn is not set (libpq URI of the database" in caught.value.message
+    assert "set WALGATE_SOURCE__DSN, or dsn = ... below [source] in the file" in caught.value.message
+
+
+def test_the_file_of_a_password_is_a_setting_and_not_a_secret_that_is_read_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WALGATE_SOURCE__PASSWORD_FILE", str(tmp_path / "later"))
+    assert load_settings().source.password_file == tmp_path / "later"
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"PASSWORD_COMMAND": "echo 'x"}, "source.password_command: not a command line"),
+        ({"PASSWORD_COMMAND": "echo", "PASSWORD_FILE": "/x"}, "password_file or password_command, not both"),
+    ],
+)
+def test_a_password_has_one_source(values: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in values.items():
+        monkeypatch.setenv(f"WALGATE_SOURCE__{name}", value)
+    with pytest.raises(StopForOperator, match=says):
+        load_settings()
 
 
 def test_overrides_of_topics_are_json_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WALGATE_KAFKA__TOPICS", '[{"pattern": ".*big", "partitions": 12}]')
     (override,) = load_settings().kafka.topics
     assert (override.pattern, override.partitions) == (".*big", 12)
+
+
+def test_topic_names_are_known_by_the_table_however_it_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = """{"sales.\\"order_items\\"": "cdc.order-items", "\\"a.b\\".c": "cdc.a-2eb.c"}"""
+    monkeypatch.setenv("WALGATE_KAFKA__TOPIC_NAMES", names)
+    assert load_settings().kafka.topic_names == {"sales.order_items": "cdc.order-items", '"a.b".c': "cdc.a-2eb.c"}
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ('{"orders": "cdc.orders"}', "orders is not a table name"),
+        ('{"a.b": "cdc.a.c"}', "cdc.a.c cannot be used"),
+        ('{"a.b": "other.b"}', "other.b cannot be used"),
+        ('{"a.b": "cdc.transaction"}', "cdc.transaction cannot be used"),
+        ('{"a.b": "cdc.x.y.z.w", "a.c": "cdc.x_y.z.w"}', "two tables have the same topic"),
+        ('["cdc.x"]', "kafka.topic_names"),
+        ("{", "kafka.topic_names"),
+    ],
+)
+def test_topic_names_that_could_be_mistaken_are_refused(monkeypatch: pytest.MonkeyPatch, names: str, says: str) -> None:
+    monkeypatch.setenv("WALGATE_KAFKA__TOPIC_NAMES", names)
+    with pytest.raises(StopForOperator, match=says):
+        load_settings()
 
 
 def test_a_secret_may_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +147,7 @@ def test_secrets_are_not_printed() -> None:
         ("WALGATE_KAFKA__PARTITIONS", "0", "kafka.partitions"),
         ("WALGATE_KAFKA__DELIVERY", "sometimes", "kafka.delivery"),
         ("WALGATE_KAFKA__PREFIX", "a b", "kafka.prefix"),
-        ("WALGATE_KAFKA__PARTITION", "3", "kafka.partition: "),
+        ("WALGATE_KAFKA__PARTITION", "3", "kafka.partition: .*did you mean kafka.partitions"),
         ("WALGATE_KAFKA__TOPICS", "[", "kafka.topics"),
         ("WALGATE_KAFKA__RETENTION_MS", "-7", "kafka.retention_ms"),
         ("WALGATE_KAFKA__BOOTSTRAP_SERVERS", "localhost:abc", "kafka.bootstrap_servers"),
@@ -135,7 +224,7 @@ SASL = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "u", "sasl_passw
         (
             "kafka",
             {"security_protocol": "SSL", "ssl_cert_file": "/no/it.pem"},
-            r"kafka\.ssl_cert_file .*it\.pem: No such",
+            r"kafka\.ssl_cert_file.* .*it\.pem: No such",
         ),
         ("registry", {"password": "geheim"}, "password would not be used: registry.username"),
         ("registry", {"ca_file": "/ca.pem"}, "ca_file would not be used"),

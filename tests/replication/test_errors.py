@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import asyncpg
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.operate.errors import DataGap, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.replication.errors import classify, classify_exception, classify_in_stream, classify_notice
+from gateway.replication.errors import (
+    _TABLE,
+    LossReported,
+    classify,
+    classify_exception,
+    classify_in_stream,
+    classify_notice,
+)
 from gateway.replication.server_message import ServerMessage
 
 
@@ -14,11 +23,12 @@ from gateway.replication.server_message import ServerMessage
     ("sqlstate", "kind"),
     [
         ("08006", Retry), ("08P01", StopForOperator), ("28P01", RetrySlowly), ("28000", RetrySlowly), ("42501", RetrySlowly),
-        ("57P01", Retry), ("57P02", Retry), ("57P03", Retry), ("57014", Retry), ("57P04", DataGap), ("40001", Retry),
+        ("57P01", Retry), ("57P02", Retry), ("57P03", Retry), ("57014", Retry), ("57P04", Retry), ("40001", Retry),
         ("40P01", Retry), ("53100", RetrySlowly), ("53200", RetrySlowly), ("53300", RetrySlowly), ("53400", RetrySlowly),
-        ("42704", StopForOperator), ("55006", Retry), ("55000", StopForOperator), ("58P01", DataGap), ("58P02", StopForOperator),
+        ("42704", StopForOperator), ("55006", Retry), ("55000", RetrySlowly), ("58P01", RetrySlowly),
+        ("58P02", StopForOperator),
         ("25006", RetrySlowly), ("22023", StopForOperator), ("0A000", StopForOperator), ("42P01", StopForOperator),
-        ("XX000", StopForOperator), ("3D000", StopForOperator), ("42601", StopForOperator),
+        ("XX000", RetrySlowly), ("3D000", RetrySlowly), ("42601", StopForOperator),
     ],
 )  # fmt: skip
 def test_sqlstate_decides_what_happens_next(sqlstate: str, kind: type[WalgateError]) -> None:
@@ -29,10 +39,19 @@ def test_sqlstate_decides_what_happens_next(sqlstate: str, kind: type[WalgateErr
 
 
 @given(st.text(st.sampled_from("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"), min_size=5, max_size=5))
-def test_unknown_sqlstates_stop_and_known_ones_have_a_class(sqlstate: str) -> None:
-    assert isinstance(
-        classify(ServerMessage("ERROR", sqlstate, "text"), "start"), Retry | RetrySlowly | StopForOperator
-    )
+def test_unknown_sqlstates_stop(sqlstate: str) -> None:
+    assume(sqlstate not in _TABLE and sqlstate[:2] not in _TABLE)
+    assert type(classify(ServerMessage("ERROR", sqlstate, "text"), "start")) is StopForOperator
+
+
+@given(
+    st.sampled_from(sorted(code for code in _TABLE if len(code) == 2)), st.text("0123456789PX", min_size=3, max_size=3)
+)
+def test_a_code_that_is_not_listed_is_one_of_its_class(kind: str, rest: str) -> None:
+    assume(kind + rest not in _TABLE)
+    expected, hint = _TABLE[kind]
+    error = classify(ServerMessage("ERROR", kind + rest, "text"), "start")
+    assert (type(error), error.hint) == (expected, hint)
 
 
 def test_error_that_nobody_has_thought_of_needs_a_person() -> None:
@@ -55,7 +74,7 @@ def test_lost_slot_is_a_gap(text: str) -> None:
 @pytest.mark.parametrize(
     ("sqlstate", "binary", "kind"),
     [
-        ("42704", False, DataGap),
+        ("42704", False, Retry),
         ("42883", True, NeedsText),
         ("42883", False, StopForOperator),
         ("57P01", True, Retry),
@@ -72,17 +91,43 @@ def test_row_that_is_too_large_gets_a_way_out() -> None:
     assert type(error) is StopForOperator and "source.binary" in error.hint
 
 
-def test_warning_that_a_publication_is_gone_is_a_gap() -> None:
-    error = classify_notice(ServerMessage("WARNING", "55000", 'skipped loading publication "p"'), "read")
-    assert type(error) is DataGap and "publication" in error.message
+SKIPPED = ServerMessage("WARNING", "55000", "skipped", file="pgoutput.c", routine="LoadPublications")
+STANDBY_DOWN = ServerMessage("WARNING", "55000", "no active_pid", file="slot.c", routine="StandbySlotsHaveCaughtup")
+STANDBY_GONE = replace(STANDBY_DOWN, sqlstate="22023", message="does not exist")
 
 
-def test_warning_of_a_crash_is_a_retry() -> None:
-    assert type(classify_notice(ServerMessage("WARNING", "57P02", "terminating connection"), "read")) is Retry
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (SKIPPED, LossReported),
+        (replace(SKIPPED, message="Publikation ausgelassen"), LossReported),
+        (ServerMessage("WARNING", "57P02", "terminating connection", file="postgres.c", routine="quickdie"), Retry),
+        (STANDBY_DOWN, None),
+        (STANDBY_GONE, None),
+        (ServerMessage("WARNING", "01000", "hm", file="x.c", routine="y"), None),
+    ],
+)
+def test_a_warning_is_judged_by_where_the_server_raises_it(
+    said: ServerMessage, kind: type[WalgateError] | None
+) -> None:
+    error = classify_notice(said, "read")
+    assert (None if error is None else type(error)) is kind
 
 
-def test_any_other_warning_stops() -> None:
-    assert type(classify_notice(ServerMessage("WARNING", "01000", "hm"), "read")) is StopForOperator
+@pytest.mark.parametrize(
+    ("sqlstate", "routine", "kind"),
+    [
+        ("42704", "get_publication_oid", LossReported),
+        ("42704", "ReplicationSlotAcquire", Retry),
+        ("58P01", "WalSndSegmentOpen", LossReported),
+        ("58P01", "ReorderBufferRestoreChanges", RetrySlowly),
+    ],
+)
+def test_an_error_within_the_stream_that_means_a_loss_is_judged_by_the_next_start(
+    sqlstate: str, routine: str, kind: type[WalgateError]
+) -> None:
+    said = ServerMessage("ERROR", sqlstate, "text", routine=routine)
+    assert type(classify_in_stream(said, "stream", binary=True)) is kind
 
 
 @pytest.mark.parametrize(

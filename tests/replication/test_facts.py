@@ -9,16 +9,23 @@ from dataclasses import replace
 import asyncpg
 import pytest
 
+from gateway.judgement.facts import Expected, Facts, Stored, published_types
+from gateway.judgement.findings import Report, report_of
+from gateway.judgement.position import check_progress
+from gateway.judgement.running import check_running
+from gateway.judgement.server import check_slot_capacity
+from gateway.judgement.slot import check_slot
+from gateway.judgement.start import check_without_position
 from gateway.local import Postgres
 from gateway.lsn import Lsn
-from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator
+from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.replication.connection import connect_replication, connect_sql
-from gateway.replication.facts import Expected, Facts
+from gateway.replication.look import load_facts
 from gateway.replication.options import pgoutput_options
-from gateway.replication.preflight import check_running, load_facts, preflight
-from gateway.replication.publication import publication_facts, published_types
+from gateway.replication.publication import publication_facts
 from gateway.replication.server import server_facts
 from gateway.replication.slot import create_slot, slot_facts
+from gateway.transactions.position import Position
 from tests.conftest import Database
 
 
@@ -66,11 +73,10 @@ async def test_server_facts_are_those_that_replication_reports(sql: asyncpg.Conn
 
 async def test_facts_need_no_right_but_to_connect(sql: asyncpg.Connection, source: Database) -> None:
     role = f"r_{source.name}"
-    await sql.execute(
-        f"CREATE ROLE {role} LOGIN; CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t"
-    )
+    await sql.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{source.server.password}'")
+    await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
     try:
-        async with sql_of(source.dsn.replace("postgres@", f"{role}@")) as other:
+        async with sql_of(source.dsn_of(role)) as other:
             facts = await load_facts(other, source.name, ["p"])
             assert facts.publications["p"].relations[0].identity_columns == ("id",)
     finally:
@@ -98,7 +104,7 @@ async def test_slot_is_made_and_its_facts_are_read(sql: asyncpg.Connection, sour
 
 async def test_slot_that_exists_is_not_made_again(sql: asyncpg.Connection, source: Database) -> None:
     await create_slot(sql, source.name, version_num=140000)
-    with pytest.raises(StopForOperator, match="42710"):
+    with pytest.raises(Retry, match="42710"):
         await create_slot(sql, source.name, version_num=140000)
 
 
@@ -108,14 +114,15 @@ async def test_slot_that_somebody_reads_is_waited_for(sql: asyncpg.Connection, s
     start_lsn = await create_slot(sql, source.name, version_num=server.version_num)
     stream = await connect_replication(source.dsn)
     await stream.start(source.name, start_lsn, pgoutput_options(server.version_num, ["p"]))
-    expected = Expected(source.name, ("p",), start_lsn)
-    (error,) = preflight(await load_facts(sql, source.name, ["p"]), expected).errors
-    assert isinstance(error, Retry) and str(stream.backend_pid) in error.message
+    expected = Expected(source.name, ("p",))
+    (error,) = check_without_position(await load_facts(sql, source.name, ["p"]), expected).errors
+    assert isinstance(error, Retry)
+    assert str(stream.backend_pid) in error.message
     ours = replace(expected, backend_pid=stream.backend_pid)
-    assert preflight(await load_facts(sql, source.name, ["p"]), ours).errors == ()
+    assert check_without_position(await load_facts(sql, source.name, ["p"]), ours).errors == ()
     await stream.close()
     await sql.execute("SELECT pg_terminate_backend($1, 5000)", stream.backend_pid)
-    assert preflight(await load_facts(sql, source.name, ["p"]), expected).errors == ()
+    assert check_without_position(await load_facts(sql, source.name, ["p"]), expected).errors == ()
 
 
 async def test_failover_slot_is_made_on_a_server_that_has_them(database: Database) -> None:
@@ -187,61 +194,76 @@ async def test_partitions_are_published_as_leaves_or_by_their_root(sql: asyncpg.
     assert found["root"].via_root
 
 
-async def prepared(sql: asyncpg.Connection, name: str) -> tuple[Facts, Expected]:
+async def prepared(sql: asyncpg.Connection, name: str) -> tuple[Facts, Position]:
     await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)")
     await sql.execute("CREATE PUBLICATION p FOR TABLE t, u")
     start_lsn = await create_slot(sql, name, version_num=(await server_facts(sql)).version_num)
     facts = await load_facts(sql, name, ["p"])
     server = facts.server
-    expected = Expected(name, ("p",), start_lsn, server.system_identifier, server.timeline, server.database)
-    report = preflight(facts, expected)
-    assert (report.errors, report.cautions) == ((), ())
-    return facts, expected
+    position = Position(
+        server.system_identifier, server.timeline, server.database, name, "cdc", ("p",), "1.0", "ACTIVE", 1, start_lsn
+    )
+    assert check_without_position(facts, Expected(name, ("p",))) == Report((), ())
+    assert await judged(sql, position) == []
+    return facts, position
+
+
+async def judged(sql: asyncpg.Connection, position: Position) -> list[WalgateError]:
+    """The slot looked at before the position is known, and the end of the WAL after it."""
+    before = await load_facts(sql, position.slot, ["p"], 1)
+    stored = Stored({position.key: position}, marker_topic_used=True, moment=2)
+    after = await load_facts(sql, position.slot, ["p"], 3)
+    findings = [
+        *check_slot(after, Expected(position.slot, ("p",))),
+        *check_progress(before, stored, after, position),
+    ]
+    return list(report_of(findings).errors)
 
 
 async def test_slot_that_was_advanced_or_made_again_by_somebody_is_a_gap(
     sql: asyncpg.Connection, source: Database
 ) -> None:
-    _, expected = await prepared(sql, source.name)
+    _, position = await prepared(sql, source.name)
     await sql.execute("INSERT INTO t VALUES (1)")
     await sql.execute("SELECT pg_replication_slot_advance($1, pg_current_wal_lsn())", source.name)
-    (error,) = preflight(await load_facts(sql, source.name, ["p"]), expected).errors
-    assert isinstance(error, DataGap) and "read by somebody else" in error.message
+    (error,) = await judged(sql, position)
+    assert isinstance(error, DataGap)
+    assert "read by another process" in error.message
     await sql.execute("SELECT pg_drop_replication_slot($1)", source.name)
-    (error,) = preflight(await load_facts(sql, source.name, ["p"]), expected).errors
-    assert isinstance(error, DataGap) and "does not exist" in error.message
+    (error,) = await judged(sql, position)
+    assert isinstance(error, DataGap)
+    assert "does not exist" in error.message
     await create_slot(sql, source.name, version_num=140000)
-    (error,) = preflight(await load_facts(sql, source.name, ["p"]), expected).errors
-    assert isinstance(error, DataGap) and "made again" in error.message
+    (error,) = await judged(sql, position)
+    assert isinstance(error, DataGap)
+    assert "created again" in error.message
 
 
-async def test_position_behind_the_end_of_the_wal_is_a_gap(sql: asyncpg.Connection, source: Database) -> None:
-    facts, expected = await prepared(sql, source.name)
-    ahead = replace(expected, resume_lsn=Lsn(facts.server.flush_lsn + (1 << 30)))
-    (error,) = preflight(await load_facts(sql, source.name, ["p"]), ahead).errors
-    assert isinstance(error, DataGap) and "set back" in error.message
+async def test_position_after_the_end_of_the_wal_is_a_gap(sql: asyncpg.Connection, source: Database) -> None:
+    facts, position = await prepared(sql, source.name)
+    (error,) = await judged(sql, replace(position, resume_lsn=Lsn(facts.server.flush_lsn + (1 << 30))))
+    assert isinstance(error, DataGap)
+    assert "set back" in error.message
 
 
 async def test_periodic_check_sees_what_happens_to_the_publication(sql: asyncpg.Connection, source: Database) -> None:
-    before, expected = await prepared(sql, source.name)
+    before, position = await prepared(sql, source.name)
 
     async def changes() -> list[str]:
-        report = check_running(before, await load_facts(sql, source.name, ["p"]), expected)
+        now = await load_facts(sql, source.name, ["p"])
+        report = check_running(before, now, Expected(position.slot, ("p",)))
         assert report.errors == ()
-        return [caution.message for caution in report.cautions]
+        return [warning.message for warning in report.warnings]
 
     assert await changes() == []
     await sql.execute("ALTER PUBLICATION p DROP TABLE u")
-    assert await changes() == ["publication p: public.u is no longer published"]
+    assert await changes() == ["publication p: no longer holds public.u"]
     await sql.execute("ALTER PUBLICATION p DROP TABLE t")
-    report = check_running(before, await load_facts(sql, source.name, ["p"]), expected)
-    assert [type(error) for error in report.errors] == [StopForOperator]
+    assert (await changes())[0] == "publication p holds no table, nothing will be sent"
     await sql.execute("DROP PUBLICATION p")
-    report = check_running(before, await load_facts(sql, source.name, ["p"]), expected)
-    assert [type(error) for error in report.errors] == [DataGap]
+    assert await changes() == ["publication p does not exist"]
     await sql.execute("CREATE PUBLICATION p FOR TABLE t, u")
-    report = check_running(before, await load_facts(sql, source.name, ["p"]), expected)
-    assert [type(error) for error in report.errors] == [DataGap]
+    assert await changes() == ["publication p was dropped and created again"]
 
 
 async def test_server_that_is_not_set_up_says_what_to_do(start_postgres: Callable[..., Awaitable[Postgres]]) -> None:
@@ -250,20 +272,16 @@ async def test_server_that_is_not_set_up_says_what_to_do(start_postgres: Callabl
     async with sql_of(server.dsn) as sql:
         await sql.execute("CREATE DATABASE plain ENCODING 'SQL_ASCII' TEMPLATE template0")
     async with sql_of(server.database_dsn("plain")) as sql:
-        report = preflight(await load_facts(sql, "s", ["p"]), Expected("s", ("p",)))
-        assert [type(error) for error in report.errors] == [
-            StopForOperator,
-            StopForOperator,
-            RetrySlowly,
-            StopForOperator,
+        facts = await load_facts(sql, "s", ["p"])
+        report = check_without_position(facts, Expected("s", ("p",)))
+        assert [(type(error), error.message.split()[0]) for error in (*report.errors, *check_slot_capacity(facts))] == [
+            (RetrySlowly, "wal_level"),
+            (StopForOperator, "database"),
+            (RetrySlowly, "publication"),
+            (RetrySlowly, "all"),
         ]
-        assert [word in error.message for word, error in zip(
-            ("wal_level", "SQL_ASCII", "slots", "publication"), report.errors, strict=True
-        )] == [True] * 4  # fmt: skip
-        assert [word in caution.message for word, caution in zip(
-            ("100 MB", "120 s"), report.cautions, strict=True
-        )] == [True] * 2  # fmt: skip
-        with pytest.raises(StopForOperator, match="55000"):
+        assert ["100 MB" in report.warnings[0].message, "120 s" in report.warnings[1].message] == [True, True]
+        with pytest.raises(RetrySlowly, match="55000"):
             await create_slot(sql, "s", version_num=180000)
 
 
@@ -277,9 +295,10 @@ async def test_slot_whose_wal_was_removed_is_a_gap(start_postgres: Callable[...,
         for _ in range(4):
             await sql.execute("SELECT pg_logical_emit_message(false, 'x', 'x'); SELECT pg_switch_wal()")
         await sql.execute("CHECKPOINT")
-        (error,) = preflight(await load_facts(sql, "s", ["p"]), Expected("s", ("p",), start_lsn)).errors
-        assert isinstance(error, DataGap) and "wal_removed" in error.message
+        (error,) = report_of(check_slot(await load_facts(sql, "s", ["p"]), Expected("s", ("p",)))).errors
+        assert isinstance(error, DataGap)
+        assert "wal_removed" in error.message
         stream = await connect_replication(server.dsn)
-        with pytest.raises(DataGap, match="55000"):
+        with pytest.raises(Retry, match="55000"):
             await stream.start("s", start_lsn, pgoutput_options(180000, ["p"]))
         await stream.close()

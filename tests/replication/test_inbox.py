@@ -8,19 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.replication.frames import FrameError, split
-from gateway.replication.inbox import Inbox
+from gateway.replication.frames import DRAINED, FrameError, drained_size, split
+from gateway.replication.inbox import HEAD_BYTES, Inbox
 from tests.replication.writer import COPY_BOTH, error, keepalive, message, parameter_status, xlog_data
 
 
 class Heard:
     """An inbox and what it told. `ends_at`: the kind of message that ends the stream."""
 
-    def __init__(self, capacity: int = 256, ends_at: str = "E") -> None:
+    def __init__(
+        self, capacity: int = 256, ends_at: str = "E", largest_row: int = 1 << 30, largest_message: int = 1 << 30
+    ) -> None:
         self.control: list[tuple[str, bytes]] = []
         self.keepalives: list[tuple[int, bool]] = []
         self.ends_at = ends_at
-        self.inbox = Inbox(self._on_control, lambda lsn, reply: self.keepalives.append((lsn, reply)), capacity)
+        self.inbox = Inbox(
+            self._on_control,
+            lambda lsn, reply: self.keepalives.append((lsn, reply)),
+            capacity,
+            largest_row,
+            largest_message,
+        )
         self.taken = b""
         self.most_bytes = 0
 
@@ -171,3 +179,49 @@ def test_five_byte_message_is_seen_without_a_sixth() -> None:
     heard = Heard()
     heard.feed(COPY_BOTH + ROWS[0] + message("c"))
     assert [kind for kind, _ in heard.control] == ["W", "c"]
+
+
+LARGEST = {ord("I"): 40_000, ord("U"): 40_000, ord("D"): 40_000, ord("M"): 10_000, ord("R"): 1 << 30}
+SIZES = st.sampled_from([1, 100, HEAD_BYTES, *(limit + more for limit in (9971, 39_971) for more in (0, 1, 70_000))])
+
+
+@given(st.data())
+def test_rows_and_messages_above_their_limits_are_drained_where_they_stand(data: st.DataObject) -> None:
+    """However the bytes come and whenever the reader takes: the order stays, and what is small is whole."""
+    chosen = data.draw(st.lists(st.tuples(st.sampled_from(b"IUDMR"), SIZES), max_size=6))
+    payloads = [bytes([kind]) + bytes(number for _ in range(size - 1)) for number, (kind, size) in enumerate(chosen)]
+    frames = [xlog_data(number, payload) + keepalive(number) for number, payload in enumerate(payloads)]
+    heard = Heard(data.draw(st.integers(16, 5000)), largest_row=40_000, largest_message=10_000)
+    sent = COPY_BOTH + b"".join(frames) + parameter_status("a", "b")
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=8)))
+    for start, end in pairwise([0, *cuts, len(sent)]):
+        heard.feed(sent[start:end])
+        if data.draw(st.booleans()):
+            heard.take()
+    heard.take()
+    found = [frame for frame in split(heard.taken) if frame[0] != ord("k")]
+    assert len(found) == len(payloads)
+    for (kind, lsn, start, end), (number, payload) in zip(found, enumerate(payloads), strict=True):
+        assert lsn == number
+        if len(payload) + 29 > LARGEST[payload[0]]:
+            assert (kind, drained_size(heard.taken, start)) == (DRAINED, len(payload))
+            assert heard.taken[start:end] == payload[:HEAD_BYTES]
+        else:
+            assert heard.taken[start:end] == payload
+    assert heard.keepalives == [(number, False) for number in range(len(payloads))]
+    assert heard.inbox.partial_bytes == 0
+
+
+def test_a_frame_that_is_drained_takes_no_memory() -> None:
+    heard = Heard(capacity=1 << 14, largest_message=1 << 15)
+    heard.feed(COPY_BOTH + xlog_data(1, b"M" + bytes(10_000_000)) + ROWS[0])
+    assert heard.most_bytes == 1 << 14
+    heard.take()
+    assert [kind for kind, *_ in split(heard.taken)] == [DRAINED, ord("w")]
+
+
+def test_the_server_can_not_send_what_stands_for_a_drained_frame() -> None:
+    heard = Heard()
+    heard.feed(COPY_BOTH)
+    with pytest.raises(FrameError, match="'w' or 'k'"):
+        heard.feed(message("d", b"D" + bytes(24) + b"I" * 100))

@@ -12,8 +12,8 @@ from gateway.replication.connection import connect_sql
 from gateway.replication.options import (
     pgoutput_options,
     protocol_version,
-    quote_identifier,
     quote_literal,
+    quoted_identifier,
     start_command,
 )
 from tests.conftest import Database
@@ -74,7 +74,7 @@ def test_what_is_no_slot_name_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "a\0b", "ä" * 32, "x" * 64])
 def test_what_is_no_identifier_is_refused(name: str) -> None:
     with pytest.raises(StopForOperator):
-        quote_identifier(name)
+        quoted_identifier(name)
 
 
 def test_option_names_are_checked() -> None:
@@ -89,7 +89,7 @@ def test_zero_byte_can_not_be_quoted() -> None:
 
 @given(names)
 def test_quoting_can_be_undone(name: str) -> None:
-    quoted = quote_identifier(name)
+    quoted = quoted_identifier(name)
     assert re.fullmatch('"([^"]|"")*"', quoted, re.S) and quoted[1:-1].replace('""', '"') == name
     literal = quote_literal(quoted)
     assert re.fullmatch("'([^']|'')*'", literal, re.S) and literal[1:-1].replace("''", "'") == quoted
@@ -100,6 +100,6 @@ def test_quoting_can_be_undone(name: str) -> None:
 async def test_quoted_names_mean_the_same_to_postgresql(database: Database, name: str) -> None:
     sql = await connect_sql(database.dsn, search_path="public")
     try:
-        assert await sql.fetchval("SELECT parse_ident($1)", quote_identifier(name)) == [name]
+        assert await sql.fetchval("SELECT parse_ident($1)", quoted_identifier(name)) == [name]
     finally:
         await sql.close()

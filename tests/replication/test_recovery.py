@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import asyncpg
 
+from gateway.judgement.facts import Expected, Stored
+from gateway.judgement.findings import OperatorWarning
+from gateway.judgement.position import check_progress
+from gateway.judgement.server import check_identity
+from gateway.judgement.timeline import check_promotion
 from gateway.local import Postgres
 from gateway.lsn import Lsn
 from gateway.operate.errors import DataGap, RetrySlowly
 from gateway.replication.connection import connect_replication, connect_sql
-from gateway.replication.facts import Caution, Expected
+from gateway.replication.look import load_facts
 from gateway.replication.options import pgoutput_options
-from gateway.replication.preflight import load_facts, preflight
 from gateway.replication.slot import create_slot
-from gateway.replication.timeline import check_promotion
+from gateway.transactions.position import Position
 
 StartPostgres = Callable[..., Awaitable[Postgres]]
 
@@ -55,11 +60,11 @@ async def test_new_timeline_is_seen_at_once_and_told_from_a_loss(start_postgres:
         facts = await load_facts(sql, "s", ["p"])
         identity = await stream.identify()
         assert facts.server.timeline == identity.timeline == 2
-        expected = Expected("s", ("p",), resume_lsn, facts.server.system_identifier, 1, "postgres")
-        assert preflight(facts, expected).errors == ()
+        expected = Expected("s", ("p",), facts.server.system_identifier, 1, "postgres")
+        assert list(check_identity(facts, expected)) == []
         history = await stream.timeline_history(2)
         (kept,) = check_promotion(resume_lsn, 1, 2, history)
-        assert isinstance(kept, Caution)
+        assert isinstance(kept, OperatorWarning)
         (lost,) = check_promotion(facts.server.flush_lsn, 1, 2, history)
         assert isinstance(lost, DataGap)
         await stream.start("s", resume_lsn, pgoutput_options(180000, ["p"]))
@@ -77,7 +82,9 @@ async def test_facts_of_a_standby_are_read(start_postgres: StartPostgres) -> Non
         facts = await load_facts(sql, "s", ["p"])
         assert facts.server.in_recovery and facts.server.timeline == 1
         assert facts.server.flush_lsn >= resume_lsn
-        ahead = Expected("s", ("p",), Lsn(facts.server.flush_lsn + 1))
-        assert [type(error) for error in preflight(facts, ahead).errors] == [RetrySlowly]
+        ahead = Position("1", 1, "postgres", "s", "cdc", ("p",), "1.0", "ACTIVE", 1, Lsn(facts.server.flush_lsn + 1))
+        stored = Stored({ahead.key: ahead}, marker_topic_used=True, moment=1)
+        (error,) = check_progress(facts, stored, replace(facts, moment=2), ahead)
+        assert type(error) is RetrySlowly
     finally:
         sql.terminate()

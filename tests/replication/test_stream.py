@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.lsn import Lsn
-from gateway.operate.errors import DataGap, NeedsText, Retry, StopForOperator, WalgateError
+from gateway.operate.errors import NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.replication.connection import connect_replication
+from gateway.replication.errors import LossReported
 from gateway.replication.feedback import StandbyStatus
 from gateway.replication.frames import FrameError, split
 from gateway.replication.stream import ReplicationStream
@@ -72,11 +73,10 @@ async def send_and_wait(peer: Peer, data: bytes) -> None:
         (COPY_DONE, Retry, "server ended the stream"),
         (message("C", b"COPY 0\0"), Retry, "server ended the stream"),
         (error("57P01", "terminating connection due to administrator command", severity="FATAL"), Retry, "57P01"),
-        (error("XX000", "boom"), StopForOperator, "boom"),
-        (error("58P01", "requested WAL segment has already been removed"), DataGap, "removed"),
-        (warning("55000", 'skipped loading publication "p"'), DataGap, "publication is gone"),
+        (error("XX000", "boom"), RetrySlowly, "boom"),
+        (error("58P01", "WAL has been removed", R="WalSndSegmentOpen"), LossReported, "removed"),
+        (warning("55000", 'skipped loading publication "p"', F="pgoutput.c"), LossReported, "skipped"),
         (warning("57P02", "terminating connection because of crash"), Retry, "57P02"),
-        (warning("01000", "odd"), StopForOperator, "warned within the stream"),
         (parameter_status("client_encoding", "LATIN1"), StopForOperator, "client_encoding"),
         (parameter_status("DateStyle", "German, DMY"), StopForOperator, "DateStyle"),
         (message("?", b"abc"), FrameError, "'?'"),
@@ -112,7 +112,7 @@ async def test_a_type_without_a_binary_form_is_asked_for_as_text() -> None:
         assert type((await read_to_the_end(stream))[1]) is StopForOperator
 
 
-@pytest.mark.parametrize("sent", [error("XX000"), warning("55000"), COPY_DONE])
+@pytest.mark.parametrize("sent", [error("XX000"), warning("55000", F="pgoutput.c"), COPY_DONE])
 async def test_nothing_behind_bad_news_is_given_out(sent: bytes) -> None:
     async with streaming(lambda peer: peer.send(ROW + sent + ROW + ROW)) as stream:
         data, _ = await read_to_the_end(stream)
@@ -176,10 +176,10 @@ async def test_session_asks_for_a_walsender_and_pins_what_values_look_like() -> 
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (error("42704", 'replication slot "s" does not exist'), DataGap),
+        (error("42704", 'replication slot "s" does not exist'), Retry),
         (error("55006", 'replication slot "s" is active for PID 1'), Retry),
         (error("42601", 'syntax error at or near "START_REPLICATION"'), StopForOperator),
-        (error("55000", 'can no longer access replication slot "s"'), DataGap),
+        (error("55000", 'can no longer access replication slot "s"'), Retry),
         (message("C", b"SELECT 0\0") + READY, FrameError),
         (READY, FrameError),
         (ROW, FrameError),

@@ -17,7 +17,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from gateway.events.row_encoder import RowEncoder
 from gateway.local import Registry
 from schemas.description import ColumnDescription
-from schemas.errors import IncompatibleSchema, RegistryRefused, RegistryUnavailable
+from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryMissing, RegistryRefused, RegistryUnavailable
 from schemas.names import value_subject
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
 from schemas.registry import RegistryClient
@@ -236,8 +236,10 @@ async def answering(answer: bytes | None, seen: list[bytes] | None = None) -> As
 @pytest.mark.parametrize(
     ("status", "error"),
     [
-        ("401 Unauthorized", RegistryRefused),
-        ("403 Forbidden", RegistryRefused),
+        ("302 Found", RegistryMissing),
+        ("401 Unauthorized", RegistryDenied),
+        ("403 Forbidden", RegistryDenied),
+        ("404 Not Found", RegistryMissing),
         ("422 Unprocessable", RegistryRefused),
         ("429 Too Many Requests", RegistryUnavailable),
         ("500 Internal Server Error", RegistryUnavailable),
@@ -247,8 +249,17 @@ async def answering(answer: bytes | None, seen: list[bytes] | None = None) -> As
 async def test_an_answer_is_classed_by_its_status(status: str, error: type[Exception]) -> None:
     answer = f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{{}}".encode()
     async with answering(answer) as url, client(url) as schemas:
-        with pytest.raises(error):
+        with pytest.raises(error, match=f"{url}/subjects/t-value") as caught:
             await schemas.register("t-value", POSITION)
+    assert type(caught.value) is error or error is RegistryRefused
+
+
+async def test_a_registry_without_its_path_says_which_one(registry: Registry) -> None:
+    """Apicurio at its root: an answer of its own, which is no Confluent API's."""
+    async with client(f"http://127.0.0.1:{registry.port}") as schemas:
+        with pytest.raises(RegistryMissing, match="404, and not in the form") as caught:
+            await schemas.latest("t-value")
+    assert "/apis/ccompat/v7" in caught.value.hint and "{" not in caught.value.message
 
 
 async def test_a_registry_that_does_not_answer_in_time_is_unavailable() -> None:

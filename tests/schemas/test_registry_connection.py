@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from schemas.errors import RegistryRefused, RegistryUnavailable
+from schemas.errors import RegistryDenied, RegistryRefused, RegistryUnavailable
 from schemas.registry import RegistryClient
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\n{"id":1,"schema":"{}"}'
@@ -67,7 +67,7 @@ async def test_a_connection_is_used_again() -> None:
         assert [len(requests) for requests in server.requests] == [3]
 
 
-async def test_a_connection_that_ended_while_idle_is_made_anew() -> None:
+async def test_a_connection_that_ended_while_idle_is_opened_again() -> None:
     async with serving([OK], [OK]) as (server, client):
         await client.latest("x")
         await server.done()
@@ -103,7 +103,7 @@ async def test_a_certificate_is_verified(tmp_path: Path) -> None:
     try:
         for ca_file in (other / "certificate.pem", None):
             client = RegistryClient(url, ca_file=ca_file, timeout_s=5.0)
-            with pytest.raises(RegistryUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            with pytest.raises(RegistryDenied, match="CERTIFICATE_VERIFY_FAILED"):
                 await client.latest("x")
             await client.close()
         client = RegistryClient(url, ca_file=own / "certificate.pem", timeout_s=5.0)
@@ -153,7 +153,7 @@ def test_a_certificate_that_is_not_there_is_named() -> None:
 
 @pytest.mark.parametrize("pause_s", [0, 0.01])
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_connection_that_was_reset_while_it_was_idle_is_made_anew(
+def test_a_connection_that_was_reset_while_it_was_idle_is_opened_again(
     new_loop: Callable[[], asyncio.AbstractEventLoop], pause_s: float
 ) -> None:
     """uvloop takes no write to what it has closed already."""

@@ -156,7 +156,6 @@ PUBLICATION = "CREATE PUBLICATION walgate FOR ALL TABLES"
 @pytest.mark.parametrize(
     ("prepare", "says"),
     [
-        ([], "publication walgate does not exist"),
         ([PUBLICATION, "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"], "adopt_slot"),
         ([PUBLICATION, "SELECT pg_create_physical_replication_slot('{slot}')"], "physical"),
     ],
@@ -172,10 +171,23 @@ async def test_a_start_that_can_not_go_well_says_what_to_do(
     assert await gateway.wait() != 0
     text = gateway.log()
     assert says in text
-    assert "hint:" in text
+    assert '"hint": "' in text
     await sql.execute(
         "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1", topic_prefix
     )
+    await sql.close()
+
+
+async def test_a_publication_that_is_missing_at_the_start_is_waited_for(
+    database: Database, new_gateway: NewGateway, topic_prefix: str
+) -> None:
+    sql = await database.connect()
+    gateway = new_gateway()
+    gateway.start()
+    await gateway.logged("publication walgate does not exist")
+    await sql.execute(PUBLICATION)
+    await gateway.logged('"streaming"')
+    assert await gateway.stop() == 0
     await sql.close()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -15,21 +17,25 @@ from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker
 from gateway.kafka.delivery import REQUEST_BYTES, Delivery, Frames
 from gateway.kafka.outlet import PIECE_BYTES, RECORD_OVERHEAD_BYTES, BatchWriter
-from gateway.kafka.position import Position
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
-from gateway.operate.metrics import REGISTRY
-from gateway.pgoutput import Message, StreamStart
-from gateway.service import pump
-from gateway.service.pump import BATCH_WORTH_BYTES, BEHIND_BYTES, OPEN_BYTES, Pump, WholeFirst
+from gateway.operate.metrics import REGISTRY, show
+from gateway.operate.status import Board
+from gateway.pgoutput import Begin, Message, StreamStart
+from gateway.service.pump import BEHIND_BYTES, Pump, WholeFirst
 from gateway.service.tasks import run_together
+from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.machine import TransactionMachine
-from gateway.transactions.transaction import MessageTopic
+from gateway.transactions.position import Position
+from gateway.transactions.transaction import MessageTopic, RelationVersion
 from schemas.framing import frame
 from tests.pgoutput.writer import write
 from tests.replication.writer import xlog_data
 
 _NOWHERE = Lsn(0)
+RELATION_OID = 4711
+POLICY = CommitPolicy(memory_bytes=64 << 20)
+OPEN_BYTES = POLICY.flush_bytes
 MAX_RECORD_BYTES = OPEN_BYTES + (2 << 20)
 
 
@@ -58,6 +64,8 @@ class ScriptedProducer:
         self._sent[future] = batch.size
         self.most_sent_bytes = max(self.most_sent_bytes, sum(self._sent.values()))
         return future
+
+    send_in_transaction = send
 
     async def delivered(self, future: asyncio.Future[int]) -> int:
         await asyncio.sleep(self.delay_s)
@@ -106,18 +114,36 @@ class Feedback:
             await self.moved.wait()
 
 
+class Rows:
+    """Stands for a RowEncoder: a row's record is what it came in."""
+
+    def insert(self, data: bytes, position: int, end: int, *_: object) -> tuple[None, bytes]:
+        return None, data[position:end]
+
+
 class Place:
-    def __init__(self, *, is_transactional: bool = True, careful_until: Lsn = _NOWHERE) -> None:
+    def __init__(
+        self, policy: CommitPolicy = POLICY, *, is_transactional: bool = True, careful_until: Lsn = _NOWHERE
+    ) -> None:
+        self.board = Board()
         self.producer = ScriptedProducer(is_transactional=is_transactional)
         self.stream = ScriptedStream()
         self.feedback = Feedback()
         self.writer = writer = BatchWriter(self.producer.create_batch, MAX_RECORD_BYTES)
         frames = Frames(frame(1), frame(2))
-        self.delivery = Delivery(cast(Any, self.producer), writer, frames, "cdc.transaction", 64 << 20)
-        messages = MessageTopic(9, LogicalMessageEncoder(frame(9)).encode, writer.outlet("cdc.message", 1, "messages"))
+        self.delivery = Delivery(cast(Any, self.producer), writer, frames, "cdc.transaction", policy)
+        messages = MessageTopic(
+            "cdc.message",
+            9,
+            LogicalMessageEncoder(frame(9)).encode,
+            writer.outlet("cdc.message", 1, "messages"),
+            lambda message: None,
+        )
         machine = TransactionMachine(
             epoch=3, resume_lsn=Lsn(100), last_commit_lsn=Lsn(1), prepared=(), messages=messages
         )
+        version = RelationVersion("public.t", 8, cast(Any, Rows()), writer.outlet("cdc.public.t", 1, "public.t"))
+        machine.announce(RELATION_OID, None, version)
         self.position = Position("1", 1, "d", "s", "cdc", ("p",), "v", "ACTIVE", 3, Lsn(100), Lsn(1))
         self.pump = Pump(
             cast(Any, self.stream),
@@ -129,6 +155,7 @@ class Place:
             self.position,
             4,
             careful_until,
+            self.board,
         )
 
     def open_batches(self, count: int, size: int = 1) -> None:
@@ -138,7 +165,7 @@ class Place:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(self.pump.run()), asyncio.create_task(self.delivery.run())]
+        tasks = [asyncio.create_task(self.pump.run()), asyncio.create_task(self.pump.deliver())]
         async with asyncio.timeout(10):
             yield
         for task in tasks:
@@ -147,12 +174,19 @@ class Place:
 
     async def fails(self, *meanwhile: Coroutine[Any, Any, None]) -> None:
         async with asyncio.timeout(10):
-            await run_together(self.pump.run(), self.delivery.run(), *meanwhile, until=asyncio.sleep(3600))
+            await run_together(self.pump.run(), self.pump.deliver(), *meanwhile, until=asyncio.sleep(3600))
 
 
 def message(lsn: int, content: bytes, xid: int | None = None) -> bytes:
     """A logical message in its frame: outside transactions, or within the one that is streamed."""
     return xlog_data(lsn, write(Message(xid, xid is not None, Lsn(lsn), "p", content)), lsn)
+
+
+def row(lsn: int, content: bytes, xid: int | None = None) -> bytes:
+    """An Insert in its frame: behind its Begin, or within the transaction that is streamed."""
+    stream_xid = b"" if xid is None else struct.pack("!I", xid)
+    insert = xlog_data(lsn, b"I" + stream_xid + struct.pack("!I", RELATION_OID) + content, lsn)
+    return insert if xid is not None else xlog_data(lsn, write(Begin(Lsn(lsn), 0, 5)), lsn) + insert
 
 
 @pytest.mark.parametrize("while_committing", [False, True])
@@ -178,23 +212,21 @@ async def acknowledged(place: Place, batch_count: int) -> list[int]:
     return place.feedback.acknowledged
 
 
-async def test_a_cycle_over_many_batches_waits_while_the_stream_has_more() -> None:
+async def test_a_kafka_transaction_over_many_batches_waits_while_the_stream_has_more() -> None:
     assert await acknowledged(Place(), 1) == [200, 300]
-    assert await acknowledged(Place(), 2 * BEHIND_BYTES // BATCH_WORTH_BYTES) == [300]
+    assert await acknowledged(Place(), 2 * BEHIND_BYTES // POLICY.batch_worth_bytes) == [300]
 
 
-async def test_a_cycle_waits_for_no_more_and_no_longer_than_it_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(pump, "HELD_S", 0.0)
-        assert await acknowledged(Place(), 1000) == [200, 300]
-    small = Place()
-    small.delivery.memory_bytes = BEHIND_BYTES
-    assert await acknowledged(small, 1000) == [200, 300]
-    monkeypatch.setattr(pump, "MAX_OWED_MARKERS", 0)
-    assert await acknowledged(Place(), 1000) == [200, 300]
+@pytest.mark.parametrize(
+    "policy",
+    [replace(POLICY, hold_s=0.0), replace(POLICY, memory_bytes=BEHIND_BYTES), replace(POLICY, max_pending_markers=0)],
+    ids=["age", "memory", "markers"],
+)
+async def test_it_waits_for_no_more_and_no_longer_than_it_is_worth(policy: CommitPolicy) -> None:
+    assert await acknowledged(Place(policy), 1000) == [200, 300]
 
 
-async def test_a_cycle_that_waits_is_ended_by_a_stop() -> None:
+async def test_a_kafka_transaction_that_waits_is_closed_by_a_stop() -> None:
     place = Place()
     place.open_batches(1000)
     async with place.running():
@@ -204,11 +236,11 @@ async def test_a_cycle_that_waits_is_ended_by_a_stop() -> None:
     assert place.feedback.acknowledged == [200]
 
 
-async def test_pieces_count_in_the_memory_of_a_cycle_that_waits() -> None:
+async def test_pieces_count_in_the_memory_of_a_kafka_transaction_that_waits() -> None:
     """While Kafka does not answer: small transactions over many tables are few bytes and many pieces."""
-    place = Place()
+    limit = 8 << 20
+    place = Place(replace(POLICY, memory_bytes=limit))
     place.producer.delay_s = 3600
-    place.delivery.memory_bytes = limit = 8 << 20
     outlets = [place.writer.outlet(f"cdc.t{number}", 1, "t") for number in range(500)]
     piece_count = 0
 
@@ -223,7 +255,7 @@ async def test_pieces_count_in_the_memory_of_a_cycle_that_waits() -> None:
 
     place.stream.read = read  # type: ignore[method-assign]
     async with place.running():
-        while place.delivery.under_way_bytes <= limit:
+        while place.delivery.in_flight_bytes <= limit:
             await asyncio.sleep(0)
     assert limit < piece_count * PIECE_BYTES < 2.2 * limit
 
@@ -240,8 +272,8 @@ async def test_a_request_has_a_bounded_size() -> None:
 
 
 SMALL = (message(200, b"before"), message(300, b"before, too"))
-REFUSED = StopForOperator("the server can not decode what follows")
-TOO_LARGE = message(400, b"x" * (MAX_RECORD_BYTES + 1))
+REFUSED = StopForOperator("the server cannot decode what follows")
+TOO_LARGE = row(400, b"x" * (MAX_RECORD_BYTES + 1))
 
 
 @pytest.mark.parametrize(
@@ -283,23 +315,35 @@ async def test_a_row_too_large_in_a_stream_over_many_tables_is_what_is_told() ->
         while "begin" not in place.producer.log:
             await asyncio.sleep(0)
         place.open_batches(3)
-        place.stream.put(stream_start + message(320, b"x" * (MAX_RECORD_BYTES + 1), xid=700))
+        place.stream.put(stream_start + row(320, b"x" * (MAX_RECORD_BYTES + 1), xid=700))
 
     with pytest.raises(StopForOperator, match="makes a record of"):
         await place.fails(others_and_the_large_one())
     assert place.feedback.acknowledged == [200]
 
 
-async def test_without_kafka_transactions_no_position_is_sent_before_its_markers_are_acknowledged() -> None:
+async def test_with_at_least_once_a_position_follows_its_markers_in_a_transaction_of_its_own() -> None:
     place = Place(is_transactional=False)
     await place.delivery.deliver_now([Marker("COMMIT", 5, 200)], place.position)
-    assert place.producer.log == ["begin", "cdc.transaction", "acked", "walgate.position", "acked", "commit"]
+    assert place.producer.log == ["cdc.transaction", "acked", "begin", "walgate.position", "acked", "commit"]
+
+
+async def test_with_at_least_once_only_the_newest_of_the_positions_that_wait_is_written() -> None:
+    place = Place(is_transactional=False)
+    for lsn in (300, 400):
+        place.delivery.close([Marker("COMMIT", 5, lsn)], replace(place.position, resume_lsn=Lsn(lsn)))
+        assert await place.delivery.deliver() is None
+        assert not place.delivery.is_quiet
+    assert (await place.delivery.commit_position()).resume_lsn == 400
+    assert place.delivery.is_quiet
+    assert place.producer.log.count("walgate.position") == 1
 
 
 async def test_what_is_under_way_is_seen_while_kafka_does_not_answer() -> None:
     place = Place()
+    show(place.board)
     place.producer.delay_s = 3600
     async with place.running():
         place.stream.put(message(200, b"x" * (OPEN_BYTES + 1)))
-        while not (REGISTRY.get_sample_value("walgate_under_way_bytes") or 0) > OPEN_BYTES:
+        while not (REGISTRY.get_sample_value("walgate_in_flight_bytes") or 0) > OPEN_BYTES:
             await asyncio.sleep(0)

@@ -67,7 +67,10 @@ class Topics:
                         break
                     context = SerializationContext(topic, MessageField.VALUE)
                     key = message.key()
-                    found.append((None if key is None else decode(key, context), decode(message.value(), context)))
+                    if key is not None and key[:1] == b"\0":  # of positions it is text
+                        key = decode(key, context)
+                    if message.value() is not None:
+                        found.append((key, decode(message.value(), context)))
         finally:
             consumer.close()
             registry.__exit__()  # type: ignore[no-untyped-call]

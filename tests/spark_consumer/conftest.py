@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from gateway.local import Kafka, Registry
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
-from spark_consumer.session import local_session
+from spark_consumer.jobs.session import local_session
 from tests.spark_consumer.feeder import Feeder
 
 

@@ -149,6 +149,10 @@ class Transaction:
         key = None if full else {name: old[name] for name in table.key_columns}
         return self.change(table, "DELETE", subxid, row=old, before=old if full else None, old_key=key)
 
+    def read(self, table: Table, row: Row) -> Change:
+        """A row of a snapshot."""
+        return self.change(table, "READ", row=row, after=row)
+
     def truncate(self, *tables: Table, subxid: int | None = None) -> None:
         for table in tables:
             self.change(table, "TRUNCATE", subxid)
@@ -182,7 +186,7 @@ class Transaction:
             ]
         return {
             "epoch": self.epoch, "event_count": len(self.changes), "aborted_subxids": sorted(self.aborted),
-            "schema_ids": self.schema_ids, "ranges": ranges,
+            "schema_ids": self.schema_ids, "ranges": ranges, "excluded": [], "snapshot": None,
         }  # fmt: skip
 
     def commit(self, kind: str | None = None, damage: Callable[[dict[str, Any]], None] | None = None) -> int:
@@ -231,9 +235,9 @@ class Feeder:
             **more,
         }
 
-    def table(self, description: RelationDescription) -> Table:
+    def table(self, description: RelationDescription, topic: str | None = None) -> Table:
         """A new table with its topic."""
-        topic = topic_name(self.prefix, description.namespace, description.name)
+        topic = topic or topic_name(self.prefix, description.namespace, description.name)
         self._make_topic(topic, self.partitions)
         return self._with_schema(description, topic)
 
@@ -376,6 +380,26 @@ class Feeder:
             transaction_topic(self.prefix), 0, encode(self._marker_id, self._marker_parsed, facts)
         )
 
+    # snapshots
+
+    def bound(self, kind: str, table: Table | None, purpose: str, snapshot_id: str = "one", rows: int = 0) -> int:
+        """SNAPSHOT_BEGIN or SNAPSHOT_END of a table, or of all: its LSN."""
+        lsn = self.next_lsn()
+        manifest = {
+            "epoch": self.epoch, "event_count": 0, "aborted_subxids": [], "schema_ids": [], "ranges": [], "excluded": [],
+            "snapshot": _chunk(table, purpose, snapshot_id, rows),
+        }  # fmt: skip
+        self.marker({"kind": kind, "xid": self.next_xid(), "marker_lsn": lsn, "manifest": manifest})
+        return lsn
+
+    def chunk(self, table: Table, rows: list[Row], purpose: str, snapshot_id: str = "one") -> int:
+        """A transaction that brings rows of a snapshot."""
+        transaction = self.begin()
+        for row in rows:
+            transaction.read(table, row)
+        chunk = _chunk(table, purpose, snapshot_id, len(rows))
+        return transaction.commit(damage=lambda marker: marker["manifest"].update(snapshot=chunk))
+
     def commit(self, transaction: Transaction, kind: str, damage: Callable[[dict[str, Any]], None] | None) -> int:
         commit_lsn = self.next_lsn()
         transaction.send(None if transaction.streamed else commit_lsn)
@@ -392,6 +416,14 @@ class Feeder:
             apply(change)
             self.truth.append(change)
         return commit_lsn
+
+
+def _chunk(table: Table | None, purpose: str, snapshot_id: str, rows: int) -> dict[str, Any]:
+    oid, name = (0, "") if table is None else (table.description.oid, table.description.name)
+    return {
+        "snapshot_id": snapshot_id, "relation_oid": oid, "schema": "public" if oid else "", "name": name,
+        "topic": "" if table is None else table.topic, "purpose": purpose, "chunk": 0, "row_count": rows, "stale_count": 0,
+    }  # fmt: skip
 
 
 def _key_record(table: Table, key: Row) -> Row:

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 import spark_consumer
 from spark_consumer.mirror import pictures
 from spark_consumer.mirror.batch import Mirror
-from spark_consumer.registry import Registry, SchemaCache
-from spark_consumer.source import register
+from spark_consumer.reader.registry import Registry, SchemaCache
+from spark_consumer.source.datasource import register
 
 
 def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

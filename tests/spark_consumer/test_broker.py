@@ -13,9 +13,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from gateway.local import Kafka
-from spark_consumer import broker as brokers
-from spark_consumer.broker import Broker, _sort_out, _Stretch, _Trouble
 from spark_consumer.errors import MalformedRecord, SourceRefused, SourceUnavailable
+from spark_consumer.reader import broker as brokers
+from spark_consumer.reader.broker import Broker, Stretch, _Reading, _rounds, _Trouble
 
 TOPIC = "cdc.transaction"
 PASSWORD = {
@@ -99,12 +99,19 @@ def test_a_tombstone_is_skipped_only_where_it_may_be(skip_tombstones: bool) -> N
         SimpleNamespace(error=lambda: None, offset=lambda at=at: at, value=lambda value=value: value)
         for at, value in enumerate([b"a", None, b"b"])
     ]
-    stretch = _Stretch("walgate.position", 0, 2, skip_tombstones, _Trouble())
+    reading = _Reading(0, Stretch("walgate.position", 0, 0, 2, skip_tombstones), _Trouble(), 0)
     if skip_tombstones:
-        assert _sort_out(messages, stretch, 0) == ([0, 2], [b"a", b"b"], 3)
+        assert reading.take(messages) == 3
+        assert reading.hand_out() == (0, [0, 2], [b"a", b"b"])
     else:
         with pytest.raises(MalformedRecord, match=r"walgate.position\[0\] 1: a record without a value"):
-            _sort_out(messages, stretch, 0)
+            reading.take(messages)
+
+
+def test_one_assignment_has_a_partition_once_and_large_stretches_alone() -> None:
+    places = [("a", 0, 9), ("a", 1, 9), ("b", 0, 9_999), ("a", 0, 20), ("b", 0, 9), ("a", 0, 30)]
+    stretches = [Stretch(topic, partition, 0, last) for topic, partition, last in places]
+    assert [[index for index, _ in found] for found in _rounds(stretches)] == [[2], [0, 1, 4], [3], [5]]
 
 
 @pytest.mark.long

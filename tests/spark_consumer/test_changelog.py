@@ -8,12 +8,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from schemas.description import ReplicaIdentity
-from spark_consumer.changelog import Changelog, last_folder
+from spark_consumer.changelog.writer import Changelog, last_folder
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import pictures
 from spark_consumer.mirror.batch import Mirror
-from spark_consumer.registry import Registry, SchemaCache
+from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.spark_consumer.feeder import INT4, INT8, TEXT, Feeder, Table, relation
+from tests.spark_consumer.queries import run_to_end
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -74,7 +75,7 @@ def test_a_table_that_is_named_later_begins_where_the_checkpoint_stands(
         changelog = Changelog(str(tmp_path), "parquet", SchemaCache(Registry({"url": feeder.registry_url})))
         stream = spark.readStream.format("walgate").options(**feeder.options(tables=tables)).load()
         writer = stream.writeStream.foreachBatch(changelog.apply).option("checkpointLocation", f"{tmp_path}/checkpoint")
-        writer.trigger(availableNow=True).start().awaitTermination()
+        run_to_end(writer)
     folder = f"{tmp_path}/tables/public"
     assert spark.read.parquet(f"{folder}/items").count() == 2
     assert [row.after.text for row in spark.read.parquet(f"{folder}/notes").collect()] == ["public.items,public.notes"]

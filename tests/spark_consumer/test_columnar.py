@@ -11,7 +11,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from spark_consumer.columnar.scalars import time_text
@@ -151,12 +151,12 @@ def test_a_truncated_record_raises(given_: tuple[dict[str, Any], list[dict[str, 
     schema, rows = given_
     values = [encode(schema, row) for row in rows]
     cuttable = [place for place, value in enumerate(values) if len(value) > 5]
-    if not cuttable:
-        return
+    assume(cuttable)
     place = data.draw(st.sampled_from(cuttable))
     values[place] = values[place][: data.draw(st.integers(5, len(values[place]) - 1))]
-    with pytest.raises(MalformedRecord):
+    with pytest.raises(MalformedRecord) as caught:
         decode(schema, values)
+    assert caught.value.record == place
 
 
 @settings(max_examples=100, deadline=None)
@@ -165,12 +165,13 @@ def test_extra_bytes_raise(
     given_: tuple[dict[str, Any], list[dict[str, Any]]], extra: bytes, data: st.DataObject
 ) -> None:
     schema, rows = given_
-    if not rows:
-        return
+    assume(rows)
     values = [encode(schema, row) for row in rows]
-    values[data.draw(st.integers(0, len(values) - 1))] += extra
-    with pytest.raises(MalformedRecord):
+    place = data.draw(st.integers(0, len(values) - 1))
+    values[place] += extra
+    with pytest.raises(MalformedRecord) as caught:
         decode(schema, values)
+    assert caught.value.record == place
 
 
 @settings(max_examples=300, deadline=None)
@@ -180,6 +181,16 @@ def test_arbitrary_bytes_never_raise_anything_but_the_documented_error(
 ) -> None:
     with contextlib.suppress(MalformedRecord):
         decode(given_[0], [FRAMING + value for value in rubbish])
+
+
+def test_the_first_of_several_malformed_records_is_the_one_that_is_named() -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": "string"}]}
+    values = [encode(schema, {"x": "abc"})] * 1000
+    values[700] = values[700].replace(b"b", b"\xff")
+    values[900] = values[900][:-1]
+    with pytest.raises(MalformedRecord, match="UTF-8") as caught:
+        decode(schema, values)
+    assert caught.value.record == 700
 
 
 def test_a_value_shorter_than_its_framing_raises() -> None:

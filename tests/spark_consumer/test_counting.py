@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from spark_consumer.columnar.counting import RangeCounter, fold
 from spark_consumer.columnar.head import decode_heads
-from spark_consumer.counting import RangeCounter, fold
 from spark_consumer.errors import MarkerError, TransactionIncomplete
-from spark_consumer.manifest import CommittedTransaction, Range, check_order, check_ranges
-from spark_consumer.planning import Read, plan
+from spark_consumer.reader.counting import TransactionCounter, decode_head
+from spark_consumer.reader.manifest import CommittedTransaction, Range, check_order, check_ranges
+from spark_consumer.reader.planning import Read, plan, reads_of
 from tests.spark_consumer.logs import TOPICS, Logs, logs, transaction
 
 
@@ -34,18 +35,32 @@ def read_one(made: Logs, read: Read, chunk: int) -> list[tuple[str, int, int, in
     for offsets, values in log.fetch(read.first_offset, read.last_offset, chunk):
         heads = decode_heads(values, skip=5)
         matched = fold(heads, counter.match(heads, offsets), read)
-        lsns = read.commit_lsns[matched.ranges]
-        for offset, commit_lsn in zip(offsets[matched.rows].tolist(), lsns.tolist(), strict=True):
+        lsns = [read.commit_lsns[place] for place in matched.ranges.tolist()]
+        for offset, commit_lsn in zip(offsets[matched.rows].tolist(), lsns, strict=True):
             found.append((read.topic, read.partition, offset, commit_lsn))
     counter.finish()
     return found
+
+
+def read_one_by_one(made: Logs, transactions: list[CommittedTransaction]) -> list[tuple[str, int, int]]:
+    """(topic, partition, offset) of what TransactionReader gives out: a transaction, and in it a record, at a time."""
+    found = []
+    for read in (read for one in transactions for read in reads_of(one)):
+        counter = TransactionCounter(read)
+        for offset, record in made.partitions[read.topic, read.partition].records.items():
+            if read.first_offset <= offset <= read.last_offset and counter.takes(
+                offset, decode_head(record.value(), "")
+            ):
+                found.append((read.topic, read.partition, offset))
+        counter.finish()
+    return sorted(found)
 
 
 @settings(max_examples=300, deadline=None)
 @given(logs(), st.integers(1, 30), st.integers(1, 20))
 def test_every_record_of_a_committed_transaction_comes_out_once(made: Logs, records_per_task: int, chunk: int) -> None:
     found = read_all(made, made.transactions, records_per_task, chunk)
-    assert [place[:3] for place in found] == made.wanted()
+    assert [place[:3] for place in found] == made.wanted() == read_one_by_one(made, made.transactions)
     by_epoch = {t.epoch: t.commit_lsn for t in made.transactions}
     for topic, partition, offset, commit_lsn in found:
         assert commit_lsn == by_epoch[made.partitions[topic, partition].records[offset].epoch]
@@ -55,8 +70,7 @@ def test_every_record_of_a_committed_transaction_comes_out_once(made: Logs, reco
 @given(logs(), st.data())
 def test_a_damaged_manifest_raises(made: Logs, data: st.DataObject) -> None:
     spoilable = [place for place, t in enumerate(made.transactions) if t.ranges]
-    if not spoilable:
-        return
+    assume(spoilable)
     place = data.draw(st.sampled_from(spoilable))
     victim = made.transactions[place]
     number = data.draw(st.integers(0, len(victim.ranges) - 1))
@@ -77,12 +91,17 @@ def test_a_damaged_manifest_raises(made: Logs, data: st.DataObject) -> None:
         damaged = replace(victim, ranges=(*victim.ranges[:number], spoilt, *victim.ranges[number + 1 :]))
     transactions = [*made.transactions[:place], damaged, *made.transactions[place + 1 :]]
 
-    def read() -> None:
+    def at_once() -> None:
         check_ranges(damaged)
         read_all(made, transactions, 1000, 1000)
 
-    with pytest.raises((TransactionIncomplete, MarkerError)):
-        read()
+    def one_by_one() -> None:
+        check_ranges(damaged)
+        read_one_by_one(made, transactions)
+
+    for read in (at_once, one_by_one):
+        with pytest.raises((TransactionIncomplete, MarkerError)):
+            read()
 
 
 @settings(max_examples=100, deadline=None)
@@ -91,12 +110,13 @@ def test_a_lost_record_raises(made: Logs, data: st.DataObject) -> None:
     places = [(place, offset) for place, log in made.partitions.items() for offset in log.records]
     owned = {t.epoch for t in made.transactions}
     places = [(place, offset) for place, offset in places if made.partitions[place].records[offset].epoch in owned]
-    if not places:
-        return
+    assume(places)
     place, offset = data.draw(st.sampled_from(places))
     del made.partitions[place].records[offset]
     with pytest.raises(TransactionIncomplete):
         read_all(made, made.transactions, 1000, 1000)
+    with pytest.raises(TransactionIncomplete):
+        read_one_by_one(made, made.transactions)
 
 
 def test_small_reads_share_a_task_and_large_ones_do_not() -> None:

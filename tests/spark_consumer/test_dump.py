@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from schemas.relation import change_schema
-from spark_consumer.delta_files import DeltaFiles
-from spark_consumer.dump import DumpedTable
+from spark_consumer.mirror.delta_files import DeltaFiles
+from spark_consumer.mirror.dump import DumpedTable
 from spark_consumer.mirror.shape import TableShape
 from tests.spark_consumer.feeder import INT8, TEXT, relation
 

@@ -99,7 +99,8 @@ def test_a_record_with_too_few_or_too_many_bytes_is_refused(
 
     monkeypatch.setattr(feeders, "encode", encode_badly)
     fill(feeder, accounts, 1)
-    is_refused(spark, feeder.options(table="public.accounts"), tmp_path, "MalformedRecord")
+    place = rf"MalformedRecord: {feeder.prefix}\.public\.accounts\[\d\] offset \d+\b"
+    is_refused(spark, feeder.options(table="public.accounts"), tmp_path, place)
 
 
 @pytest.mark.parametrize("is_named", [True, False])

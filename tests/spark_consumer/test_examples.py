@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import sys
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from schemas.description import ReplicaIdentity
-from spark_consumer.rows import decode, last_states, versions
+from spark_consumer.source.rows import decode, last_states, versions
 from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, relation
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -98,13 +99,26 @@ def test_a_truncate_ends_the_versions_before_it(spark: SparkSession) -> None:
     assert days == [(1, 1, 4), (2, 2, 3), (1, 5, 6), (3, 7, None)]
 
 
-async def test_transactions_are_followed_without_spark(feeder: Feeder) -> None:
+WITHOUT_SPARK = """
+import asyncio, runpy, sys
+sys.modules.update(dict.fromkeys(["numpy", "pandas", "pyarrow", "pyspark", "py4j"]))  # as if they were not installed
+follow = runpy.run_path(sys.argv[1])["follow"]
+asyncio.run(follow(*sys.argv[2:5], 1))
+"""
+
+
+async def test_transactions_are_followed_without_spark_and_what_belongs_to_it(feeder: Feeder) -> None:
     people = await asyncio.to_thread(feeder.table, relation("people", {"id": INT8}, ("id",)))
     transaction = feeder.begin()
     for number in range(3):
         transaction.insert(people, {"id": number})
     await asyncio.to_thread(transaction.commit)
     await asyncio.to_thread(feeder.kafka_commit)
-    follow = example("follow_transactions").follow
-    lines = await asyncio.wait_for(follow(feeder.bootstrap_servers, feeder.registry_url, feeder.prefix, 1), 60)
-    assert lines[0].endswith(f"xid {transaction.xid}: 3 x INSERT public.people")
+    program = Path(__file__).parents[2] / "examples" / "follow_transactions.py"
+    words = [str(program), feeder.bootstrap_servers, feeder.registry_url, feeder.prefix]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WITHOUT_SPARK, *words, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    assert output.decode().strip().endswith(f"xid {transaction.xid}: 3 x INSERT public.people")

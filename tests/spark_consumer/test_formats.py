@@ -10,12 +10,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from schemas.relation import change_schema
-from spark_consumer import source
-from spark_consumer.changelog import decode_changes
 from spark_consumer.errors import OptionError, UnsupportedSchema
-from spark_consumer.frames import RAW, TableFrame
-from spark_consumer.rows import KnownSchemas
-from spark_consumer.source import WalgateChanges, WalgateTransactions
+from spark_consumer.source import datasource
+from spark_consumer.source.datasource import WalgateChanges, WalgateTransactions
+from spark_consumer.source.decode import decode_changes
+from spark_consumer.source.frames import RAW, TableFrame
+from spark_consumer.source.rows import KnownSchemas
 from tests.spark_consumer.feeder import INT8, TEXT, relation
 
 NEEDED = {"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://127.0.0.1:1"}
@@ -31,7 +31,7 @@ def columns_of(table: TableFrame) -> StructType:
 
 
 def test_a_frame_whose_table_was_altered_since_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "table_frame", lambda *_: frame("b", "c"))
+    monkeypatch.setattr(datasource, "table_frame", lambda *_: frame("b", "c"))
     changes = WalgateChanges({**NEEDED, "table": "public.items"})
     changes.reader(columns_of(frame("b", "c")))
     for start in (changes.reader, changes.streamReader):

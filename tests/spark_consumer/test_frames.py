@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_consumer.errors import UnsupportedSchema
-from spark_consumer.frames import project
+from spark_consumer.source.frames import project
 
 NUMBERS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int32(), st.integers(-(2**31), 2**31 - 1)),

@@ -12,19 +12,19 @@ from pyspark.sql import SparkSession
 
 from schemas.description import ReplicaIdentity, TypeFacts
 from schemas.relation import change_schema
-from spark_consumer.dump import newest
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import pictures
-from spark_consumer.mirror.batch import Mirror
+from spark_consumer.mirror.batch import BatchReport, Mirror
+from spark_consumer.mirror.dump import newest
 from spark_consumer.mirror.identity import change_of_key, check_log_names, first_positions, schema_ids_behind
-from spark_consumer.mirror.layout import table_path
+from spark_consumer.mirror.layout import kept_path, table_path
 from spark_consumer.mirror.shape import LOG_COLUMNS, TableShape
-from spark_consumer.registry import Registry, SchemaCache
+from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Row, Table, relation
 from tests.spark_consumer.test_mirror import run_mirror
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 ITEMS = TableName("public", "items")
 COLUMNS: dict[str, TypeFacts | tuple[TypeFacts, int]] = {"id": INT8, "name": TEXT}
@@ -224,14 +224,22 @@ def test_columns_named_like_those_of_a_log_are_refused(key: tuple[str, ...], nam
         check_log_names(ITEMS, TableShape.of(change_schema(described, "cdc")))
 
 
-def test_rows_of_a_relation_that_is_gone_stay_only_where_somebody_said_so(
+def test_rows_of_a_relation_that_is_gone_go_or_stay_as_somebody_said(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
     """PostgreSQL does not send DROP TABLE."""
+
+    def run(on_recreated: str) -> tuple[str, ...]:
+        reports: list[BatchReport] = []
+        schemas = SchemaCache(Registry({"url": feeder.registry_url}))
+        mirror = Mirror(str(tmp_path), schemas, reports.append, on_recreated=on_recreated)
+        mirror.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
+        return reports[-1].notes
+
     first = feeder.table(KEYED)
     commit(feeder, first, (None, item(1, "a")), (None, item(2, "b")))
     run_mirror(spark, feeder, tmp_path)
-    second, third, fourth = (feeder.alter(first, replace(KEYED, oid=KEYED.oid + n)) for n in (1, 2, 3))
+    second, third, fourth, fifth = (feeder.alter(first, replace(KEYED, oid=KEYED.oid + n)) for n in (1, 2, 3, 4))
     made = feeder.begin()  # TRUNCATE, DROP, CREATE and INSERT in one transaction
     made.update(first, item(1, "a"), item(1, "a2"))
     made.truncate(first)
@@ -246,11 +254,19 @@ def test_rows_of_a_relation_that_is_gone_stay_only_where_somebody_said_so(
     assert mirrored(spark, tmp_path) == [item(4, "d")]
     commit(feeder, fourth, (None, item(5, "e")))
     with pytest.raises(MirrorError, match=r"public\.items is another relation now"):
-        run_mirror(spark, feeder, tmp_path)
+        run("stop")
     location = table_path(str(tmp_path), ITEMS)
     spark.read.format("delta").load(location).where("id > 5").write.format("delta").mode("overwrite").save(location)
-    run_mirror(spark, feeder, tmp_path)
+    run("stop")
     assert mirrored(spark, tmp_path) == [item(5, "e")]
+    commit(feeder, fifth, (None, item(6, "f")))
+    assert "another relation now" in run("keep-as")[0]
+    assert mirrored(spark, tmp_path) == [item(6, "f")]
+    kept = spark.read.format("delta").load(kept_path(str(tmp_path), ITEMS, fourth.description.oid))
+    assert [row["id"] for row in kept.collect()] == [5]
+    log = feeder.alter(first, replace(LOG, oid=KEYED.oid + 5))
+    commit(feeder, log, (None, item(7, "g")))
+    assert run("empty") and dumped(tmp_path) == [("7", "g")]
 
 
 @pytest.mark.parametrize("form", ["Arrow", "Spark"])

@@ -18,9 +18,9 @@ import pytest
 
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
-from spark_consumer.delta_files import open_delta
-from spark_consumer.dump import newest
 from spark_consumer.lsn import format_lsn, parse_lsn
+from spark_consumer.mirror.delta_files import open_delta
+from spark_consumer.mirror.dump import newest
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
 from tests.spark_consumer.workload import Workload
 
@@ -29,10 +29,19 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 ITEMS = relation("items", {"id": INT8, "name": TEXT}, ("id",))
 
 
-async def start(verb: str, feeder: Feeder, path: Path, *more: str) -> asyncio.subprocess.Process:
+def foreign_folder(path: Path) -> Path:
+    """A working directory with packages of our names, which are not ours."""
+    for name in ("schemas", "spark_consumer"):
+        (path.parent / "cwd" / name).mkdir(parents=True, exist_ok=True)
+        (path.parent / "cwd" / name / "__init__.py").write_text("raise ImportError('of another project')")
+    return path.parent / "cwd"
+
+
+async def start(verb: str, feeder: Feeder, path: Path, *more: str, **variables: str) -> asyncio.subprocess.Process:
     """In a process group of its own, so that a kill takes the JVM and the workers too."""
     environment = {
         **os.environ,
+        **variables,
         "JAVA_HOME": str(spark_java_home()),
         "WALGATE_SPARK_JARS": ",".join(map(str, jars("delta"))),
     }
@@ -44,9 +53,11 @@ async def start(verb: str, feeder: Feeder, path: Path, *more: str) -> asyncio.su
         "--prefix",
         feeder.prefix,
     ]
+    program = (sys.executable, "-P", "-m", "spark_consumer", verb)
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "spark_consumer", verb, *words, "--path", str(path), "--progress", "json", "--cores", "2", *more),
-        env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+        *(*program, *words, "--path", str(path), "--progress", "json", "--cores", "2", *more),
+        cwd=foreign_folder(path), env=environment, start_new_session=True,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
 
 
@@ -55,8 +66,8 @@ async def lines(process: asyncio.subprocess.Process) -> list[dict[str, Any]]:
     return [json.loads(line) async for line in process.stdout if line.startswith(b"{")]
 
 
-async def run(verb: str, feeder: Feeder, path: Path, *more: str) -> list[dict[str, Any]]:
-    process = await start(verb, feeder, path, *more)
+async def run(verb: str, feeder: Feeder, path: Path, *more: str, **variables: str) -> list[dict[str, Any]]:
+    process = await start(verb, feeder, path, *more, **variables)
     found = await lines(process)
     assert await process.wait() == 0
     return found
@@ -161,3 +172,20 @@ async def test_sigterm_ends_a_changelog_in_delta_cleanly(feeder: Feeder, tmp_pat
     rows = [row for table in files.batches() for row in table.to_pylist()]
     found = sorted((row["commit_lsn"], row["ordinal"], row["op"], row["after"]) for row in rows)
     assert found == [(c.commit_lsn, c.ordinal, c.op, c.after) for c in feeder.truth]
+
+
+@pytest.mark.long
+async def test_a_python_process_that_starts_too_slowly_is_waited_for(feeder: Feeder, tmp_path: Path) -> None:
+    """Spark gives it ten seconds, and then the query ends."""
+    items = await asyncio.to_thread(feeder.table, ITEMS)
+    transaction = feeder.begin()
+    transaction.insert(items, {"id": 1, "name": "a"})
+    transaction.commit()
+    await asyncio.to_thread(feeder.kafka_commit)
+    started, slow = tmp_path / "started", tmp_path / "python"
+    slow.write_text(f'#!/bin/sh\n[ -e {started} ] || {{ : > {started}; sleep 15; }}\nexec {sys.executable} "$@"\n')
+    slow.chmod(0o755)
+    found = await run("mirror", feeder, tmp_path / "mirror", "--once", PYSPARK_PYTHON=str(slow))
+    assert started.exists() and any("connect back" in line.get("problem", "") for line in found)
+    (made,) = newest(tmp_path / "mirror")
+    assert list(made.rows()) == [("1", "a")]

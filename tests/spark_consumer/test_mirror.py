@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_consumer.changelog import Changelog
-from spark_consumer.dump import dump_json
+from spark_consumer.changelog.writer import Changelog
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import batch, pictures
 from spark_consumer.mirror.batch import BatchReport, Mirror
+from spark_consumer.mirror.dump import dump_json
 from spark_consumer.mirror.layout import table_path
-from spark_consumer.registry import Registry, SchemaCache
+from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Table, relation
+from tests.spark_consumer.queries import run_to_end
 from tests.spark_consumer.workload import VISITS, Workload
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -44,7 +45,7 @@ def stream_mirror(spark: SparkSession, feeder: Feeder, path: Path, limit: int) -
     mirror = Mirror(str(path), SchemaCache(Registry({"url": feeder.registry_url})), reports.append)
     stream = spark.readStream.format("walgate").options(**feeder.options(maxChangesPerTrigger=str(limit))).load()
     writer = stream.writeStream.foreachBatch(mirror.apply).option("checkpointLocation", f"{path}/checkpoint")
-    writer.trigger(availableNow=True).start().awaitTermination()
+    run_to_end(writer)
     return reports
 
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from spark_consumer.broker import Broker
-from spark_consumer.columnar.cursor import Longs
 from spark_consumer.errors import MarkerError
-from spark_consumer.manifest import CommittedTransaction, MarkerDecoder, Range
-from spark_consumer.markers import STEP, MarkerLog
-from spark_consumer.options import parse_options
-from spark_consumer.planning import first_complete
-from spark_consumer.positions import Position, resolve
-from spark_consumer.source import StreamReader, TransactionShape, _Planner
+from spark_consumer.reader.broker import Broker
+from spark_consumer.reader.manifest import CommittedTransaction, MarkerDecoder, Range
+from spark_consumer.reader.markers import STEP, MarkerLog
+from spark_consumer.reader.planning import first_complete
+from spark_consumer.reader.positions import Position, resolve
+from spark_consumer.source.datasource import StreamReader, TransactionShape, _Planner
+from spark_consumer.source.options import parse_options
 from tests.spark_consumer.logs import transaction
 
 
@@ -35,10 +32,10 @@ class Topic(Broker):
 
     def read(
         self, topic: str, partition: int, first_offset: int, last_offset: int, *, skip_tombstones: bool = False
-    ) -> Iterator[tuple[Longs, pa.Array]]:
+    ) -> Iterator[tuple[list[int], list[bytes]]]:
         self.reads.append((first_offset, last_offset))
-        offsets = np.arange(first_offset, last_offset + 1)
-        yield offsets, pa.array([self.lsns[offset].to_bytes(8, "big") for offset in offsets], pa.binary())
+        offsets = list(range(first_offset, last_offset + 1))
+        yield offsets, [self.lsns[offset].to_bytes(8, "big") for offset in offsets]
 
 
 class Decoder(MarkerDecoder):
@@ -72,21 +69,21 @@ def test_a_topic_that_became_shorter_is_refused() -> None:
     running = reader(topic := topic_of(10, 20, 30))
     stands = running.latestOffset({"position": 0, "commit_lsn": 0}, ReadAllAvailable())
     topic.lsns[:] = [40]
-    with pytest.raises(MarkerError, match=r"(?s)commit_lsn 0/1E at marker 3.*topic ends at 1.*made anew"):
+    with pytest.raises(MarkerError, match=r"(?s)commit_lsn 0/1E at marker 3.*topic ends at 1.*created again"):
         running.latestOffset(stands, ReadAllAvailable())
 
 
 @pytest.mark.parametrize("at_its_place", [25, 40, 0])
 def test_a_topic_with_another_marker_there_is_refused(at_its_place: int) -> None:
     """Also where the commit LSNs go on to rise."""
-    with pytest.raises(MarkerError, match="made anew"):
+    with pytest.raises(MarkerError, match="created again"):
         reader(topic_of(21, 22, at_its_place, 50)).latestOffset({"position": 3, "commit_lsn": 30}, ReadAllAvailable())
 
 
 def test_a_planned_batch_is_not_read_from_another_topic() -> None:
     start, end = {"position": 1, "commit_lsn": 10}, {"position": 3, "commit_lsn": 30}
     assert len(reader(topic_of(10, 20, 30)).partitions(start, end)) == 1
-    with pytest.raises(MarkerError, match="made anew"):
+    with pytest.raises(MarkerError, match="created again"):
         reader(topic_of(35, 36, 37, 38)).partitions(start, end)
 
 

@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from gateway.local import Kafka, Registry
-from spark_consumer.delta_files import open_delta
 from spark_consumer.mirror import pictures
 from spark_consumer.mirror.batch import Mirror
+from spark_consumer.mirror.delta_files import open_delta
 from spark_consumer.mirror.layout import table_path
-from spark_consumer.registry import Registry as Schemas
-from spark_consumer.registry import SchemaCache
+from spark_consumer.reader.registry import Registry as Schemas
+from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.tables import TableName
 from tests.conftest import Database
 from tests.gateway_process import GatewayProcess

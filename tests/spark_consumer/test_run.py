@@ -11,8 +11,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from spark_consumer.errors import told_by
-from spark_consumer.options import parse_options
-from spark_consumer.run import Run
+from spark_consumer.jobs.run import Run
+from spark_consumer.source.options import parse_options
 
 NEEDED = {"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://127.0.0.1:1"}
 # As Spark 4.2.0 gives them, shortened.
@@ -82,12 +82,12 @@ class Clock:
         return False
 
 
-def run(monkeypatch: pytest.MonkeyPatch, queries: list[Query]) -> list[float]:
+def run(monkeypatch: pytest.MonkeyPatch, queries: list[Query], *, outages: bool = True) -> list[float]:
     """Pauses between the queries."""
     made = Run(parse_options(NEEDED, streaming=True), None, "lines")
     clock = Clock()
     monkeypatch.setattr(made.stopping, "wait", clock.wait)
-    made.keep_up(lambda: queries.pop(0))
+    made.keep_up(lambda: queries.pop(0), outages=outages)
     return clock.pauses
 
 
@@ -97,6 +97,19 @@ def test_a_query_whose_servers_were_away_is_started_again(
     queries = [Query(OF_THE_DRIVER) for _ in range(8)]
     assert run(monkeypatch, [*queries, Query()]) == [2, 4, 8, 16, 32, 60, 60, 60]
     assert "trying again in 2 s: SourceUnavailable: Kafka did not give the offsets" in capsys.readouterr().out
+
+
+def test_a_query_whose_python_process_did_not_start_in_time_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --once too, which does not wait for servers."""
+    slow = Query(
+        "[STREAM_FAILED] Query terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
+    )
+    assert run(monkeypatch, [slow, slow, Query()], outages=False) == [2, 4]
+    assert "trying again in 2 s: Python worker failed to connect back" in capsys.readouterr().out
+    with pytest.raises(StreamingQueryException):
+        run(monkeypatch, [Query(OF_THE_DRIVER), Query()], outages=False)
 
 
 @pytest.mark.parametrize("text", [OF_A_TASK, "[STREAM_FAILED] Java heap space"])

@@ -11,9 +11,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from schemas.names import transaction_topic
-from spark_consumer.broker import POLL_S
-from spark_consumer.options import parse_options
+from spark_consumer.reader.broker import POLL_S
+from spark_consumer.source.options import parse_options
 from tests.spark_consumer.feeder import INT8, TEXT, Change, Feeder, Table, relation
+from tests.spark_consumer.queries import run_to_end
 from tests.spark_consumer.workload import Workload
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -67,7 +68,7 @@ def test_a_stream_gives_whole_transactions_within_its_limit(
 
     options = feeder.options(maxChangesPerTrigger="10")
     stream = spark.readStream.format("walgate").options(**options).load().writeStream.foreachBatch(collect)
-    stream.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination()
+    run_to_end(stream.option("checkpointLocation", str(tmp_path)))
     assert [len(batch) for batch in batches] == [2, 30, 4]
     assert [lsn for batch in batches for lsn in batch] == [change.commit_lsn for change in feeder.truth]
 

@@ -13,12 +13,13 @@ from aiokafka import TopicPartition
 from schemas.description import ReplicaIdentity
 from schemas.names import avro_name
 from schemas.relation import change_schema
-from spark_consumer import stream
-from spark_consumer.errors import MarkerError, SourceUnavailable, TransactionIncomplete
-from spark_consumer.frames import true_names
-from spark_consumer.manifest import Range
-from spark_consumer.planning import reads_of
-from spark_consumer.stream import Change, TransactionReader
+from spark_consumer.errors import MalformedRecord, MarkerError, SourceUnavailable, TransactionIncomplete
+from spark_consumer.reader import transactions
+from spark_consumer.reader.manifest import Range
+from spark_consumer.reader.names import true_names
+from spark_consumer.reader.planning import reads_of
+from spark_consumer.reader.transactions import Change, TransactionReader
+from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, encode, relation
 from tests.spark_consumer.logs import Record
 from tests.spark_consumer.logs import transaction as committed
@@ -115,14 +116,14 @@ async def test_a_topic_that_is_not_there_is_named(feeder: Feeder, position: int 
 
 
 async def test_another_marker_at_the_position_to_go_on_from_raises(feeder: Feeder) -> None:
-    """The topic was made anew, and has grown beyond the position."""
+    """The topic was created again, and has grown beyond the position."""
     accounts = await asyncio.to_thread(feeder.table, ACCOUNTS)
     for number in range(3):
         transaction = feeder.begin()
         transaction.insert(accounts, {"id": number, "odd name": None})
         commit_lsn = await asyncio.to_thread(transaction.commit)
     await asyncio.to_thread(feeder.kafka_commit)
-    with pytest.raises(MarkerError, match="made anew"):
+    with pytest.raises(MarkerError, match="created again"):
         await asyncio.wait_for(read_until(feeder, commit_lsn, position=2, after_commit_lsn=1), 60)
 
 
@@ -142,11 +143,11 @@ class Partition(TransactionReader):
 
 async def test_time_that_the_caller_takes_is_no_time_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(transactions, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     values = [Record(0, 700, 700, 0, ordinal, False, True).value() for ordinal in range(3)]
     (read,) = reads_of(committed(0, 700, (), (Range("cdc.public.a", 0, 0, 2, 3),)))
     found = []
-    async for ordinal, _ in Partition(clock, values)._ordered(read, TopicPartition(read.topic, 0)):
+    async for ordinal, *_ in Partition(clock, values)._ordered(read, TopicPartition(read.topic, 0)):
         found.append(ordinal)
         clock[0] += 60
     assert found == [0, 1, 2]
@@ -164,8 +165,15 @@ async def test_columns_of_the_old_row_have_their_true_names() -> None:
         "unchanged": [odd], "special": {f"before.{odd}": "old", odd: "new"},
     }  # fmt: skip
     reader = Partition([0.0], [])
-    reader._parsed[7] = parsed, true_names(schema)
-    change = await reader._decode(committed(0, 1, (), ()), "cdc.public.items", encode(7, parsed, record))
+    reader._parsed[7] = parsed, true_names(schema), TableName("public", "items")
+    facts = committed(0, 1, (), (Range("cdc.public.items", 1, 0, 9, 1),))
+    (read,) = reads_of(facts)
+    value = encode(7, parsed, record)
+    change = await reader._decode(facts, read, 5, value)
     assert change.special == {"before.odd name": "old", "odd name": "new"}
     assert change.unchanged == ("odd name",)
     assert change.before == {"id": 1, "odd name": None}
+    text = encode(7, parsed, {**record, "special": {odd: "XYZ"}})
+    for damaged in (value[:-1], value + b"\0", text.replace(b"XYZ", b"X\xffZ"), b"\1" + value[1:], value[:3]):
+        with pytest.raises(MalformedRecord, match=r"^cdc\.public\.items\[1\] offset 5\b"):
+            await reader._decode(facts, read, 5, damaged)

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
-from spark_consumer.session import NEEDED
+from spark_consumer.jobs.session import NEEDED
 from tests.spark_consumer import submitted_job
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation
 from tests.spark_consumer.test_jobs import change_items

@@ -25,7 +25,7 @@ Key = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class PostgresText:
-    """A value that its Avro type can not hold, as PostgreSQL writes it."""
+    """A value that its Avro type cannot hold, as PostgreSQL writes it."""
 
     text: str
 

@@ -202,3 +202,30 @@ async def test_a_replica_that_differs_is_found(publisher: Publisher) -> None:
     assert len(await found(replica)) == 1
     del replica.keyed[first]
     assert len(await found(replica)) == 2
+
+
+async def test_007_publications_that_swap_their_names(own_publisher: Publisher) -> None:
+    """From the commit on, the name stands for the other tables."""
+    publisher = own_publisher
+    schema = await publisher.schema()
+    await publisher.execute("CREATE TABLE one (a int PRIMARY KEY); CREATE TABLE two (a int PRIMARY KEY)")
+    await publisher.execute(f"CREATE PUBLICATION other FOR TABLE {schema}.two, public.heartbeat")
+    await publisher.publish("one")
+    publisher.gateway.start()
+    await publisher.gateway.logged('"streaming"')
+    await publisher.execute("INSERT INTO one VALUES (1); INSERT INTO two VALUES (1)")
+    await publisher.caught_up()
+    name = publisher.publication
+    await publisher.execute(
+        f"""
+        BEGIN;
+        ALTER PUBLICATION {name} RENAME TO swapped;
+        ALTER PUBLICATION other RENAME TO {name};
+        ALTER PUBLICATION swapped RENAME TO other;
+        COMMIT;
+        INSERT INTO one VALUES (2); INSERT INTO two VALUES (2)
+        """
+    )
+    replicas = await publisher.replicas(schema)
+    assert [row["a"] for row in replicas["one"].all_rows()] == [1]
+    assert [row["a"] for row in replicas["two"].all_rows()] == [2]

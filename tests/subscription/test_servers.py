@@ -1,7 +1,8 @@
-"""PostgreSQL's scenarios about servers, roles and forms: 005, 014, 027, 030; and the oldest server."""
+"""PostgreSQL's scenarios about servers, roles and forms: 005, 014, 022, 027, 030; and the oldest server."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import uuid4
@@ -11,7 +12,8 @@ import pytest_asyncio
 
 from gateway.local import Kafka, Postgres, Registry
 from tests.conftest import Database
-from tests.subscription.conftest import open_publisher
+from tests.slots import until_free
+from tests.subscription.conftest import Publisher, open_publisher
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -86,10 +88,10 @@ async def test_027_a_role_with_no_right_but_replication_is_enough(
     """Row security of the table does not hide rows from the stream either: who may replicate reads everything."""
     publisher = await open_publisher(database, kafka, registry, tmp_path, topic_prefix)
     role = f"least_{topic_prefix}"
-    dsn = database.dsn.replace("postgres@", f"{role}@")
+    dsn = database.dsn_of(role)
     try:
         schema = await publisher.schema()
-        await publisher.execute(f"CREATE ROLE {role} LOGIN REPLICATION")
+        await publisher.execute(f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{database.server.password}'")
         await publisher.execute(
             "CREATE TABLE guarded (a int PRIMARY KEY, b text); ALTER TABLE guarded ENABLE ROW LEVEL SECURITY"
         )
@@ -160,3 +162,54 @@ async def test_the_oldest_server_streams_commits_and_rolls_back(
     finally:
         await publisher.gateway.end()
         await publisher.connection.close()
+
+
+async def test_022_prepared_transactions_come_through_a_server_between(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """The first database is published to the gateway's by PostgreSQL's own subscription, in two phases."""
+    name = f"first_{topic_prefix}"
+    admin = await database.server.connect()
+    await admin.execute(f"CREATE DATABASE {name}")
+    first = await database.server.connect(name)
+    publisher = await open_publisher(database, kafka, registry, tmp_path, topic_prefix)
+    table = "CREATE TABLE public.cascaded (a int PRIMARY KEY, b text)"
+    try:
+        await first.execute(f"{table}; CREATE PUBLICATION source FOR TABLE public.cascaded")
+        await first.execute(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput', false, true)")
+        await publisher.execute(table)
+        await publisher.publish("public.cascaded")
+        await publisher.execute(
+            f"CREATE SUBSCRIPTION {name} CONNECTION '{database.server.database_dsn(name)}' PUBLICATION source "
+            f"WITH (create_slot = false, slot_name = '{name}', copy_data = false, two_phase = true)"
+        )
+        await becomes(publisher, "SELECT subtwophasestate = 'e' FROM pg_subscription WHERE subname = $1", name)
+        await publisher.gateway.streaming()
+        for number, end in enumerate(("COMMIT", "ROLLBACK", "COMMIT")):
+            gid = f"{name}_{number}"
+            await first.execute(f"BEGIN; INSERT INTO public.cascaded VALUES ({10 * number}, 'kept'); SAVEPOINT s")
+            await first.execute(f"INSERT INTO public.cascaded VALUES ({10 * number + 1}, 'undone'); ROLLBACK TO s")
+            await first.execute(f"PREPARE TRANSACTION '{gid}'")
+            prepared = "SELECT count(*) = $1 FROM pg_prepared_xacts WHERE database = current_database()"
+            await becomes(publisher, prepared, 1)
+            await first.execute(f"{end} PREPARED '{gid}'")
+            await becomes(publisher, prepared, 0)
+        replicas = await publisher.equal("public", "cascaded")
+        assert sorted(row["a"] for row in replicas["cascaded"].all_rows()) == [0, 20]
+    finally:
+        await publisher.gateway.end()
+        await publisher.execute(f"ALTER SUBSCRIPTION {name} DISABLE")
+        await publisher.execute(f"ALTER SUBSCRIPTION {name} SET (slot_name = NONE)")
+        await publisher.execute(f"DROP SUBSCRIPTION {name}")
+        await publisher.connection.close()
+        await first.close()
+        await until_free(admin, name)
+        await admin.execute(f"SELECT pg_drop_replication_slot('{name}')")
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await admin.close()
+
+
+async def becomes(publisher: Publisher, query: str, *arguments: object) -> None:
+    async with asyncio.timeout(60):
+        while not await publisher.connection.fetchval(query, *arguments):
+            await asyncio.sleep(0.05)

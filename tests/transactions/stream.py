@@ -12,8 +12,9 @@ from typing import Any
 from gateway.events.context import Context
 from gateway.events.manifest import Manifest
 from gateway.lsn import Lsn
+from gateway.operate.errors import StopForOperator
 from gateway.transactions.machine import TransactionMachine
-from gateway.transactions.transaction import MessageTopic, RelationVersion
+from gateway.transactions.transaction import LeftOutMessage, MessageTopic, RelationVersion
 
 RELATION_OID = 4711
 
@@ -56,6 +57,8 @@ class RecordingOutlet:
 
     topic: str = "cdc.public.t"
     events: list[Event] = field(default_factory=list)
+    is_full: bool = False
+    """Takes no record by `offer`."""
 
     def append(self, key: bytes | None, value: Any, manifest: Manifest | None) -> None:
         value.manifest = manifest
@@ -66,9 +69,25 @@ class RecordingOutlet:
     def append_everywhere(self, value: Any, manifest: Manifest | None) -> None:
         self.append(None, value, manifest)
 
+    def offer(self, value: Any, manifest: Manifest | None) -> bool:
+        if not self.is_full:
+            self.append(None, value, manifest)
+        return not self.is_full
 
-def encode_message(context: Context, change_lsn: int, ordinal: int, *rest: object) -> Any:
-    return Event("MESSAGE", context, change_lsn, ordinal)
+    def too_large(self, what: str, size: int) -> StopForOperator:
+        return StopForOperator(f"{self.topic} {what}")
+
+
+@dataclass
+class MessageEvent(Event):
+    content: bytes = b""
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+
+def encode_message(context: Context, change_lsn: int, ordinal: int, *rest: Any) -> Any:
+    return MessageEvent("MESSAGE", context, change_lsn, ordinal, content=rest[-1])
 
 
 class Stream:
@@ -77,7 +96,9 @@ class Stream:
     def __init__(self, epoch: int = 3, **start: Any) -> None:
         self.rows = RecordingOutlet()
         self.messages = RecordingOutlet("cdc.message")
-        topic: Any = MessageTopic(99, encode_message, self.messages)
+        self.left_out: list[LeftOutMessage] = []
+        prefixes = frozenset(start.get("message_prefixes", ()))
+        topic: Any = MessageTopic("cdc.message", 99, encode_message, self.messages, self.left_out.append, prefixes)
         self.machine = TransactionMachine(
             epoch=epoch,
             resume_lsn=start.get("resume_lsn", 0),
@@ -102,6 +123,9 @@ class Stream:
     def row(self, kind: bytes = b"I", subxid: int | None = None, content: bytes = b"", oid: int = RELATION_OID) -> None:
         payload = kind + (b"" if subxid is None else struct.pack("!I", subxid)) + struct.pack("!I", oid) + content
         self.machine.change(payload, 0, len(payload), self.next_lsn())
+
+    def drained(self, payload: bytes, message_bytes: int) -> None:
+        self.machine.drained(payload, 0, len(payload), message_bytes)
 
     def kinds(self) -> list[str]:
         return [marker.kind for marker in self.machine.take_markers()]

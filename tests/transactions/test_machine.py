@@ -270,12 +270,12 @@ def test_a_relation_announced_in_a_committed_stream_counts_for_all() -> None:
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        (Commit(0, Lsn(1), Lsn(2), TIME), "Commit .*inside a transaction"),
-        (StreamStop(), "Stream Stop .*inside a stream segment"),
+        (Commit(0, Lsn(1), Lsn(2), TIME), "Commit, .*inside a transaction"),
+        (StreamStop(), "Stream Stop, .*inside a stream segment"),
         (StreamStart(10, first_segment=False), "Stream Start of 10"),
-        (StreamCommit(10, 0, Lsn(1), Lsn(2), TIME), "Stream Commit of 10 .*after its Stream Start"),
+        (StreamCommit(10, 0, Lsn(1), Lsn(2), TIME), "Stream Commit of 10, .*after its Stream Start"),
         (StreamAbort(10, 10, None, None), "Stream Abort of 10"),
-        (Prepare(0, Lsn(1), Lsn(2), TIME, 3, "g"), "Prepare .*inside a transaction"),
+        (Prepare(0, Lsn(1), Lsn(2), TIME, 3, "g"), "Prepare, .*inside a transaction"),
         (Truncate(None, (1,), cascade=False, restart_identity=False), "Truncate"),
         (Origin(Lsn(1), "x"), "Origin"),
         (Message(None, True, Lsn(1), "p", b""), "Message"),
@@ -298,7 +298,7 @@ def test_a_row_outside_transactions_or_of_an_unknown_relation_is_an_error() -> N
     with pytest.raises(OutOfOrder, match=r"row message \(I\)"):
         stream.row()
     begin(stream, 5, 1000)
-    with pytest.raises(OutOfOrder, match="relation 1, expected|relation 1 at"):
+    with pytest.raises(OutOfOrder, match="relation 1, expected"):
         stream.row(oid=1)
 
 

@@ -19,7 +19,8 @@ from gateway.pgoutput import (
     StreamPrepare,
     decode,
 )
-from gateway.transactions.machine import ROW_KINDS, RolledBackMessages
+from gateway.pgoutput.letters import ROW_MESSAGES
+from gateway.transactions.machine import RolledBackMessages
 from gateway.transactions.transaction import RelationVersion
 from tests.golden.recording import RecordedMessage, Recording, recordings
 from tests.transactions.stream import RecordingEncoder, Stream
@@ -36,7 +37,7 @@ def replay(recorded: Recording) -> tuple[Stream, list[PgOutputMessage]]:
 def replay_one(stream: Stream, raw: RecordedMessage, protocol_version: int) -> PgOutputMessage:
     assert stream.machine.in_stream == raw.in_stream
     message = decode(raw.payload, in_stream=raw.in_stream, protocol_version=protocol_version)
-    if raw.payload[0] in ROW_KINDS:
+    if raw.payload[0] in ROW_MESSAGES:
         stream.machine.change(raw.payload, 0, len(raw.payload), raw.change_lsn)
     elif isinstance(message, Relation):
         encoder: Any = RecordingEncoder()

@@ -193,7 +193,15 @@ tsvector = st.lists(
     ),
     max_size=5,
 ).map(" ".join)
-tsquery = st.lists(_lexeme, min_size=1, max_size=4).map(" & !".join)
+_operand = st.builds("{}{}".format, _lexeme, st.sampled_from(["", ":*", ":AB", ":*CD"]))
+tsquery = st.recursive(
+    _operand,
+    lambda part: (
+        part.map("!({})".format)
+        | st.builds("({}) {} ({})".format, part, st.sampled_from(["&", "|", "<->", "<3>", "<0>"]), part)
+    ),
+    max_leaves=6,
+) | st.lists(_lexeme, min_size=1, max_size=4).map(" & !".join)
 
 pg_lsn = st.builds(lambda high, low: f"{high:X}/{low:X}", st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 tid = st.builds(lambda block, place: f"({block},{place})", st.integers(0, 2**32 - 1), st.integers(0, 65535))

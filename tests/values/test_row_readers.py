@@ -45,7 +45,7 @@ def column(value: TupleValue) -> bytes:
 @pytest.mark.parametrize(
     ("kinds", "binary", "runs"),
     [
-        ([TEXT] * 4 + [INT4] + [TEXT, BYTEA] * 2, True, 3),
+        ([TEXT] * 4 + [INT4] + [BYTEA] * 4, True, 3),
         ([TEXT] * 3 + [INT4] + [TEXT] * 4, False, 3 + 1 + 1),
         ([INT4] * 5 + [INT8] * 4 + [INT2] * 4, True, 5 + 4 + 4 if is_compiled() else 3),
         ([INT4] * 3 + [INT8] * 4, False, 7),

@@ -1,4 +1,4 @@
-"""What is not the value's own: settings of database and role, the database's encoding, what an old server can not print."""
+"""What is not the value's own: settings of database and role, the database's encoding, what an old server cannot print."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_settings_of_the_database_and_its_encoding_change_no_value(
         await stage.gateway.streaming(source__check_interval_s="1")
         await stage.sql.execute(ROW)
         await stage.sql.execute("CREATE TABLE seen_by_the_check ()")
-        await stage.gateway.logged("seen_by_the_check is published from now on")
+        await stage.gateway.logged("public.seen_by_the_check")
         found = await stage.delivered(lambda found: bool(found.rows("t")))
         found.close()
         assert await stage.gateway.stop() == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.relations.catalog import TYPES_QUERY, read_types
-from gateway.values.table import _built_in_types, render_table
+from gateway.values.table import built_in_types, render_table
 from tests.conftest import Database
 
 PAGE = Path(__file__).parents[2] / "docs" / "types.md"
@@ -27,7 +27,7 @@ async def test_the_page_lists_every_type_of_a_fresh_database(database: Database)
         assert len(rows) > 600
         assert [name for _, name in rows if name not in words] == []
         found = read_types([tuple(row) for row in await connection.fetch(TYPES_QUERY, [row[0] for row in rows])])
-        listed = {facts.oid: facts for facts in _built_in_types()}
+        listed = {facts.oid: facts for facts in built_in_types()}
         assert listed.keys() == found.keys()
         for oid, facts in found.items():
             known = listed[oid]

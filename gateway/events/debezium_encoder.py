@@ -1,0 +1,296 @@
+"""Row messages -> records of Debezium's dialect, for one version of a relation.
+
+The tuple is read as in gateway/events/row_encoder.py: one reader a column, one join; what is not plain is parsed and encoded
+value by value. The layout is `schemas.debezium.envelope_schema`: before, after, source, transaction, op, and the time at which
+it was written. `source` is four pieces, most of which the rows of a transaction share.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from librt.strings import read_i16_be
+
+from gateway.events.debezium_source import SourceContext
+from gateway.events.errors import KeyNotSent, NeedsOptional, UnknownBinary, UnreadableValue
+from gateway.pgoutput import UNCHANGED, Binary, PgOutputError, Text
+from gateway.pgoutput.cursor import Cursor
+from gateway.pgoutput.letters import KEY_TUPLE, NEW_TUPLE, OLD_TUPLE
+from gateway.pgoutput.row import TUPLE_NAMES, TuplePart, read_earlier, read_earlier_and_new, read_new
+from gateway.pgoutput.tuple_data import column_offset
+from gateway.values.codec import Codec
+from gateway.values.connect_codec import connect_codec, null_value, placeholder, skip_column
+from gateway.values.reader import Parts, Reader, Unusual, some_bytes
+from gateway.values.row_readers import RowReaders
+from gateway.values.special import NotRenderable, Special
+from gateway.varint import encode_lsn
+from schemas.connect_type import DebeziumOptions
+from schemas.debezium import ConnectColumn, ConnectRelation
+from schemas.framing import frame
+
+Key = bytes | None
+Unconvertible = Callable[[str, str, str], None]
+"""(relation, column, reason): the field is written without its value. It may raise instead."""
+
+_ONLY_AFTER: Final = b"\0\2"
+_NEITHER: Final = b"\0\0"
+_SOME: Final = b"\2"
+_NULL: Final = b"\0"
+_CREATE, _UPDATE, _DELETE, _TRUNCATE = (some_bytes(letter)[1:] for letter in (b"c", b"u", b"d", b"t"))
+_NOT_PLAIN: Final = (Special, Unusual, NotRenderable, ValueError, IndexError, OverflowError, struct.error)
+_MALFORMED: Final = (ValueError, IndexError, OverflowError, struct.error)
+_HEAD_BYTES: Final = 1 + 4
+
+
+class DebeziumEncoder:
+    """`position` is that of the byte after the relation oid, `end` that after the message. Keys and values come framed.
+
+    `block`: the row's transaction block in Avro, null where there is none. Raises PgOutputError, UnknownBinary,
+    UnreadableValue, KeyNotSent, and what `unconvertible` raises.
+    """
+
+    def __init__(
+        self,
+        relation: ConnectRelation,
+        value_schema_id: int,
+        key_schema_id: int | None,
+        options: DebeziumOptions,
+        unconvertible: Unconvertible,
+    ) -> None:
+        self.relation = relation
+        self._name = relation.description.qualified_name
+        self._columns = relation.columns
+        self._count = len(relation.columns)
+        self._frame = frame(value_schema_id)
+        self._key_frame = None if key_schema_id is None else frame(key_schema_id)
+        self._unconvertible = unconvertible
+        self._codecs = [None if column is None else connect_codec(column) for column in self._columns]
+        of_key_tuples = [
+            None if column is None else connect_codec(column, in_key_tuple=True) for column in self._columns
+        ]
+        self._placeholders = [
+            None if column is None else placeholder(column, options.unavailable_value_placeholder)
+            for column in self._columns
+        ]
+        sends_binary = [column.facts.sends_binary for column in relation.description.columns]
+        never = [False] * self._count
+        self._text_of_keys = RowReaders(_readers(of_key_tuples, never))
+        self._text = RowReaders(_readers(self._codecs, never), like=self._text_of_keys)
+        self._binary_of_keys = RowReaders(_readers(of_key_tuples, sends_binary))
+        self._binary = RowReaders(_readers(self._codecs, sends_binary), like=self._binary_of_keys)
+        names = (
+            some_bytes(relation.description.namespace.encode())[1:] + some_bytes(relation.description.name.encode())[1:]
+        )
+        self._table = names
+        self._source: SourceContext | None = None
+        self._tail = b""
+        self._read_with(self._text, self._text_of_keys)
+
+    def _read_with(self, readers: RowReaders, of_keys: RowReaders) -> None:
+        self._readers = readers
+        self._runs = readers.runs
+        self._runs_of_keys = of_keys.runs
+        self._key_parts = readers.parts_of(self.relation.key)
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def insert(
+        self, data: bytes, position: int, end: int, source: SourceContext, change_lsn: int, block: bytes
+    ) -> tuple[Key, bytes]:
+        after: Parts = [self._frame, _ONLY_AFTER]
+        key = self._new(data, position, end, after, "Insert")
+        return key, self._record(after, source, change_lsn, block, _CREATE)
+
+    def new_tuple_only(self, data: bytes, position: int, end: int) -> bool:
+        """Whether an Update message brings no key and no old tuple, so that the key is as it was."""
+        return position < end and data[position] == NEW_TUPLE
+
+    def update(
+        self, data: bytes, position: int, end: int, source: SourceContext, change_lsn: int, block: bytes
+    ) -> tuple[Key, bytes]:
+        """One for which `new_tuple_only` says True."""
+        after: Parts = [self._frame, _ONLY_AFTER]
+        key = self._new(data, position, end, after, "Update")
+        return key, self._record(after, source, change_lsn, block, _UPDATE)
+
+    def both(self, data: bytes, position: int, end: int) -> tuple[Key, Parts, Key, Parts]:
+        """The old key and row, the new key and row, of an Update message that brings both."""
+        before: Parts = []
+        after: Parts = []
+        try:
+            if data[position] in (OLD_TUPLE, KEY_TUPLE):
+                place = self._read_tuple(data, position, before)
+                if data[place] == NEW_TUPLE and self._read_tuple(data, place, after) == end:
+                    return self._key(before), before, self._key(after), after
+        except _NOT_PLAIN:
+            pass
+        cursor = Cursor(data[position:end], 0, "Update", _HEAD_BYTES)
+        earlier, new = read_earlier_and_new(cursor)
+        cursor.finish()
+        assert earlier is not None
+        self._checked(earlier, cursor)
+        self._checked(new, cursor)
+        old_row, new_row = self._encoded(earlier, None), self._encoded(new, earlier)
+        return self._key_of(earlier, old_row, None), old_row, self._key_of(new, new_row, earlier), new_row
+
+    def updated(self, before: Parts, after: Parts, source: SourceContext, change_lsn: int, block: bytes) -> bytes:
+        return self._record([self._frame, _SOME, *before, _SOME, *after], source, change_lsn, block, _UPDATE)
+
+    def deleted(self, before: Parts, source: SourceContext, change_lsn: int, block: bytes) -> bytes:
+        return self._record([self._frame, _SOME, *before, _NULL], source, change_lsn, block, _DELETE)
+
+    def created(self, after: Parts, source: SourceContext, change_lsn: int, block: bytes) -> bytes:
+        return self._record([self._frame, _ONLY_AFTER, *after], source, change_lsn, block, _CREATE)
+
+    def delete(self, data: bytes, position: int, end: int) -> tuple[Key, Parts]:
+        """The old key and row of a Delete message."""
+        before: Parts = []
+        try:
+            if data[position] in (OLD_TUPLE, KEY_TUPLE) and self._read_tuple(data, position, before) == end:
+                return self._key(before), before
+        except _NOT_PLAIN:
+            pass
+        cursor = Cursor(data[position:end], 0, "Delete", _HEAD_BYTES)
+        earlier = self._checked(read_earlier(cursor), cursor)
+        cursor.finish()
+        row = self._encoded(earlier, None)
+        return self._key_of(earlier, row, None), row
+
+    def truncate(self, source: SourceContext, change_lsn: int, block: bytes) -> bytes:
+        return self._record([self._frame, _NEITHER], source, change_lsn, block, _TRUNCATE)
+
+    def _record(self, parts: Parts, source: SourceContext, change_lsn: int, block: bytes, operation: bytes) -> bytes:
+        """`parts`: everything before `source`."""
+        if source is not self._source:
+            self._source = source
+            self._tail = source.times + self._table + source.transaction
+        digits = b"%d" % change_lsn
+        parts += (
+            source.heads[len(digits)], digits, self._tail, encode_lsn(change_lsn), source.end, block, operation, source.written
+        )  # fmt: skip
+        return b"".join(parts)
+
+    # -- tuples -------------------------------------------------------------------------------------------------------
+
+    def _new(self, data: bytes, position: int, end: int, parts: Parts, name: str) -> Key:
+        """Appends the new tuple's row; its key."""
+        first = len(parts)
+        try:
+            if data[position] == NEW_TUPLE and self._read_tuple(data, position, parts) == end:
+                if self._key_frame is None:
+                    return None
+                return self._key_frame + b"".join([parts[first + at] for at in self._key_parts])
+        except _NOT_PLAIN:
+            pass
+        del parts[first:]
+        cursor = Cursor(data[position:end], 0, name, _HEAD_BYTES)
+        new = self._checked(read_new(cursor), cursor)
+        cursor.finish()
+        row = self._encoded(new, None)
+        parts += row
+        return self._key_of(new, row, None)
+
+    def _read_tuple(self, data: bytes, position: int, parts: Parts) -> int:
+        if read_i16_be(data, position + 1) != self._count:
+            raise Unusual
+        place = position + 3
+        for read in self._runs_of_keys if data[position] == KEY_TUPLE else self._runs:
+            place = read(data, place, parts)
+        return place
+
+    def _key(self, row: Parts) -> Key:
+        if self._key_frame is None:
+            return None
+        return self._key_frame + b"".join([row[at] for at in self._key_parts])
+
+    def _checked(self, part: TuplePart, cursor: Cursor) -> TuplePart:
+        """A tuple with as many columns as the relation has. Sees on the way whether the server sends binary."""
+        if len(part.values) != self._count:
+            name = TUPLE_NAMES[part.letter]
+            raise PgOutputError(
+                cursor.message_name, f"number of columns of the {name}", part.offset, str(self._count), str(len(part.values))
+            )  # fmt: skip
+        if self._readers is not self._binary and Binary in map(type, part.values):
+            self._read_with(self._binary, self._binary_of_keys)
+        return part
+
+    def _encoded(self, part: TuplePart, earlier: TuplePart | None) -> Parts:
+        """One part a column that is in the record. An UNCHANGED one is taken from the old tuple where that has it."""
+        row: Parts = []
+        for index, column in enumerate(self._columns):
+            if column is None:
+                continue
+            tuple_ = part
+            if part.values[index] is UNCHANGED and earlier is not None and earlier.letter == OLD_TUPLE:
+                tuple_ = earlier
+            row.append(self._value(tuple_, index, column))
+        return row
+
+    def _value(self, part: TuplePart, index: int, column: ConnectColumn) -> bytes:
+        value = part.values[index]
+        if value is None:
+            if not column.is_optional and part.letter != KEY_TUPLE:
+                raise NeedsOptional(self._name, self.relation.description.oid, column.name)
+            return null_value(column)
+        if not isinstance(value, Text | Binary):
+            found = self._placeholders[index]
+            return (
+                self._without(column, "it was not sent, as it is unchanged and out of line") if found is None else found
+            )
+        each = self._codecs[index]
+        assert each is not None
+        encode = each.from_text if isinstance(value, Text) else each.from_binary
+        try:
+            if encode is None:
+                raise NotRenderable
+            return encode(value.value)
+        except Special:
+            return self._without(column, "its Connect type cannot hold the value")
+        except (NotRenderable, *_MALFORMED) as error:
+            raise self._refused(part, index, value, error) from None
+
+    def _without(self, column: ConnectColumn, reason: str) -> bytes:
+        self._unconvertible(self._name, column.name, reason)
+        return null_value(column)
+
+    def _key_of(self, part: TuplePart, row: Parts, earlier: TuplePart | None) -> Key:
+        """`row` has one part a column that is in the record."""
+        if self._key_frame is None:
+            return None
+        parts = []
+        for at in self.relation.key:
+            column = self._columns[at]
+            assert column is not None
+            sent = part
+            if part.values[at] is UNCHANGED:
+                if earlier is None or earlier.values[at] is UNCHANGED:
+                    raise KeyNotSent(
+                        f"{self._name}, column {column.name}: an update left this key column unchanged and out of line, and "
+                        "the server sent no key tuple with it",
+                        hint="servers before 14.2 do this: update the server, or set REPLICA IDENTITY FULL on the table",
+                    )
+                sent = earlier
+            parts.append(self._value(sent, at, column))
+        return self._key_frame + b"".join(parts)
+
+    def _refused(self, part: TuplePart, index: int, value: Text | Binary, error: Exception) -> Exception:
+        """`error` may quote the value, so that it is not chained."""
+        column = self.relation.description.columns[index]
+        if isinstance(error, NotRenderable):
+            return UnknownBinary(self._name, column.name, column.facts.name or str(column.facts.oid))
+        form = "text" if isinstance(value, Text) else "binary"
+        return UnreadableValue(
+            f"{self._name}, column {column.name}: the value at byte {part.offset + column_offset(part.values, index)} is not "
+            f"a {column.facts.name} in {form} form ({type(error).__name__})",
+            hint="keep the slot as it is and report this with the versions of PostgreSQL and of the gateway",
+        )
+
+
+def _readers(codecs: list[Codec | None], sends_binary: list[bool]) -> list[Reader]:
+    """`sends_binary`: columns that come in binary."""
+    return [
+        skip_column if each is None else each.read_binary if is_binary else each.read_text
+        for each, is_binary in zip(codecs, sends_binary, strict=True)
+    ]

@@ -1,0 +1,102 @@
+"""`source` and `transaction` of Debezium's records: what the rows of a transaction share, already in Avro."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.values.reader import some_bytes
+from gateway.varint import encode_long, encode_some_long
+
+_NULL: Final = b"\0"
+_SOME: Final = b"\2"
+_STREAMED: Final = b"\0" + some_bytes(b"false")[1:]
+"""`snapshot`: its default, the first branch."""
+_MAX_DIGITS: Final = 20
+
+
+def _text(value: str) -> bytes:
+    return some_bytes(value.encode())[1:]
+
+
+class SourceNames:
+    """What all records of a gateway share: `version` is the gateway's, `name` the topic prefix."""
+
+    __slots__ = ("before_sequence", "before_time")
+
+    def __init__(self, version: str, prefix: str, database: str) -> None:
+        self.before_time = _text(version) + _text("postgresql") + _text(prefix)
+        self.before_sequence = _STREAMED + _text(database)
+
+
+class SourceContext:
+    """One a transaction. `last_commit_end_lsn` 0: not known. Times are microseconds since the Unix epoch.
+
+    A record's source is heads[digits of change_lsn], the digits, times, the table, transaction, the LSN, end; `written` follows
+    the operation. `refresh` sets when the records that come are written.
+    """
+
+    __slots__ = ("end", "heads", "times", "transaction", "transaction_id", "written")
+
+    def __init__(
+        self,
+        names: SourceNames,
+        xid: int | None,
+        commit_lsn: int,
+        commit_time: int,
+        last_commit_end_lsn: int,
+        origin: str | None,
+        now_ns: int,
+    ) -> None:
+        last = f'"{last_commit_end_lsn}"' if last_commit_end_lsn else "null"
+        head = names.before_time + encode_long(commit_time // 1000) + names.before_sequence + _SOME
+        sequence = f'[{last},"'.encode()
+        self.heads = [head + encode_long(len(sequence) + digits + 2) + sequence for digits in range(_MAX_DIGITS)]
+        self.times = b'"]' + encode_some_long(commit_time) + encode_some_long(commit_time * 1000)
+        self.transaction = (_NULL if xid is None else encode_some_long(xid)) + _SOME
+        self.end = _NULL + (_NULL if origin is None else some_bytes(origin.encode())) + _NULL
+        self.transaction_id = f"{xid}:{commit_lsn}"
+        self.written = b""
+        self.refresh(now_ns)
+
+    def refresh(self, now_ns: int) -> None:
+        self.written = (
+            encode_some_long(now_ns // 1_000_000) + encode_some_long(now_ns // 1000) + encode_some_long(now_ns)
+        )
+
+
+def transaction_key(frame: bytes, transaction_id: str) -> bytes:
+    return frame + _text(transaction_id)
+
+
+def transaction_begin(frame: bytes, transaction_id: str, commit_time: int) -> bytes:
+    return frame + _text("BEGIN") + _text(transaction_id) + _NULL + _NULL + encode_long(commit_time // 1000)
+
+
+def transaction_end(
+    frame: bytes, transaction_id: str, commit_time: int, event_count: int, collections: dict[str, int]
+) -> bytes:
+    """`collections`: events of each `schema.table`."""
+    parts = [frame, _text("END"), _text(transaction_id), encode_some_long(event_count), _SOME]
+    if collections:
+        parts.append(encode_long(len(collections)))
+        parts += [_SOME + _text(name) + encode_long(count) for name, count in collections.items()]
+    return b"".join([*parts, _NULL, encode_long(commit_time // 1000)])
+
+
+def transaction_block(head: bytes, total_order: int, collection_order: int) -> bytes:
+    """`head`: branch 1 and the id."""
+    return head + encode_long(total_order) + encode_long(collection_order)
+
+
+def message_value(
+    frame: bytes, source: SourceContext, message_lsn: int, block: bytes, now_ns: int, prefix: str, content: bytes
+) -> bytes:
+    """A logical decoding message: its source has no schema and no table."""
+    digits = b"%d" % message_lsn
+    return b"".join(
+        (
+            frame, _text("m"), encode_some_long(now_ns // 1_000_000),
+            source.heads[len(digits)], digits, source.times, _NULL, _NULL, source.transaction, encode_long(message_lsn),
+            source.end, block, some_bytes(prefix.encode()), some_bytes(content),
+        )
+    )  # fmt: skip

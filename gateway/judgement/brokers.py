@@ -1,0 +1,375 @@
+"""Checks of Kafka: the listeners that answer, the brokers' settings, our topics, and what we may do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.judgement.findings import Finding, OperatorWarning
+from gateway.operate.errors import RetrySlowly, StopForOperator
+
+CLUSTER: Final = "the cluster"
+_DAY_MS: Final = 24 * 3600 * 1000
+_MIRROR_MS: Final = 3 * _DAY_MS
+"""Less retention than a long weekend is a trap: a mirror that is down for it has to begin anew."""
+_AUTHORIZATION: Final = (
+    "kafka-acls.sh --add --allow-principal User:<login> --operation {operations} {resource} (all: docs/operations.md)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaExpected:
+    """What the settings say. `tls`, `sasl`: of kafka.security_protocol."""
+
+    prefix: str
+    position_topic: str
+    marker_topic: str
+    transactional_id: str
+    tls: bool = False
+    sasl: bool = False
+    mechanism: str = "PLAIN"
+    own_certificate: bool = False
+    replication_factor: int = -1
+    retention_ms: int | None = None
+    max_record_bytes: int = 16 << 20
+    transaction_timeout_ms: int = 900_000
+    exactly_once: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerFacts:
+    """One address. `failure`: "" | "dns" | "refused" | "timeout" | "other" (`detail` says more). `tls`: it speaks TLS.
+    `tls_failure`: what is wrong with its certificate for us. `is_kafka`: it answers as a broker does. `wants_certificate`: it
+    ends the connection for want of one of ours. `mechanisms`: of its login; None: it asks for no login."""
+
+    address: str
+    advertised: bool = False
+    failure: str = ""
+    detail: str = ""
+    tls: bool = False
+    tls_failure: str = ""
+    is_kafka: bool = True
+    wants_certificate: bool = False
+    mechanisms: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    name: str
+    partitions: int
+    replicas: int
+    """The least of its partitions."""
+    leaderless: int = 0
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The broker's answer to what we asked it to try. `operation`: Create, Write, Describe; `on`: topic, transactional id,
+    "the cluster"."""
+
+    operation: str
+    on: str
+    error: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaFacts:
+    """`config`: of a broker; empty: not ours to see."""
+
+    broker_count: int
+    config: Mapping[str, str]
+    topics: Mapping[str, TopicFacts]
+    refusals: tuple[Refused, ...] = ()
+
+
+def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    """What is wrong with this address; first things first: without a connection nothing more is said."""
+    at = listener.address
+    if listener.failure:
+        yield _unreachable(listener)
+        return
+    if listener.tls != expected.tls:
+        yield StopForOperator(
+            f"{at} speaks {'TLS' if listener.tls else 'no TLS'}, kafka.security_protocol is {protocol_name(expected)}",
+            hint=f"set kafka.security_protocol = {protocol_name(expected, tls=listener.tls)}"
+            + ("" if listener.tls else ", or use the listener that speaks TLS (often port 9093)"),
+        )
+        return
+    if listener.tls_failure:
+        yield StopForOperator(
+            f"the certificate of {at} is not accepted: {listener.tls_failure}",
+            hint=_certificate_hint(listener.tls_failure),
+        )
+        return
+    if listener.wants_certificate:
+        yield StopForOperator(
+            f"{at} wants {'another' if expected.own_certificate else 'a'} certificate of ours (ssl.client.auth=required)",
+            hint="set kafka.ssl_cert_file and kafka.ssl_key_file to one that the broker's truststore knows",
+        )
+        return
+    if not listener.is_kafka:
+        yield StopForOperator(f"{at} does not answer as Kafka does", hint="is it the port of another service?")
+        return
+    yield from _login(listener, expected)
+
+
+def _login(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    at, offered = listener.address, listener.mechanisms
+    if offered is None and expected.sasl:
+        yield StopForOperator(
+            f"{at} asks for no login, kafka.security_protocol is {protocol_name(expected)}",
+            hint=f"set kafka.security_protocol = {protocol_name(expected, sasl=False)}, or use the listener with a login",
+        )
+    elif offered is not None and not expected.sasl:
+        yield StopForOperator(
+            f"{at} asks for a login ({', '.join(offered)}), kafka.security_protocol is {protocol_name(expected)}",
+            hint=f"set kafka.security_protocol = {protocol_name(expected, sasl=True)}, kafka.sasl_username and "
+            "kafka.sasl_password",
+        )
+    elif offered and expected.mechanism not in offered:
+        yield StopForOperator(
+            f"{at} does not take kafka.sasl_mechanism = {expected.mechanism}", hint=f"it takes {', '.join(offered)}"
+        )
+
+
+def protocol_name(expected: KafkaExpected, *, tls: bool | None = None, sasl: bool | None = None) -> str:
+    tls = expected.tls if tls is None else tls
+    sasl = expected.sasl if sasl is None else sasl
+    if sasl:
+        return "SASL_SSL" if tls else "SASL_PLAINTEXT"
+    return "SSL" if tls else "PLAINTEXT"
+
+
+def _unreachable(listener: ListenerFacts) -> Finding:
+    at = listener.address
+    what = {
+        "dns": f"the name of {at} is not known here",
+        "refused": f"nobody listens at {at}",
+        "timeout": f"{at} does not answer",
+    }.get(listener.failure, f"{at} cannot be reached: {listener.detail}")
+    if listener.advertised:
+        return RetrySlowly(
+            f"{what}; the brokers give this address to clients",
+            hint="set advertised.listeners of the broker to an address that this computer reaches; kafka.bootstrap_servers is "
+            "only asked for it",
+        )
+    return RetrySlowly(what, hint="check kafka.bootstrap_servers, that the broker is up, and the firewall between")
+
+
+def _certificate_hint(failure: str) -> str:
+    if "hostname" in failure.lower() or "ip address mismatch" in failure.lower():
+        return "use the name in kafka.bootstrap_servers that the certificate has (openssl s_client -connect ...)"
+    if "expired" in failure.lower():
+        return "renew the broker's certificate"
+    return "set kafka.ssl_ca_file to the authority that signed the broker's certificate"
+
+
+def check_brokers(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    """The brokers' settings against ours."""
+    yield from _replication(facts, expected)
+    config = facts.config
+    longest = _number(config, "transaction.max.timeout.ms")
+    if longest is not None and expected.exactly_once and longest < expected.transaction_timeout_ms:
+        yield StopForOperator(
+            f"the broker allows transactions of {longest // 1000} s, kafka.transaction_timeout_s is "
+            f"{expected.transaction_timeout_ms // 1000}",
+            hint=f"set kafka.transaction_timeout_s = {longest // 1000}, or raise transaction.max.timeout.ms of the brokers",
+        )
+    request = _number(config, "socket.request.max.bytes")
+    if request is not None and expected.max_record_bytes >= request:
+        yield StopForOperator(
+            f"kafka.max_record_bytes is {expected.max_record_bytes}, a request may have {request} bytes",
+            hint="lower kafka.max_record_bytes, or raise socket.request.max.bytes of the brokers",
+        )
+    if config.get("unclean.leader.election.enable") == "true":
+        yield OperatorWarning(
+            "unclean.leader.election.enable is true: acknowledged records may be lost when a broker fails",
+            "kafka-configs.sh --alter --entity-type brokers --entity-default --add-config unclean.leader.election.enable=false",
+        )
+
+
+def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    config, brokers = facts.config, facts.broker_count
+    factor = expected.replication_factor
+    source = "kafka.replication_factor"
+    if factor < 0:
+        factor, source = _number(config, "default.replication.factor") or 1, "default.replication.factor"
+    if factor > brokers:
+        yield RetrySlowly(
+            f"{source} is {factor}, but there are {brokers} brokers",
+            hint=f"set kafka.replication_factor = {brokers}, or start more brokers",
+        )
+    elif factor < min(brokers, 3):
+        yield OperatorWarning(
+            f"new topics get {factor} replica{'s' * (factor != 1)} of {brokers} brokers: what the slot was told is durable may "
+            "be lost with a disk",
+            f"set kafka.replication_factor = {min(brokers, 3)} before the first start",
+        )
+    least = _number(config, "min.insync.replicas") or 1
+    if least > factor:
+        yield RetrySlowly(
+            f"min.insync.replicas is {least}, new topics get {factor} replicas: no record would ever be acknowledged",
+            hint=f"set kafka.replication_factor = {least} or more",
+        )
+    elif factor >= 3 and least < 2:
+        yield OperatorWarning(
+            "min.insync.replicas is 1: a record counts as durable when one broker has it",
+            "kafka-configs.sh --alter --entity-type brokers --entity-default --add-config min.insync.replicas=2",
+        )
+    state = _number(config, "transaction.state.log.replication.factor")
+    if state is not None and state > brokers:
+        yield RetrySlowly(
+            f"transaction.state.log.replication.factor is {state}, but there are {brokers} brokers: no Kafka transaction can "
+            "begin",
+            hint=f"transaction.state.log.replication.factor={brokers} and transaction.state.log.min.isr=1 in server.properties; "
+            "or start more brokers",
+        )
+
+
+def check_topics(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    """Our topics as they are, and as the brokers would make them."""
+    for name in (expected.position_topic, expected.marker_topic):
+        topic = facts.topics.get(name)
+        if topic is not None:
+            yield from check_single_partition(name, topic.partitions)
+    position = facts.topics.get(expected.position_topic)
+    if position is not None and position.config:
+        yield from check_position_topic(position.name, position.config)
+    for topic in facts.topics.values():
+        yield from _topic(topic, expected)
+    yield from _retention(facts, expected)
+
+
+def check_single_partition(name: str, partitions: int) -> Iterator[Finding]:
+    if partitions != 1:
+        yield StopForOperator(
+            f"topic {name} has {partitions} partitions; its order is commit order, so it must have one",
+            hint="use another kafka.prefix, or delete the topic if nothing needs it",
+        )
+
+
+def check_position_topic(name: str, config: Mapping[str, str]) -> Iterator[Finding]:
+    """A position that retention may delete is no durable position."""
+    policy = config.get("cleanup.policy", "")
+    if policy != "compact":
+        yield StopForOperator(
+            f"topic {name} has cleanup.policy={policy}: retention would delete positions",
+            hint=f"kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config cleanup.policy=compact",
+        )
+
+
+def _topic(topic: TopicFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    config = topic.config
+    alter = f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config "
+    if topic.leaderless:
+        yield RetrySlowly(
+            f"topic {topic.name} has {topic.leaderless} partitions without a leader",
+            hint="start the brokers that hold them (kafka-topics.sh --describe --unavailable-partitions)",
+        )
+    least = _number(config, "min.insync.replicas")
+    if least is not None and least > topic.replicas:
+        yield RetrySlowly(
+            f"topic {topic.name} has {topic.replicas} replicas, its min.insync.replicas is {least}: no record is acknowledged",
+            hint=f"{alter}min.insync.replicas={max(topic.replicas - 1, 1)}, or add replicas",
+        )
+    if topic.name == expected.position_topic:
+        return
+    if topic.name == expected.marker_topic and "compact" in config.get("cleanup.policy", ""):
+        yield StopForOperator(
+            f"topic {topic.name} is compacted: its markers have no key, and would be refused",
+            hint=f"{alter}cleanup.policy=delete",
+        )
+    largest = _number(config, "max.message.bytes")
+    if largest is not None and largest < expected.max_record_bytes:
+        yield OperatorWarning(
+            f"topic {topic.name} takes records of {largest} bytes, kafka.max_record_bytes is {expected.max_record_bytes}: a row "
+            "in between stops the gateway",
+            f"{alter}max.message.bytes={expected.max_record_bytes}",
+        )
+
+
+def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    of_new = expected.retention_ms
+    if of_new is None:
+        of_new = _broker_retention_ms(facts.config)
+    if of_new is not None and 0 <= of_new < _MIRROR_MS:
+        yield OperatorWarning(
+            f"new topics keep records for {_hours(of_new)}: a mirror that is down for longer has to begin anew",
+            "set kafka.retention_ms = -1 or as long as a reader may be down, before the first start",
+        )
+    marker = facts.topics.get(expected.marker_topic)
+    kept = _number(marker.config, "retention.ms") if marker is not None else None
+    for topic in facts.topics.values():
+        own = _number(topic.config, "retention.ms")
+        if topic is marker or topic.name == expected.position_topic or own is None or own < 0:
+            continue
+        alter = f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config retention.ms="
+        if kept is not None and (kept < 0 or own < kept):
+            yield OperatorWarning(
+                f"topic {topic.name} keeps records for {_hours(own)}, {expected.marker_topic} for {_hours(kept)}: a reader that "
+                "begins at the oldest marker misses its rows, and stops",
+                f"{alter}{kept}",
+            )
+        elif own < _MIRROR_MS:
+            yield OperatorWarning(
+                f"topic {topic.name} keeps records for {_hours(own)}: a mirror that is down for longer has to begin anew",
+                f"{alter}-1, or as long as a reader may be down",
+            )
+
+
+def _broker_retention_ms(config: Mapping[str, str]) -> int | None:
+    for name, factor in (
+        ("log.retention.ms", 1),
+        ("log.retention.minutes", 60_000),
+        ("log.retention.hours", 3_600_000),
+    ):
+        found = _number(config, name)
+        if found is not None:
+            return found * factor
+    return None
+
+
+def check_refusals(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    """What the brokers say to requests that change nothing."""
+    for refused in facts.refusals:
+        if refused.operation == "DescribeConfigs" and not _must_see(refused.on, expected):
+            yield OperatorWarning(
+                f"Kafka does not allow DescribeConfigs on {refused.on}: its settings are not looked at",
+                _AUTHORIZATION.format(operations=refused.operation, resource=_resource(refused.on, expected)),
+            )
+        elif "Authorization" in refused.error:
+            yield RetrySlowly(
+                f"Kafka does not allow {refused.operation} on {refused.on}",
+                hint=_AUTHORIZATION.format(operations=refused.operation, resource=_resource(refused.on, expected)),
+            )
+        else:
+            reason = f": {refused.reason}" if refused.reason else ""
+            yield StopForOperator(
+                f"Kafka would refuse to {refused.operation.lower()} {refused.on} ({refused.error}{reason})",
+                hint="change kafka.partitions, kafka.replication_factor or kafka.topics, or the brokers' create.topic.policy",
+            )
+
+
+def _must_see(on: str, expected: KafkaExpected) -> bool:
+    """A start looks at it too."""
+    return on == expected.position_topic or (on == CLUSTER and expected.replication_factor < 0)
+
+
+def _resource(on: str, expected: KafkaExpected) -> str:
+    if on == expected.transactional_id:
+        return f"--transactional-id {on}"
+    return "--cluster" if on == CLUSTER else f"--topic {on}"
+
+
+def _number(config: Mapping[str, str], name: str) -> int | None:
+    try:
+        return int(config[name])
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def _hours(milliseconds: int) -> str:
+    return "ever" if milliseconds < 0 else f"{milliseconds / 3_600_000:.3g} h"

@@ -1,0 +1,116 @@
+"""Checks of the position: whose prefix it is, and whether the slot and the server still have what comes next.
+
+The order in which the facts were taken is the proof (see the theory in `__init__.py`): the slot before the position, the
+position before the end of the WAL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from gateway.judgement.facts import Facts, Stored
+from gateway.judgement.findings import Finding
+from gateway.judgement.slot import ACCEPT_GAP, UNTIL_NOW
+from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator
+from gateway.transactions.position import Position
+
+NEW_PREFIX: Final = "take a new source.slot and a new kafka.prefix, and load the tables again"
+
+
+def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | None:
+    """Why `known`, of the same slot in a server of another system identifier, cannot go on as `fresh`; None where it can.
+
+    pg_upgrade (17 and newer) keeps a logical slot only where nothing was written behind what the slot has confirmed, and the
+    new server's WAL begins behind that of the old one: so nothing lies between the position and the slot that it kept.
+    """
+    if (known.database, known.slot, known.prefix) != (fresh.database, fresh.slot, fresh.prefix):
+        return f"the position is of slot {known.slot} of {known.database}, prefix {known.prefix!r}"
+    if facts.server.version_num < 170000:
+        return "pg_upgrade keeps logical slots from PostgreSQL 17 on"
+    if facts.slot is None or facts.slot.confirmed_flush_lsn is None:
+        return f"this server has no slot {fresh.slot}: pg_upgrade did not keep it"
+    if known.resume_lsn > facts.slot.confirmed_flush_lsn:
+        return (
+            f"the position {known.resume_lsn} is after slot {fresh.slot}, which is confirmed up to "
+            f"{facts.slot.confirmed_flush_lsn}: this is no upgrade of that server"
+        )
+    return None
+
+
+def check_prefix(positions: Mapping[bytes, Position], fresh: Position, facts: Facts) -> Iterator[Finding]:
+    """One slot, one prefix: the markers of two slots in one topic would have no order. `fresh`: the position of a first start."""
+    for key, position in positions.items():
+        if key != fresh.key and position.prefix == fresh.prefix:
+            yield StopForOperator(
+                f"prefix {fresh.prefix!r} belongs to slot {position.slot} of database {position.database} "
+                f"(system {position.system_identifier}), this is slot {fresh.slot} of {fresh.database} "
+                f"(system {fresh.system_identifier})",
+                hint=_other_server_hint(position, fresh, facts),
+            )
+    known = positions.get(fresh.key)
+    if known is not None and known.prefix != fresh.prefix:
+        yield StopForOperator(
+            f"slot {fresh.slot} writes to the prefix {known.prefix!r}, kafka.prefix is {fresh.prefix!r}",
+            hint=f"set kafka.prefix = {known.prefix}, or use a new slot: readers could not order two marker topics",
+        )
+
+
+def _other_server_hint(position: Position, fresh: Position, facts: Facts) -> str:
+    other = "set another kafka.prefix, or point source.dsn to the server that you mean"
+    if position.system_identifier == fresh.system_identifier or adoption_obstacle(position, fresh, facts):
+        return other
+    command = f"walgate adopt --from-system {position.system_identifier}"
+    return f"if this server is the other one after pg_upgrade: {command}. Else {other}"
+
+
+def check_first_start(stored: Stored, fresh: Position, facts: Facts, *, adopt_slot: bool) -> Iterator[Finding]:
+    """There is no position. Epochs begin at 1 with a new one: in topics that hold an epoch 1 already, rows of both would look
+    alike."""
+    if stored.marker_topic_used:
+        yield StopForOperator(
+            f"prefix {fresh.prefix!r} was used before, but no position is known for slot {fresh.slot}",
+            hint="set another kafka.prefix, or delete the topics of this one",
+        )
+    if facts.slot is not None and not adopt_slot:
+        yield StopForOperator(
+            f"slot {fresh.slot} exists, but no position is known for it, so how far it was read is unknown",
+            hint="if nothing else reads it and its confirmed_flush_lsn is the right place to begin, set source.adopt_slot = true;"
+            f" else choose another source.slot, or drop it: SELECT pg_drop_replication_slot('{fresh.slot}')",
+        )
+
+
+def check_progress(before: Facts, stored: Stored, after: Facts, known: Position) -> Iterator[Finding]:
+    """`known` was delivered to. `before`: looked at before `stored` was read; `after`: after it."""
+    assert before.moment < stored.moment < after.moment, "facts in another order prove nothing"
+    if after.slot is None:
+        yield DataGap(
+            f"slot {known.slot} does not exist any more; it was delivered up to {known.resume_lsn}",
+            hint="if it was dropped, or this is a new primary without failover slots, changes since then cannot be read any "
+            "more: " + ACCEPT_GAP,
+        )
+    elif before.slot is not None and before.slot.confirmed_flush_lsn is not None:
+        ahead = before.slot.confirmed_flush_lsn - known.resume_lsn
+        if ahead > 0:
+            yield DataGap(
+                f"slot {known.slot} is confirmed up to {before.slot.confirmed_flush_lsn}, our position is {known.resume_lsn}: "
+                f"{ahead} bytes of WAL were read by another process, or the slot was dropped and created again",
+                hint=ACCEPT_GAP,
+            )
+    if not stored.marker_topic_used:
+        yield DataGap(
+            f"the marker topic of prefix {known.prefix!r} is empty, but slot {known.slot} has written to it up to "
+            f"{known.resume_lsn}: it was deleted and created again",
+            hint="readers cannot tell what is committed any more: " + NEW_PREFIX,
+        )
+    if known.resume_lsn > after.server.flush_lsn and after.slot is not None:
+        beyond = f"our position {known.resume_lsn} is after the end of the WAL, {after.server.flush_lsn}"
+        if after.server.in_recovery:
+            yield RetrySlowly(f"{beyond}: this standby has not replayed it yet")
+        else:
+            yield DataGap(
+                f"{beyond}: the server was set back, Kafka holds changes that it does not know",
+                hint="if it was restored from a backup or promoted with a loss: "
+                + UNTIL_NOW
+                + ", once its WAL has passed the position",
+            )

@@ -1,0 +1,159 @@
+"""Checks of the publications: they exist, publish something, and what has changed in them.
+
+What a publication leaves out is lost to the slot, but the catalog of now does not tell whether it has left out anything: the
+server does, when it decodes (see notice.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gateway.judgement.facts import Expected, Facts, PublicationFacts, PublishedRelation
+from gateway.judgement.findings import Finding, OperatorWarning
+from gateway.names import quote_identifier
+from gateway.operate.errors import RetrySlowly, StopForOperator
+
+_LISTED: Final = 10  # so many tables are named in one message
+
+
+def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
+    for name in expected.publications:
+        publication = facts.publications.get(name)
+        if publication is None:
+            yield RetrySlowly(
+                f"publication {name} does not exist",
+                hint=f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE ...; what commits before that is not sent",
+            )
+        elif not publication.relations:
+            yield OperatorWarning(
+                f"publication {name} holds no table, nothing will be sent",
+                f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ...",
+            )
+    yield from _identities(facts)
+    yield from _column_lists(facts)
+    yield from _keys_sent_in_part(facts)
+
+
+def _identities(facts: Facts) -> Iterator[Finding]:
+    """Without an identity the *application's* UPDATE and DELETE fail, as long as the table is published."""
+    without = sorted(
+        {
+            f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
+            for publication in facts.publications.values()
+            if publication.actions & {"update", "delete"}
+            for relation in publication.relations
+            if not relation.has_identity
+        }
+    )
+    if without:
+        yield OperatorWarning(
+            f"tables without a replica identity, whose UPDATE and DELETE fail in PostgreSQL: {_some(without)}",
+            f"add a primary key, or ALTER TABLE {without[0]} REPLICA IDENTITY FULL",
+        )
+
+
+def _column_lists(facts: Facts) -> Iterator[Finding]:
+    """ "cannot use different column lists for table ... in different publications" ends the stream at its first row."""
+    seen: dict[int, tuple[str, frozenset[str]]] = {}
+    for publication in facts.publications.values():
+        for relation in publication.relations:
+            columns = frozenset(column.name for column in relation.columns)
+            first, known = seen.setdefault(relation.relation_oid, (publication.name, columns))
+            if known != columns:
+                yield RetrySlowly(
+                    f"publications {first} and {publication.name} have different column lists for {relation.full_name}",
+                    hint=f"ALTER PUBLICATION {quote_identifier(publication.name)} SET TABLE ... with the same columns",
+                )
+
+
+def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
+    """PostgreSQL allows it where only INSERT is published, and before 18 for generated columns."""
+    for publication in facts.publications.values():
+        for relation in publication.relations:
+            sent = {column.name for column in relation.columns}
+            missing = [name for name in relation.identity_columns if name not in sent]
+            if missing and len(missing) < len(relation.identity_columns):
+                table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
+                if set(missing) <= set(relation.generated_identity):
+                    yield _without_key(facts, publication, relation, missing)
+                    continue
+                yield StopForOperator(
+                    f"publication {publication.name} does not send {', '.join(missing)} of {relation.full_name}, a part of its "
+                    "replica identity: rows that differ in it only would have the same key",
+                    hint=f"send it too, or ALTER TABLE {table} REPLICA IDENTITY FULL, which leaves the table without a key",
+                )
+
+
+def _without_key(
+    facts: Facts, publication: PublicationFacts, relation: PublishedRelation, missing: Sequence[str]
+) -> OperatorWarning:
+    """18 refuses UPDATE and DELETE of such a table; before, they come without what tells the row."""
+    table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
+    said = f"publication {publication.name} does not send the generated {', '.join(missing)}, a part of its replica identity"
+    if facts.server.version_num >= 180000:
+        return OperatorWarning(
+            f"{relation.full_name} is written without a key: {said}",
+            f"ALTER PUBLICATION {quote_identifier(publication.name)} SET (publish_generated_columns = stored), "
+            f"or ALTER TABLE {table} REPLICA IDENTITY FULL",
+        )
+    return OperatorWarning(
+        f"{relation.full_name} is written without a key, and its UPDATE and DELETE do not say of which row: {said}",
+        f"ALTER TABLE {table} REPLICA IDENTITY FULL, so that they bring the old row",
+    )
+
+
+def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
+    """What is no longer sent, or is sent in another way, since `before`."""
+    for name, old in before.publications.items():
+        new = now.publications.get(name)
+        if new is None:
+            continue  # check_publications says so
+        if new.oid != old.oid:
+            yield OperatorWarning(
+                f"publication {name} was dropped and created again",
+                "changes that committed in between are not sent; the server tells whether there were any",
+            )
+        for change in _changes(old, new):
+            yield OperatorWarning(f"publication {name}: {change}", "changes that are not published do not reach Kafka")
+
+
+def added_tables(before: Facts, now: Facts) -> list[str]:
+    """Full names of tables that are published since `before`."""
+    known = {
+        relation.relation_oid for publication in before.publications.values() for relation in publication.relations
+    }
+    return sorted(
+        relation.full_name
+        for publication in now.publications.values()
+        for relation in publication.relations
+        if relation.relation_oid not in known
+    )
+
+
+def _changes(before: PublicationFacts, after: PublicationFacts) -> Iterator[str]:
+    """Not of the tables' own columns: the stream tells those."""
+    if before.all_tables != after.all_tables:
+        yield f"{'now' if after.all_tables else 'no longer'} for all tables"
+    if before.via_root != after.via_root:
+        yield f"publish_via_partition_root is now {str(after.via_root).lower()}"
+    for action in sorted(before.actions ^ after.actions):
+        yield f"{'now publishes' if action in after.actions else 'no longer publishes'} {action}"
+    old = {relation.relation_oid: relation for relation in before.relations}
+    new = {relation.relation_oid: relation for relation in after.relations}
+    removed = sorted(old[oid].full_name for oid in old.keys() - new.keys())
+    if removed:
+        yield f"no longer holds {_some(removed)}"
+    for oid in sorted(old.keys() & new.keys()):
+        if old[oid].full_name != new[oid].full_name:
+            yield f"{old[oid].full_name} is {new[oid].full_name} now, with another topic"
+        if old[oid].row_filter != new[oid].row_filter:
+            yield f"{new[oid].full_name} has another row filter"
+        dropped = {column.name for column in old[oid].columns} - {column.name for column in new[oid].columns}
+        if dropped:
+            yield f"{new[oid].full_name} no longer sends {', '.join(sorted(dropped))}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")

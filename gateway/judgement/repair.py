@@ -1,0 +1,219 @@
+"""What an operator decides about a slot's position: the steps of `walgate skip`, `readmit`, `accept-gap` and `adopt`. Pure, as
+start.py.
+
+    skip, readmit      look -> prepare Kafka -> fence -> read the positions -> look, judge -> record
+    accept-gap         the same, with a look before the positions as a start has; then drop and create the slot where it is of no
+                       use any more -> record. Interrupted between the two, it finds the slot gone, or new: a gap as well
+    adopt              the same; the former server's transactional id is fenced too
+
+The fence ends a gateway that runs: it starts again, from what is recorded here. Nothing is recorded by a command that was fenced
+in its turn, so that a position is only ever replaced by one that was derived from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from gateway.events.marker import Marker
+from gateway.judgement.facts import Expected, Facts, Stored
+from gateway.judgement.findings import Finding, report_of
+from gateway.judgement.position import NEW_PREFIX, adoption_obstacle
+from gateway.judgement.publication import check_publications
+from gateway.judgement.server import check_identity, check_slot_capacity
+from gateway.judgement.slot import check_holder, check_slot
+from gateway.judgement.start import (
+    CreateSlot,
+    DropSlot,
+    Fence,
+    FenceFormer,
+    Look,
+    PrepareKafka,
+    ReadPositions,
+    Record,
+    Step,
+    Steps,
+)
+from gateway.lsn import Lsn
+from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator
+from gateway.transactions.position import Position
+
+FreshPosition = Callable[[Facts], Position]
+
+
+def skip(fresh_position: FreshPosition, commit_lsn: Lsn) -> Steps:
+    """The next start leaves out the transaction that commits (or was prepared) at `commit_lsn`. Returns the new position."""
+    position, facts = yield from _known(fresh_position)
+    if commit_lsn < position.resume_lsn:
+        raise StopForOperator(
+            f"skip: what commits at {commit_lsn} was delivered already: the position is {position.resume_lsn}",
+            hint="the gateway's error names the commit LSN of the transaction that is in its way",
+        )
+    if commit_lsn >= facts.server.flush_lsn:
+        raise StopForOperator(
+            f"skip: nothing has committed at {commit_lsn} yet: the WAL ends at {facts.server.flush_lsn}",
+            hint="the gateway's error names the commit LSN of the transaction that is in its way",
+        )
+    position = replace(position, skip_lsn=commit_lsn)
+    yield Record(position)
+    return position
+
+
+def readmit(fresh_position: FreshPosition, table: str) -> Steps:
+    """`table`: schema.table. Its changes are written again, from the next transaction on. Returns the new position."""
+    position, _ = yield from _known(fresh_position)
+    rest = tuple(each for each in position.quarantined if each.full_name != table)
+    if len(rest) == len(position.quarantined):
+        names = ", ".join(each.full_name for each in position.quarantined) or "none"
+        raise StopForOperator(f"readmit: {table} is not in quarantine", hint=f"in quarantine: {names}")
+    position = replace(position, quarantined=rest, epoch=position.epoch + 1)
+    yield Record(position, (Marker("EPOCH", 0, position.resume_lsn, detail=f"readmitted {table}"),))
+    return position
+
+
+def accept_gap(fresh_position: FreshPosition, expected: Expected, *, until_now: bool = False) -> Steps:
+    """After a loss: a position from which the stream goes on, and a marker GAP. Without `until_now` only where the catalog
+    proves the loss; with it, whatever the slot still holds is given up. Returns the new position."""
+    facts: Facts = yield Look()
+    _raise((*check_holder(facts, expected), *check_publications(facts, expected)))
+    yield PrepareKafka()
+    yield Fence()
+    before: Facts = yield Look()
+    stored: Stored = yield ReadPositions()
+    after: Facts = yield Look()
+    _raise(check_holder(after, expected))
+    fresh = fresh_position(after)
+    position = _position_of(stored, fresh)
+    _raise(_unacceptable(stored, after, position, expected))
+    reason = _proven_gap(before, after, position, expected)
+    slot = after.slot
+    if until_now:
+        reason = reason or "everything before was given up by the operator"
+    if reason is None:
+        raise StopForOperator(
+            f"accept-gap: slot {position.slot} has everything that committed after the position {position.resume_lsn}",
+            hint="start the gateway. If it ends because the server left changes out or cannot read its WAL: "
+            "walgate accept-gap --until-now gives up everything that committed before now",
+        )
+    if slot is None or until_now or _is_lost(after, expected):
+        if slot is not None:
+            yield DropSlot()
+        else:
+            _raise(check_slot_capacity(after))
+        # A slot is created when every transaction that was open, or prepared, has ended.
+        position, resume_lsn = replace(position, prepared=()), (yield CreateSlot())
+    else:
+        resume_lsn = slot.confirmed_flush_lsn
+    gap = Marker("GAP", 0, position.resume_lsn, end_lsn=resume_lsn, detail=reason)
+    position = replace(
+        position,
+        resume_lsn=resume_lsn,
+        timeline=after.server.timeline,
+        skip_lsn=Lsn(0),
+        epoch=position.epoch + 1,
+    )
+    yield Record(position, (gap,))
+    return position
+
+
+def _unacceptable(stored: Stored, facts: Facts, position: Position, expected: Expected) -> Iterator[Finding]:
+    """What a marker GAP cannot repair."""
+    yield from (finding for finding in check_slot(facts, expected) if not isinstance(finding, DataGap))
+    yield from check_identity(facts, replace(expected, timeline=position.timeline))
+    if not stored.marker_topic_used:
+        yield StopForOperator(
+            f"accept-gap: the marker topic of prefix {position.prefix!r} is empty: it was deleted and created again",
+            hint=NEW_PREFIX,
+        )
+    if facts.server.in_recovery:
+        yield RetrySlowly("accept-gap: this server is a standby", hint="point source.dsn to the primary")
+    elif position.resume_lsn > facts.server.flush_lsn:
+        yield StopForOperator(
+            f"accept-gap: the server's WAL ends at {facts.server.flush_lsn}, before the position {position.resume_lsn}: LSNs "
+            "that readers have seen would come again",
+            hint="run it when the WAL has passed the position (each SELECT pg_switch_wal() after a write adds a segment); or "
+            + NEW_PREFIX,
+        )
+
+
+def _is_lost(facts: Facts, expected: Expected) -> bool:
+    return any(isinstance(finding, DataGap) for finding in check_slot(facts, expected))
+
+
+def _proven_gap(before: Facts, after: Facts, position: Position, expected: Expected) -> str | None:
+    """Of the slot: what the catalog shows, in the order of rule 2 (see `__init__.py`)."""
+    if after.slot is None:
+        return f"slot {position.slot} did not exist any more"
+    for finding in check_slot(after, expected):
+        if isinstance(finding, DataGap):
+            return finding.message
+    confirmed = None if before.slot is None else before.slot.confirmed_flush_lsn
+    if confirmed is not None and confirmed > position.resume_lsn:
+        return f"slot {position.slot} was moved on to {confirmed} by another process, or created again"
+    return None
+
+
+def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -> Steps:
+    """After pg_upgrade kept the slot: the position of the old system identifier becomes that of the new one. Returns it."""
+    facts: Facts = yield Look()
+    _raise((*check_holder(facts, expected), *check_publications(facts, expected)))
+    yield PrepareKafka()
+    yield Fence()
+    yield FenceFormer(from_system)
+    stored: Stored = yield ReadPositions()
+    facts = yield Look()
+    _raise((*check_holder(facts, expected), *check_slot(facts, expected)))
+    fresh = fresh_position(facts)
+    former = replace(fresh, system_identifier=from_system)
+    known = stored.positions.get(former.key)
+    if known is None or known.state != "ACTIVE":
+        raise StopForOperator(
+            f"adopt: no position is known for slot {fresh.slot} of {fresh.database} in the system {from_system}",
+            hint="the refusal of the gateway's start names the system identifier to adopt from",
+        )
+    obstacle = adoption_obstacle(known, fresh, facts)
+    if fresh.key in stored.positions:
+        obstacle = f"slot {fresh.slot} of this server has a position of its own"
+    if obstacle is not None:
+        raise StopForOperator(f"adopt: {obstacle}", hint=NEW_PREFIX)
+    assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
+    position = replace(
+        known,
+        system_identifier=fresh.system_identifier,
+        timeline=facts.server.timeline,
+        resume_lsn=facts.slot.confirmed_flush_lsn,
+        epoch=known.epoch + 1,
+    )
+    marker = Marker("EPOCH", 0, position.resume_lsn, detail=f"adopted from system {from_system}")
+    yield Record(position, (marker,), forgets=known.key)
+    return position
+
+
+def _raise(findings: Iterable[Finding]) -> None:
+    report_of(findings).raise_errors()
+
+
+def _known(fresh_position: FreshPosition) -> Generator[Step, Any, tuple[Position, Facts]]:
+    """Behind the fence: the slot's position, and facts that are newer."""
+    yield Look()
+    yield PrepareKafka()
+    yield Fence()
+    stored: Stored = yield ReadPositions()
+    facts: Facts = yield Look()
+    return _position_of(stored, fresh_position(facts)), facts
+
+
+def _position_of(stored: Stored, fresh: Position) -> Position:
+    position = stored.positions.get(fresh.key)
+    if position is None or position.state != "ACTIVE":
+        raise StopForOperator(
+            f"no position is known for slot {fresh.slot} of {fresh.database} (system {fresh.system_identifier})",
+            hint="source.dsn, source.slot and kafka.bootstrap_servers must be those of the gateway",
+        )
+    if position.prefix != fresh.prefix:
+        raise StopForOperator(
+            f"slot {fresh.slot} writes to the prefix {position.prefix!r}, kafka.prefix is {fresh.prefix!r}",
+            hint="use the gateway's own configuration",
+        )
+    return position

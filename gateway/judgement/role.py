@@ -1,0 +1,122 @@
+"""Checks of the login and of the way to the server: what the role may do, what stands between, whose managed server it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from gateway.judgement.findings import Finding, OperatorWarning
+from gateway.names import quote_identifier
+from gateway.operate.errors import RetrySlowly, StopForOperator, WalgateError
+
+CONNECTIONS: Final = 5
+"""The gateway's: the stream, two for the catalog, one for the status, one while the slot is created."""
+_CLOCK_S: Final = 60.0
+_ALTER_SYSTEM: Final = re.compile(r"ALTER SYSTEM SET (\w+) = ([^;]+?)(?=;|\. | if |$)")
+_RELOAD: Final = re.compile(r"; SELECT pg_reload_conf\(\)")
+
+PROVIDERS: Final[Mapping[str, str]] = {
+    "aws": "Amazon RDS or Aurora",
+    "google": "Google Cloud SQL or AlloyDB",
+    "azure": "Azure Database for PostgreSQL",
+}
+_WAL_LEVEL: Final[Mapping[str, str]] = {
+    "aws": "set rds.logical_replication = 1 in the instance's parameter group (Aurora: the cluster's), then reboot it",
+    "google": "set the flag cloudsql.logical_decoding = on (AlloyDB: alloydb.logical_decoding), which restarts the instance",
+    "azure": "set the server parameter wal_level = LOGICAL, then restart the server",
+}
+_SET: Final[Mapping[str, str]] = {
+    "aws": r"set \1 = \2 in the instance's parameter group",
+    "google": r"set the flag \1 = \2",
+    "azure": r"set the server parameter \1 = \2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RoleFacts:
+    """`provider`: a key of PROVIDERS, or "". `is_pooled`: the process that answers is not the one that took the login.
+    `server_ahead_s`: the server's clock against ours. `unreadable`: published tables that the role may not SELECT."""
+
+    name: str
+    is_superuser: bool = False
+    may_replicate: bool = True
+    reads_statistics: bool = True
+    is_pooled: bool = False
+    provider: str = ""
+    is_encrypted: bool = True
+    is_local: bool = False
+    connection_limit: int = -1
+    used_by_role: int = 0
+    max_connections: int = 100
+    used_connections: int = 0
+    server_ahead_s: float = 0.0
+    unreadable: tuple[str, ...] = ()
+
+
+def check_role(role: RoleFacts) -> Iterator[Finding]:
+    name = quote_identifier(role.name)
+    if role.is_pooled:
+        yield StopForOperator(
+            "a connection pooler answers in place of PostgreSQL: it does not pass a replication stream on as it is",
+            hint="point source.dsn to the server itself (for PgBouncer often port 5432 in place of 6432; for Amazon RDS the "
+            "instance's endpoint, not the proxy's)",
+        )
+    if not (role.may_replicate or role.is_superuser):
+        grant = f"GRANT rds_replication TO {name}" if role.provider == "aws" else f"ALTER ROLE {name} REPLICATION"
+        yield RetrySlowly(f"role {role.name} may not replicate", hint=grant)
+    if not (role.reads_statistics or role.is_superuser):
+        yield OperatorWarning(
+            f"role {role.name} may not see other roles' sessions: who holds the slot back is shown by its process alone",
+            f"GRANT pg_read_all_stats TO {name}",
+        )
+    if not (role.is_encrypted or role.is_local):
+        yield OperatorWarning(
+            "the connection to PostgreSQL is not encrypted: rows and password go over the network as they are",
+            "add sslmode=verify-full to source.dsn",
+        )
+    if role.unreadable:
+        yield OperatorWarning(
+            f"role {role.name} may not read {', '.join(role.unreadable[:10])}: the stream needs no such right, a snapshot does",
+            f"GRANT SELECT ON {role.unreadable[0]} TO {name}",
+        )
+    yield from _connections(role, name)
+    if abs(role.server_ahead_s) > _CLOCK_S:
+        how = "ahead of" if role.server_ahead_s > 0 else "behind"
+        yield OperatorWarning(
+            f"the server's clock is {abs(role.server_ahead_s):.0f} s {how} this computer's",
+            "synchronise both (chronyc tracking; timedatectl): Kafka refuses records from an hour ahead",
+        )
+
+
+def _connections(role: RoleFacts, name: str) -> Iterator[Finding]:
+    if 0 <= role.connection_limit < role.used_by_role + CONNECTIONS:
+        yield OperatorWarning(
+            f"role {role.name} may have {role.connection_limit} connections and has {role.used_by_role}: the gateway needs "
+            f"{CONNECTIONS}",
+            f"ALTER ROLE {name} CONNECTION LIMIT {role.used_by_role + CONNECTIONS + 5}",
+        )
+    if role.max_connections < role.used_connections + CONNECTIONS:
+        yield OperatorWarning(
+            f"{role.used_connections} of {role.max_connections} connections are in use: the gateway needs {CONNECTIONS}",
+            f"ALTER SYSTEM SET max_connections = {role.max_connections + 20}; then restart the server",
+        )
+
+
+T = TypeVar("T", bound=Finding)
+
+
+def for_provider(finding: T, provider: str) -> T:
+    """The remedy as this provider wants it: nobody may ALTER SYSTEM there."""
+    if not provider or not finding.hint:
+        return finding
+    if "SET wal_level" in finding.hint:
+        hint = _WAL_LEVEL[provider]
+    else:
+        hint = _RELOAD.sub("", _ALTER_SYSTEM.sub(_SET[provider], finding.hint))
+    if isinstance(finding, WalgateError):
+        changed = type(finding)(finding.message)
+        changed.hint = hint
+        return changed
+    return replace(finding, hint=hint)

@@ -1,0 +1,34 @@
+"""The periodic check while the stream runs: raises what ends the session, reports what an operator should know.
+
+It never says that changes were lost: its facts are not ordered against the position. What looks like it ends the session, and the
+next start judges with proof. What is to be repaired at the server (a missing publication, say) is reported: the stream goes on,
+and the server says when it left changes out.
+"""
+
+from __future__ import annotations
+
+from gateway.judgement.facts import Expected, Facts
+from gateway.judgement.findings import Finding, OperatorWarning, Report, report_of
+from gateway.judgement.publication import check_inventory, check_publications
+from gateway.judgement.server import check_identity, check_server
+from gateway.judgement.slot import check_holder, check_retention, check_slot
+from gateway.operate.errors import Retry, RetrySlowly, StopForOperator
+
+
+def check_running(before: Facts, now: Facts, expected: Expected) -> Report:
+    """`before`: the look of the start."""
+    findings: list[Finding] = []
+    for check in (check_server, check_identity, check_slot, check_holder, check_publications, check_retention):
+        findings.extend(check(now, expected))
+    if now.slot is None:
+        findings.append(Retry(f"slot {expected.slot} does not exist any more"))
+    findings.extend(check_inventory(before, now))
+    return report_of(map(_while_running, findings))
+
+
+def _while_running(finding: Finding) -> Finding:
+    if isinstance(finding, StopForOperator):
+        return Retry(finding.message, hint=finding.hint)
+    if isinstance(finding, RetrySlowly):
+        return OperatorWarning(finding.message, finding.hint)
+    return finding

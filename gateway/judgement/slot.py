@@ -1,0 +1,107 @@
+"""Checks of the slot: usable, not lost, and free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gateway.judgement.facts import Expected, Facts, ServerFacts, SlotFacts
+from gateway.judgement.findings import Finding, OperatorWarning
+from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator
+
+PLUGIN: Final = "pgoutput"
+ACCEPT_GAP: Final = (
+    "walgate accept-gap goes on behind the loss under the same prefix, marked for readers; or take a new source.slot and a new "
+    "kafka.prefix; with both, load the tables again (docs/operations.md, After a data gap)"
+)
+LOST_SLOT_HINT: Final = f"changes since the last position cannot be read any more: {ACCEPT_GAP}"
+UNTIL_NOW: Final = ACCEPT_GAP.replace("accept-gap", "accept-gap --until-now", 1)
+
+
+def check_holder(facts: Facts, expected: Expected) -> Iterator[Finding]:
+    """Before anything else is judged: whoever holds the slot may be moving it."""
+    slot = facts.slot
+    if slot is not None and slot.active_pid not in (None, expected.backend_pid):
+        yield Retry(
+            f"slot {slot.name} is in use by process {slot.active_pid}",
+            hint=f"another gateway? SELECT pg_terminate_backend({slot.active_pid}) ends that session",
+        )
+
+
+def check_slot(facts: Facts, expected: Expected) -> Iterator[Finding]:
+    """What the slot is, without a look at any position."""
+    slot = facts.slot
+    if slot is None:
+        return
+    yield from _kind(slot, facts.server)
+    yield from _lost(slot)
+    if expected.two_phase and not slot.two_phase:
+        yield OperatorWarning(
+            f"slot {slot.name} was created without two_phase: the start enables it for good",
+            "set source.two_phase = false to leave it as it is",
+        )
+    if slot.failover is not None and expected.failover != slot.failover:
+        yield OperatorWarning(
+            f"slot {slot.name} has failover = {str(slot.failover).lower()}, source.failover says otherwise",
+            f"ALTER_REPLICATION_SLOT {slot.name} (FAILOVER {str(expected.failover).lower()}) over a replication connection",
+        )
+
+
+def _kind(slot: SlotFacts, server: ServerFacts) -> Iterator[Finding]:
+    other = "choose another source.slot"
+    if slot.slot_type != "logical":
+        yield StopForOperator(f"slot {slot.name} is {slot.slot_type}, not logical", hint=other)
+        return
+    if slot.plugin != PLUGIN:
+        yield StopForOperator(f"slot {slot.name} has the output plugin {slot.plugin}, not {PLUGIN}", hint=other)
+    if slot.database != server.database:
+        yield StopForOperator(
+            f"slot {slot.name} belongs to database {slot.database}, not {server.database}", hint=other
+        )
+    if slot.temporary:
+        yield StopForOperator(f"slot {slot.name} is temporary: it ends with the session that created it", hint=other)
+    if slot.synced and server.in_recovery:
+        yield RetrySlowly(
+            f"slot {slot.name} is a copy on a standby, which can be read only after a promotion",
+            hint="point source.dsn to the primary (target_session_attrs=primary)",
+        )
+
+
+def _lost(slot: SlotFacts) -> Iterator[Finding]:
+    if slot.invalidation_reason is not None:
+        yield DataGap(f"slot {slot.name} is invalid: {slot.invalidation_reason}", hint=LOST_SLOT_HINT)
+    elif slot.wal_status == "lost":
+        yield DataGap(f"slot {slot.name} is lost: WAL that it needs has been removed", hint=LOST_SLOT_HINT)
+    elif slot.conflicting:
+        yield DataGap(f"slot {slot.name} is invalid: it conflicted with recovery on a standby", hint=LOST_SLOT_HINT)
+    elif slot.wal_status == "unreserved":
+        yield OperatorWarning(
+            f"slot {slot.name} is about to be lost: the next checkpoint may remove WAL that it needs",
+            "ALTER SYSTEM SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf()",
+        )
+
+
+def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
+    """What may invalidate the slot while the gateway is down."""
+    server = facts.server
+    if server.max_slot_wal_keep_mb >= 0:
+        yield OperatorWarning(
+            f"max_slot_wal_keep_size is {server.max_slot_wal_keep_mb} MB: the slot is lost if the gateway falls further behind",
+            "ALTER SYSTEM SET max_slot_wal_keep_size = -1 if the disk can hold more",
+        )
+    if server.idle_slot_timeout_s > 0:
+        yield OperatorWarning(
+            f"idle_replication_slot_timeout is {server.idle_slot_timeout_s:.0f} s: the slot is lost if the gateway is down "
+            "longer",
+            "ALTER SYSTEM SET idle_replication_slot_timeout = 0",
+        )
+    if expected.failover and server.version_num >= 170000 and not server.synchronized_standby_slots:
+        yield OperatorWarning(
+            "failover is on, but synchronized_standby_slots is empty: after a failover Kafka may hold changes that the "
+            "new primary never had",
+            "ALTER SYSTEM SET synchronized_standby_slots = '<physical slot of the standby>'",
+        )
+    if facts.slot is not None and facts.slot.wal_status == "extended":
+        yield OperatorWarning(
+            f"slot {facts.slot.name} holds back more WAL than max_wal_size", "is the gateway fast enough?"
+        )

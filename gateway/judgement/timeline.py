@@ -1,0 +1,65 @@
+"""Timelines: is this server behind a failover, and after a promotion, does the new primary have all that was delivered?
+
+A timeline's history file has a line for each timeline before it: number, LSN where it was left, reason (PostgreSQL manual,
+26.3.6 Timelines; `readTimeLineHistory` in timeline.c). What was read beyond that LSN is in Kafka, and in no database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.judgement.findings import Finding, OperatorWarning
+from gateway.judgement.slot import UNTIL_NOW
+from gateway.lsn import Lsn
+from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator
+
+
+class LeftBehind(RetrySlowly):
+    """Another host of the DSN may be the primary."""
+
+
+def check_timeline(timeline: int, expected: int | None) -> Iterator[Finding]:
+    """`timeline`: the server's; of a standby only the replication connection knows it. The old primary may only be the first host
+    that answered."""
+    if expected is not None and timeline < expected:
+        yield LeftBehind(
+            f"the server is on timeline {timeline}, the position on {expected}: this server was left behind by a failover",
+            hint="the other hosts of source.dsn are tried next; name the current primary in it",
+        )
+
+
+def parse_history(content: str) -> dict[int, Lsn]:
+    """Timeline -> LSN where it was left. Raises StopForOperator for what is no history."""
+    switches: dict[int, Lsn] = {}
+    for line in content.splitlines():
+        words = line.split("#")[0].split(None, 2)
+        if not words:
+            continue
+        try:
+            switches[int(words[0])] = Lsn.parse(words[1])
+        except (ValueError, IndexError) as error:
+            raise StopForOperator("the timeline history cannot be read", hint="see pg_wal/*.history") from error
+    return switches
+
+
+def check_promotion(resume_lsn: Lsn, old_timeline: int, new_timeline: int, history: str) -> Iterator[Finding]:
+    """`history` is that of `new_timeline`, the server's; the position is on `old_timeline`."""
+    if old_timeline == new_timeline:
+        return
+    left_at = parse_history(history).get(old_timeline)
+    if left_at is None:
+        yield DataGap(
+            f"timeline {new_timeline} of the server does not descend from {old_timeline}, that of the position",
+            hint="is this another copy of the server? Point source.dsn to the primary that followed the old one",
+        )
+    elif resume_lsn > left_at:
+        yield DataGap(
+            f"the new primary left timeline {old_timeline} at {left_at}, but Kafka holds changes up to {resume_lsn}: "
+            f"those in between ({resume_lsn - left_at} bytes of WAL) never were in this server",
+            hint=UNTIL_NOW + ", once its WAL has passed the position",
+        )
+    else:
+        yield OperatorWarning(
+            f"the server was promoted: timeline {old_timeline} continued as {new_timeline} at {left_at}, after our position",
+            "nothing is lost; make sure that the old primary does not come back",
+        )

@@ -1,0 +1,58 @@
+"""How many disks hold what PostgreSQL was told is durable: findings about topics on a cluster that could do better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.judgement.findings import OperatorWarning
+
+COPIES: Final = 3
+"""With two in sync, one broker may be away and another disk be lost."""
+IN_SYNC: Final = 2
+_NAMED: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """Of one topic. `min_in_sync` and `unclean` are None where their description was denied."""
+
+    copies: int
+    min_in_sync: int | None
+    unclean: bool | None
+
+
+def cautions(topics: Mapping[str, Durability], broker_count: int) -> Iterator[OperatorWarning]:
+    """Nothing where there are too few brokers for anything else."""
+    few = [topic for topic, found in topics.items() if found.copies < min(COPIES, broker_count)]
+    if few and broker_count >= COPIES:
+        least = min(topics[topic].copies for topic in few)
+        yield OperatorWarning(
+            f"{_named(few)}: {least} of {broker_count} brokers {'holds' if least == 1 else 'hold'} each partition; what "
+            f"PostgreSQL was told is durable is lost with {'that broker' if least == 1 else 'those'}",
+            f"kafka-reassign-partitions.sh gives topics that are there {COPIES} replicas; new ones get kafka.replication_factor",
+        )
+    weak = [
+        topic
+        for topic, found in topics.items()
+        if found.copies >= COPIES and found.min_in_sync is not None and found.min_in_sync < IN_SYNC
+    ]
+    if weak:
+        yield OperatorWarning(
+            f"{_named(weak)}: min.insync.replicas is 1: a record is acknowledged while one broker alone has it",
+            f"kafka-configs.sh --alter --topic ... --add-config min.insync.replicas={IN_SYNC}",
+        )
+    unclean = [topic for topic, found in topics.items() if found.copies > 1 and found.unclean]
+    if unclean:
+        yield OperatorWarning(
+            f"{_named(unclean)}: unclean.leader.election.enable is on: a replica that lacks acknowledged records may lead, "
+            "and they are lost",
+            "kafka-configs.sh --alter --topic ... --add-config unclean.leader.election.enable=false",
+        )
+
+
+def _named(topics: list[str]) -> str:
+    shown = ", ".join(sorted(topics)[:_NAMED])
+    more = len(topics) - _NAMED
+    return f"topic {shown}" if len(topics) == 1 else f"topics {shown}" + (f" and {more} more" if more > 0 else "")

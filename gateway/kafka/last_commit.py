@@ -1,0 +1,64 @@
+"""The newest commit in the marker topic: LSN and time of what was delivered last, also while no gateway runs."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import Any, Final
+
+import fastavro
+from aiokafka.errors import KafkaError
+from aiokafka.structs import TopicPartition
+
+from gateway.kafka.driver import Consumer
+from gateway.kafka.errors import READING, classify
+from gateway.kafka.goodbye import say_goodbye
+from gateway.kafka.producer import STOP_TIMEOUT_S
+from gateway.operate.kafka_settings import KafkaSettings
+from schemas.framing import FRAME_BYTES
+from schemas.records import TRANSACTION_MARKER
+
+_LOOKED_AT: Final = 500
+"""Of the newest offsets; control records among them."""
+_COMMITTING: Final = frozenset({"COMMIT", "STREAM_COMMIT", "COMMIT_PREPARED"})
+_POLL_MS: Final = 200
+_SCHEMA: Final = fastavro.parse_schema(TRANSACTION_MARKER)
+
+
+async def last_commit(settings: KafkaSettings, marker_topic: str, timeout_s: float) -> tuple[int, float] | None:
+    """LSN and time (Unix, s); None where the last markers hold no commit. Raises WalgateError."""
+    place = TopicPartition(marker_topic, 0)
+    consumer = Consumer(
+        **settings.client_options(),
+        isolation_level="read_committed",
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+    )
+    found: tuple[int, float] | None = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            await consumer.start()
+            consumer.assign([place])
+            end = (await consumer.end_offsets([place]))[place]
+            first = (await consumer.beginning_offsets([place]))[place]
+            consumer.seek(place, max(first, end - _LOOKED_AT))
+            while await consumer.position(place) < end:
+                for record in (await consumer.getmany(place, timeout_ms=_POLL_MS)).get(place, []):
+                    found = _commit(record.value) or found
+    except (KafkaError, OSError, TimeoutError) as error:
+        raise classify(error, f"reading {marker_topic}", READING) from error
+    finally:
+        await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
+    return found
+
+
+def _commit(value: bytes | None) -> tuple[int, float] | None:
+    if value is None:
+        return None
+    try:
+        marker: Any = fastavro.schemaless_reader(io.BytesIO(value[FRAME_BYTES:]), _SCHEMA, None)
+    except (ValueError, IndexError, EOFError, KeyError, TypeError):
+        return None  # of a gateway with another schema: its commit shows up in nothing but here
+    if marker["kind"] not in _COMMITTING or marker["time"] is None:
+        return None
+    return int(marker["marker_lsn"]), marker["time"].timestamp()

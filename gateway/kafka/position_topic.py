@@ -1,0 +1,119 @@
+"""Reads the position topic: the newest record of every slot, and whether the marker topic was ever written to."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiokafka.errors import KafkaError
+from aiokafka.structs import TopicPartition
+
+from gateway.kafka.driver import Consumer
+from gateway.kafka.errors import READING, classify
+from gateway.kafka.goodbye import say_goodbye
+from gateway.kafka.producer import STOP_TIMEOUT_S
+from gateway.operate.errors import Retry
+from gateway.operate.kafka_settings import KafkaSettings
+from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC
+
+_POLL_MS = 200
+
+
+async def read_positions(
+    settings: KafkaSettings, marker_topic: str, timeout_s: float
+) -> tuple[dict[bytes, bytes], bool]:
+    """The newest position record of every slot, by key; and whether the marker topic holds a record, or has held one.
+
+    The marker topic is looked at first: whoever writes a marker writes a position in the same Kafka transaction, so that its
+    position is then found too.
+
+    Read to the partition's true end. What is committed ends at the first transaction that is still open, which may be of
+    another gateway that died: our own newer position would lie after it, and going on from an older one would double rows.
+    So such a transaction is waited for; the broker ends it after its timeout. Raises Retry until then.
+    """
+    position, marker = TopicPartition(POSITION_TOPIC, 0), TopicPartition(marker_topic, 0)
+    consumer = _consumer(settings, "read_committed")
+    newest: dict[bytes, bytes] = {}
+    try:
+        async with asyncio.timeout(timeout_s):
+            ends = await _true_ends(settings, (position, marker))
+            await consumer.start()
+            used = await _has_records(consumer, marker, ends[marker])
+            consumer.assign([position])
+            await consumer.seek_to_beginning(position)
+            while await consumer.position(position) < ends[position]:
+                for record in (await consumer.getmany(position, timeout_ms=_POLL_MS)).get(position, []):
+                    if record.value is None:
+                        newest.pop(record.key, None)
+                    elif record.key is not None:
+                        newest[record.key] = record.value
+    except TimeoutError as error:
+        raise Retry(
+            f"{POSITION_TOPIC} was not read to its end in {timeout_s:.0f} s",
+            hint="is the broker up? Or another gateway died in a transaction: the broker ends it after its timeout",
+        ) from error
+    except (KafkaError, OSError) as error:
+        raise classify(error, f"reading {POSITION_TOPIC}", READING) from error
+    finally:
+        await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
+    return newest, used
+
+
+async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dict[bytes, bytes]:
+    """The newest record of each key, of all slots; the topic must be there. Raises Retry as `read_positions`."""
+    place = TopicPartition(SNAPSHOT_TOPIC, 0)
+    consumer = _consumer(settings, "read_committed")
+    newest: dict[bytes, bytes] = {}
+    try:
+        async with asyncio.timeout(timeout_s):
+            ends = await _true_ends(settings, (place,))
+            await consumer.start()
+            consumer.assign([place])
+            await consumer.seek_to_beginning(place)
+            while await consumer.position(place) < ends[place]:
+                for record in (await consumer.getmany(place, timeout_ms=_POLL_MS)).get(place, []):
+                    if record.key is not None and record.value is not None:
+                        newest[record.key] = record.value
+    except TimeoutError as error:
+        raise Retry(
+            f"{SNAPSHOT_TOPIC} was not read to its end in {timeout_s:.0f} s",
+            hint="is the broker up? Or another gateway died in a transaction: the broker ends it after its timeout",
+        ) from error
+    except (KafkaError, OSError) as error:
+        raise classify(error, f"reading {SNAPSHOT_TOPIC}") from error
+    finally:
+        await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
+    return newest
+
+
+async def _has_records(consumer: Consumer, place: TopicPartition, end: int) -> bool:
+    """Whether a committed record is there, or retention has removed some. Control records, which the abort of an interrupted
+    first start leaves behind, have offsets but are no records."""
+    if (await consumer.beginning_offsets([place]))[place] > 0:
+        return True
+    consumer.assign([place])
+    await consumer.seek_to_beginning(place)
+    while await consumer.position(place) < end:
+        if await consumer.getmany(place, timeout_ms=_POLL_MS, max_records=1):
+            return True
+    return False
+
+
+async def _true_ends(settings: KafkaSettings, places: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
+    """The offsets after the last records, of open transactions too: a consumer of committed records is not told them."""
+    consumer = _consumer(settings, "read_uncommitted")
+    try:
+        await consumer.start()
+        ends: dict[TopicPartition, int] = await consumer.end_offsets(list(places))
+        return ends
+    finally:
+        await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
+
+
+def _consumer(settings: KafkaSettings, isolation_level: str) -> Consumer:
+    return Consumer(
+        **settings.client_options(),
+        isolation_level=isolation_level,
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        request_timeout_ms=settings.request_timeout_s * 1000,
+    )

@@ -1,0 +1,54 @@
+"""Does Kafka answer? A connection of its own, beside the producer's, which may wait for a minute before it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from aiokafka.errors import KafkaError, LeaderNotAvailableError, for_code
+
+from gateway.kafka.driver import Admin
+from gateway.kafka.errors import classify
+from gateway.kafka.goodbye import say_goodbye
+from gateway.operate.kafka_settings import KafkaSettings
+from schemas.names import POSITION_TOPIC
+
+_CLOSE_S: Final = 1.0
+_MISSING: Final = 3
+"""UNKNOWN_TOPIC_OR_PARTITION: the first start has not made it yet."""
+
+
+class KafkaProbe:
+    def __init__(self, settings: KafkaSettings, timeout_s: float) -> None:
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._admin: Admin | None = None
+
+    async def ask(self) -> None:
+        """A broker answers, and the position topic can be written. Raises WalgateError."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._ask()
+        except (KafkaError, OSError, TimeoutError) as error:
+            await self.close()
+            raise classify(error, "asking Kafka") from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _ask(self) -> None:
+        if self._admin is None:
+            timeout_ms = int(self._timeout_s * 1000)
+            self._admin = Admin(**self._settings.client_options(), request_timeout_ms=timeout_ms)
+            await self._admin.start()
+        for facts in await self._admin.metadata([POSITION_TOPIC]):
+            if facts["error_code"] not in (0, _MISSING):
+                raise for_code(facts["error_code"])(facts["topic"])
+            for partition in facts["partitions"]:
+                if partition["leader"] < 0:
+                    raise LeaderNotAvailableError(f"{POSITION_TOPIC} has no leader")
+
+    async def close(self) -> None:
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            await say_goodbye(admin.close(), _CLOSE_S)

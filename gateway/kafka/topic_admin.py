@@ -1,0 +1,224 @@
+"""Requests about topics, in batches that brokers take and that do not hold the event loop for long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+from aiokafka.admin import NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    InvalidReplicationFactorError,
+    InvalidTopicError,
+    KafkaError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
+
+from gateway.kafka.driver import Admin
+from gateway.kafka.errors import DESCRIBING, WRITING, classify
+from gateway.operate.kafka_settings import KafkaSettings
+
+log = structlog.get_logger()
+
+ASKED_TOPICS: Final = 1000
+"""So many in one request for metadata: decoding the answer takes 0.2 s."""
+CREATED_RECORDS: Final = 2000
+"""A controller refuses requests that make more than 10,000 records: one for each topic, partition and configuration. A fifth of
+that takes it a second, and each batch is a line of progress in the log."""
+LOGS_POLL_S = 0.02
+LOGS_TIMEOUT_S = 30.0
+_TOPIC_EXISTS: Final = TopicAlreadyExistsError.errno
+_UNKNOWN_TOPIC: Final = UnknownTopicOrPartitionError.errno
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The controller's answer to the creation of a topic, in its words."""
+
+    topic: str
+    code: int
+    reason: str
+
+    @property
+    def error(self) -> str:
+        return str(for_code(self.code).__name__)
+
+    @property
+    def collides(self) -> bool:
+        """With another topic's name in '.' and '_': all names here are valid by themselves."""
+        return bool(self.code == InvalidTopicError.errno)
+
+    @property
+    def is_too_few_brokers(self) -> bool:
+        return bool(self.code == InvalidReplicationFactorError.errno)
+
+    @property
+    def is_denied(self) -> bool:
+        return self.code in (TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno)
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """A topic that is there. `copies`: of the partition that has fewest."""
+
+    partition_count: int
+    copies: int
+
+
+class TopicAdmin:
+    """Methods raise Retry, RetrySlowly, StopForOperator."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._admin = Admin(**settings.client_options(), request_timeout_ms=settings.request_timeout_s * 1000)
+        self._replication_factor = settings.replication_factor
+        self._broker_config: dict[str, str] = {}
+
+    async def start(self) -> None:
+        async with self._asking("connecting to Kafka"):
+            await self._admin.start()
+
+    async def close(self) -> None:
+        await self._admin.close()
+
+    @asynccontextmanager
+    async def _asking(self, doing: str, right: str = WRITING) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._settings.delivery_timeout_s):
+                yield
+        except (KafkaError, OSError, TimeoutError) as error:
+            raise classify(error, doing, right) from error
+
+    async def existing(self, topics: Sequence[str]) -> dict[str, Existing]:
+        """Asked for by name: a list of all leaves out what we may not describe, as if it were missing."""
+        there: dict[str, Existing] = {}
+        for some in _chunks(topics, ASKED_TOPICS):
+            async with self._asking("listing topics"):
+                found = await self._admin.metadata(some)
+                for facts in found:
+                    if facts["error_code"] not in (0, _UNKNOWN_TOPIC):
+                        raise for_code(facts["error_code"])(facts["topic"])
+            for facts in found:
+                if not facts["error_code"]:
+                    partitions = facts["partitions"]
+                    copies = min((len(partition["replicas"]) for partition in partitions), default=0)
+                    there[facts["topic"]] = Existing(len(partitions), copies)
+        return there
+
+    @property
+    def broker_count(self) -> int:
+        """Of those that were alive when the metadata were last read."""
+        return self._admin.broker_count
+
+    async def create(self, topics: Sequence[NewTopic]) -> list[Refusal]:
+        """Create these; returns those that were refused. One that exists already is not refused.
+
+        Returns when the others take records, or after LOGS_TIMEOUT_S for each batch.
+        """
+        refusals: list[Refusal] = []
+        done = 0
+        for batch in _batches(topics):
+            async with self._asking("creating topics"):
+                response = await self._admin.create_topics(batch)
+            errors = [
+                Refusal(topic, code, reason or "") for topic, code, reason in (e[:3] for e in response.topic_errors)
+            ]
+            refused = [error for error in errors if error.code not in (0, _TOPIC_EXISTS)]
+            refusals += refused
+            await self._wait_for_logs([error.topic for error in errors if error not in refused])
+            done += len(batch)
+            if len(topics) > len(batch):
+                log.info("creating_topics", done=done, of=len(topics))
+        return refusals
+
+    async def _wait_for_logs(self, topics: list[str]) -> None:
+        """A topic takes no records before its leaders have made its logs: some milliseconds, for a thousand topics many
+        seconds. The producer would try each batch again every 0.1 s, and ask for the metadata of all its topics each time.
+        A broker that takes still longer is left to it."""
+        begun = asked = time.monotonic()
+        while topics and asked - begun < LOGS_TIMEOUT_S:
+            async with self._asking("waiting for new topics"):
+                topics = await self._without_logs(topics)
+            answered = time.monotonic()
+            if topics:
+                # Many topics: leave the broker half of its time.
+                await asyncio.sleep(max(LOGS_POLL_S, answered - asked))
+            asked = time.monotonic()
+
+    async def _without_logs(self, topics: list[str]) -> list[str]:
+        """Those of which a partition does not tell its end."""
+        found = await self._admin.metadata(topics)
+        waiting = {facts["topic"] for facts in found if facts["error_code"]}
+        by_leader: dict[int, dict[str, list[int]]] = {}
+        for facts in found:
+            for partition in facts["partitions"]:
+                if partition["leader"] < 0:
+                    waiting.add(facts["topic"])
+                else:
+                    led = by_leader.setdefault(partition["leader"], {})
+                    led.setdefault(facts["topic"], []).append(partition["partition"])
+        for leader, led in by_leader.items():
+            waiting |= await self._admin.without_log(leader, led)
+        return sorted(waiting)
+
+    async def replication_factor(self) -> int:
+        """The setting, or the broker's default: aiokafka's version of the request cannot leave it to the broker."""
+        if self._replication_factor < 0:
+            self._replication_factor = int((await self.broker_config())["default.replication.factor"])
+        return self._replication_factor
+
+    async def broker_config(self) -> dict[str, str]:
+        """Of one broker, for what topics inherit. Asked once."""
+        if not self._broker_config:
+            async with self._asking("reading the configuration of a broker"):
+                node = (await self._admin.describe_cluster())["brokers"][0]["node_id"]
+            self._broker_config = (await self._configs(ConfigResourceType.BROKER, [str(node)], None))[str(node)]
+        return self._broker_config
+
+    async def topic_configs(self, topics: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, str]]:
+        """These configurations of topics, what they inherit too."""
+        found: dict[str, dict[str, str]] = {}
+        for some in _chunks(topics, ASKED_TOPICS):
+            found |= await self._configs(ConfigResourceType.TOPIC, some, names)
+        return found
+
+    async def _configs(
+        self, kind: ConfigResourceType, resources: Sequence[str], names: Sequence[str] | None
+    ) -> dict[str, dict[str, str]]:
+        what = resources[0] if len(resources) == 1 else f"{len(resources)} of them"
+        async with self._asking(f"reading the configuration of {kind.name.lower()} {what}", DESCRIBING):
+            asked = [ConfigResource(kind, name, configs=names and dict.fromkeys(names)) for name in resources]
+            responses: list[Any] = await self._admin.describe_configs(asked)
+            items = [item for response in responses for item in response.resources]
+            for code, _, _, name, _ in items:
+                if code:  # a topic that was just made is not known to every broker yet
+                    raise for_code(code)(name)
+        return {name: {entry[0]: entry[1] for entry in entries} for _, _, _, name, entries in items}
+
+
+def _batches(topics: Iterable[NewTopic]) -> Iterator[list[NewTopic]]:
+    batch: list[NewTopic] = []
+    records = 0
+    for topic in topics:
+        needed = 1 + topic.num_partitions + len(topic.topic_configs)
+        if batch and records + needed > CREATED_RECORDS:
+            yield batch
+            batch, records = [], 0
+        batch.append(topic)
+        records += needed
+    if batch:
+        yield batch
+
+
+def _chunks(items: Sequence[str], size: int) -> Iterator[list[str]]:
+    for start in range(0, len(items), size):
+        yield list(items[start : start + size])

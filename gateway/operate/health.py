@@ -1,0 +1,33 @@
+"""What a running gateway says of itself over HTTP, asked by another process. Without the server, which takes long to import."""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+PROBE_TIMEOUT_S = 3.0
+
+
+def probe(host: str, port: int) -> str:
+    """What /readyz of a running gateway says, or what is wrong with the way there: "" when it is ready."""
+    try:
+        try:
+            with urlopen(f"http://{host}:{port}/readyz", timeout=PROBE_TIMEOUT_S):
+                return ""
+        except HTTPError as error:
+            return str(error.read().decode("utf-8", "replace").strip() or error)
+    except (OSError, HTTPException) as error:
+        return f"{host}:{port}: {getattr(error, 'reason', error) or type(error).__name__}"
+
+
+def ask_status(host: str, port: int) -> dict[str, Any] | None:
+    """What /status of a running gateway says; None: nobody answers there."""
+    try:
+        with urlopen(f"http://{host}:{port}/status", timeout=PROBE_TIMEOUT_S) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+    except (OSError, HTTPException, ValueError):
+        return None

@@ -1,0 +1,401 @@
+"""What is known of the gateway now: one snapshot, which metrics, /readyz, /status, the live page and `walgate status` share.
+
+`Board` is written by the parts of the gateway as they go (session, replication loop, monitor) and read by the thread of the HTTP
+server, also while the event loop does not answer. `Board.snapshot` makes the frozen `Snapshot`. Times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from heapq import nlargest
+from operator import itemgetter
+from typing import Any, Final, Literal
+
+from gateway.operate.errors import WalgateError
+from gateway.operate.lag import Progress, ReadProgress, WalClock, lag
+
+PartName = Literal["postgresql", "kafka", "registry"]
+PARTS: Final[tuple[PartName, ...]] = ("postgresql", "kafka", "registry")
+State = Literal["starting", "waiting", "streaming", "stopping", "down"]
+STATES: Final[tuple[State, ...]] = ("starting", "waiting", "streaming", "stopping")
+TITLES: Final[Mapping[PartName, str]] = {
+    "postgresql": "PostgreSQL",
+    "kafka": "Kafka",
+    "registry": "the schema registry",
+}
+LISTED_TOPICS: Final = 500
+RECENT_ERRORS: Final = 20
+RECENT_SCHEMAS: Final = 100
+STALLED_S: Final = 10.0
+"""Kafka has acknowledged nothing of what was sent for so long."""
+_NEEDED: Final[tuple[PartName, ...]] = ("postgresql", "kafka")
+"""Without the registry a stream goes on until the next new schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatus:
+    """One of the three servers, as a probe of its own sees it. `up` None: not asked yet. `since`: of the last change."""
+
+    name: PartName
+    address: str = ""
+    up: bool | None = None
+    since: float = 0.0
+    error: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LastError:
+    """What ended the last session. `kind`: its class (gateway/operate/errors.py)."""
+
+    kind: str
+    message: str
+    hint: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaSeen:
+    """A table came with these columns for the first time, or with others than before."""
+
+    time: float
+    relation: str
+    schema_id: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Somebody who keeps WAL or old rows from being removed, or lets us wait. `kind`: transaction, prepared, slot, standby;
+    `pid` 0: no process. `held_bytes`: WAL since its oldest LSN, None: not known. `blocks`: our slot's creation waits for it."""
+
+    kind: str
+    name: str
+    pid: int = 0
+    user: str = ""
+    application: str = ""
+    state: str = ""
+    since: float | None = None
+    query_since: float | None = None
+    xmin_age: int | None = None
+    held_bytes: int | None = None
+    remedy: str = ""
+    blocks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """The slot as the server has it. None: not known, or no limit."""
+
+    name: str
+    active_pid: int | None
+    restart_lsn: int
+    confirmed_flush_lsn: int
+    wal_status: str
+    safe_wal_bytes: int | None
+    inactive_since: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WalHeld:
+    """WAL that the server keeps for the slot. `limit_by`: the setting that the limit comes from. `seconds_to_full`: at the rate
+    of the last minute, None where it does not grow or nothing limits it."""
+
+    held_bytes: int
+    bytes_per_s: float
+    limit_bytes: int | None = None
+    limit_by: str = ""
+    seconds_to_full: float | None = None
+    wal_status: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """A transaction in progress of which rows were sent."""
+
+    xid: int
+    since: float
+    event_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCount:
+    """Records of a topic that are durable in Kafka, since the process began."""
+
+    topic: str
+    records: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the session under way has open."""
+
+    in_flight_bytes: int = 0
+    stalled_s: float = 0.0
+    """Kafka has acknowledged nothing for so long although something was sent."""
+    open_streams: tuple[OpenStream, ...] = ()
+    prepared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All of it at one moment. LSNs are integers; 0: not known. `waiting_for` is "" while the stream is read and delivered."""
+
+    time: float
+    version: str
+    slot_name: str
+    prefix: str
+    state: State
+    since: float
+    waiting_for: str
+    waiting_since: float | None
+    last_error: LastError | None
+    error_count: int
+    parts: tuple[PartStatus, ...]
+    lag_seconds: float | None
+    lag_is_at_least: bool
+    lag_bytes: int | None
+    undelivered_transactions: int
+    server_lsn: int
+    server_time: float | None
+    server_lsn_age_s: float | None
+    received_lsn: int
+    delivered_lsn: int
+    last_commit_lsn: int
+    last_commit_time: float | None
+    epoch: int
+    in_flight_bytes: int
+    open_streams: tuple[OpenStream, ...]
+    prepared_transactions: int
+    wal: WalHeld | None
+    slot: SlotStatus | None
+    holders: tuple[Holder, ...]
+    topics: tuple[TopicCount, ...]
+    """Those with most records first."""
+    heartbeat_time: float | None
+    """Commit time of the newest heartbeat that the position in Kafka has passed."""
+
+    recent_errors: tuple[LastError, ...]
+    """Oldest first; one that came again and again is there once, with the time of the last."""
+    schemas: tuple[SchemaSeen, ...]
+    """Oldest first."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Board:
+    """Made once for the process. `clock`, `monotonic`: for tests."""
+
+    def __init__(
+        self,
+        *,
+        slot_name: str = "",
+        prefix: str = "",
+        version: str = "",
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._monotonic = monotonic
+        self._slot_name, self._prefix, self._version = slot_name, prefix, version
+        self._state: tuple[State, float] = ("starting", clock())
+        self._awaits = "the first start"
+        self._waiting_since: float | None = clock()
+        self._blocked_by: tuple[Holder, ...] = ()
+        self._progress: ReadProgress | None = None
+        self._last_progress = Progress()
+        self._counts: Callable[[], Counts] = Counts
+        self._parts: dict[PartName, PartStatus] = {name: PartStatus(name, since=clock()) for name in PARTS}
+        self.wal = WalClock()
+        self.slot: SlotStatus | None = None
+        self.held: WalHeld | None = None
+        self.holders: tuple[Holder, ...] = ()
+        self.last_error: LastError | None = None
+        self.error_count = 0
+        self._recent_errors: deque[LastError] = deque(maxlen=RECENT_ERRORS)
+        self._schemas: deque[SchemaSeen] = deque(maxlen=RECENT_SCHEMAS)
+        self.epoch = 0
+        self.topic_records: Counter[str] = Counter()
+        self.topic_bytes: Counter[str] = Counter()
+
+    # -- written by the session ----------------------------------------------------------------------------------------
+
+    def wait_for(self, what: str) -> None:
+        """ "" while the stream is read."""
+        now = self._clock()
+        if what and self._waiting_since is None:
+            self._waiting_since = now
+        elif not what:
+            self._waiting_since = None
+        self._awaits = what
+        if not what:
+            self._blocked_by = ()
+        self._enter("waiting" if what else "streaming", now)
+
+    def blocked_by(self, holders: tuple[Holder, ...]) -> None:
+        """The creation of the slot waits for these."""
+        self._blocked_by = holders
+
+    def is_down(self) -> None:
+        """There is no gateway: what is on the board was asked of the servers."""
+        self._state = ("down", self._clock())
+
+    def stopping(self) -> None:
+        self._enter("stopping", self._clock())
+
+    def _enter(self, state: State, now: float) -> None:
+        if self._state[0] not in (state, "stopping", "down"):
+            self._state = (state, now)
+
+    def failed(self, error: WalgateError) -> None:
+        """What ended a session."""
+        self.last_error = LastError(type(error).__name__, error.message, error.hint, self._clock())
+        former = self._recent_errors[-1] if self._recent_errors else None
+        if former is not None and (former.kind, former.message) == (self.last_error.kind, self.last_error.message):
+            self._recent_errors.pop()
+        self._recent_errors.append(self.last_error)
+        self.error_count += 1
+
+    def announced(self, relation: str, schema_id: int, columns: int) -> None:
+        """Rows of a relation are written with this schema from now on. Each session starts over: what is known is no news."""
+        known = next((seen for seen in reversed(self._schemas) if seen.relation == relation), None)
+        if known is None or known.schema_id != schema_id:
+            self._schemas.append(SchemaSeen(self._clock(), relation, schema_id, columns))
+
+    def watch(self, progress: ReadProgress, counts: Callable[[], Counts]) -> None:
+        """A stream begins: ask it from now on."""
+        self._progress, self._counts = progress, counts
+
+    def leave(self) -> None:
+        """The stream has ended: keep what was known last, and let the rest go."""
+        if self._progress is not None:
+            self._last_progress = self._newer(self._progress())
+        self._progress, self._counts = None, Counts
+
+    def count(self, topic: str, records: int, size: int) -> None:
+        """A batch is durable."""
+        self.topic_records[topic] += records
+        self.topic_bytes[topic] += size
+
+    # -- written by the monitor ----------------------------------------------------------------------------------------
+
+    def part_is_up(self, name: PartName, address: str = "") -> None:
+        self._set_part(PartStatus(name, address or self._parts[name].address, up=True))
+
+    def part_is_down(self, name: PartName, error: WalgateError, address: str = "") -> None:
+        self._set_part(
+            PartStatus(name, address or self._parts[name].address, up=False, error=error.message, hint=error.hint)
+        )
+
+    def _set_part(self, status: PartStatus) -> None:
+        before = self._parts[status.name]
+        since = before.since if before.up is status.up else self._clock()
+        self._parts[status.name] = replace(status, since=since)
+
+    # -- read by everybody ---------------------------------------------------------------------------------------------
+
+    def progress(self) -> Progress:
+        """Of the stream under way, or of the last one: what was delivered once stays so."""
+        read = self._progress
+        if read is not None:
+            self._last_progress = self._newer(read())
+        return self._last_progress
+
+    def _newer(self, progress: Progress) -> Progress:
+        before = self._last_progress
+        return replace(
+            progress,
+            delivered_lsn=max(before.delivered_lsn, progress.delivered_lsn),
+            last_commit_lsn=max(before.last_commit_lsn, progress.last_commit_lsn),
+            last_commit_time=progress.last_commit_time or before.last_commit_time,
+            heartbeat_time=progress.heartbeat_time or before.heartbeat_time,
+        )
+
+    def lag_seconds(self) -> float | None:
+        return lag(self.wal, self.progress(), self._monotonic()).seconds
+
+    def waiting_for(self) -> str:
+        """What the stream waits for, in words for an operator: "" while it is read and delivered."""
+        for name in _NEEDED:
+            part = self._parts[name]
+            if part.up is False:
+                place = f" ({part.address})" if part.address else ""
+                return f"{TITLES[name]}{place}, which has not answered for {self._clock() - part.since:.0f} s: {part.error}"
+        if self._state[0] == "streaming":
+            stalled_s = self._counts().stalled_s
+            if stalled_s > STALLED_S:
+                return f"Kafka, which has acknowledged nothing for {stalled_s:.0f} s"
+            return ""
+        return self._awaits or "the end"
+
+    def part(self, name: PartName) -> PartStatus:
+        return self._parts[name]
+
+    def state(self) -> State:
+        return self._state[0]
+
+    def snapshot(self) -> Snapshot:
+        clock = self._monotonic()
+        progress, counts = self.progress(), self._counts()
+        found = lag(self.wal, progress, clock)
+        server_lsn = self.wal.lsn
+        state, since = self._state
+        waiting_for = self.waiting_for()
+        holders = self._blocked_by + self.holders
+        return Snapshot(
+            time=self._clock(),
+            version=self._version,
+            slot_name=self._slot_name,
+            prefix=self._prefix,
+            state="waiting" if waiting_for and state == "streaming" else state,
+            since=since,
+            waiting_for=waiting_for,
+            waiting_since=self._waits_since(waiting_for),
+            last_error=self.last_error,
+            error_count=self.error_count,
+            parts=tuple(self._parts.values()),
+            lag_seconds=found.seconds,
+            lag_is_at_least=found.at_least,
+            lag_bytes=max(server_lsn - progress.delivered_lsn, 0) if server_lsn and progress.delivered_lsn else None,
+            undelivered_transactions=progress.undelivered_transactions,
+            server_lsn=server_lsn,
+            server_time=self.wal.now(clock),
+            server_lsn_age_s=self.wal.age_s(clock) if server_lsn else None,
+            received_lsn=progress.received_lsn,
+            delivered_lsn=progress.delivered_lsn,
+            last_commit_lsn=progress.last_commit_lsn,
+            last_commit_time=progress.last_commit_time,
+            epoch=self.epoch,
+            in_flight_bytes=counts.in_flight_bytes,
+            open_streams=counts.open_streams,
+            prepared_transactions=counts.prepared,
+            wal=self.held,
+            slot=self.slot,
+            holders=holders,
+            topics=self._topics(),
+            heartbeat_time=progress.heartbeat_time,
+            recent_errors=tuple(self._recent_errors),
+            schemas=tuple(self._schemas),
+        )
+
+    def _waits_since(self, waiting_for: str) -> float | None:
+        """Since when nothing was read, or since when a part that is needed does not answer: the earlier."""
+        if not waiting_for:
+            return None
+        moments = [part.since for part in self._parts.values() if part.name in _NEEDED and part.up is False]
+        if self._waiting_since is not None:
+            moments.append(self._waiting_since)
+        stalled_s = self._counts().stalled_s
+        if stalled_s > STALLED_S:
+            moments.append(self._clock() - stalled_s)
+        return min(moments, default=None)
+
+    def _topics(self) -> tuple[TopicCount, ...]:
+        records, sizes = dict(self.topic_records), dict(self.topic_bytes)
+        most = nlargest(LISTED_TOPICS, records.items(), key=itemgetter(1))
+        return tuple(TopicCount(topic, count, sizes.get(topic, 0)) for topic, count in most)

@@ -1,0 +1,170 @@
+"""SCRAM-SHA-256 and SCRAM-SHA-256-PLUS, the client's side (RFC 5802, RFC 7677; PostgreSQL manual, 54.3 SASL Authentication).
+
+asyncpg knows only the first. PLUS binds the proof to the server's certificate (RFC 5929, tls-server-end-point), so that whoever
+stands between, with another certificate, cannot pass it on: also where nothing verifies that certificate. Pure: no socket.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+import stringprep
+import unicodedata
+from binascii import Error as Base64Error
+from typing import Final
+
+PLAIN: Final = "SCRAM-SHA-256"
+PLUS: Final = "SCRAM-SHA-256-PLUS"
+
+_NONCE_BYTES: Final = 18
+MOST_ITERATIONS: Final = 2_000_000
+"""About a second of computing. PostgreSQL's default is 4,096 (scram_iterations); a server could ask for hours of it."""
+
+_HASHES: Final = {
+    "2a864886f70d010104": "sha256",  # md5WithRSA; RFC 5929: MD5 and SHA-1 count as SHA-256
+    "2a864886f70d010105": "sha256",  # sha1WithRSA
+    "2a864886f70d01010b": "sha256",
+    "2a864886f70d01010c": "sha384",
+    "2a864886f70d01010d": "sha512",
+    "2a864886f70d01010e": "sha224",
+    "2a8648ce3d0401": "sha256",  # ecdsa-with-SHA1
+    "2a8648ce3d040301": "sha224",
+    "2a8648ce3d040302": "sha256",
+    "2a8648ce3d040303": "sha384",
+    "2a8648ce3d040304": "sha512",
+}
+"""Signature algorithm's oid (RFC 8017, RFC 5758) -> the hash of it. Those of RSASSA-PSS and EdDSA do not say theirs."""
+
+
+class ScramError(Exception):
+    """What the server said is no SCRAM, or it does not know the password itself."""
+
+
+class Scram:
+    """One exchange. `binding`: `certificate_hash` of the server's certificate; None: no TLS, or no such hash. `user` may stay
+    empty: PostgreSQL takes it from the startup message."""
+
+    def __init__(
+        self, password: str, offered: list[str], binding: bytes | None, *, user: str = "", nonce: str = ""
+    ) -> None:
+        self._password = saslprep(password).encode()
+        self._nonce = nonce or base64.b64encode(secrets.token_bytes(_NONCE_BYTES)).decode()
+        self._bare = f"n={user},r={self._nonce}"
+        self._server_signature = b""
+        self.is_bound = binding is not None and PLUS in offered
+        self.mechanism = PLUS if self.is_bound else PLAIN
+        if self.is_bound:
+            assert binding is not None
+            self._header, self._channel = "p=tls-server-end-point,,", binding
+        else:
+            # y: we could, so that a server that offered it knows that somebody has taken its offer away.
+            self._header, self._channel = "n,," if binding is None else "y,,", b""
+
+    def first(self) -> bytes:
+        return (self._header + self._bare).encode()
+
+    def final(self, server_first: bytes) -> bytes:
+        """The proof. Raises ScramError."""
+        fields = _fields(server_first)
+        nonce, salt, iterations = fields.get("r", ""), fields.get("s", ""), fields.get("i", "")
+        if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
+            raise ScramError("the server's nonce does not continue ours")
+        if not iterations.isdecimal() or not 1 <= int(iterations) <= MOST_ITERATIONS:
+            raise ScramError(f"the server asks for {iterations[:20]!r} iterations, {MOST_ITERATIONS} are the most")
+        salted = hashlib.pbkdf2_hmac("sha256", self._password, _decoded(salt), int(iterations))
+        channel = base64.b64encode(self._header.encode() + self._channel).decode()
+        without_proof = f"c={channel},r={nonce}"
+        signed = b",".join((self._bare.encode(), server_first, without_proof.encode()))
+        client_key = _hmac(salted, b"Client Key")
+        signature = _hmac(hashlib.sha256(client_key).digest(), signed)
+        proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+        self._server_signature = _hmac(_hmac(salted, b"Server Key"), signed)
+        return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
+
+    def verify(self, server_final: bytes) -> None:
+        """Raises ScramError unless the server knows the password as well."""
+        fields = _fields(server_final)
+        if "e" in fields:
+            raise ScramError(f"the server says {fields['e'][:80]}")
+        if not self._server_signature or not hmac.compare_digest(_decoded(fields.get("v", "")), self._server_signature):
+            raise ScramError("the server does not know the password itself")
+
+
+def certificate_hash(certificate: bytes) -> bytes | None:
+    """What PLUS binds to, of a DER certificate: its hash, by the algorithm of its signature. None: that algorithm has none
+    that both sides would agree on."""
+    try:
+        start, _ = _content(certificate, 0)
+        _, end_of_signed = _content(certificate, start)
+        start, _ = _content(certificate, end_of_signed)  # signatureAlgorithm: SEQUENCE { OBJECT IDENTIFIER, ... }
+        start, end = _content(certificate, start)
+    except IndexError:
+        return None
+    name = _HASHES.get(certificate[start:end].hex())
+    return None if name is None else hashlib.new(name, certificate).digest()
+
+
+def saslprep(password: str) -> str:
+    """RFC 4013; what it does not allow stays as it is (`pg_saslprep` in saslprep.c)."""
+    if password.isascii():
+        return password
+    mapped = "".join(
+        " " if stringprep.in_table_c12(each) else each for each in password if not stringprep.in_table_b1(each)
+    )
+    prepared = unicodedata.normalize("NFKC", mapped)
+    if not prepared or any(_is_prohibited(each) for each in prepared):
+        return password
+    if any(map(stringprep.in_table_d1, prepared)):
+        is_mixed = any(map(stringprep.in_table_d2, prepared))
+        if is_mixed or not (stringprep.in_table_d1(prepared[0]) and stringprep.in_table_d1(prepared[-1])):
+            return password
+    return prepared
+
+
+def _is_prohibited(character: str) -> bool:
+    return (
+        stringprep.in_table_a1(character)
+        or stringprep.in_table_c12(character)
+        or stringprep.in_table_c21_c22(character)
+        or stringprep.in_table_c3(character)
+        or stringprep.in_table_c4(character)
+        or stringprep.in_table_c5(character)
+        or stringprep.in_table_c6(character)
+        or stringprep.in_table_c7(character)
+        or stringprep.in_table_c8(character)
+        or stringprep.in_table_c9(character)
+    )
+
+
+def _fields(message: bytes) -> dict[str, str]:
+    try:
+        pairs = [part.partition("=") for part in message.decode("ascii").split(",")]
+    except UnicodeDecodeError:
+        raise ScramError("the server's message is not ASCII") from None
+    return {name: value for name, _, value in pairs}
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (Base64Error, ValueError):
+        raise ScramError("the server's message is not Base64") from None
+
+
+def _hmac(key: bytes, message: bytes) -> bytes:
+    return hmac.new(key, message, hashlib.sha256).digest()
+
+
+def _content(der: bytes, position: int) -> tuple[int, int]:
+    """Where the content of the DER element at `position` begins and ends. Raises IndexError."""
+    length = der[position + 1]
+    start = position + 2
+    if length & 0x80:
+        size = length & 0x7F
+        start += size
+        length = int.from_bytes(der[position + 2 : start], "big")
+    if start + length > len(der):
+        raise IndexError(position)
+    return start, start + length

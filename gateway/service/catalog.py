@@ -1,0 +1,154 @@
+"""PostgreSQL's catalog, looked at before and while the stream runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import asyncpg
+import structlog
+
+from gateway.judgement.facts import Expected, Facts, ServerFacts, published_types
+from gateway.judgement.findings import OperatorWarning
+from gateway.judgement.publication import added_tables
+from gateway.judgement.running import check_running
+from gateway.lsn import Lsn
+from gateway.operate.failpoints import failpoint
+from gateway.operate.settings import SourceSettings
+from gateway.relations.catalog import TYPES_QUERY, read_types, unknown_type
+from gateway.replication.errors import DRIVER_ERRORS, classify_exception
+from gateway.replication.look import load_facts
+from gateway.replication.slot import create_slot, drop_slot
+from gateway.transactions.position import Position
+from gateway.values.codec import has_binary_decoder
+from schemas.description import TypeFacts
+
+log = structlog.get_logger()
+_NAMED_TABLES = 10
+
+
+class Catalog:
+    """`sql` is a connection of the session. `moment` gives the next moment of the process; warnings are logged once, and kept in
+    `logged`."""
+
+    def __init__(
+        self, sql: asyncpg.Connection, source: SourceSettings, moment: Callable[[], int], logged: set[OperatorWarning]
+    ) -> None:
+        self._sql = sql
+        self._source = source
+        self._moment = moment
+        self._logged = logged
+        self._facts: Facts | None = None
+        self.expected = Expected(
+            slot=source.slot, publications=source.publications, two_phase=source.two_phase, failover=source.failover
+        )
+
+    async def look(self) -> Facts:
+        self._facts = await load_facts(self._sql, self._source.slot, self._source.publications, self._moment())
+        return self._facts
+
+    @property
+    def facts(self) -> Facts:
+        """Of the last look."""
+        assert self._facts is not None
+        return self._facts
+
+    @property
+    def server(self) -> ServerFacts:
+        return self.facts.server
+
+    @property
+    def backend_pid(self) -> int:
+        """The process of the server that answers these queries, and creates the slot."""
+        pid: int = self._sql.get_server_pid()
+        return pid
+
+    @property
+    def transactional_id(self) -> str:
+        return self.transactional_id_of(self.server.system_identifier)
+
+    def transactional_id_of(self, system_identifier: str) -> str:
+        """pg_upgrade keeps the oids of databases."""
+        return f"walgate.{system_identifier}.{self.server.database_oid}.{self._source.slot}"
+
+    @property
+    def relations(self) -> list[tuple[str, str]]:
+        """(schema, table) of everything published."""
+        publications = self.facts.publications.values()
+        return sorted({(r.namespace, r.name) for publication in publications for r in publication.relations})
+
+    def warn(self, warnings: tuple[OperatorWarning, ...]) -> None:
+        for warning in warnings:
+            if warning not in self._logged:
+                self._logged.add(warning)
+                log.warning("caution", message=warning.message, hint=warning.hint)
+
+    async def create_slot(self) -> Lsn:
+        source = self._source
+        log.info("creating_slot", slot=source.slot, note="waits for every open transaction that writes")
+        lsn = await create_slot(
+            self._sql,
+            source.slot,
+            version_num=self.server.version_num,
+            two_phase=source.two_phase,
+            failover=source.failover,
+        )
+        log.info("slot_created", slot=source.slot, resume_lsn=str(lsn))
+        return lsn
+
+    async def drop_slot(self) -> None:
+        await drop_slot(self._sql, self._source.slot)
+        log.warning("slot_dropped", slot=self._source.slot)
+
+    async def use_binary(self, *, text_only: bool) -> bool:
+        """`auto`: binary tuples where every published column's type has a binary decoder.
+
+        Only a UTF8 database is read in binary: hstore_send counts bytes in the database's encoding, then converts them, and
+        "char" is not converted at all.
+        """
+        if not self.may_be_binary(text_only=text_only):
+            if self.server.encoding != "UTF8":
+                log.info("text_tuples", encoding=self.server.encoding)
+            return False
+        if self._source.binary == "on":
+            return True
+        oids = sorted(published_types(self.facts.publications))
+        try:
+            facts = read_types(await self._sql.fetch(TYPES_QUERY, oids))
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, "types of the published columns") from error
+        undecodable = [facts[oid].name if oid in facts else "?" for oid in oids if not _is_decodable(oid, facts)]
+        if undecodable:
+            log.info("text_tuples", types_without_binary_decoder=undecodable)
+        return not undecodable
+
+    def may_be_binary(self, *, text_only: bool) -> bool:
+        """Whether any value is asked for in binary."""
+        return self._source.binary != "off" and not text_only and self.server.encoding == "UTF8"
+
+    async def watch(self, position: Position, backend_pid: int) -> None:
+        """The periodic check, until cancelled. Raises what ends the session."""
+        before = self.facts
+        expected = replace(
+            self.expected,
+            system_identifier=position.system_identifier,
+            timeline=position.timeline,
+            database=position.database,
+            backend_pid=backend_pid,
+        )
+        while True:
+            await asyncio.sleep(self._source.check_interval_s)
+            failpoint("before_periodic_check")
+            last, now = self.facts, await self.look()
+            added = added_tables(last, now)
+            if added:
+                log.info("tables_added", count=len(added), tables=added[:_NAMED_TABLES])
+            report = check_running(before, now, expected)
+            self.warn(report.warnings)
+            report.raise_errors()
+            failpoint("after_periodic_check")
+
+
+def _is_decodable(oid: int, facts: dict[int, TypeFacts]) -> bool:
+    return has_binary_decoder(facts.get(oid) or unknown_type(oid))

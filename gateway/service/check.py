@@ -1,0 +1,404 @@
+"""`walgate check`: every condition of PostgreSQL, Kafka, the registry, rights and settings, without changing anything.
+
+The checks are the judgements of the start (gateway/judgement); here are only the order in which the facts are taken, and what is
+said of them. One server that does not answer leaves the others to be looked at. What is not shown by looking is said so: whether
+the registry would take a schema, and whether the WAL that the slot needs can still be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Literal
+
+import asyncpg
+
+from gateway.judgement.brokers import (
+    KafkaExpected,
+    KafkaFacts,
+    check_brokers,
+    check_listener,
+    check_refusals,
+    check_topics,
+)
+from gateway.judgement.facts import Expected, Facts, Stored
+from gateway.judgement.findings import Finding, OperatorWarning
+from gateway.judgement.position import check_first_start, check_prefix, check_progress
+from gateway.judgement.role import RoleFacts, check_role, for_provider
+from gateway.judgement.server import check_identity, check_slot_capacity
+from gateway.judgement.start import check_without_position
+from gateway.kafka.durability import Durability, cautions
+from gateway.kafka.facts import kafka_facts
+from gateway.kafka.listener import look_at_listener
+from gateway.kafka.position_topic import read_positions
+from gateway.kafka.topics import Topics
+from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator, WalgateError
+from gateway.operate.kafka_settings import KafkaSettings
+from gateway.operate.settings import Settings
+from gateway.replication.connection import address_of, connect_replication, connect_sql
+from gateway.replication.holders import holders
+from gateway.replication.look import load_facts
+from gateway.replication.password import login_of
+from gateway.replication.role import role_facts
+from gateway.service.schema_errors import classified_schema_errors
+from gateway.transactions.position import Position, decode_position
+from schemas.errors import SchemaError
+from schemas.framing import read_schema_id
+from schemas.names import POSITION_TOPIC, message_topic, transaction_topic, value_subject
+from schemas.registry import RegistryClient
+
+Area = Literal["settings", "postgresql", "kafka", "registry", "position"]
+Outcome = Literal["ok", "warning", "waits", "stops"]
+AREAS: Final[tuple[Area, ...]] = ("settings", "postgresql", "kafka", "registry", "position")
+EXIT_WAITS: Final = 1
+EXIT_STOPS: Final = 78
+_TIMEOUT_S: Final = 10.0
+_LOOKED_AT_TABLES: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One line of the report. warning: the gateway runs; waits: a start would wait for the repair; stops: it would end (78)."""
+
+    area: Area
+    outcome: Outcome
+    message: str
+    remedy: str = ""
+
+
+def outcome_of(finding: Finding) -> Outcome:
+    if isinstance(finding, OperatorWarning):
+        return "warning"
+    return "stops" if isinstance(finding, (StopForOperator, DataGap)) else "waits"
+
+
+def exit_code(checked: Iterable[Checked]) -> int:
+    """0: a start would run; 1: it would wait for a repair; 78: an operator must decide, or a setting must change."""
+    outcomes = {each.outcome for each in checked}
+    return EXIT_STOPS if "stops" in outcomes else EXIT_WAITS if "waits" in outcomes else 0
+
+
+def as_json(checked: list[Checked]) -> dict[str, Any]:
+    return {"exit_code": exit_code(checked), "findings": [asdict(each) for each in checked]}
+
+
+async def run_check(settings: Settings) -> list[Checked]:
+    return await _Check(settings).run()
+
+
+class _Check:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._checked: list[Checked] = []
+        self._facts: Facts | None = None
+        self._registry_answers = False
+        self._moment = 0
+        source = settings.source
+        self._expected = Expected(
+            slot=source.slot, publications=source.publications, two_phase=source.two_phase, failover=source.failover
+        )
+
+    async def run(self) -> list[Checked]:
+        self._checked.append(Checked("settings", "ok", "every setting is known and fits"))
+        await self._postgresql()
+        kafka = await self._kafka()
+        await self._registry()
+        if kafka is not None and self._facts is not None and self._registry_answers:
+            await self._position(kafka)
+        return self._checked
+
+    def _add(self, area: Area, findings: Iterable[Finding], provider: str = "") -> bool:
+        """False where something would keep a start from running."""
+        is_fine = True
+        for finding in findings:
+            told = for_provider(finding, provider)
+            outcome = outcome_of(finding)
+            is_fine = is_fine and outcome == "warning"
+            self._checked.append(Checked(area, outcome, told.message, told.hint))
+        return is_fine
+
+    def _ok(self, area: Area, message: str) -> None:
+        self._checked.append(Checked(area, "ok", message))
+
+    def _next_moment(self) -> int:
+        self._moment += 1
+        return self._moment
+
+    # -- PostgreSQL ------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _sql(self) -> AsyncIterator[asyncpg.Connection]:
+        sql = await connect_sql(login_of(self._settings.source), timeout_s=_TIMEOUT_S)
+        try:
+            yield sql
+        finally:
+            sql.terminate()
+
+    async def _look(self, sql: asyncpg.Connection) -> Facts:
+        source = self._settings.source
+        return await load_facts(sql, source.slot, source.publications, self._next_moment())
+
+    async def _postgresql(self) -> None:
+        try:
+            async with self._sql() as sql:
+                role = await role_facts(sql, self._settings.source.publications)
+                # What is wrong with the role explains why the rest fails.
+                self._add("postgresql", check_role(role), role.provider)
+                facts = self._facts = await self._look(sql)
+                self._say_server(sql, facts, role)
+                report = check_without_position(facts, self._expected)
+                self._add("postgresql", (*report.errors, *report.warnings), role.provider)
+                if facts.slot is None:
+                    self._add("postgresql", check_slot_capacity(facts), role.provider)
+                    await self._holders(sql)
+                else:
+                    self._ok(
+                        "postgresql", f"slot {facts.slot.name} is confirmed up to {facts.slot.confirmed_flush_lsn}"
+                    )
+                if role.may_replicate and not role.is_pooled and facts.server.wal_level == "logical":
+                    await self._replication(facts)
+        except WalgateError as error:
+            self._add("postgresql", [error])
+
+    def _say_server(self, sql: asyncpg.Connection, facts: Facts, role: RoleFacts) -> None:
+        host = address_of(sql)
+        at = ":".join(map(str, host)) if isinstance(host, tuple) else str(host)
+        major, minor = divmod(facts.server.version_num, 10000)
+        self._ok(
+            "postgresql", f"PostgreSQL {major}.{minor} at {at}, database {facts.server.database}, role {role.name}"
+        )
+        tables = {r.relation_oid for p in facts.publications.values() for r in p.relations}
+        if tables:
+            self._ok("postgresql", f"{len(tables)} tables are published by {', '.join(facts.publications)}")
+
+    async def _holders(self, sql: asyncpg.Connection) -> None:
+        """The creation of the slot waits for every transaction that has written."""
+        found = [holder for holder in await holders(sql, self._expected.slot) if holder.kind != "slot"]
+        for holder in found:
+            who = f"prepared transaction {holder.name!r}" if holder.kind == "prepared" else f"process {holder.pid}"
+            of = f" of {holder.user}" if holder.user else ""
+            self._add(
+                "postgresql",
+                [OperatorWarning(f"the creation of the slot will wait for the open {who}{of}", holder.remedy)],
+            )
+
+    async def _replication(self, facts: Facts) -> None:
+        """pg_hba.conf has lines of its own for replication."""
+        stream = await connect_replication(login_of(self._settings.source), timeout_s=_TIMEOUT_S)
+        try:
+            identity = await stream.identify()
+        finally:
+            await stream.close()
+        if identity.system_identifier != facts.server.system_identifier:
+            self._checked.append(
+                Checked(
+                    "postgresql",
+                    "waits",
+                    "the replication connection reached another server than the SQL connection",
+                    "name one host in source.dsn, or add target_session_attrs=primary",
+                )
+            )
+        else:
+            self._ok("postgresql", "a replication connection is taken")
+
+    # -- Kafka -------------------------------------------------------------------------------------------------------
+
+    def _kafka_expected(self) -> KafkaExpected:
+        kafka, facts = self._settings.kafka, self._facts
+        slot = self._settings.source.slot
+        server = f"{facts.server.system_identifier}.{facts.server.database_oid}" if facts else "0.0"
+        return KafkaExpected(
+            prefix=kafka.prefix,
+            position_topic=POSITION_TOPIC,
+            marker_topic=transaction_topic(kafka.prefix),
+            transactional_id=f"walgate.{server}.{slot}",
+            tls=kafka.security_protocol.endswith("SSL"),
+            sasl=kafka.security_protocol.startswith("SASL"),
+            mechanism=kafka.sasl_mechanism,
+            own_certificate=kafka.ssl_cert_file is not None,
+            replication_factor=kafka.replication_factor,
+            retention_ms=kafka.retention_ms,
+            max_record_bytes=kafka.max_record_bytes,
+            transaction_timeout_ms=kafka.transaction_timeout_s * 1000,
+            exactly_once=kafka.delivery == "exactly_once",
+        )
+
+    async def _kafka(self) -> KafkaFacts | None:
+        kafka, expected = self._settings.kafka, self._kafka_expected()
+        addresses = [part.strip() for part in kafka.bootstrap_servers.split(",")]
+        if not any([await self._listener(address, expected) for address in addresses]):
+            return None
+        topics = Topics(kafka, expected.marker_topic, set(), lambda _: None)
+        own = [POSITION_TOPIC, expected.marker_topic, message_topic(kafka.prefix)]
+        tables = [topics.possible_names(relation)[0] for relation in self._relations()]
+        try:
+            facts, advertised = await kafka_facts(
+                kafka, expected, [*own, *tables], [*own, *tables[:1]], topics.new_topic
+            )
+        except WalgateError as error:
+            self._add("kafka", [no_login(error, kafka) if expected.sasl else error])
+            return None
+        for address in advertised:
+            if address not in addresses:
+                await self._listener(address, expected, advertised=True)
+        for check in (check_refusals, check_brokers, check_topics):
+            self._add("kafka", check(facts, expected))
+        self._add("kafka", cautions(_durability(facts), facts.broker_count))
+        known = [name for name in (*own, *tables) if name in facts.topics]
+        self._ok("kafka", f"{facts.broker_count} brokers; {len(known)} of {len(own) + len(tables)} topics exist")
+        return facts
+
+    async def _listener(self, address: str, expected: KafkaExpected, *, advertised: bool = False) -> bool:
+        listener = await look_at_listener(address, self._settings.kafka, advertised=advertised)
+        return self._add("kafka", check_listener(listener, expected))
+
+    def _relations(self) -> list[tuple[str, str]]:
+        if self._facts is None:
+            return []
+        found = {(r.namespace, r.name) for p in self._facts.publications.values() for r in p.relations}
+        return sorted(found)[:_LOOKED_AT_TABLES]
+
+    # -- the registry and the position -------------------------------------------------------------------------------
+
+    def _registry_client(self) -> RegistryClient:
+        settings = self._settings.registry
+        return RegistryClient(
+            settings.url,
+            username=settings.username,
+            password=settings.password.get_secret_value() if settings.password else None,
+            ca_file=settings.ca_file,
+            timeout_s=_TIMEOUT_S,
+        )
+
+    async def _registry(self) -> None:
+        try:
+            with classified_schema_errors():
+                client = self._registry_client()
+                try:
+                    await client.latest(value_subject(POSITION_TOPIC))
+                finally:
+                    await client.close()
+        except WalgateError as error:
+            self._add("registry", [error])
+        else:
+            self._registry_answers = True
+            self._ok("registry", f"{self._settings.registry.url} answers as a schema registry")
+
+    async def _position(self, kafka: KafkaFacts) -> None:
+        """The slot before the position, the end of the WAL after it: facts in another order prove nothing."""
+        facts = self._facts
+        assert facts is not None
+        marker = transaction_topic(self._settings.kafka.prefix)
+        fresh = self._fresh(facts)
+        if POSITION_TOPIC not in kafka.topics:
+            stored = Stored({}, False, self._next_moment())
+        elif marker not in kafka.topics:
+            stored = Stored(await self._positions(marker=POSITION_TOPIC), False, self._next_moment())
+        else:
+            positions = await self._positions(marker=marker)
+            stored = Stored(positions, self._used, self._next_moment())
+        try:
+            async with self._sql() as sql:
+                after = await self._look(sql)
+        except WalgateError as error:
+            self._add("position", [error])
+            return
+        self._add("position", self._judge(facts, stored, after, fresh))
+
+    def _fresh(self, facts: Facts) -> Position:
+        source, kafka = self._settings.source, self._settings.kafka
+        return Position(
+            system_identifier=facts.server.system_identifier,
+            timeline=facts.server.timeline,
+            database=facts.server.database,
+            slot=source.slot,
+            prefix=kafka.prefix,
+            publications=source.publications,
+            version="check",
+        )
+
+    def _judge(self, before: Facts, stored: Stored, after: Facts, fresh: Position) -> Iterator[Finding]:
+        yield from check_prefix(stored.positions, fresh, after)
+        known = stored.positions.get(fresh.key)
+        if known is None or known.state != "ACTIVE":
+            if known is None:
+                yield from check_first_start(stored, fresh, after, adopt_slot=self._settings.source.adopt_slot)
+            self._ok("position", f"slot {fresh.slot} was not delivered from yet: a start would be its first")
+            return
+        self._ok("position", f"slot {known.slot} is delivered up to {known.resume_lsn}, epoch {known.epoch}")
+        if after.slot is not None and after.slot.active_pid is not None:
+            return  # a gateway reads it: the position moves on while we look
+        expected = replace(
+            self._expected,
+            system_identifier=known.system_identifier,
+            timeline=known.timeline,
+            database=known.database,
+        )
+        of_place = list(check_identity(after, expected))
+        yield from of_place or check_progress(before, stored, after, known)
+
+    async def _positions(self, marker: str) -> dict[bytes, Position]:
+        self._used = False
+        try:
+            values, self._used = await read_positions(self._settings.kafka, marker, _TIMEOUT_S)
+        except WalgateError as error:
+            self._add("position", [error])
+            return {}
+        client = self._registry_client()
+        positions: dict[bytes, Position] = {}
+        try:
+            for key, value in values.items():
+                try:
+                    positions[key] = decode_position(value, await client.schema(read_schema_id(value)))
+                except (SchemaError, WalgateError) as error:
+                    if key == self._fresh_key():
+                        self._add("position", [StopForOperator(error.message, hint=error.hint)])
+        finally:
+            await client.close()
+        return positions
+
+    def _fresh_key(self) -> bytes:
+        assert self._facts is not None
+        return self._fresh(self._facts).key
+
+
+def no_login(error: WalgateError, kafka: KafkaSettings) -> WalgateError:
+    """The address answers as it should and takes this kind of login, yet the client gets no connection: it does not say why."""
+    if "bootstrap" not in error.message:
+        return error
+    return RetrySlowly(
+        f"Kafka does not take the login of {kafka.sasl_username}",
+        hint="check kafka.sasl_username and its password; the broker's log has the reason",
+    )
+
+
+def _durability(facts: KafkaFacts) -> dict[str, Durability]:
+    found = {}
+    for name, topic in facts.topics.items():
+        least, unclean = (topic.config.get(key) for key in ("min.insync.replicas", "unclean.leader.election.enable"))
+        found[name] = Durability(topic.replicas, int(least) if least else None, unclean == "true" if unclean else None)
+    return found
+
+
+_MARKS: Final[dict[Outcome, str]] = {"ok": "ok", "warning": "WARNING", "waits": "WAITS", "stops": "STOPS"}
+
+
+def render(checked: list[Checked]) -> str:
+    """For people: what is well in a line, what is not with its remedy below."""
+    lines = []
+    for area in AREAS:
+        for each in (one for one in checked if one.area == area):
+            lines.append(f"{area:<11} {_MARKS[each.outcome]:<8} {each.message}")
+            if each.remedy:
+                lines.extend(f"{'':<21}{part}" for part in each.remedy.splitlines())
+    wrong = sum(each.outcome in ("waits", "stops") for each in checked)
+    warnings = sum(each.outcome == "warning" for each in checked)
+    verdict = "a start would run" if not wrong else f"{wrong} found that keep a start from running"
+    lines.append(f"{verdict}; {warnings} warnings")
+    return "\n".join(lines)
+
+
+def check(settings: Settings) -> list[Checked]:
+    return asyncio.run(run_check(settings))

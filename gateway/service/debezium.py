@@ -1,0 +1,136 @@
+"""Debezium's dialect in a session: schemas and encoders of relations, the fixed schemas, the state machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib.metadata import version as package_version
+from typing import Any
+
+import asyncpg
+import structlog
+
+from gateway.events.debezium_defaults import with_defaults
+from gateway.events.debezium_encoder import DebeziumEncoder
+from gateway.events.debezium_source import SourceNames
+from gateway.kafka.outlet import TopicOutlet
+from gateway.operate import metrics
+from gateway.operate.errors import StopForOperator
+from gateway.relations.catalog import COLUMNS_QUERY, KEY_QUERY, read_key
+from gateway.replication.errors import DRIVER_ERRORS, classify_exception
+from gateway.transactions.debezium import DebeziumMachine, DebeziumTopics, DebeziumVersion
+from gateway.transactions.position import Position
+from gateway.transactions.transaction import MessageTopic
+from schemas.connect_type import DebeziumOptions
+from schemas.debezium import (
+    CatalogColumn,
+    ConnectRelation,
+    NameCollision,
+    connect_relation,
+    envelope_schema,
+    key_schema,
+)
+from schemas.description import RelationDescription, ReplicaIdentity
+
+log = structlog.get_logger()
+
+Register = Callable[[str, dict[str, Any], dict[str, Any] | None], Any]
+
+
+class DebeziumRelations:
+    """`optional`: (relation oid, column) of fields that must take NULL, whatever the catalog says now."""
+
+    def __init__(self, sql: asyncpg.Connection, options: DebeziumOptions, optional: set[tuple[int, str]]) -> None:
+        self.versions: dict[int, DebeziumVersion] = {}
+        self._sql = sql
+        self._options = options
+        self._optional = optional
+        self._warned: set[tuple[str, str, str]] = set()
+
+    async def relation(self, description: RelationDescription) -> ConnectRelation:
+        """With what the catalog says now. Raises WalgateError."""
+        try:
+            columns = await self._sql.fetch(COLUMNS_QUERY, description.oid)
+            keys = await self._sql.fetch(KEY_QUERY, description.oid)
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, f"columns of {description.qualified_name}") from error
+        catalog = [CatalogColumn(name, not_null, default) for name, not_null, default in columns]
+        catalog = self._as_it_was(description, catalog)
+        try:
+            relation = connect_relation(description, catalog, read_key(keys), self._options)
+        except NameCollision as error:
+            raise StopForOperator(
+                f"{description.qualified_name}: {error}",
+                hint="Debezium's dialect writes an underscore for every character that Avro does not allow: rename a column, "
+                "leave the table out of the publication, or use kafka.dialect = walgate with another slot and prefix",
+            ) from None
+        for described, column in zip(description.columns, relation.columns, strict=True):
+            if column is None:
+                self._warn(description.qualified_name, described.name, f"Debezium does not know {described.facts.name}")
+        return with_defaults(relation, catalog)
+
+    def _as_it_was(self, description: RelationDescription, catalog: list[CatalogColumn]) -> list[CatalogColumn]:
+        """A column of the replica identity (but FULL) was never null, also where the catalog has forgotten it."""
+        known = {column.name: column for column in catalog}
+        if description.replica_identity is not ReplicaIdentity.FULL:
+            for column in description.identity_columns:
+                known.setdefault(column.name, CatalogColumn(column.name, True))
+        return [
+            CatalogColumn(name, False, column.default) if (description.oid, name) in self._optional else column
+            for name, column in known.items()
+        ]
+
+    def announce(
+        self, relation: ConnectRelation, value_schema_id: int, key_schema_id: int | None, outlet: TopicOutlet
+    ) -> None:
+        """Once its schemas are registered."""
+        description = relation.description
+        encoder = DebeziumEncoder(relation, value_schema_id, key_schema_id, self._options, self._unconvertible)
+        self.versions[description.oid] = DebeziumVersion(description.qualified_name, encoder, outlet)
+
+    def _unconvertible(self, relation: str, column: str, reason: str) -> None:
+        metrics.UNCONVERTIBLE.inc()
+        mode = self._options.event_converting_failure_handling_mode
+        if mode == "fail":
+            raise StopForOperator(
+                f"{relation}, column {column}: {reason}",
+                hint="debezium.decimal_handling_mode = string takes NaN; debezium.event_converting_failure_handling_mode = warn "
+                "sends null with a warning",
+            )
+        if mode == "warn":
+            self._warn(relation, column, reason)
+
+    def _warn(self, relation: str, column: str, reason: str) -> None:
+        """Once a session for each: every row may have one."""
+        if (relation, column, reason) not in self._warned:
+            self._warned.add((relation, column, reason))
+            log.warning("column_without_value", relation=relation, column=column, reason=reason)
+
+
+def schemas_of(relation: ConnectRelation, topic: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Value and key."""
+    return envelope_schema(relation, topic), key_schema(relation, topic)
+
+
+def debezium_machine(
+    position: Position,
+    messages: MessageTopic,
+    topics: DebeziumTopics,
+    options: DebeziumOptions,
+    relations: DebeziumRelations,
+) -> DebeziumMachine:
+    names = SourceNames(package_version("walgate"), position.prefix, position.database)
+    machine = DebeziumMachine(
+        epoch=position.epoch,
+        resume_lsn=position.resume_lsn,
+        last_commit_lsn=position.last_commit_lsn,
+        prepared=position.prepared,
+        messages=messages,
+        names=names,
+        topics=topics,
+        options=options,
+        clock_ns=time.time_ns,
+        skip_lsn=position.skip_lsn,
+    )
+    machine.versions = relations.versions
+    return machine

@@ -1,0 +1,59 @@
+"""The rules of `columns` in the settings -> what is done to the columns of a relation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gateway.judgement.facts import PublicationFacts
+from gateway.judgement.findings import OperatorWarning
+from gateway.operate.column_settings import ColumnRule, ColumnSettings
+from gateway.operate.errors import StopForOperator
+from schemas.description import ColumnDescription, Protect, Protection, RelationDescription
+
+
+def protect(description: RelationDescription, settings: ColumnSettings) -> RelationDescription:
+    """The description with its protections. Raises StopForOperator for a rule on a key that does not say so."""
+    if not settings.rules:
+        return description
+    hash_key = settings.hash_key.get_secret_value().encode() if settings.hash_key else b""
+    columns = []
+    for column in description.columns:
+        rule = settings.rule_of(description.namespace, description.name, column.name)
+        if rule is not None:
+            _check_key(description, column, rule)
+            key = hash_key if rule.action == "hash" else b""
+            column = replace(column, protection=Protection(Protect(rule.action), rule.length or 0, key))
+        columns.append(column)
+    return replace(description, columns=tuple(columns))
+
+
+def _check_key(description: RelationDescription, column: ColumnDescription, rule: ColumnRule) -> None:
+    if not column.identity or rule.in_key:
+        return
+    if rule.action == "hash":
+        hint = "in_key = true in the rule: the key has the hash then, and so have old_key and before"
+    else:
+        hint = "the action hash with in_key = true keeps keys apart; else take the column out of the rule's pattern"
+    raise StopForOperator(
+        f"{description.qualified_name}, column {column.name} is part of the key, and the rule with the pattern {rule.pattern} "
+        f"({rule.action}) does not say that it may be",
+        hint=hint,
+    )
+
+
+def unused_rules(settings: ColumnSettings, publications: Iterable[PublicationFacts]) -> tuple[OperatorWarning, ...]:
+    """A pattern with a slip of the pen protects nothing."""
+    columns = [
+        (relation.namespace, relation.name, column.name)
+        for facts in publications
+        for relation in facts.relations
+        for column in relation.columns
+    ]
+    return tuple(
+        OperatorWarning(
+            f"the columns rule with the pattern {pattern} matches no published column",
+            "the pattern is a regular expression for the whole name schema.table.column",
+        )
+        for pattern in settings.unused(columns)
+    )

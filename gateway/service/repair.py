@@ -1,0 +1,52 @@
+"""Carries out the steps of gateway/judgement/repair.py, for the commands that change a slot's position."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Final
+
+import structlog
+
+from gateway.judgement.facts import Expected
+from gateway.judgement.repair import FreshPosition
+from gateway.judgement.start import Steps
+from gateway.operate.errors import Retry
+from gateway.operate.settings import Settings
+from gateway.operate.status import Board
+from gateway.replication.connection import connect_sql
+from gateway.replication.password import login_of
+from gateway.service.catalog import Catalog
+from gateway.service.start import SessionMemory, Start
+from gateway.transactions.position import Position
+
+log = structlog.get_logger()
+
+_ATTEMPTS: Final = 8
+"""A gateway that runs, and is fenced, fences in its turn when it starts again: one of the two comes through."""
+
+
+Repair = Callable[[FreshPosition, Expected], Steps]
+
+
+async def repair(settings: Settings, steps: Repair) -> Position:
+    """The new position, durable. Raises WalgateError."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return await _attempt(settings, steps)
+        except Retry as error:
+            log.info("trying_again", reason=error.message)
+            await asyncio.sleep(random.uniform(0.1, 1.5))
+    return await _attempt(settings, steps)
+
+
+async def _attempt(settings: Settings, steps: Repair) -> Position:
+    async with AsyncExitStack() as stack:
+        sql = await connect_sql(login_of(settings.source))
+        stack.callback(sql.terminate)
+        memory = SessionMemory()
+        start = Start(settings, memory, stack, Board())
+        catalog = Catalog(sql, settings.source, memory.next_moment, memory.logged)
+        return await start.carry_out(catalog, steps(start.fresh_position, catalog.expected))

@@ -1,0 +1,280 @@
+"""One replication session: from the start to the stream, until something ends it. Every failure leaves by an exception.
+
+The steps of the start and their order: gateway/judgement/start.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import asyncpg
+import structlog
+
+from gateway.events.errors import NeedsOptional
+from gateway.judgement.notice import LeftOut, WalRemoved
+from gateway.judgement.timeline import LeftBehind
+from gateway.kafka.delivery import TransactionTimedOut
+from gateway.kafka.producer import Producer
+from gateway.lsn import Lsn
+from gateway.operate import metrics
+from gateway.operate.errors import NeedsText, Retry, StopForOperator
+from gateway.operate.failpoints import failpoint
+from gateway.operate.settings import Settings
+from gateway.operate.status import Board
+from gateway.pgoutput import Relation
+from gateway.replication.connection import address_of, connect_sql, leave_with
+from gateway.replication.errors import LossReported
+from gateway.replication.feedback import StandbyStatus
+from gateway.replication.options import pgoutput_options, protocol_version
+from gateway.replication.password import login_of
+from gateway.replication.server_message import ServerMessage
+from gateway.service.catalog import Catalog
+from gateway.service.protection import unused_rules
+from gateway.service.pump import Pump, QuarantineRelation, ReadWhole, WholeFirst
+from gateway.service.start import SessionMemory, Start
+from gateway.service.tasks import run_together
+from gateway.snapshot.engine import Snapshot
+from gateway.snapshot.reader import connect_reader
+from gateway.transactions.machine import RolledBackMessages, TransactionMachine
+from gateway.transactions.position import Position
+from gateway.transactions.transaction import RelationVersion
+
+log = structlog.get_logger()
+
+DRAIN_TIMEOUT_S = 10.0
+_NAMED_TABLES = 10
+
+
+class Session:
+    """Reads and writes `memory`."""
+
+    def __init__(self, settings: Settings, board: Board, memory: SessionMemory) -> None:
+        self.is_streaming = False
+        self._settings = settings
+        self._board = board
+        self._memory = memory
+        self._notices: set[str] = set()
+        self._resume_lsn = 0
+        self._sql: asyncpg.Connection | None = None
+        self._reads_whole = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set and everything received is durable; raises WalgateError."""
+        async with AsyncExitStack() as stack:
+            stack.callback(self._leave)
+            try:
+                await self._run(stack, stop)
+            except NeedsText:
+                self._memory.text_only = True
+                raise
+            except NeedsOptional as error:
+                self._memory.optional_fields.add(error.field)
+                raise
+            except (RolledBackMessages, ReadWhole):
+                self._memory.whole_once = True
+                raise
+            except WholeFirst as error:
+                self._memory.careful_until = error.whole_until
+                self._memory.whole_once = self._reads_whole
+                raise
+            except QuarantineRelation as error:
+                self._memory.quarantine[error.relation.relation_oid] = error.relation
+                raise
+            except LossReported as error:
+                self._remember(error)
+                raise
+            except LeftBehind:
+                if self._sql is not None:
+                    self._memory.avoid(address_of(self._sql))
+                raise
+
+    def _remember(self, error: LossReported) -> None:
+        reported, before = error.reported, self._memory.reported
+        if isinstance(reported, WalRemoved):
+            again = isinstance(before, WalRemoved) and before.resume_lsn == self._resume_lsn
+            times = before.times + 1 if again and isinstance(before, WalRemoved) else 1
+            reported = replace(reported, resume_lsn=self._resume_lsn, times=times)
+        self._memory.reported = reported
+
+    def _leave(self) -> None:
+        self._board.leave()
+        self._wait_for("the next attempt")
+
+    def _wait_for(self, what: str) -> None:
+        self._board.wait_for(what)
+
+    async def _run(self, stack: AsyncExitStack, stop: asyncio.Event) -> None:
+        settings, memory = self._settings, self._memory
+        self._wait_for("PostgreSQL")
+        failpoint("before_preflight")
+        self._sql = sql = await self._connect_sql(stack)
+        catalog = Catalog(sql, settings.source, memory.next_moment, memory.logged)
+        start = Start(settings, memory, stack, self._board)
+        position = await start.run(catalog)
+        self._resume_lsn = position.resume_lsn
+        catalog.warn(unused_rules(settings.columns, catalog.facts.publications.values()))
+        self._tell_quarantined(position)
+
+        # A connection beside the periodic check's: asyncpg runs one query at a time.
+        announcer = start.announcer(await self._connect_sql(stack), position)
+        await announcer.prepare(catalog.relations)
+        machine = start.machine(position)
+        snapshot = await self._snapshot(stack, start, machine, position)
+        feedback = await self._start_stream(start, machine, position)
+        leave_with(sql, start.stream)
+        protocol = protocol_version(catalog.server.version_num)
+        pump = Pump(
+            start.stream,
+            feedback,
+            machine,
+            start.writer,
+            announcer,
+            start.delivery,
+            position,
+            protocol,
+            memory.careful_until,
+            self._board,
+            snapshot,
+            settings.errors,
+        )
+        self._board.epoch = position.epoch
+        self._wait_for("")
+        self.is_streaming = True
+        log.info("streaming", slot=position.slot, epoch=position.epoch, resume_lsn=str(position.resume_lsn))
+        try:
+            await run_together(
+                pump.run(),
+                pump.deliver(),
+                pump.confirm(),
+                feedback.run(),
+                catalog.watch(position, start.stream.backend_pid),
+                self._rest(start.producer),
+                *([] if snapshot is None else [snapshot.run()]),
+                until=self._drain(stop, pump),
+            )
+        except TransactionTimedOut as error:
+            self._stop_if_again(pump.closed_lsn, error)
+            raise
+
+    def _tell_quarantined(self, position: Position) -> None:
+        """It is durable now: what an operator readmits later is not to come back from the memory."""
+        for relation in self._memory.quarantine.values():
+            log.error(
+                "table_quarantined",
+                table=relation.full_name,
+                reason=relation.reason,
+                since_commit_lsn=str(Lsn(relation.since_lsn)),
+                hint=f"its changes are counted and left out; walgate readmit {relation.full_name} ends that",
+            )
+        self._memory.quarantine.clear()
+        metrics.QUARANTINED.set(len(position.quarantined))
+        if position.quarantined:
+            names = [relation.full_name for relation in position.quarantined]
+            log.warning("tables_in_quarantine", count=len(names), tables=names[:_NAMED_TABLES])
+
+    def _stop_if_again(self, behind: Lsn, error: TransactionTimedOut) -> None:
+        """Once may be chance; the same transaction a second time will not fit a third time either."""
+        if self._memory.timed_out_behind == behind:
+            streams = self._settings.streams_open_transactions or self._settings.writes_debezium
+            smaller = "source.messages = false" if streams else "source.large_transactions = stream"
+            raise StopForOperator(
+                f"the transaction behind {behind} took longer than kafka.transaction_timeout_s = "
+                f"{self._settings.kafka.transaction_timeout_s} to be received and delivered, twice",
+                hint=f"set {smaller}, so that it need not fit into one Kafka transaction; or raise "
+                "kafka.transaction_timeout_s (with the broker's transaction.max.timeout.ms)",
+            ) from error
+        self._memory.timed_out_behind = behind
+
+    async def _connect_sql(self, stack: AsyncExitStack) -> asyncpg.Connection:
+        sql = await connect_sql(login_of(self._settings.source), avoid=self._memory.left_behind)
+        stack.callback(sql.terminate)
+        return sql
+
+    async def _snapshot(
+        self, stack: AsyncExitStack, start: Start, machine: TransactionMachine, position: Position
+    ) -> Snapshot | None:
+        settings = self._settings
+        if settings.snapshot.mode == "never":
+            return None
+        self._wait_for("the state of snapshots")
+        states = await start.snapshot_states(position)
+        announcer = start.announcer(await self._connect_sql(stack), position)
+
+        async def announce(relation: Relation, in_force: RelationVersion | None) -> tuple[RelationVersion, str]:
+            version = await announcer.announce(relation, in_force)
+            return version, start.topics.of_relation((relation.namespace, relation.name))
+
+        sql = await connect_reader(login_of(settings.source))
+        stack.callback(sql.terminate)
+        snapshot = Snapshot(
+            settings,
+            sql,
+            machine,
+            start.delivery,
+            announce,
+            states,
+            position_key=position.key,
+            frame=start.snapshot_frame,
+            is_first=states.stream is None and position.last_commit_lsn == 0,
+            text_only=not start.catalog.may_be_binary(text_only=self._memory.text_only),
+        )
+        await snapshot.prepare()
+        return snapshot
+
+    async def _start_stream(self, start: Start, machine: TransactionMachine, position: Position) -> StandbyStatus:
+        source, memory = self._settings.source, self._memory
+        failpoint("before_start_replication")
+        # In a stream the commit LSN of a transaction is not known, which position.skip_lsn names.
+        self._reads_whole, memory.whole_once = memory.whole_once or position.skip_lsn > 0, False
+        server = start.catalog.server
+        options = pgoutput_options(
+            server.version_num,
+            source.publications,
+            binary=await start.catalog.use_binary(text_only=memory.text_only),
+            streaming=self._settings.streams_open_transactions and not self._reads_whole,
+            two_phase=source.two_phase,
+            messages=source.messages or source.heartbeat_interval_s > 0 or self._settings.snapshot.mode != "never",
+            origin=source.origin,
+        )
+        feedback = StandbyStatus(start.stream, position.resume_lsn, server.wal_sender_timeout_s)
+        # What was left out in the session before was judged harmless: the slot is older than its publication.
+        is_harmless = isinstance(memory.reported, LeftOut)
+        if is_harmless:
+            memory.reported = None
+        await start.stream.start(
+            source.slot,
+            position.resume_lsn,
+            options,
+            on_notice=self._note,
+            tolerates_left_out=lambda: is_harmless and machine.transaction_count == 0 and machine.at_boundary,
+        )
+        failpoint("after_start_replication")
+        return feedback
+
+    def _note(self, said: ServerMessage) -> None:
+        """A warning within the stream that means nothing for what is sent. The server repeats it."""
+        text = str(said)
+        if text not in self._notices:
+            self._notices.add(text)
+            log.warning("server_warning", message=text, hint=said.hint)
+
+    async def _rest(self, producer: Producer) -> None:
+        """A producer near the end of its sequence numbers is given up like a failed one."""
+        while not producer.is_worn:
+            await asyncio.sleep(10)
+        raise Retry("the producer's sequence numbers are nearly exhausted: a new producer takes over")
+
+    async def _drain(self, stop: asyncio.Event, pump: Pump) -> None:
+        """After `stop`: read no more, wait until what was read is durable where a transaction ends, tell PostgreSQL."""
+        await stop.wait()
+        failpoint("shutdown_requested")
+        log.info("stopping")
+        self._board.stopping()
+        try:
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                await pump.drain()
+                failpoint("shutdown_drained")
+        except TimeoutError:
+            log.warning("drain_timed_out", note="unacknowledged changes will be sent again")

@@ -1,0 +1,69 @@
+"""`walgate snapshot status`: what is durable of a slot's snapshots, read from Kafka as a start of the gateway reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.kafka.position_topic import read_snapshot_states
+from gateway.kafka.topic_admin import TopicAdmin
+from gateway.operate.settings import Settings
+from gateway.replication.connection import connect_sql
+from gateway.replication.look import load_facts
+from gateway.replication.password import login_of
+from gateway.service.schema_errors import classified_schema_errors
+from gateway.snapshot.state import States, decode_states, of_slot
+from schemas.framing import read_schema_id
+from schemas.names import SNAPSHOT_TOPIC
+from schemas.registry import RegistryClient
+
+
+async def snapshot_status(settings: Settings) -> States:
+    """Raises WalgateError. Without any snapshot: empty states."""
+    source = settings.source
+    sql = await connect_sql(login_of(source))
+    try:
+        server = (await load_facts(sql, source.slot, source.publications, 0)).server
+    finally:
+        sql.terminate()
+    admin = TopicAdmin(settings.kafka)
+    await admin.start()
+    try:
+        if not await admin.existing([SNAPSHOT_TOPIC]):
+            return States()
+    finally:
+        await admin.close()
+    key = f"{server.system_identifier}/{server.database}/{source.slot}".encode()
+    values = of_slot(key, await read_snapshot_states(settings.kafka, settings.kafka.delivery_timeout_s))
+    return decode_states(values, await _writers(settings, values))
+
+
+async def _writers(settings: Settings, values: list[bytes]) -> dict[int, dict[str, object]]:
+    registry = settings.registry
+    with classified_schema_errors():
+        client = RegistryClient(
+            registry.url,
+            username=registry.username,
+            password=registry.password.get_secret_value() if registry.password else None,
+            ca_file=registry.ca_file,
+            timeout_s=registry.timeout_s,
+        )
+        try:
+            return {number: await client.schema(number) for number in set(map(read_schema_id, values))}
+        finally:
+            await client.close()
+
+
+def status_lines(states: States) -> Iterator[str]:
+    if states.stream is None:
+        yield "no snapshot was taken for this slot"
+        return
+    tables = [state for state in states.tables.values() if state.name and state.status != "KNOWN"]
+    left = sum(state.status != "DONE" for state in tables)
+    paused = ", paused" if states.stream.paused else ""
+    yield f"{len(tables)} tables were begun, {left} of them are not done{paused}"
+    for state in sorted(tables, key=lambda state: (state.schema, state.name)):
+        again = sum(map(len, states.keys.get(state.relation_oid, {}).values()))
+        yield (
+            f"{state.schema}.{state.name}: {state.status.lower()}, {state.purpose}, {state.row_count} rows in "
+            f"{state.chunk_count} chunks, {state.stale_count} were stale, {again} keys to read again"
+        )

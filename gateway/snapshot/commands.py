@@ -1,0 +1,86 @@
+"""What an operator says to a gateway, as a logical message in its own stream: durable, in order, and no port is open for it.
+
+    SELECT pg_logical_emit_message(true, 'walgate.snapshot', '{"command": "start", "tables": ["public.orders"]}')
+
+Everybody who may connect to the database may emit it; `snapshot.commands = false` turns it off.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import asyncpg
+
+from gateway.replication.connection import connect_sql
+from gateway.replication.errors import DRIVER_ERRORS, classify_exception
+from gateway.replication.password import Login
+from gateway.transactions.transaction import COMMAND_PREFIX
+from schemas.names import parse_relation
+
+COMMANDS: Final = ("start", "pause", "resume", "cancel")
+PURPOSES: Final = ("REPLACE", "VERIFY")
+
+
+class NotACommand(ValueError):
+    """Its text says why. Whoever emitted it may be anybody, so that the gateway only tells it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`tables`: (schema, table); none: all that are published. `slot`: whose gateway it is for; "": that of any slot."""
+
+    command: str
+    tables: tuple[tuple[str, str], ...] = ()
+    purpose: str = "REPLACE"
+    slot: str = ""
+
+
+def parse_command(content: bytes) -> Command:
+    """Raises NotACommand."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        raise NotACommand("no JSON") from None
+    if not isinstance(found, dict) or not found.keys() <= {"command", "tables", "purpose", "slot"}:
+        raise NotACommand("not an object of command, tables, purpose, slot")
+    tables = found.get("tables", [])
+    if not isinstance(tables, list):
+        raise NotACommand("tables is no list")
+    names = [parse_relation(name) if isinstance(name, str) else None for name in tables]
+    command = Command(
+        found.get("command", "start"),
+        tuple(name for name in names if name is not None),
+        found.get("purpose", "REPLACE"),
+        found.get("slot", ""),
+    )
+    if None in names:
+        raise NotACommand("a table is not schema.table")
+    if command.command not in COMMANDS or command.purpose not in PURPOSES or not isinstance(command.slot, str):
+        raise NotACommand("an unknown command or purpose")
+    return command
+
+
+def encode_command(command: str, tables: Sequence[str], purpose: str, slot: str) -> str:
+    """Raises NotACommand."""
+    body: dict[str, object] = {"command": command, "slot": slot}
+    if tables:
+        body["tables"] = list(tables)
+    if purpose != "REPLACE":
+        body["purpose"] = purpose
+    text = json.dumps(body)
+    parse_command(text.encode())
+    return text
+
+
+async def emit_command(login: Login, text: str) -> None:
+    """Raises classified errors."""
+    sql: asyncpg.Connection = await connect_sql(login)
+    try:
+        await sql.fetchval("SELECT pg_catalog.pg_logical_emit_message(true, $1::text, $2::text)", COMMAND_PREFIX, text)
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "sending a command") from error
+    finally:
+        sql.terminate()

@@ -1,0 +1,659 @@
+"""The tasks that read tables, and the hand-over of what they read where its commit stands in the stream.
+
+    conduct    finds tables that are published and not read, begins and ends them by messages of their own, looks, tells progress
+    readers    chunk after chunk: take, read, commit, wait until it was handed over
+    hand_over  called by the replication loop where such a transaction commits: only there anything counts
+
+What is durable goes with the Kafka transaction that holds the rows (`take_states`). Nothing here stops the stream: a table that
+cannot be read is named and tried again later, the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import asyncpg
+import structlog
+
+from gateway.events.manifest import Manifest, SnapshotChunk
+from gateway.events.marker import Marker, readable_time
+from gateway.kafka.delivery import Delivery
+from gateway.operate import metrics
+from gateway.operate.errors import NeedsText
+from gateway.operate.failpoints import failpoint
+from gateway.operate.settings import Settings
+from gateway.replication.errors import DRIVER_ERRORS, classify_exception
+from gateway.replication.password import login_of
+from gateway.replication.publication import publication_facts
+from gateway.snapshot.announcing import Announce
+from gateway.snapshot.commands import Command, NotACommand, parse_command
+from gateway.snapshot.judge import Judge
+from gateway.snapshot.reader import NotYet, Outdated, TooMuch, Waiting, connect_reader, new_id, read_chunk
+from gateway.snapshot.reading import Reading
+from gateway.snapshot.state import KNOWN, States, StreamState, TableState, encode_stream
+from gateway.snapshot.statements import EMIT, LOOK, NEW_XID
+from gateway.snapshot.survey import Recipe, Surveyed, as_message, recipe, survey
+from gateway.snapshot.table import Chunk, Status
+from gateway.snapshot.tracking import Listening, Tracking
+from gateway.snapshot.visibility import parse_visibility
+from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.transaction import COMMAND_PREFIX
+from schemas.framing import FRAME_BYTES
+
+log = structlog.get_logger()
+
+MOST_AT_ONCE: Final = 50
+"""So many relations are read at a time, at most: the changes of each are noted."""
+SLICE_ROWS: Final = 500
+"""Handed over in one step: 2 ms."""
+TICK_S: Final = 0.5
+PROGRESS_S: Final = 10.0
+NOT_YET_S: Final = 0.1
+BLOCKED_S: Final = 10.0
+"""A table that cannot be read is tried again after so long."""
+WAITS_S: Final = 10.0
+"""Waiting for a transaction to end is told after so long."""
+
+_BLOCKS: Final = {
+    "42501": "GRANT SELECT ON the table TO the gateway's role; or, under row security, ALTER ROLE ... BYPASSRLS",
+    "55P03": "",
+}
+
+
+def is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+@dataclass(slots=True, eq=False)
+class Mark:
+    """A transaction that begins or ends relations, or the snapshot as a whole (no reading)."""
+
+    kind: str
+    readings: list[Reading]
+    xid: int = 0
+    is_last: bool = False
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Snapshot:
+    """One session's. `is_first`: nothing was delivered before this session, so that all tables are new. Raises WalgateError."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        sql: asyncpg.Connection,
+        machine: TransactionMachine,
+        delivery: Delivery,
+        announce: Announce,
+        states: States,
+        *,
+        position_key: bytes,
+        frame: bytes,
+        is_first: bool,
+        text_only: bool,
+    ) -> None:
+        self._settings = settings.snapshot
+        self._source = settings.source
+        self._prefix = settings.kafka.prefix
+        self._login = login_of(settings.source)
+        self._sql = sql
+        self._machine = machine
+        self._delivery = delivery
+        self._announce = announce
+        self._states = states
+        self._position_key = position_key
+        self._frame = frame
+        self._is_first = is_first
+        self._text_only = text_only
+        self._stream_state = states.stream
+        self._snapshot_id = states.stream.snapshot_id if states.stream is not None else ""
+        self._readings: dict[int, Reading] = {}
+        """Those that are not done."""
+        self._finished: list[Reading] = []
+        """Done, and not written yet."""
+        self._known = {oid for oid, state in states.tables.items() if state.status in (KNOWN, Status.DONE.value)}
+        self._begun_ids = {state.snapshot_id for state in states.tables.values()}
+        self._left: set[int] = set()
+        """Relations that are not published any more: should they come again, they are read, and replace what was there."""
+        self._is_late = states.stream is None and not is_first
+        self._ends = False
+        self._paused = states.stream is not None and states.stream.paused
+        self._published: dict[tuple[str, str], int] = {}
+        self._judge: Judge | None = None
+        self._tracking: Tracking | None = None
+        self._arriving: dict[bytes, Waiting | Mark] = {}
+        self._wake = asyncio.Event()
+        self._more = asyncio.Event()
+        self._discovered_at = -1e9
+        self._told_at = 0.0
+        self._told_rows = 0
+        self._rows = 0
+        self._free_at = 0.0
+        self._not_yet_since: float | None = None
+
+    # -- before the stream ------------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Go on with what an earlier session had begun: its changes are noted from the first one on."""
+        self._machine.set_watch(Listening(self._on_message))
+        unfinished = [state for state in self._states.tables.values() if state.status not in (KNOWN, Status.DONE.value)]
+        if unfinished:
+            await self._resume(unfinished)
+        await self._discover()
+        self._discovered_at = time.monotonic()
+
+    async def _resume(self, unfinished: list[TableState]) -> None:
+        await self._activate()
+        found = await self._survey([state.relation_oid for state in unfinished])
+        for state in unfinished:
+            if state.relation_oid in found:
+                await self._take_up(state, found[state.relation_oid])
+            else:
+                self._left.add(state.relation_oid)
+        log.info("snapshot_resumed", tables=len(self._readings), snapshot_id=self._snapshot_id)
+
+    async def _take_up(self, state: TableState, surveyed: Surveyed) -> None:
+        segments = self._states.keys.get(state.relation_oid, {})
+        reading = self._readings[state.relation_oid] = Reading(state, encoded=state, void_segments=list(segments))
+        under_way = state.status in (Status.READING.value, Status.ENDING.value)
+        if not under_way or state.fingerprint != surveyed.fingerprint:
+            return
+        assert self._judge is not None and self._tracking is not None
+        made = await self._recipe(surveyed)
+        if made.has_key:
+            table = reading.resume(made, self._judge, self._settings.chunk_bytes, segments)
+            reading.void_segments.clear()
+            self._tracking.begin(reading.oid, table, [made.version.schema_id])
+
+    async def _activate(self) -> None:
+        """Note the transactions of the stream from now on."""
+        if self._judge is not None:
+            return
+        visibility = parse_visibility(await self._fetch(LOOK))
+        durable = self._stream_state
+        if durable is not None and durable.is_active and self._machine.transaction_count == 0:
+            self._judge = Judge(visibility, durable.floor, durable.unseen)
+        else:
+            self._judge = Judge(visibility, 1 << 62)
+        self._tracking = Tracking(self._machine, self._judge, self._on_message)
+        self._machine.set_watch(self._tracking)
+        if self._judge.floor == 1 << 62:
+            # Whoever was received before has a lower id than one that is new now.
+            async with self._sql.transaction():
+                self._judge.floor = int(await self._fetch(NEW_XID))
+
+    def _deactivate(self) -> None:
+        self._machine.set_watch(Listening(self._on_message))
+        self._judge = self._tracking = None
+
+    async def _fetch(self, query: str) -> str:
+        try:
+            found: str = await self._sql.fetchval(query)
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, "snapshot") from error
+        return found
+
+    async def _survey(self, relation_oids: list[int]) -> dict[int, Surveyed]:
+        try:
+            return await survey(self._sql, self._source.publications, relation_oids)
+        except asyncpg.LockNotAvailableError:
+            return {}  # a row filter is printed under a lock; somebody has one that excludes it
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, "survey of the tables under snapshot") from error
+
+    async def _recipe(self, surveyed: Surveyed) -> Recipe:
+        relation = as_message(surveyed.relation)
+        version, topic = await self._announce(relation, self._machine.in_force(relation.relation_oid))
+        return recipe(surveyed, version, topic, self._prefix, text_only=self._text_only)
+
+    # -- the stream's side ------------------------------------------------------------------------------------------------
+
+    def _on_message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
+        """Everybody may emit messages: what is ours is known by its id and its xid."""
+        if prefix == COMMAND_PREFIX:
+            return self._command(content, in_stream)
+        arrived = self._arriving.get(content)
+        if arrived is None or arrived.xid != xid:
+            return None
+        del self._arriving[content]
+        if in_stream:  # seen as part of a stream, where the server had little memory left: once more
+            self._return(arrived)
+            return None
+        return arrived
+
+    def _command(self, content: bytes, in_stream: bool) -> Command | None:
+        """It counts where its transaction commits."""
+        try:
+            command = parse_command(content)
+        except NotACommand as error:
+            log.warning("command_not_understood", reason=str(error))
+            return None
+        if command.slot not in ("", self._source.slot):
+            return None
+        if not self._settings.commands or in_stream:
+            reason = "snapshot.commands is off" if not in_stream else "it came in a large transaction: send it alone"
+            log.warning("command_refused", command=command.command, reason=reason)
+            return None
+        return command
+
+    def _obey(self, command: Command) -> None:
+        log.info("command", command=command.command, tables=[f"{a}.{b}" for a, b in command.tables])
+        if command.command == "start":
+            self._start(command)
+        elif command.command == "cancel":
+            for oid in list(self._readings):
+                self._cancel(oid)
+            self._snapshot_id = ""
+        else:
+            self._paused = command.command == "pause"
+        self._wake.set()
+        self._more.set()
+
+    def _start(self, command: Command) -> None:
+        """Its tables are read once more, and take the place of what readers have."""
+        wanted = command.tables or tuple(self._published)
+        unknown = [f"{a}.{b}" for a, b in wanted if (a, b) not in self._published]
+        if unknown:
+            log.warning("tables_not_published", tables=unknown)
+        found = [(name, self._published[name]) for name in wanted if name in self._published]
+        for oid in [oid for _, oid in found if oid in self._readings]:
+            self._cancel(oid)
+        if found and not self._snapshot_id:
+            self._snapshot_id = new_id()
+            log.info("snapshot_begins", snapshot_id=self._snapshot_id, tables=len(found))
+        for (namespace, name), oid in found:
+            self._known.discard(oid)
+            state = TableState(oid, namespace, name, self._snapshot_id, command.purpose)
+            self._readings[oid] = Reading(state)
+
+    def _cancel(self, oid: int) -> None:
+        reading = self._readings.pop(oid)
+        void = reading.void_segments
+        if reading.table is not None:
+            reading.table.begin_again()
+            void += reading.table.again.take_dirty()
+        if self._tracking is not None:
+            self._tracking.end(oid)
+        self._known.add(oid)
+        state = TableState(oid, reading.state.schema, reading.state.name, "", status=KNOWN)
+        self._finished.append(Reading(state, void_segments=void))
+
+    def _return(self, arrived: Waiting | Mark) -> None:
+        if isinstance(arrived, Waiting):
+            arrived.chunk.table.give_back(arrived.chunk)
+        else:
+            self._unmark(arrived)
+        arrived.done.set()
+
+    async def hand_over(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        """The transaction of a chunk, or of a mark, is about to be committed in the state machine."""
+        if isinstance(arrived, Mark):
+            self._hand_over_mark(arrived, commit_lsn, end_lsn, commit_time)
+        elif isinstance(arrived, Waiting):
+            await self._hand_over_chunk(arrived, commit_lsn)
+        elif isinstance(arrived, Command):
+            self._obey(arrived)
+        failpoint("chunk_handed_over")
+
+    async def _hand_over_chunk(self, waiting: Waiting, commit_lsn: int) -> None:
+        chunk, table = waiting.chunk, waiting.chunk.table
+        reading = self._readings.get(waiting.recipe.surveyed.relation.relation_oid)
+        if reading is None or reading.table is not table or not table.admits(chunk):
+            table.give_back(chunk)
+            waiting.done.set()
+            return
+        rows = self._fresh(waiting)
+        table.handed_over(chunk, len(rows), len(waiting.rows) - len(rows))
+        self._rows += len(rows)
+        metrics.SNAPSHOT_ROWS.inc(len(rows))
+        metrics.SNAPSHOT_STALE_ROWS.inc(len(waiting.rows) - len(rows))
+        waiting.done.set()
+        self._wake.set()
+        if not rows:
+            return
+        transaction = self._machine.current
+        assert transaction is not None
+        transaction.manifest.snapshot = reading.chunk(table.chunk_count - 1, len(rows), len(waiting.rows) - len(rows))
+        for start in range(0, len(rows), SLICE_ROWS):
+            self._machine.read(waiting.recipe.version, rows[start : start + SLICE_ROWS], commit_lsn)
+            self._delivery.offer()
+            await asyncio.sleep(0)  # feedback and keepalives
+            await self._delivery.room()
+
+    def _fresh(self, waiting: Waiting) -> list[tuple[bytes | None, bytes]]:
+        """Rows that are not stale."""
+        chunk, table = waiting.chunk, waiting.chunk.table
+        if table.track is None or table.is_read_at_once or not (table.track.keys or table.again):
+            return waiting.rows
+        is_stale = table.is_stale
+        return [row for row in waiting.rows if row[0] is not None and not is_stale(chunk, row[0][FRAME_BYTES:])]
+
+    def _hand_over_mark(self, mark: Mark, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        machine, tracking = self._machine, self._tracking
+        assert tracking is not None
+
+        def owe(kind: str, reading: Reading | None) -> None:
+            found = readable_time(commit_time) or 0
+            if reading is not None:
+                machine.owe(reading.marker(kind, machine.epoch, mark.xid, commit_lsn, end_lsn, found))
+                return
+            manifest = Manifest(machine.epoch, snapshot=SnapshotChunk(self._snapshot_id, "FILL"))
+            machine.owe(Marker(kind, mark.xid, commit_lsn, -1, end_lsn, found, manifest=manifest))
+
+        if mark.kind == "begin" and self._snapshot_id not in self._begun_ids:
+            self._begun_ids.add(self._snapshot_id)
+            owe("SNAPSHOT_BEGIN", None)
+        for reading in mark.readings:
+            reading.is_marked = False
+            if self._readings.get(reading.oid) is not reading:  # cancelled
+                continue
+            table = reading.table
+            assert table is not None and reading.recipe is not None
+            if mark.kind == "begin" and table.status is Status.WAITING:
+                table.begin(machine.unfinished_xids)
+                tracking.begin(reading.oid, table, [reading.recipe.version.schema_id])
+                owe("SNAPSHOT_BEGIN", reading)
+            elif mark.kind == "end" and table.status is Status.ENDING:
+                table.end()
+                tracking.end(reading.oid)
+                owe("SNAPSHOT_END", reading)
+                self._known.add(reading.oid)
+                self._finished.append(self._readings.pop(reading.oid))
+                log.info("table_read", table=reading.full_name, rows=table.row_count, stale=table.stale_count)
+        if mark.is_last and not self._readings:
+            owe("SNAPSHOT_END", None)
+            log.info("snapshot_done", snapshot_id=self._snapshot_id, rows=self._rows)
+            self._snapshot_id = ""
+            self._ends = False
+        if mark.kind == "begin":
+            log.info("tables_begun", count=len(mark.readings))
+        mark.done.set()
+        self._wake.set()
+        self._more.set()
+
+    def take_states(self) -> dict[bytes, bytes]:
+        """What goes with the Kafka transaction that is closed now."""
+        states: dict[bytes, bytes] = {}
+        prepared = {xid for _, xid in self._machine.prepared}
+        for reading in (*self._finished, *self._readings.values()):
+            if reading.table is not None or reading.encoded is None:
+                states |= reading.take_states(self._frame, self._position_key, prepared)
+        self._finished.clear()
+        if self._is_first or self._discovered_at > 0 or self._stream_state is not None:
+            judge = self._judge
+            state = StreamState(snapshot_id=self._snapshot_id, paused=self._paused)
+            if judge is not None:
+                state = replace(state, floor=judge.floor, unseen=tuple(sorted(judge.unseen)), is_active=True)
+            if state != self._stream_state:
+                self._stream_state = state
+                states[self._position_key] = encode_stream(self._frame, state)
+        return states
+
+    # -- the conductor ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._conduct())
+                for _ in range(self._settings.readers):
+                    group.create_task(self._read_on())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _conduct(self) -> None:
+        while True:
+            now = time.monotonic()
+            if now - self._discovered_at >= self._source.check_interval_s:
+                await self._discover()
+                self._discovered_at = now
+            if self._readings:
+                await self._activate()
+                await self._begin_some()
+                await self._end_some()
+                assert self._judge is not None
+                self._judge.observe(parse_visibility(await self._fetch(LOOK)))
+                self._more.set()
+                self._tell_progress()
+            elif self._snapshot_id and not self._ends:
+                self._ends = True
+                await self._activate()
+                await self._mark(Mark("end", [], is_last=True))
+            elif self._judge is not None and not self._snapshot_id:
+                self._deactivate()
+            self._wake.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._wake.wait()
+
+    async def _discover(self) -> None:
+        """Tables that are published and were never read."""
+        publications = await publication_facts(self._sql, self._source.publications)
+        relations = {r.relation_oid: r for facts in publications.values() for r in facts.relations}
+        for oid in [oid for oid in (*self._readings, *self._known) if oid not in relations]:
+            self._leave(oid)
+        self._published = {(r.namespace, r.name): oid for oid, r in relations.items()}
+        if self._settings.mode != "initial":
+            return
+        new = [relation for oid, relation in relations.items() if oid not in self._known and oid not in self._readings]
+        is_late, self._is_late = self._is_late, False
+        if is_late and new:
+            log.info(
+                "tables_not_read", count=len(new), reason="they were published before the first snapshot was asked for"
+            )
+        elif new and not self._snapshot_id:
+            self._snapshot_id = new_id()
+            log.info("snapshot_begins", snapshot_id=self._snapshot_id, tables=len(new))
+        for relation in new:
+            oid = relation.relation_oid
+            state = TableState(oid, relation.namespace, relation.name, "" if is_late else self._snapshot_id)
+            if is_late:
+                self._known.add(oid)
+                self._finished.append(Reading(replace(state, status=KNOWN)))
+            elif oid in self._left:
+                self._left.discard(oid)
+                self._readings[oid] = Reading(replace(state, purpose="REPLACE"))
+            else:  # waiting needs no record: what is published and not known, is read
+                self._readings[oid] = Reading(state, encoded=state)
+
+    def _leave(self, oid: int) -> None:
+        """It is not published any more: its changes do not come, and what is known of it is void."""
+        reading = self._readings.pop(oid, None)
+        self._known.discard(oid)
+        self._left.add(oid)
+        name = oid if reading is None else reading.full_name
+        log.info("table_left", table=name, reason="it is not published any more")
+        if reading is not None and reading.table is not None:
+            reading.table.begin_again()
+        if self._tracking is not None:
+            self._tracking.end(oid)
+        self._finished.append(Reading(TableState(oid, "", "", "", purpose="REPLACE")))
+
+    async def _begin_some(self) -> None:
+        """All that were found together, in one transaction."""
+        now = time.monotonic()
+        busy = sum(reading.status is not Status.WAITING for reading in self._readings.values())
+        waiting = [
+            reading
+            for reading in self._readings.values()
+            if reading.status is Status.WAITING and not reading.is_marked and reading.blocked_until <= now
+        ][: max(MOST_AT_ONCE - busy, 0)]
+        if not waiting:
+            return
+        found = await self._survey([reading.oid for reading in waiting])
+        begun = []
+        for reading in waiting:
+            surveyed = found.get(reading.oid)
+            if surveyed is None:
+                reading.blocked_until = now + self._source.check_interval_s
+                continue
+            assert self._judge is not None
+            reading.set_up(await self._recipe(surveyed), self._judge, self._settings.chunk_bytes)
+            begun.append(reading)
+        if begun:
+            await self._mark(Mark("begin", begun))
+
+    async def _end_some(self) -> None:
+        complete = [
+            reading
+            for reading in self._readings.values()
+            if not reading.is_marked and reading.table is not None and reading.table.is_complete
+        ]
+        if not complete:
+            return
+        found = await self._survey([reading.oid for reading in complete])
+        ended = []
+        for reading in complete:
+            table, now = reading.table, found.get(reading.oid)
+            assert table is not None and reading.recipe is not None
+            if now is not None and now.fingerprint != reading.recipe.surveyed.fingerprint:
+                self._begin_again(reading)
+            elif now is not None and table.is_complete:
+                table.status = Status.ENDING
+                ended.append(reading)
+        if ended:
+            await self._mark(Mark("end", ended, is_last=len(ended) == len(self._readings)))
+
+    def _begin_again(self, reading: Reading) -> None:
+        log.info("table_begins_again", table=reading.full_name, reason="its columns, files or publication have changed")
+        if reading.table is not None:
+            reading.table.begin_again()
+        self._wake.set()
+
+    async def _mark(self, mark: Mark) -> None:
+        number = new_id()
+        for reading in mark.readings:
+            reading.is_marked = True
+        try:
+            async with self._sql.transaction():
+                mark.xid = int(await self._sql.fetchval(EMIT, number)) & 0xFFFFFFFF
+                self._arriving[number.encode()] = mark
+                failpoint("snapshot_mark_emitted")
+        except DRIVER_ERRORS as error:
+            self._arriving.pop(number.encode(), None)
+            raise classify_exception(error, "marking a snapshot in the stream") from error
+
+    def _unmark(self, mark: Mark) -> None:
+        for reading in mark.readings:
+            reading.is_marked = False
+            if reading.table is not None and reading.table.status is Status.ENDING:
+                reading.table.status = Status.READING
+
+    # -- the readers ------------------------------------------------------------------------------------------------------
+
+    async def _read_on(self) -> None:
+        sql: asyncpg.Connection | None = None
+        try:
+            while True:
+                reading, chunk = await self._next()
+                try:
+                    if sql is None or sql.is_closed():
+                        sql = await connect_reader(self._login)
+                    await self._read(sql, reading, chunk)
+                except DRIVER_ERRORS as error:
+                    chunk.table.give_back(chunk)
+                    if is_cancelled():  # asyncpg fails at the ROLLBACK of a COPY that was cancelled
+                        raise asyncio.CancelledError from error
+                    self._block(reading, error)
+                except BaseException:
+                    chunk.table.give_back(chunk)
+                    raise
+        finally:
+            if sql is not None:
+                sql.terminate()
+
+    async def _next(self) -> tuple[Reading, Chunk]:
+        while True:
+            delay = self._free_at - time.monotonic()
+            if delay > 0:
+                await asyncio.sleep(delay)
+            now = time.monotonic()
+            for reading in () if self._paused else self._readings.values():
+                table = reading.table
+                if table is not None and table.status is Status.READING and reading.blocked_until <= now:
+                    chunk = table.take()
+                    if chunk is not None:
+                        return reading, chunk
+            self._more.clear()
+            await self._more.wait()
+
+    async def _read(self, sql: asyncpg.Connection, reading: Reading, chunk: Chunk) -> None:
+        assert reading.recipe is not None
+        waiting: list[tuple[bytes, Waiting]] = []
+
+        def waits(number: str, found: Waiting) -> None:
+            waiting.append((number.encode(), found))
+            self._arriving[number.encode()] = found
+
+        try:
+            found = await read_chunk(sql, chunk, reading.recipe, list(self._source.publications), waits)
+        except Outdated:
+            if reading.table is chunk.table and chunk.generation == chunk.table.generation:
+                self._begin_again(reading)
+        except NotYet:
+            chunk.table.give_back(chunk)
+            self._tell_waiting()
+            await asyncio.sleep(NOT_YET_S)
+        except TooMuch:
+            chunk.table.give_back(chunk)
+        except NeedsText:
+            chunk.table.give_back(chunk)
+            self._text_only = True
+            self._begin_again(reading)
+        except BaseException:
+            for number, _ in waiting:
+                self._arriving.pop(number, None)
+            raise
+        else:
+            self._not_yet_since = None
+            reading.attempts = 0
+            self._more.set()
+            await found.done.wait()
+            self._more.set()
+            if self._settings.rows_per_s is not None:
+                begin = max(self._free_at, time.monotonic())
+                self._free_at = begin + len(found.rows) / self._settings.rows_per_s
+
+    def _block(self, reading: Reading, error: BaseException) -> None:
+        """What the server says of one table does not concern the others; nor the stream, where a session ends."""
+        found = classify_exception(error, f"reading {reading.full_name}")
+        sqlstate = getattr(error, "sqlstate", None) or ""
+        passes = not sqlstate or sqlstate in ("55P03", "57P01", "40001", "57014")
+        pause = min(2.0**reading.attempts, BLOCKED_S) if passes else BLOCKED_S
+        reading.attempts = min(reading.attempts + 1, 16)
+        reading.blocked_until = time.monotonic() + pause
+        hint = _BLOCKS.get(sqlstate, found.hint)
+        log.warning("table_can_not_be_read", table=reading.full_name, reason=found.message, hint=hint, again_in_s=pause)
+
+    # -- what is told -----------------------------------------------------------------------------------------------------
+
+    def _tell_waiting(self) -> None:
+        now = time.monotonic()
+        if self._not_yet_since is None:
+            self._not_yet_since = now
+        elif now - self._not_yet_since >= WAITS_S:
+            self._not_yet_since = now
+            log.info(
+                "snapshot_waits",
+                note="for transactions to end that were open when it began, or that wait for a standby",
+            )
+
+    def _tell_progress(self) -> None:
+        now = time.monotonic()
+        if now - self._told_at < PROGRESS_S:
+            return
+        rows, self._told_rows = self._rows - self._told_rows, self._rows
+        tables = [reading.table for reading in self._readings.values() if reading.table is not None]
+        log.info(
+            "snapshot_progress",
+            tables_left=len(self._readings),
+            rows=self._rows,
+            rows_per_s=round(rows / (now - self._told_at)) if self._told_at else 0,
+            keys_to_read_again=sum(len(table.again) for table in tables),
+        )
+        self._told_at = now

@@ -1,0 +1,13 @@
+"""Errors of the snapshot that are not those of a driver."""
+
+from __future__ import annotations
+
+from gateway.operate.errors import Retry, StopForOperator
+
+
+class UnreadableSnapshot(StopForOperator):
+    """`pg_current_snapshot()` answered something else than documented."""
+
+
+class UnreadableCopy(Retry):
+    """COPY sent something else than documented, or was cut off."""

@@ -1,0 +1,158 @@
+"""What is read next of a table: ranges of blocks, their sizes, and the order.
+
+Nothing is counted. A range has no end until a reader has locked the table and knows how many blocks it has: it then takes as
+many as a chunk should have and leaves the rest to the next one. So a table of any size is planned at once, and statistics
+that are years old do no harm. The last range stays open: rows may be in blocks that were added meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+OFFSET_BITS = 16
+_LINE = (1 << OFFSET_BITS) - 1
+_MOST_LINES = 1 << 11
+"""More line pointers than a page can have, 32 kB ones included."""
+
+FIRST_BLOCKS = 64
+"""Of a table of which nothing was read yet: 512 kB, were they full."""
+
+FIRST_KEYS = 64
+MOST_ROWS = 100_000
+MOST_BLOCKS = 1 << 17
+"""1 GB of an emptied table that was not vacuumed: what a chunk goes through is bounded too."""
+
+GROWTH = 4
+"""A chunk has at most so many times the blocks or keys of the one before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A table that holds rows: the relation itself, or a partition of it. `blocks` is an estimate, for the progress."""
+
+    oid: int
+    filenode: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TidRange:
+    """Rows of the leaf with this index, from one row's place to before another one's (None: to the end).
+
+    A place is block << 16 | line, so that places are compared as numbers.
+    """
+
+    leaf: int
+    first: int = 0
+    end: int | None = None
+
+    @property
+    def first_block(self) -> int:
+        return self.first >> OFFSET_BITS
+
+
+def tid(place: int) -> str:
+    """As PostgreSQL writes it."""
+    return f"({place >> OFFSET_BITS},{place & _LINE})"
+
+
+def cut(whole: TidRange, block_count: int, table_blocks: int) -> tuple[TidRange, TidRange | None]:
+    """The first blocks of a range, and the rest of it; `table_blocks` is the size of the table now."""
+    end_block = whole.first_block + block_count
+    at = end_block << OFFSET_BITS
+    if (end_block >= table_blocks) if whole.end is None else (at >= whole.end):
+        return whole, None
+    return TidRange(whole.leaf, whole.first, at), TidRange(whole.leaf, at, whole.end)
+
+
+def halves(whole: TidRange, table_blocks: int) -> tuple[TidRange, TidRange | None]:
+    """Of a range that was too much for one chunk: halves of its blocks, or of the lines of its only block. A single line stays
+    whole."""
+    end_block = table_blocks if whole.end is None else -(-whole.end >> OFFSET_BITS)
+    if end_block - whole.first_block > 1:
+        return cut(whole, (end_block - whole.first_block) // 2, end_block)
+    first_line = whole.first & _LINE
+    last_line = _MOST_LINES if whole.end is None else whole.end & _LINE or _MOST_LINES
+    middle = (first_line + last_line) // 2
+    if middle <= max(first_line, 1):
+        return whole, None
+    at = whole.first_block << OFFSET_BITS | middle
+    return TidRange(whole.leaf, whole.first, at), TidRange(whole.leaf, at, whole.end)
+
+
+class Plan:
+    """The ranges of one relation that are still to be read. `untouched` leaves come after those that were begun."""
+
+    def __init__(self, leaves: Sequence[Leaf], untouched: int = 0, begun: Iterable[TidRange] = ()) -> None:
+        self.leaves = tuple(leaves)
+        self.untouched = untouched
+        self._waiting = deque(begun)
+        self._taken: list[TidRange] = []
+
+    @property
+    def is_done(self) -> bool:
+        return not self._taken and not self.has_more
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self._waiting) or self.untouched < len(self.leaves)
+
+    @property
+    def begun(self) -> list[TidRange]:
+        """All that is neither read nor untouched: what a restart begins with."""
+        return [*self._taken, *self._waiting]
+
+    @property
+    def blocks(self) -> int:
+        return sum(leaf.blocks for leaf in self.leaves)
+
+    def take(self) -> TidRange | None:
+        if self._waiting:
+            found = self._waiting.popleft()
+        elif self.untouched < len(self.leaves):
+            found = TidRange(self.untouched)
+            self.untouched += 1
+        else:
+            return None
+        self._taken.append(found)
+        return found
+
+    def leave(self, taken: TidRange, part: TidRange, rest: TidRange | None) -> None:
+        """Only a part of what was taken will be read now."""
+        self._taken[self._taken.index(taken)] = part
+        if rest is not None:
+            self._waiting.appendleft(rest)
+
+    def give_back(self, taken: TidRange) -> None:
+        self._taken.remove(taken)
+        self._waiting.appendleft(taken)
+
+    def done(self, taken: TidRange) -> None:
+        self._taken.remove(taken)
+
+
+class Sizer:
+    """How many blocks or keys make a chunk: as many as give `chunk_bytes`, and no more than `max_rows`."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self.chunk_bytes = chunk_bytes
+        self.max_rows = MOST_ROWS
+        self.blocks = max(1, min(FIRST_BLOCKS, chunk_bytes >> 13))
+        self.keys = FIRST_KEYS
+
+    def read_blocks(self, count: int, row_count: int, byte_count: int) -> None:
+        self.blocks = self._next(self.blocks, count, row_count, byte_count)
+
+    def read_keys(self, count: int, row_count: int, byte_count: int) -> None:
+        self.keys = self._next(self.keys, count, row_count, byte_count)
+
+    def too_much(self) -> None:
+        self.blocks = max(1, self.blocks // GROWTH)
+        self.keys = max(1, self.keys // GROWTH)
+
+    def _next(self, allowed: int, count: int, row_count: int, byte_count: int) -> int:
+        """`count` of the allowed ones gave so many rows and bytes. Fewer than allowed: the last ones, and no reason to grow."""
+        wanted = int(count * min(self.chunk_bytes / max(byte_count, 1), self.max_rows / max(row_count, 1)))
+        return max(1, min(wanted, allowed if count < allowed else allowed * GROWTH, MOST_BLOCKS))

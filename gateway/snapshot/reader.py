@@ -1,0 +1,170 @@
+"""One chunk: a transaction that locks, takes its snapshot, reads, emits the message by which the stream knows it, and commits."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import asyncpg
+
+from gateway.operate.errors import WalgateError
+from gateway.operate.failpoints import failpoint
+from gateway.replication.connection import connect_sql
+from gateway.replication.password import Login
+from gateway.snapshot.copied import CopiedRows
+from gateway.snapshot.plan import Leaf, TidRange, cut, halves
+from gateway.snapshot.statements import (
+    EMIT,
+    SESSION_SETTINGS,
+    facts_query,
+    lock,
+    select_all,
+    select_keys,
+    select_range,
+)
+from gateway.snapshot.survey import Recipe, fingerprint
+from gateway.snapshot.table import Chunk
+from gateway.snapshot.visibility import parse_visibility
+
+_MOST_BYTES_FACTOR: Final = 6
+"""A chunk that grows beyond so many times its size is given up and read in smaller ones."""
+_COPY_TIMEOUT_S: Final = 7 * 86_400.0
+
+
+class Outdated(WalgateError):
+    """The relation is not what its snapshot was begun with: it begins again."""
+
+
+class NotYet(WalgateError):
+    """A transaction that the snapshot must see has not ended, or the chunk counts no more."""
+
+
+class TooMuch(WalgateError):
+    """More in the chunk than should be held."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A chunk that was read: its rows wait for its commit to come in the stream. `xid`: of the wire."""
+
+    chunk: Chunk
+    recipe: Recipe
+    rows: list[tuple[bytes | None, bytes]]
+    xid: int = 0
+    sent: Any = None
+    """Of rows that left already: their manifest."""
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+async def connect_reader(login: Login) -> asyncpg.Connection:
+    """Raises classified errors."""
+    sql = await connect_sql(login)
+    for statement in SESSION_SETTINGS:
+        await sql.execute(statement)
+    return sql
+
+
+def new_id() -> str:
+    """Nobody can guess it: everybody may emit messages."""
+    return secrets.token_hex(16)
+
+
+async def read_chunk(
+    sql: asyncpg.Connection,
+    chunk: Chunk,
+    recipe: Recipe,
+    publications: list[str],
+    waits: Callable[[str, Waiting], None],
+) -> Waiting:
+    """`waits(id, waiting)` is called before the commit. Raises Outdated, NotYet, TooMuch, what the encoders raise and what the
+    driver raises."""
+    table = chunk.table
+    async with sql.transaction(isolation="repeatable_read"):
+        await sql.execute(_lock(chunk, recipe))
+        failpoint("chunk_locked")
+        table.judge.expect(chunk)
+        leaf = _leaf(chunk, recipe)
+        row = await sql.fetchrow(
+            facts_query(sql.get_server_version().major),
+            [recipe.surveyed.relation.relation_oid],
+            publications,
+            None if leaf is None else leaf.oid,
+        )
+        if row is None or fingerprint(row) != recipe.surveyed.fingerprint:
+            raise Outdated("the relation has changed")
+        table_blocks = row["blocks"] or 0
+        if chunk.range is not None:
+            table.leave(chunk, *cut(chunk.range, table.sizer.blocks, table_blocks))
+        if not table.taken(chunk, parse_visibility(row["snapshot"])):
+            raise NotYet("a transaction that the snapshot must see has not ended")
+        failpoint("chunk_snapshot_taken")
+        copied = await _copy(sql, chunk, recipe, table_blocks)
+        failpoint("chunk_read")
+        waiting = Waiting(chunk, recipe, copied.rows)
+        number = new_id()
+        xid = await sql.fetchval(EMIT, number)
+        waiting.xid = int(xid) & 0xFFFFFFFF
+        waits(number, waiting)
+        failpoint("chunk_emitted")
+    failpoint("chunk_committed")
+    return waiting
+
+
+async def copy(
+    sql: asyncpg.Connection, query: str, copied: CopiedRows, after_piece: Callable[[CopiedRows], Awaitable[None]]
+) -> None:
+    async def feed(piece: bytes) -> None:
+        copied.feed(bytes(piece))
+        await after_piece(copied)
+
+    await sql.copy_from_query(query, output=feed, format="binary", timeout=_COPY_TIMEOUT_S)
+    copied.finish()
+
+
+async def _copy(sql: asyncpg.Connection, chunk: Chunk, recipe: Recipe, table_blocks: int) -> CopiedRows:
+    sizer = chunk.table.sizer
+    copied = CopiedRows(recipe.version.encoder, recipe.is_binary)
+    rest = None if chunk.range is None else halves(chunk.range, table_blocks)[1]
+
+    async def check(copied: CopiedRows) -> None:
+        if copied.byte_count > _MOST_BYTES_FACTOR * sizer.chunk_bytes and (rest is not None or len(chunk.keys) > 1):
+            raise TooMuch("a chunk has too many bytes")
+
+    try:
+        await copy(sql, _query(chunk, recipe), copied, check)
+    except TooMuch:
+        sizer.too_much()
+        if chunk.range is not None:
+            chunk.table.leave(chunk, *halves(chunk.range, table_blocks))
+        raise
+    if chunk.range is not None:
+        end = table_blocks if chunk.range.end is None else chunk.range.end >> 16
+        sizer.read_blocks(max(end - chunk.range.first_block, 1), len(copied.rows), copied.byte_count)
+    else:
+        sizer.read_keys(len(chunk.keys), len(copied.rows), copied.byte_count)
+    return copied
+
+
+def _leaf(chunk: Chunk, recipe: Recipe) -> Leaf | None:
+    return None if chunk.range is None else recipe.surveyed.leaves[chunk.range.leaf]
+
+
+def _lock(chunk: Chunk, recipe: Recipe) -> str:
+    surveyed = recipe.surveyed
+    if chunk.range is None:
+        return lock([surveyed.relation_name], only=not surveyed.is_partitioned)
+    return lock(list(dict.fromkeys([surveyed.relation_name, surveyed.leaf_names[chunk.range.leaf]])))
+
+
+def _query(chunk: Chunk, recipe: Recipe) -> str:
+    surveyed = recipe.surveyed
+    found: TidRange | None = chunk.range
+    if found is not None:
+        return select_range(recipe.columns, surveyed.leaf_names[found.leaf], found, surveyed.row_filter)
+    if chunk.keys:
+        condition = recipe.key_condition(chunk.keys)
+        return select_keys(recipe.columns, surveyed.source, condition, surveyed.row_filter)
+    return select_all(recipe.columns, surveyed.source, surveyed.row_filter)

@@ -1,0 +1,106 @@
+"""One relation of a snapshot with all that belongs to it, and its durable state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from gateway.events.manifest import Manifest, SnapshotChunk
+from gateway.events.marker import Marker
+from gateway.snapshot.judge import Judge
+from gateway.snapshot.keys import KeyList
+from gateway.snapshot.plan import Plan
+from gateway.snapshot.state import TableState, encode_keys, encode_table, segment_key, table_key
+from gateway.snapshot.survey import Recipe
+from gateway.snapshot.table import Status, Table
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """`recipe` and `table` are there from the moment when it is begun. `blocked_until`: in the time of the loop."""
+
+    state: TableState
+    table: Table | None = None
+    recipe: Recipe | None = None
+    blocked_until: float = 0.0
+    attempts: int = 0
+    is_marked: bool = False
+    """The message that begins or ends it is under way."""
+    void_segments: list[int] = field(default_factory=list)
+    """Of keys that were to be read again when it was begun before."""
+    encoded: TableState | None = None
+    """What is durable, or on its way."""
+
+    @property
+    def oid(self) -> int:
+        return self.state.relation_oid
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.state.schema}.{self.state.name}"
+
+    @property
+    def status(self) -> Status:
+        return Status.WAITING if self.table is None else self.table.status
+
+    def set_up(self, recipe: Recipe, judge: Judge, chunk_bytes: int) -> Table:
+        """It will be begun, with this."""
+        self.recipe = recipe
+        surveyed = recipe.surveyed
+        self.state = replace(
+            self.state,
+            schema=surveyed.relation.namespace,
+            name=surveyed.relation.name,
+            fingerprint=surveyed.fingerprint,
+        )
+        if self.table is None or self.table.is_read_at_once == recipe.has_key or self.table.judge is not judge:
+            self.table = Table(judge, surveyed.leaves, chunk_bytes, is_read_at_once=not recipe.has_key)
+        else:
+            self.table.begin_again(surveyed.leaves)
+        return self.table
+
+    def resume(self, recipe: Recipe, judge: Judge, chunk_bytes: int, segments: dict[int, list[bytes]]) -> Table:
+        state = self.state
+        table = self.set_up(recipe, judge, chunk_bytes)
+        table.resume(Plan(recipe.surveyed.leaves, state.untouched, state.begun), KeyList(segments), state.suspects)
+        table.chunk_count, table.row_count, table.stale_count = state.chunk_count, state.row_count, state.stale_count
+        return table
+
+    def marker(self, kind: str, epoch: int, xid: int, commit_lsn: int, end_lsn: int, time: int) -> Marker:
+        """SNAPSHOT_BEGIN or SNAPSHOT_END."""
+        manifest = Manifest(epoch, snapshot=self.chunk(self.table.chunk_count if self.table else 0))
+        assert manifest.snapshot is not None
+        if kind == "SNAPSHOT_END" and self.table is not None:
+            manifest.snapshot.row_count, manifest.snapshot.stale_count = self.table.row_count, self.table.stale_count
+        return Marker(kind, xid, commit_lsn, -1, end_lsn, time, manifest=manifest)
+
+    def chunk(self, number: int, row_count: int = 0, stale_count: int = 0) -> SnapshotChunk:
+        state = self.state
+        topic = "" if self.recipe is None else self.recipe.topic
+        return SnapshotChunk(
+            state.snapshot_id, state.purpose, self.oid, state.schema, state.name, topic, number, row_count, stale_count
+        )
+
+    def take_states(self, frame: bytes, position_key: bytes, prepared: set[int]) -> dict[bytes, bytes]:
+        """Records that differ from what was written last. `prepared`: xids; of suspects, only they outlive the process."""
+        states: dict[bytes, bytes] = {}
+        table = self.table
+        for segment in self.void_segments:
+            states[segment_key(position_key, self.oid, segment)] = encode_keys(frame, self.oid, segment, [])
+        self.void_segments.clear()
+        if table is not None:
+            self.state = replace(
+                self.state,
+                status=table.status.value,
+                untouched=table.plan.untouched,
+                begun=tuple(table.plan.begun),
+                suspects=() if table.track is None else tuple(sorted(table.track.suspects & prepared)),
+                chunk_count=table.chunk_count,
+                row_count=table.row_count,
+                stale_count=table.stale_count,
+            )
+            for segment, keys in table.again.take_dirty().items() if table.again.is_dirty else ():
+                states[segment_key(position_key, self.oid, segment)] = encode_keys(frame, self.oid, segment, keys)
+        if self.state != self.encoded:
+            self.encoded = self.state
+            states[table_key(position_key, self.oid)] = encode_table(frame, self.state)
+        return states

@@ -1,0 +1,133 @@
+"""What is durable of snapshots: records of the topic walgate.snapshot, written in the Kafka transaction of what they stand for.
+
+One record for the stream, one for each table, one for each segment of keys that must be read again: 10,000 tables do not make
+each Kafka transaction pay for all. The layout is schemas/records/SnapshotState.avsc.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import fastavro
+from fastavro.read import SchemaResolutionError
+
+from gateway.operate.errors import StopForOperator
+from gateway.snapshot.plan import TidRange
+from schemas.errors import SchemaError
+from schemas.framing import FRAME_BYTES, read_schema_id
+from schemas.names import SNAPSHOT_TOPIC
+from schemas.records import SNAPSHOT_STATE
+
+_SCHEMA: Final = fastavro.parse_schema(SNAPSHOT_STATE)
+
+_MALFORMED: Final = (ValueError, IndexError, EOFError, KeyError, TypeError, OverflowError)
+Schema = dict[str, Any]
+
+KNOWN: Final = "KNOWN"
+"""Status of a table that was published before the gateway knew snapshots, or before it was to take one: it is not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """`floor` and `unseen`: see Judge. They count while `is_active`."""
+
+    floor: int = 0
+    unseen: tuple[int, ...] = ()
+    is_active: bool = False
+    snapshot_id: str = ""
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    relation_oid: int
+    schema: str
+    name: str
+    snapshot_id: str
+    purpose: str = "FILL"
+    status: str = "WAITING"
+    fingerprint: str = ""
+    untouched: int = 0
+    begun: tuple[TidRange, ...] = ()
+    suspects: tuple[int, ...] = ()
+    chunk_count: int = 0
+    row_count: int = 0
+    stale_count: int = 0
+
+
+@dataclass(slots=True)
+class States:
+    """All of one slot. `keys`: segments by number, for each relation oid. `stream` None: no snapshot was ever thought of."""
+
+    stream: StreamState | None = None
+    tables: dict[int, TableState] = field(default_factory=dict)
+    keys: dict[int, dict[int, list[bytes]]] = field(default_factory=dict)
+
+
+def encode_stream(frame: bytes, state: StreamState) -> bytes:
+    return _encode(frame, stream={**asdict(state), "unseen": list(state.unseen)})
+
+
+def encode_table(frame: bytes, state: TableState) -> bytes:
+    begun = [{"leaf": each.leaf, "first": each.first, "end": each.end} for each in state.begun]
+    return _encode(frame, table={**asdict(state), "begun": begun, "suspects": list(state.suspects)})
+
+
+def encode_keys(frame: bytes, relation_oid: int, segment: int, keys: list[bytes]) -> bytes:
+    return _encode(frame, keys={"relation_oid": relation_oid, "segment": segment, "keys": keys})
+
+
+def table_key(position_key: bytes, relation_oid: int) -> bytes:
+    return position_key + b"#%d" % relation_oid
+
+
+def segment_key(position_key: bytes, relation_oid: int, segment: int) -> bytes:
+    return position_key + b"#%d.%d" % (relation_oid, segment)
+
+
+def of_slot(position_key: bytes, values: Mapping[bytes, bytes]) -> list[bytes]:
+    """Of the newest records by their keys, those of one slot."""
+    return [v for key, v in values.items() if key == position_key or key.startswith(position_key + b"#")]
+
+
+def decode_states(values: Iterable[bytes], writers: Mapping[int, Schema]) -> States:
+    """From the records of one slot; `writers`: schemas by the ids that the records name. Raises StopForOperator."""
+    states = States()
+    for value in values:
+        record = _decode(value, writers)
+        if record["stream"] is not None:
+            states.stream = StreamState(**{**record["stream"], "unseen": tuple(record["stream"]["unseen"])})
+        elif record["table"] is not None:
+            table = _table(record["table"])
+            states.tables[table.relation_oid] = table
+        elif record["keys"] is not None and record["keys"]["keys"]:
+            found = record["keys"]
+            states.keys.setdefault(found["relation_oid"], {})[found["segment"]] = found["keys"]
+    return states
+
+
+def _table(record: dict[str, Any]) -> TableState:
+    begun = tuple(TidRange(each["leaf"], each["first"], each["end"]) for each in record["begun"])
+    return TableState(**{**record, "begun": begun, "suspects": tuple(record["suspects"])})
+
+
+def _encode(frame: bytes, **body: dict[str, Any]) -> bytes:
+    out = io.BytesIO()
+    out.write(frame)
+    fastavro.schemaless_writer(out, _SCHEMA, {"stream": None, "table": None, "keys": None, **body})
+    return out.getvalue()
+
+
+def _decode(value: bytes, writers: Mapping[int, Schema]) -> dict[str, Any]:
+    try:
+        writer = fastavro.parse_schema(writers[read_schema_id(value)])
+        record: Any = fastavro.schemaless_reader(io.BytesIO(value[FRAME_BYTES:]), writer, _SCHEMA)
+        return dict(record)
+    except (SchemaError, SchemaResolutionError, *_MALFORMED) as error:
+        raise StopForOperator(
+            f"a record of {SNAPSHOT_TOPIC} is not a state of a snapshot: {type(error).__name__}",
+            hint="another program wrote it, or a newer version of the gateway did: use that version",
+        ) from error

@@ -1,0 +1,134 @@
+"""What a relation is when its snapshot begins: what is published of it, its files, and how it is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import asyncpg
+import fastavro
+
+from gateway.judgement.facts import PublicationFacts, PublishedRelation
+from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity
+from gateway.replication.publication import publication_facts
+from gateway.snapshot.plan import Leaf
+from gateway.snapshot.statements import BLOCKS, column_list, facts_query, key_condition, qualified
+from gateway.transactions.transaction import RelationVersion
+from gateway.values.codec import has_binary_decoder
+from schemas.relation import key_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """`relation` as the first of its publications has it. `leaf_names`: quoted, in the order of `leaves`. `row_filter`: SQL."""
+
+    relation: PublishedRelation
+    is_partitioned: bool
+    leaves: tuple[Leaf, ...]
+    leaf_names: tuple[str, ...]
+    row_filter: str
+    fingerprint: str
+
+    @property
+    def relation_name(self) -> str:
+        return qualified(self.relation.namespace, self.relation.name)
+
+    @property
+    def source(self) -> str:
+        """For FROM: all its rows. Tables that inherit from it are tables of their own."""
+        return self.relation_name if self.is_partitioned else f"ONLY {self.relation_name}"
+
+
+def fingerprint(row: asyncpg.Record) -> str:
+    return sha256(row["fingerprint"].encode()).hexdigest()
+
+
+async def survey(
+    sql: asyncpg.Connection, publications: Sequence[str], relation_oids: Sequence[int]
+) -> dict[int, Surveyed]:
+    """Of those that are published, in one snapshot. Raises what the driver raises, and classified errors."""
+    async with sql.transaction(isolation="repeatable_read", readonly=True):
+        return await _survey(sql, await publication_facts(sql, publications), relation_oids)
+
+
+async def _survey(
+    sql: asyncpg.Connection, publications: dict[str, PublicationFacts], relation_oids: Sequence[int]
+) -> dict[int, Surveyed]:
+    sent: dict[int, list[PublishedRelation]] = {}
+    for facts in publications.values():
+        for relation in facts.relations:
+            sent.setdefault(relation.relation_oid, []).append(relation)
+    wanted = [oid for oid in relation_oids if oid in sent]
+    rows = await sql.fetch(facts_query(sql.get_server_version().major), wanted, list(publications), None)
+    found = {}
+    for row in rows:
+        leaves = json.loads(row["leaves"] or "[]")
+        blocks: int = await sql.fetchval(BLOCKS, [leaf[0] for leaf in leaves])
+        share = blocks // max(len(leaves), 1)
+        relations = sent[row["oid"]]
+        is_filtered = all(relation.row_filter is not None for relation in relations)
+        found[row["oid"]] = Surveyed(
+            relation=relations[0],
+            is_partitioned=row["relkind"] == "p",
+            leaves=tuple(Leaf(oid, filenode, share) for oid, filenode, _, _ in leaves),
+            leaf_names=tuple(qualified(namespace, name) for _, _, namespace, name in leaves),
+            row_filter=(row["row_filter"] or "") if is_filtered else "",
+            fingerprint=fingerprint(row),
+        )
+    return found
+
+
+def as_message(relation: PublishedRelation) -> Relation:
+    """The Relation message that the stream would send."""
+    is_full = relation.replica_identity == "FULL"
+    return Relation(
+        xid=None,
+        relation_oid=relation.relation_oid,
+        namespace=relation.namespace,
+        name=relation.name,
+        replica_identity=ReplicaIdentity[relation.replica_identity],
+        columns=tuple(
+            Column(is_full or column.name in relation.identity_columns, column.name, column.type_oid, column.typmod)
+            for column in relation.columns
+        ),
+    )
+
+
+@dataclass(slots=True)
+class Recipe:
+    """How the rows of a relation are asked for and encoded. `is_binary`: of each column."""
+
+    surveyed: Surveyed
+    version: RelationVersion
+    topic: str
+    is_binary: tuple[bool, ...]
+    columns: str
+    key_columns: tuple[tuple[str, str], ...]
+    """Names and types of the identity columns, in the order of the Avro key."""
+    _key_schema: Any = field(repr=False)
+
+    @property
+    def has_key(self) -> bool:
+        return bool(self.key_columns)
+
+    def key_condition(self, keys: Sequence[bytes]) -> str:
+        return key_condition(self.key_columns, self._key_schema, keys)
+
+
+def recipe(surveyed: Surveyed, version: RelationVersion, topic: str, prefix: str, *, text_only: bool) -> Recipe:
+    description = version.encoder.description
+    is_binary = tuple(not text_only and has_binary_decoder(column.facts) for column in description.columns)
+    types = {column.name: column.type_name for column in surveyed.relation.columns}
+    schema = key_schema(description, prefix)
+    return Recipe(
+        surveyed,
+        version,
+        topic,
+        is_binary,
+        column_list([column.name for column in description.columns], is_binary),
+        tuple((column.name, types[column.name]) for column in description.identity_columns),
+        None if schema is None else fastavro.parse_schema(schema),
+    )

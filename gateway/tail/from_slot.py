@@ -1,0 +1,142 @@
+"""Messages as PostgreSQL sends them, by a temporary slot of our own: the gateway, its slot and Kafka are not touched.
+
+A temporary slot ends with its connection, however that ends. While PostgreSQL still makes it, the server waits for other
+transactions and does not see that a client has gone: so that walsender is ended by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+import asyncpg
+import structlog
+
+from gateway.lsn import Lsn
+from gateway.operate.errors import StopForOperator
+from gateway.operate.settings import SourceSettings
+from gateway.replication.blockers import naming_blockers
+from gateway.replication.connection import connect_replication, connect_sql
+from gateway.replication.errors import DRIVER_ERRORS, LossReported
+from gateway.replication.feedback import StandbyStatus
+from gateway.replication.frames import DRAINED, KEEPALIVE, drained_size, split
+from gateway.replication.options import pgoutput_options, protocol_version
+from gateway.replication.password import login_of
+from gateway.replication.server import server_facts
+from gateway.replication.stream import ReplicationStream
+from gateway.tail.chosen import Chosen
+from gateway.tail.output import Output
+from gateway.tail.shown import Shower, Shown
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+_END_TIMEOUT_MS: Final = 10_000
+_PUBLICATIONS: Final = "SELECT pubname::text FROM pg_catalog.pg_publication ORDER BY pubname"
+_END: Final = """
+SELECT pg_catalog.pg_terminate_backend(active_pid, $2)
+FROM pg_catalog.pg_replication_slots WHERE slot_name = $1 AND temporary AND active_pid IS NOT NULL
+"""
+
+
+async def tail_slot(
+    source: SourceSettings, publications: Sequence[str], chosen: Chosen, output: Output, *, in_progress: bool
+) -> None:
+    """Until `output` has ended. Shows what commits from now on; with `in_progress` also what is not committed yet. Raises
+    WalgateError."""
+    login = login_of(source)
+    sql = await connect_sql(login)
+    try:
+        await _check_publications(sql, publications)
+        server = await server_facts(sql)
+        stream = await connect_replication(login)
+        slot = f"walgate_tail_{stream.backend_pid}"
+        try:
+            async with naming_blockers(login, stream.backend_pid, _ignore):
+                lsn = await _unless_ended(stream.create_temporary_slot(slot), output)
+            if lsn is None:
+                return
+            options = pgoutput_options(
+                server.version_num, publications, streaming=in_progress, messages=True, origin=source.origin
+            )
+            await stream.start(slot, lsn, options)
+            log.info("tailing", slot=slot, from_lsn=str(lsn), publications=list(publications))
+            feedback = StandbyStatus(stream, lsn, server.wal_sender_timeout_s)
+            shower = Shower(protocol_version(server.version_num))
+            await _copy(stream, feedback, shower, chosen, output)
+        finally:
+            await stream.close()
+            with suppress(*DRIVER_ERRORS):  # the slot ends with its connection, also when this cannot be said
+                await sql.fetch(_END, slot, _END_TIMEOUT_MS)
+    finally:
+        sql.terminate()
+
+
+async def _copy(
+    stream: ReplicationStream, feedback: StandbyStatus, shower: Shower, chosen: Chosen, output: Output
+) -> None:
+    answering = asyncio.create_task(feedback.run())
+    try:
+        while not output.ended.is_set():
+            try:
+                data = await _unless_ended(stream.read(), output)
+            except LossReported as error:
+                raise StopForOperator(
+                    error.message, hint="was a publication dropped? Begin again without it"
+                ) from error
+            if data is not None:
+                last, shown = _show(data, shower, chosen)
+                await output.write(shown)
+                feedback.acknowledge(last)
+    finally:
+        answering.cancel()
+        with suppress(asyncio.CancelledError):
+            await answering
+
+
+def _show(data: bytes, shower: Shower, chosen: Chosen) -> tuple[Lsn, list[Shown]]:
+    """The last LSN, and what is chosen of the messages."""
+    found: list[Shown] = []
+    last = 0
+    for kind, lsn, start, end in split(data):
+        last = max(last, lsn)
+        if kind != KEEPALIVE:
+            found += chosen.choose(_one(kind, lsn, data, start, end, shower))
+    return Lsn(last), found
+
+
+def _one(kind: int, lsn: int, data: bytes, start: int, end: int, shower: Shower) -> Shown:
+    if kind == DRAINED:
+        return shower.show_head(data[start:end], lsn, drained_size(data, start))
+    return shower.show(data[start:end], lsn)
+
+
+async def _unless_ended(doing: Coroutine[Any, Any, T], output: Output) -> T | None:
+    """None when the output has ended first."""
+    working, ending = asyncio.ensure_future(doing), asyncio.ensure_future(output.ended.wait())
+    try:
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, ending):
+            task.cancel()
+        await asyncio.gather(working, ending, return_exceptions=True)
+
+
+async def _check_publications(sql: asyncpg.Connection, names: Sequence[str]) -> None:
+    """PostgreSQL 18 only warns of one that is missing, and sends nothing of it."""
+    there = [str(row[0]) for row in await sql.fetch(_PUBLICATIONS)]
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise StopForOperator(
+            f"there is no publication {', '.join(missing)}",
+            hint=f"--publication names one that is there: {', '.join(there)}"
+            if there
+            else "CREATE PUBLICATION walgate FOR TABLE ...",
+        )
+
+
+def _ignore(_: str) -> None:
+    """The log has named it."""

@@ -1,0 +1,72 @@
+"""Where in the stream an error was met: the one place that says it, as apply_error_callback in PostgreSQL's worker.c does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from traceback import extract_tb
+from typing import Final
+
+from gateway.lsn import Lsn
+from gateway.operate.errors import StopForOperator, WalgateError
+from gateway.pgoutput.decode import MESSAGE_NAMES
+from gateway.pgoutput.letters import DELETE, INSERT, RELATION, UPDATE
+from gateway.transactions.machine import TransactionMachine
+
+_OPERATIONS: Final = {INSERT: "INSERT", UPDATE: "UPDATE", DELETE: "DELETE"}
+_ROW_LETTERS: Final = frozenset(_OPERATIONS)
+_INNERMOST_FRAMES: Final = 4
+
+
+class Defect(StopForOperator):
+    """What the gateway does not raise on purpose. It is only chained, for its own text may quote a row's value."""
+
+
+def add_context(error: Exception, machine: TransactionMachine, payload: bytes, change_lsn: int) -> None:
+    """Add to the message of `error` what `payload` is (INSERT of public.orders), its transaction and its LSN; and to `error`
+    its relation, for a row or a Relation message.
+
+    Raises Defect for an error that is no WalgateError; MemoryError stays what it is.
+    """
+    context = f"({_operation(machine, payload)}{_transaction(machine)}, LSN {Lsn(change_lsn)})"
+    relation_oid = _relation_oid(machine, payload)
+    if isinstance(error, WalgateError):
+        error.message = f"{error.message} {context}"
+        error.args = (error.message,)
+        error.relation_oid = relation_oid
+    elif not isinstance(error, MemoryError):
+        frames = extract_tb(error.__traceback__)[-_INNERMOST_FRAMES:]
+        places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
+        defect = Defect(
+            f"{type(error).__name__} in {places} {context}",
+            hint="this is a defect of the gateway: keep the slot as it is and report it",
+        )
+        defect.relation_oid = relation_oid
+        raise defect from error
+
+
+def _relation_oid(machine: TransactionMachine, payload: bytes) -> int | None:
+    if payload[0] not in _ROW_LETTERS and payload[0] != RELATION:
+        return None
+    start = 5 if machine.in_stream else 1
+    return int.from_bytes(payload[start : start + 4])
+
+
+def _operation(machine: TransactionMachine, payload: bytes) -> str:
+    letter = payload[0]
+    operation = _OPERATIONS.get(letter)
+    if operation is None:
+        return f"{MESSAGE_NAMES.get(letter, 'unknown')} message"
+    relation_oid = _relation_oid(machine, payload)
+    assert relation_oid is not None
+    version = machine.in_force(relation_oid)
+    relation = f"relation {relation_oid}" if version is None else version.name
+    return f"{operation} of {relation}"
+
+
+def _transaction(machine: TransactionMachine) -> str:
+    if machine.current_xids is None:
+        return ""
+    xid, subxid = machine.current_xids
+    commit_lsn = machine.current_commit_lsn
+    commit = "" if commit_lsn is None else f", commit LSN {commit_lsn}"
+    return f", transaction {xid}{'' if subxid == -1 else f', subtransaction {subxid}'}{commit}"

@@ -1,0 +1,222 @@
+"""The durable position of a slot, and its record: one in every Kafka transaction, read back at each start.
+
+The key is `<system identifier>/<database>/<slot>` as UTF-8 text. Pure; the topic is read in gateway/kafka/position_topic.py.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import fastavro
+from fastavro.read import SchemaResolutionError
+
+from gateway.events.manifest import ExcludedRelation, Manifest
+from gateway.lsn import Lsn
+from gateway.operate.errors import StopForOperator
+from gateway.transactions.transaction import Prepared, Quarantined
+from schemas.errors import SchemaError
+from schemas.framing import FRAME_BYTES, read_schema_id
+from schemas.names import POSITION_TOPIC
+from schemas.records import POSITION
+
+_SCHEMA = fastavro.parse_schema(POSITION)
+_START = Lsn(0)
+_NOT_A_POSITION = (
+    SchemaError,
+    SchemaResolutionError,
+    ValueError,
+    IndexError,
+    EOFError,
+    KeyError,
+    TypeError,
+    OverflowError,
+)
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """`state` is INTENT before the slot is made, then ACTIVE; `resume_lsn` is where replication starts again. `skip_lsn`:
+    commit LSN of the transaction that is to be left out; 0: none."""
+
+    system_identifier: str
+    timeline: int
+    database: str
+    slot: str
+    prefix: str
+    publications: tuple[str, ...]
+    version: str
+    state: str = "INTENT"
+    epoch: int = 0
+    resume_lsn: Lsn = _START
+    last_commit_lsn: Lsn = _START
+    prepared: tuple[Prepared, ...] = ()
+    skip_lsn: Lsn = _START
+    quarantined: tuple[Quarantined, ...] = ()
+    schema_id: int = field(default=0, compare=False)
+    """With which it was read."""
+
+    @property
+    def key(self) -> bytes:
+        return f"{self.system_identifier}/{self.database}/{self.slot}".encode()
+
+
+def encode_position(frame: bytes, position: Position) -> bytes:
+    out = io.BytesIO()
+    out.write(frame)
+    fastavro.schemaless_writer(out, _SCHEMA, _as_record(position))
+    return out.getvalue()
+
+
+def decode_position(value: bytes, writer: Schema) -> Position:
+    """`writer` is the schema that the record names. Raises StopForOperator when the record cannot be read: guessing a position
+    would lose or double rows."""
+    try:
+        schema_id = read_schema_id(value)
+        source = io.BytesIO(value[FRAME_BYTES:])
+        record: Any = fastavro.schemaless_reader(source, fastavro.parse_schema(writer), _SCHEMA)
+        if source.read(1):
+            raise ValueError("bytes left over")
+        return replace(_from_record(record), schema_id=schema_id)
+    except _NOT_A_POSITION as error:
+        raise StopForOperator(
+            f"a record of {POSITION_TOPIC} is not a position: {type(error).__name__}",
+            hint="another program wrote it, or a newer version of the gateway did: use that version",
+        ) from error
+
+
+def advance(position: Position, resume_lsn: int, last_commit_lsn: int, prepared: tuple[Prepared, ...]) -> Position:
+    """`skip_lsn` lasts until the transaction is passed: its end LSN is above its commit LSN."""
+    return replace(
+        position,
+        resume_lsn=Lsn(resume_lsn),
+        last_commit_lsn=Lsn(last_commit_lsn),
+        prepared=prepared,
+        skip_lsn=position.skip_lsn if position.skip_lsn >= resume_lsn else _START,
+    )
+
+
+def _as_record(position: Position) -> dict[str, Any]:
+    return {
+        "system_identifier": position.system_identifier,
+        "timeline": position.timeline,
+        "database": position.database,
+        "slot": position.slot,
+        "state": position.state,
+        "epoch": position.epoch,
+        "resume_lsn": int(position.resume_lsn),
+        "last_commit_lsn": int(position.last_commit_lsn),
+        "prepared": [
+            {
+                "gid": prepared.gid,
+                "xid": prepared.xid,
+                "prepare_lsn": int(prepared.prepare_lsn),
+                "origin": prepared.origin,
+                "manifest": _manifest_record(prepared.manifest),
+            }
+            for prepared in position.prepared
+        ],
+        "publications": list(position.publications),
+        "prefix": position.prefix,
+        "version": position.version,
+        "skip_lsn": int(position.skip_lsn),
+        "quarantined": [
+            {
+                "relation_oid": each.relation_oid,
+                "schema": each.namespace,
+                "name": each.name,
+                "topic": each.topic,
+                "reason": each.reason,
+                "since_lsn": int(each.since_lsn),
+            }
+            for each in position.quarantined
+        ],
+    }
+
+
+def _manifest_record(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "epoch": manifest.epoch,
+        "event_count": manifest.event_count,
+        "aborted_subxids": manifest.aborted_subxids,
+        "schema_ids": manifest.schema_ids,
+        "ranges": [
+            {
+                "topic": topic,
+                "partition": partition,
+                "first_offset": first_offset,
+                "last_offset": last_offset,
+                "record_count": record_count,
+            }
+            for (topic, partition), pieces in manifest.ranges.items()
+            for first_offset, last_offset, record_count in pieces
+        ],
+        "excluded": [
+            {
+                "relation_oid": each.relation_oid,
+                "schema": each.namespace,
+                "name": each.name,
+                "topic": each.topic,
+                "event_count": each.event_count,
+                "reason": each.reason,
+            }
+            for each in manifest.excluded
+        ],
+    }
+
+
+def _from_record(record: dict[str, Any]) -> Position:
+    return Position(
+        system_identifier=record["system_identifier"],
+        timeline=record["timeline"],
+        database=record["database"],
+        slot=record["slot"],
+        prefix=record["prefix"],
+        publications=tuple(record["publications"]),
+        version=record["version"],
+        state=record["state"],
+        epoch=record["epoch"],
+        resume_lsn=Lsn(record["resume_lsn"]),
+        last_commit_lsn=Lsn(record["last_commit_lsn"]),
+        prepared=tuple(
+            Prepared(
+                entry["gid"],
+                entry["xid"],
+                entry["prepare_lsn"],
+                entry["origin"],
+                _manifest_from_record(entry["manifest"]),
+            )
+            for entry in record["prepared"]
+        ),
+        skip_lsn=Lsn(record["skip_lsn"]),
+        quarantined=tuple(
+            Quarantined(
+                entry["relation_oid"],
+                entry["schema"],
+                entry["name"],
+                entry["topic"],
+                entry["reason"],
+                Lsn(entry["since_lsn"]),
+            )
+            for entry in record["quarantined"]
+        ),
+    )
+
+
+def _manifest_from_record(record: dict[str, Any]) -> Manifest:
+    manifest = Manifest(
+        record["epoch"], record["event_count"], list(record["aborted_subxids"]), list(record["schema_ids"])
+    )
+    for entry in record["ranges"]:
+        manifest.ranges.setdefault((entry["topic"], entry["partition"]), []).append(
+            (entry["first_offset"], entry["last_offset"], entry["record_count"])
+        )
+    manifest.excluded = [
+        ExcludedRelation(
+            entry["relation_oid"], entry["schema"], entry["name"], entry["topic"], entry["reason"], entry["event_count"]
+        )
+        for entry in record["excluded"]
+    ]
+    return manifest

@@ -1,0 +1,7 @@
+"""`spark.read.format("walgate")` without `register`: Spark takes the `DefaultSource` of every module named pyspark_*."""
+
+from __future__ import annotations
+
+from spark_consumer.source.datasource import WalgateChanges as DefaultSource
+
+__all__ = ["DefaultSource"]

@@ -1,0 +1,139 @@
+"""A changelog: every committed change of every table, appended once.
+
+    <path>/tables/<schema>/<table>    Delta: one table
+                                      Parquet: one folder a batch, `batch=<commit LSN of its last transaction>`
+
+What is there is not appended again, whatever became of the checkpoint: a table takes what is behind its last commit LSN.
+
+The columns are those of `format("walgate")` with `table`; a relation without replica identity has no `old_key`, one without
+columns no `before` and `after` either. A table that gets a column has it from then on (mergeSchema), and one whose type is
+widened has it wider (type widening of Delta; the folders of Parquet keep what they have).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_consumer.errors import MirrorError
+from spark_consumer.lsn import format_lsn
+from spark_consumer.mirror.batch import BatchReport, look_at
+from spark_consumer.mirror.identity import check_names
+from spark_consumer.mirror.layout import table_path
+from spark_consumer.mirror.log import not_yet
+from spark_consumer.mirror.merge import write_once
+from spark_consumer.mirror.parts import TablePart, batch_size, without_signs
+from spark_consumer.mirror.target import CHANGELOG, applied_commit_lsn, exists
+from spark_consumer.reader.registry import SchemaCache
+from spark_consumer.source.decode import decode_changes, typed
+from spark_consumer.source.frames import TableFrame
+from spark_consumer.tables import TableName
+
+
+@dataclass
+class Changelog:
+    """Appends batches; `apply` is the function for foreachBatch."""
+
+    path: str
+    format: str  # delta or parquet
+    schemas: SchemaCache
+    report: Callable[[BatchReport], None] = lambda _: None
+    _applied: dict[str, int] = field(default_factory=dict, init=False)  # by location; -1: nothing is there
+
+    def apply(self, raw: DataFrame, batch: int) -> None:
+        """`raw`: frames.RAW, whole transactions. Raises MirrorError."""
+        began = time.monotonic()
+        raw = without_signs(raw.where(f.col("table").isNotNull())).drop("topic", "partition", "offset").persist()
+        try:
+            found = look_at(raw, batch_size(raw))
+            if found is None:
+                return
+            content, records = found
+            for part in content.parts:
+                own = raw.where(f.col("table") == str(part.table)) if records is None else records[part.table]
+                self._append(raw.sparkSession, own, part, content.commit_lsn)
+        finally:
+            raw.unpersist()
+        tables = {str(part.table): part.changes for part in content.parts}
+        seconds = time.monotonic() - began
+        self.report(BatchReport(batch, content.commit_lsn, content.transactions, content.changes, tables, seconds))
+
+    def _append(self, spark: SparkSession, records: DataFrame | pa.Table, part: TablePart, commit_lsn: int) -> None:
+        """Few records are decoded here: that spares Spark's workers a job."""
+        location = table_path(self.path, part.table)
+        if location not in self._applied:
+            self._applied[location] = self._find_applied(spark, location, commit_lsn)
+        applied = self._applied[location]
+        if applied >= commit_lsn:
+            return
+        frame = TableFrame.of(self.schemas[part.newest])
+        for row in frame.schema:
+            if pa.types.is_struct(row.type):
+                check_names(part.table, (column.name for column in row.type))
+        texts = {schema_id: json.dumps(self.schemas[schema_id]) for schema_id in part.schema_ids}
+        if isinstance(records, DataFrame):
+            changes = typed(records, frame, texts)
+        else:
+            batches = decode_changes(iter(records.combine_chunks().to_batches()), frame, texts)
+            changes = spark.createDataFrame(
+                pa.Table.from_batches(batches, frame.schema), from_arrow_schema(frame.schema)
+            )
+        rows = [frame.schema.field(name) for name in ("old_key", "before", "after")]
+        changes = changes.drop(
+            *(row.name for row in rows if not row.type.num_fields)
+        )  # no format can write such a struct
+        changes = not_yet(changes, applied, "commit_lsn")
+        if self.format == "parquet":
+            changes.write.mode("overwrite").parquet(f"{location}/batch={commit_lsn}")
+        else:
+            _append_to_delta(changes, location, part.table, commit_lsn, is_new=applied < 0)
+        self._applied[location] = commit_lsn
+
+    def _find_applied(self, spark: SparkSession, location: str, commit_lsn: int) -> int:
+        """The commit LSN up to which a table has everything; -1: there is none."""
+        if self.format == "parquet":
+            return last_folder(spark, location, commit_lsn)
+        return applied_commit_lsn(spark, location, CHANGELOG) if exists(spark, location) else -1
+
+
+def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
+    """The highest commit LSN of a finished folder; -1: none. Raises MirrorError when there is a folder whose writing was ended by
+    a crash, unless the batch up to `commit_lsn` overwrites it."""
+    java: Any = spark._jvm
+    found = java.org.apache.hadoop.fs.Path(f"{location}/batch=*")
+    files = found.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+    last = -1
+    for status in files.globStatus(found) or ():
+        folder = status.getPath()
+        lsn = int(folder.getName().removeprefix("batch="))
+        if files.exists(java.org.apache.hadoop.fs.Path(folder, "_SUCCESS")):
+            last = max(last, lsn)
+        elif lsn != commit_lsn:
+            raise MirrorError(
+                f"{folder} has no file _SUCCESS: it was not written to its end, and this batch, which ends at "
+                f"{format_lsn(commit_lsn)}, does not write it again",
+                hint="Remove the folder and start again: what the changelog has is not written twice.",
+            )
+    return last
+
+
+def _append_to_delta(changes: DataFrame, location: str, table: TableName, commit_lsn: int, *, is_new: bool) -> None:
+    properties = {"delta.enableTypeWidening": "true"} if is_new else {}
+    try:
+        write_once(
+            changes, location, "append", commit_lsn, merge_schema=True, application=CHANGELOG, properties=properties
+        )
+    except AnalysisException as problem:
+        raise MirrorError(
+            f"the changelog of {table} at {location} cannot take a column as it is now: {str(problem).splitlines()[0]}",
+            hint="Delta can widen a type, and change it in no other way. Move the table away: a new one begins with this batch.",
+        ) from problem

@@ -1,0 +1,82 @@
+"""Which records of a read belong to its transactions, and the proof that none is missing: all records of a fetch at once.
+
+The rule is that of reader/counting.py, which has it for one record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from spark_consumer.columnar.cursor import Longs
+from spark_consumer.columnar.head import DELETE, TRUNCATE, Heads
+from spark_consumer.reader.counting import check_counts
+from spark_consumer.reader.planning import Numbers, Read
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Places of the records to give out, and for each the place of its range in the read."""
+
+    rows: Longs
+    ranges: Longs
+
+    def keep(self, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Matched:
+        return Matched(self.rows[mask], self.ranges[mask])
+
+
+def longs(values: Numbers) -> Longs:
+    return np.frombuffer(values, np.int64)
+
+
+class RangeCounter:
+    """Counts the records of one read, chunk by chunk in the order of their offsets; `finish` compares with the manifests."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._keys = longs(read.transaction_keys)
+        self._last_offsets = longs(read.last_offsets)
+        self._unique = np.unique(self._keys)
+        self._span = read.last_offset - read.first_offset + 2
+        places = np.searchsorted(self._unique, self._keys)
+        self._starts = places * self._span + (longs(read.first_offsets) - read.first_offset)
+        self._seen = np.zeros(len(read.record_counts), np.int64)
+        aborted = np.array(read.aborted, np.int64).reshape(-1, 2)
+        self._aborted = np.searchsorted(self._unique, aborted[:, 0]) << 32 | aborted[:, 1]
+
+    def match(self, heads: Heads, offsets: Longs) -> Matched:
+        """The records that belong to a range of this read and to no aborted subtransaction."""
+        keys = heads.epoch << 32 | heads.xid
+        places = np.searchsorted(self._unique, keys)
+        places[places == len(self._unique)] = 0
+        rows = np.flatnonzero((self._unique[places] == keys) & (heads.xid >> 32 == 0))
+        places, at = places[rows], offsets[rows]
+        # The last range of the transaction that begins at or before the record; ranges of one transaction are disjoint.
+        starts = places * self._span + (at - self._read.first_offset)
+        ranges = np.searchsorted(self._starts, starts, side="right") - 1
+        inside = (ranges >= 0) & (self._keys[ranges] == keys[rows]) & (at <= self._last_offsets[ranges])
+        rows, ranges, places = rows[inside], ranges[inside], places[inside]
+        self._seen += np.bincount(ranges, minlength=len(self._seen))
+        matched = Matched(rows, ranges)
+        if not len(self._aborted):
+            return matched
+        return matched.keep(~np.isin(places << 32 | heads.subxid[rows], self._aborted))
+
+    def finish(self) -> None:
+        """Raises TransactionIncomplete unless each range held exactly its records."""
+        if (self._seen != longs(self._read.record_counts)).any():
+            check_counts(self._read, self._seen.tolist())
+
+
+def fold(heads: Heads, matched: Matched, read: Read) -> Matched:
+    """One change for each event: TRUNCATE is a record in every partition of its topic, and a change of key is an UPDATE under the
+    new key and a DELETE under the old one. The TRUNCATE of one partition and the UPDATE (it has old_key) stay."""
+    operation = heads.operation[matched.rows]
+    drop = operation == TRUNCATE
+    if drop.any():
+        drop &= np.frombuffer(read.keeps_truncate, np.uint8)[matched.ranges] == 0
+    deletes = matched.rows[operation == DELETE]
+    if len(deletes):
+        drop |= np.isin(matched.rows, heads.key_changes(deletes))
+    return matched.keep(~drop) if drop.any() else matched

@@ -1,0 +1,34 @@
+"""Which record of many is not what its schema says. Columns are decoded for all records at once, so only a search tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from spark_consumer.errors import MalformedRecord
+
+
+def first_malformed(
+    decode: Callable[[pa.Array], object], values: pa.Array, problem: MalformedRecord
+) -> MalformedRecord:
+    """`problem` came of decoding `values`: the same with `record`, where one of them alone cannot be decoded."""
+    first, end = 0, len(values)
+    while end - first > 1:
+        middle = (first + end) // 2
+        if _problem(decode, values[first:middle]) is not None:
+            end = middle
+        else:
+            first = middle
+    return _problem(decode, values[first:end], first) or problem
+
+
+def _problem(
+    decode: Callable[[pa.Array], object], values: pa.Array, record: int | None = None
+) -> MalformedRecord | None:
+    try:
+        decode(values)
+    except MalformedRecord as problem:
+        problem.record = record
+        return problem
+    return None

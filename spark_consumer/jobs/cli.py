@@ -1,0 +1,305 @@
+"""The jobs of this package from the command line: `python -m spark_consumer mirror|consume|dump`.
+
+`walgate mirror` starts the same program. With --progress json every batch is one line of JSON on standard output, for programs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from spark_consumer.errors import ConsumerError, OptionError, told_by
+from spark_consumer.jobs.run import Run
+from spark_consumer.jobs.settings_file import load_settings
+from spark_consumer.jobs.status import serve
+from spark_consumer.lsn import parse_lsn
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+Servers = Annotated[str, typer.Option("--bootstrap-servers", help="Kafka brokers.")]
+RegistryUrl = Annotated[str, typer.Option("--registry", help="URL of the schema registry (Confluent API).")]
+Prefix = Annotated[str, typer.Option(help="Prefix of the topics.")]
+Tables = Annotated[str, typer.Option(help="public.orders,public.items: only these; all where empty.")]
+Exclude = Annotated[str, typer.Option(help="public.tmp_*,staging.*: not these; * ? [...] as in file names.")]
+Path_ = Annotated[
+    str, typer.Option("--path", "--to", help="Folder of the result: local, or any URL that Spark writes to.")
+]
+Checkpoint = Annotated[str, typer.Option(help="Spark's checkpoint; <path>/checkpoint where empty.")]
+Limit = Annotated[int, typer.Option(help="Changes a batch; a larger transaction is still one batch.")]
+Start = Annotated[str, typer.Option(help="Of a new checkpoint: earliest, latest, marker:, lsn:, time:.")]
+Until = Annotated[str, typer.Option(help="Stop when everything up to this LSN is written (16/B374D848).")]
+Once = Annotated[bool, typer.Option(help="Take what is there now, and stop.")]
+ProgressKind = Annotated[str, typer.Option(help="lines or json.")]
+Option = Annotated[list[str], typer.Option("--option", help="name=value of the data source: kafka.*, registry.*, ...")]
+Jars = Annotated[str, typer.Option(envvar="WALGATE_SPARK_JARS", help="Delta's jars, separated by commas.")]
+Memory = Annotated[int, typer.Option(help="Heap of Spark, in MB.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Spark's log of errors, and the whole of the one that ends the job.")
+]
+Cores = Annotated[int, typer.Option(help="Cores of the local Spark; 0: all.")]
+
+_OPTIONS = "options of the data source in the settings file"
+
+
+def _load(context: typer.Context, path: Path | None) -> Path | None:
+    """What --config says becomes the default of the other options."""
+    if path is not None:
+        try:
+            command, options = load_settings(path, (item.name or "" for item in context.command.params))
+        except OptionError as problem:
+            _fail(problem)
+        context.default_map = {**(context.default_map or {}), **command}
+        context.meta[_OPTIONS] = options
+    return path
+
+
+Http = Annotated[str, typer.Option("--http", help="HOST:PORT of /livez, /readyz and /metrics; none where empty.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", help="TOML with these options and [options] of the data source.", is_eager=True, callback=_load
+    ),
+]
+
+MAX_CHANGES = 500_000
+DIFFERS = 3  # exit code: a VERIFY has found differences
+
+
+@app.command()
+def mirror(
+    context: typer.Context,
+    bootstrap_servers: Servers,
+    registry: RegistryUrl,
+    path: Path_,
+    prefix: Prefix = "cdc",
+    tables: Tables = "",
+    exclude: Exclude = "",
+    on_recreated: Annotated[
+        str,
+        typer.Option(
+            help="A table that was dropped and created again: empty, stop, or keep-as (and copy the old rows)."
+        ),
+    ] = "empty",
+    checkpoint: Checkpoint = "",
+    max_changes: Limit = MAX_CHANGES,
+    starting_position: Start = "earliest",
+    until_lsn: Until = "",
+    once: Once = False,
+    progress: ProgressKind = "lines",
+    option: Option = [],  # noqa: B006 - typer copies it
+    jars: Jars = "",
+    memory_mb: Memory = 1024,
+    cores: Cores = 0,
+    verbose: Verbose = False,
+    http: Http = "",
+    config: Config = None,
+) -> None:
+    """Keep Delta tables equal to the source, to the transaction."""
+    from spark_consumer.mirror import pictures
+    from spark_consumer.mirror.batch import EMPTY, KEEP_AS, STOP, Mirror
+    from spark_consumer.reader.registry import SchemaCache
+
+    if on_recreated not in (EMPTY, STOP, KEEP_AS):
+        _fail(OptionError(f"--on-recreated is {EMPTY}, {STOP} or {KEEP_AS}, not {on_recreated}"))
+
+    def start(run: Run) -> Callable[[Any, int], None]:
+        options = run.options
+        return Mirror(
+            path, SchemaCache(options.registry), run.report, options.tables, options.exclude, on_recreated
+        ).apply
+
+    given = source_options(
+        bootstrap_servers, registry, prefix, tables, max_changes, starting_position, option, context.meta.get(_OPTIONS)
+    )
+    given["includeMarkers"] = "true"
+    if exclude:
+        given["exclude"] = exclude
+    _run(
+        start,
+        "walgate mirror",
+        given,
+        checkpoint or f"{path}/checkpoint",
+        until_lsn,
+        once,
+        progress,
+        jars,
+        memory_mb,
+        cores,
+        verbose,
+        http,
+        lambda spark: pictures.picture(spark, path),
+    )
+
+
+@app.command()
+def consume(
+    context: typer.Context,
+    bootstrap_servers: Servers,
+    registry: RegistryUrl,
+    path: Path_,
+    prefix: Prefix = "cdc",
+    tables: Tables = "",
+    exclude: Exclude = "",
+    format: Annotated[str, typer.Option(help="delta or parquet.")] = "parquet",  # noqa: A002 - the option's name
+    checkpoint: Checkpoint = "",
+    max_changes: Limit = MAX_CHANGES,
+    starting_position: Start = "earliest",
+    until_lsn: Until = "",
+    once: Once = False,
+    progress: ProgressKind = "lines",
+    option: Option = [],  # noqa: B006
+    jars: Jars = "",
+    memory_mb: Memory = 1024,
+    cores: Cores = 0,
+    verbose: Verbose = False,
+    http: Http = "",
+    config: Config = None,
+) -> None:
+    """Append every committed change to a changelog of each table."""
+    from spark_consumer.changelog.writer import Changelog
+    from spark_consumer.reader.registry import SchemaCache
+
+    if format not in ("delta", "parquet"):
+        _fail(OptionError(f"--format is delta or parquet, not {format}"))
+
+    def start(run: Run) -> Callable[[Any, int], None]:
+        return Changelog(path, format, SchemaCache(run.options.registry), run.report).apply
+
+    given = source_options(
+        bootstrap_servers, registry, prefix, tables, max_changes, starting_position, option, context.meta.get(_OPTIONS)
+    )
+    if exclude:
+        given["exclude"] = exclude
+    _run(
+        start,
+        "walgate consume",
+        given,
+        checkpoint or f"{path}/checkpoint",
+        until_lsn,
+        once,
+        progress,
+        jars,
+        memory_mb,
+        cores,
+        verbose,
+        http,
+    )
+
+
+@app.command()
+def dump(
+    path: Annotated[str, typer.Option("--mirror", "--path", help="Folder of a mirror.")],
+    table: Annotated[list[str], typer.Option("--table", help="Only these; all where empty.")] = [],  # noqa: B006
+    to: Annotated[
+        str, typer.Option(help="A folder for Parquet files; JSON lines on standard output where empty.")
+    ] = "",
+) -> None:
+    """Write the rows of a local mirror, every value exact, without Spark."""
+    from spark_consumer.mirror.dump import dump_json, dump_parquet
+
+    try:
+        if to:
+            dump_parquet(Path(path), table, Path(to))
+        else:
+            dump_json(Path(path), table, sys.stdout)
+    except ConsumerError as problem:
+        _fail(problem)
+
+
+def source_options(
+    servers: str,
+    registry: str,
+    prefix: str,
+    tables: str,
+    max_changes: int,
+    start: str,
+    more: list[str],
+    of_file: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Options of the data source from those of a command, and of its settings file. Raises OptionError."""
+    options = {
+        "kafka.bootstrap.servers": servers,
+        "registry.url": registry,
+        "prefix": prefix,
+        "maxChangesPerTrigger": str(max_changes),
+        "startingPosition": start,
+    }
+    if tables:
+        options["tables"] = tables
+    options |= of_file or {}
+    for item in more:
+        name, equals, value = item.partition("=")
+        if not equals:
+            _fail(OptionError(f"--option {item} is not name=value"))
+        options[name] = value
+    return options
+
+
+def _run(
+    start: Callable[[Run], Callable[[Any, int], None]],
+    name: str,
+    given: dict[str, str],
+    checkpoint: str,
+    until_lsn: str,
+    once: bool,
+    progress: str,
+    jars: str,
+    memory_mb: int,
+    cores: int,
+    verbose: bool,
+    http: str,
+    picture: Callable[[Any], Any] | None = None,
+) -> None:
+    """`picture`: the last one of a mirror, or None."""
+    from pyspark.errors import PySparkException
+
+    from spark_consumer.jobs.session import local_session
+    from spark_consumer.source.options import parse_options
+
+    try:
+        if progress not in ("lines", "json"):
+            raise OptionError(f"--progress is lines or json, not {progress}")
+        until = parse_lsn(until_lsn) if until_lsn else None
+        run = Run(parse_options(given, streaming=True), until, progress)
+        if http:
+            serve(run.status, http)
+        run.stop_on_signals()
+        run.wait_for_topic()
+        if run.stopping.is_set():
+            return
+        paths = [Path(jar) for jar in jars.split(",") if jar]
+        level = {} if verbose else {"spark.log.level": "FATAL"}
+        spark = local_session(name, jars=paths, memory_mb=memory_mb, cores=cores or None, settings=level)
+        if picture is not None and given["startingPosition"] == "earliest" and (last := picture(spark)) is not None:
+            # Of a new checkpoint; an old one knows better.
+            given = {**given, "startingPosition": f"lsn:{last.commit_lsn}"}
+            run.options = parse_options(given, streaming=True)
+
+        def query() -> Any:
+            frame = spark.readStream.format("walgate").options(**given).load()
+            writer = frame.writeStream.foreachBatch(start(run)).option("checkpointLocation", checkpoint).queryName(name)
+            return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")).start()
+
+        run.keep_up(query, outages=not once)
+        spark.stop()
+        if run.differences:
+            _fail(
+                f"{run.differences} differences between the source and the mirror: see differences in its folder",
+                DIFFERS,
+            )
+    except (ConsumerError, ValueError) as problem:
+        _fail(problem)
+    except PySparkException as problem:
+        told = told_by(str(problem))
+        if verbose or told is None:
+            raise
+        _fail(told)
+
+
+def _fail(problem: Exception | str, code: int = 1) -> NoReturn:
+    print(f"walgate: {problem}", file=sys.stderr)
+    raise SystemExit(code)

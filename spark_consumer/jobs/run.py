@@ -1,0 +1,180 @@
+"""One streaming job as it runs from the command line: says what it does, and knows when to stop."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import fastavro
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from schemas.framing import FRAME_BYTES
+from schemas.names import POSITION_TOPIC
+from schemas.records import POSITION
+from spark_consumer.errors import SourceUnavailable, slow_start_in, told_by
+from spark_consumer.jobs.status import Status
+from spark_consumer.lsn import format_lsn
+from spark_consumer.mirror.batch import BatchReport
+from spark_consumer.reader.manifest import MarkerDecoder
+from spark_consumer.reader.markers import MarkerLog
+from spark_consumer.reader.positions import resolve
+from spark_consumer.reader.registry import SchemaCache
+from spark_consumer.source.options import Options
+
+_LOOK_EVERY_S = 0.2
+_ASK_EVERY_S = 1.0  # where the gateway stands
+_LONGEST_PAUSE_S = 60.0
+
+
+class Run:
+    """`until_lsn`: stop when everything up to it is written; None: run until told to stop. `progress`: lines or json."""
+
+    def __init__(self, options: Options, until_lsn: int | None, progress: str) -> None:
+        self.options = options
+        self.stopping = threading.Event()
+        self._until_lsn = until_lsn
+        self._progress = progress
+        self._commit_lsn = -1
+        self.differences = 0  # that a VERIFY has found
+        self.status = Status()
+        self._asked = -_ASK_EVERY_S
+        schemas = SchemaCache(options.registry)
+        self._schemas = schemas
+        self._log = MarkerLog(options.broker, options.marker_topic, MarkerDecoder(schemas))
+
+    def stop_on_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.stopping.set())
+
+    def say(self, facts: dict[str, Any], line: str) -> None:
+        print(json.dumps(facts) if self._progress == "json" else line, flush=True)
+
+    def report(self, report: BatchReport) -> None:
+        """Called behind every batch that had changes."""
+        self._commit_lsn = max(self._commit_lsn, report.commit_lsn)
+        lsn = format_lsn(report.commit_lsn)
+        facts = {**asdict(report), "commit_lsn": lsn, "seconds": round(report.seconds, 3)}
+        facts["commit_time"] = report.commit_time and report.commit_time.isoformat()
+        tables = ", ".join(f"{name} {changes:,}" for name, changes in report.tables.items())
+        counts = f"{report.transactions:,} transactions, {report.changes:,} changes"
+        self.differences += report.differences
+        self._note(report)
+        self.say(facts, f"batch {report.batch}: {counts} to {lsn} in {report.seconds:.1f} s ({tables})")
+        if self._progress != "json":  # there it has them
+            for note in report.notes:
+                print(note, flush=True)
+
+    def _note(self, report: BatchReport) -> None:
+        status = self.status
+        status.set("commit_lsn", report.commit_lsn)
+        status.set("written_time_seconds", time.time())
+        if report.commit_time is not None:
+            status.set("commit_time_seconds", report.commit_time.timestamp())
+        status.set("stale_tables", report.stale)
+        status.set("filling_tables", report.filling)
+        if report.changes:
+            status.add("batches_total", 1)
+        status.add("transactions_total", report.transactions)
+        status.add("changes_total", report.changes)
+        status.add("batch_seconds_total", report.seconds)
+        status.add("differences_total", report.differences)
+
+    def wait_for_topic(self) -> None:
+        """The gateway makes the topics at its first start, which may be after ours."""
+        told = False
+        while not self.stopping.is_set():
+            try:
+                self._log.bounds(patience_s=0)
+                return
+            except SourceUnavailable as problem:
+                if not told:
+                    topic = self.options.marker_topic
+                    self.say({"waiting": topic}, f"waiting for {topic}: {problem}")
+                told = True
+                self.status.waits_for = f"{self.options.marker_topic}: {problem}"
+                self.stopping.wait(0.5)
+
+    def keep_up(self, start: Callable[[], Any], *, outages: bool = True) -> None:
+        """Runs the query that `start` starts, and another one where Spark could not start a Python process in time, or where
+        Kafka or the registry was away for too long (`outages`): it goes on at its checkpoint. Raises what else ends a query."""
+        pause_s, reached = 1.0, self._commit_lsn
+        while not self.stopping.is_set():
+            try:
+                self.watch(start())
+                return
+            except (PySparkException, Py4JJavaError) as problem:
+                away = told_by(str(problem)) or ""
+                told = slow_start_in(str(problem)) or (away if outages and away.startswith("SourceUnavailable") else "")
+                if not told:
+                    raise
+            pause_s = 1.0 if self._commit_lsn > reached else min(2 * pause_s, _LONGEST_PAUSE_S)
+            reached = self._commit_lsn
+            self.status.waits_for = told
+            self.status.add("restarts_total", 1)
+            self.say({"waiting_s": pause_s, "problem": told}, f"trying again in {pause_s:g} s: {told}")
+            self.stopping.wait(pause_s)
+
+    def watch(self, query: Any) -> None:
+        """Until the query ends, a signal comes, or everything up to `until_lsn` is written. Raises the query's own error."""
+        self.say({"ready": True}, "reading")
+        self.status.waits_for = ""
+        while not query.awaitTermination(_LOOK_EVERY_S):
+            if self.stopping.is_set() or self._is_done(query.lastProgress):
+                query.stop()
+                return
+
+    def _is_done(self, progress: Any) -> bool:
+        position = self._catch_up(progress)
+        if self._until_lsn is None:
+            return False
+        return self._commit_lsn >= self._until_lsn or self._is_delivered_beyond(self._until_lsn, position)
+
+    def _catch_up(self, progress: Any) -> int | None:
+        """Position of the last batch; transactions that had no change to write count too."""
+        end = json.loads(progress.sources[0].endOffset) if progress is not None and progress.sources else None
+        if not isinstance(end, dict):
+            return None
+        newest = json.loads(progress.sources[0].latestOffset or "null")
+        if isinstance(newest, dict):
+            self.status.set("lag_markers", max(0, newest["position"] - end["position"]))
+        if end["commit_lsn"] > self._commit_lsn:
+            self.report(BatchReport(progress.batchId, end["commit_lsn"], 0, 0, {}, 0.0))
+        return int(end["position"])
+
+    def _is_delivered_beyond(self, lsn: int, position: int | None) -> bool:
+        """The gateway has delivered everything up to `lsn`, and no transaction of it waits for us."""
+        if time.monotonic() < self._asked + _ASK_EVERY_S:
+            return False
+        self._asked = time.monotonic()
+        try:
+            if resume_lsn(self.options, self._schemas) < lsn:
+                return False
+            end = self._log.bounds()[1]
+            start = resolve(self.options.starting, self._log) if position is None else position
+            return self._log.first_between(start, end) is None
+        except SourceUnavailable:
+            return False
+
+
+def resume_lsn(options: Options, schemas: SchemaCache) -> int:
+    """How far the gateway of this prefix has delivered, from its durable position; -1: no position. Raises SourceUnavailable."""
+    found = -1
+    low, high = options.broker.offsets(POSITION_TOPIC)
+    for _, values in options.broker.read(POSITION_TOPIC, 0, low, high - 1, skip_tombstones=True):
+        for value in values:
+            position = _decode_position(value, schemas)
+            if position["prefix"] == options.prefix:
+                found = int(position["resume_lsn"])
+    return found
+
+
+def _decode_position(value: bytes, schemas: SchemaCache) -> Any:
+    writer = schemas[int.from_bytes(value[1:FRAME_BYTES], "big")]
+    return fastavro.schemaless_reader(io.BytesIO(value[FRAME_BYTES:]), writer, POSITION)

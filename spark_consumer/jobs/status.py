@@ -1,0 +1,108 @@
+"""`--http HOST:PORT`: how a job does, for those who watch it.
+
+    /livez     200 while the process answers
+    /readyz    200 while its query runs, else 503 with what it waits for
+    /metrics   Prometheus
+
+One request at a time, which must come within two seconds: for the probes and scrapers of an operator, not for the world.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+from spark_consumer.errors import OptionError
+
+_REQUEST_S = 2.0
+
+# Every metric by name, with its type and meaning.
+METRICS = {
+    "walgate_job_commit_lsn": ("gauge", "Commit LSN of the last transaction that was written."),
+    "walgate_job_commit_time_seconds": ("gauge", "Its commit time, in seconds since 1970; by the server's clock."),
+    "walgate_job_written_time_seconds": ("gauge", "When it was written, in seconds since 1970."),
+    "walgate_job_lag_seconds": (
+        "gauge",
+        "Age of the last transaction that was written, while others wait in Kafka; else 0.",
+    ),
+    "walgate_job_lag_markers": ("gauge", "Markers in the transaction topic behind the last that was read."),
+    "walgate_job_batches_total": ("counter", "Batches with changes that were written."),
+    "walgate_job_transactions_total": ("counter", "Transactions that were written."),
+    "walgate_job_changes_total": ("counter", "Changes that were written."),
+    "walgate_job_batch_seconds_total": ("counter", "Seconds that writing them took."),
+    "walgate_job_restarts_total": (
+        "counter",
+        "Times that the query was started again after an error that passes by itself.",
+    ),
+    "walgate_job_differences_total": ("counter", "Differences that a VERIFY has found."),
+    "walgate_job_stale_tables": ("gauge", "Tables that stand still, or were not copied since a gap."),
+    "walgate_job_filling_tables": ("gauge", "Tables that a snapshot has not brought whole yet."),
+}
+
+
+@dataclass
+class Status:
+    """What a job says of itself; written by its thread, read by the server's. `waits_for`: "" while its query runs."""
+
+    waits_for: str = "its first query"
+    values: dict[str, float] = field(default_factory=lambda: dict.fromkeys(METRICS, 0.0))
+
+    def add(self, name: str, value: float) -> None:
+        self.values[f"walgate_job_{name}"] += value
+
+    def set(self, name: str, value: float) -> None:
+        assert f"walgate_job_{name}" in METRICS, name
+        self.values[f"walgate_job_{name}"] = value
+
+    def text(self, clock: Callable[[], float] = time.time) -> str:
+        """In Prometheus' format."""
+        values = dict(self.values)
+        committed = values["walgate_job_commit_time_seconds"]
+        waiting = values["walgate_job_lag_markers"] and committed
+        values["walgate_job_lag_seconds"] = max(0.0, clock() - committed) if waiting else 0.0
+        lines = []
+        for name, (kind, meaning) in METRICS.items():
+            lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", f"{name} {values[name]:.17g}"]
+        return "\n".join(lines) + "\n"
+
+    def answer(self, path: str) -> tuple[int, str]:
+        match path:
+            case "/livez":
+                return 200, "alive\n"
+            case "/readyz":
+                return (503, f"waiting for {self.waits_for}\n") if self.waits_for else (200, "running\n")
+            case "/metrics":
+                return 200, self.text()
+        return 404, "/livez /readyz /metrics\n"
+
+
+def serve(status: Status, address: str) -> HTTPServer:
+    """In a thread, until its `shutdown`. Raises OptionError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise OptionError(f"--http is HOST:PORT, not {address!r}")
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _REQUEST_S
+
+        def do_GET(self) -> None:
+            code, text = status.answer(self.path)
+            body = text.encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """A probe every second is not worth a line."""
+
+    try:
+        server = HTTPServer((host.strip("[]"), int(port)), Handler)
+    except OSError as problem:
+        raise OptionError(f"--http {address}: {problem.strerror}") from None
+    threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
+    return server

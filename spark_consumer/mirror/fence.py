@@ -1,0 +1,49 @@
+"""One writer a mirror: whoever opened it last.
+
+Each writer takes an epoch, a Delta transaction version of the manifest: a number above that of the writer before, and from the
+clock, so that two never have the same. A writer that finds another epoch than its own stops. Delta itself refuses the second of
+two commits that were begun at once for one application id.
+"""
+
+from __future__ import annotations
+
+import time
+
+from delta.exceptions import DeltaConcurrentModificationException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_consumer.errors import MirrorError
+from spark_consumer.mirror.layout import manifest_path
+from spark_consumer.mirror.merge import write_once
+from spark_consumer.mirror.target import exists, transaction_version
+
+WRITER = "walgate-writer"
+_ATTEMPTS = 5
+
+
+def claim(spark: SparkSession, path: str, nothing: DataFrame) -> int:
+    """Takes the mirror over; its epoch. `nothing`: no row, in the columns of the manifest, which is made where there is none."""
+    location = manifest_path(path)
+    for _ in range(_ATTEMPTS):
+        before = transaction_version(spark, location, WRITER) if exists(spark, location) else None
+        epoch = max((before or 0) + 1, time.time_ns())
+        try:
+            write_once(nothing, location, "append", epoch, application=WRITER, merge_schema=True)
+        except DeltaConcurrentModificationException:
+            continue
+        if transaction_version(spark, location, WRITER) == epoch:
+            return epoch
+    raise taken_over(path)
+
+
+def check(spark: SparkSession, path: str, epoch: int) -> None:
+    """Raises MirrorError where another writer has the mirror now."""
+    if transaction_version(spark, manifest_path(path), WRITER) != epoch:
+        raise taken_over(path)
+
+
+def taken_over(path: str) -> MirrorError:
+    return MirrorError(
+        f"another writer has taken over the mirror at {path}: this one stops, and has written nothing since",
+        hint="A mirror has one writer, the one that was started last. Start this one again when the other is stopped.",
+    )

@@ -1,0 +1,163 @@
+"""What the tables of a mirror are worth: which are still being filled, compared or replaced, and which stand still and why.
+
+    FILL       the table is in no picture before its SNAPSHOT_END
+    REPLACE    at SNAPSHOT_END the keys without a change since SNAPSHOT_BEGIN go
+    VERIFY     its rows are compared with what the table holds, and written nowhere but into the report
+    excluded   the table stands still at its last state, until a FILL or REPLACE has ended
+    gap        changes were lost: every table is stale until it was filled or replaced
+
+A pure fold of signs (reader/signs.py) in order of (commit_lsn, ordinal); it is kept as JSON in the manifest of the mirror.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+FILL, REPLACE, VERIFY = "FILL", "REPLACE", "VERIFY"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A sign as the mirror reads it: `table` None: all."""
+
+    kind: str
+    table: str | None
+    commit_lsn: int
+    ordinal: int
+    facts: dict[str, Any]
+    commit_time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A snapshot of one table: its changes from behind `begin_lsn` on tell which keys the source has."""
+
+    snapshot_id: str
+    purpose: str
+    begin_lsn: int
+
+
+@dataclass
+class Standing:
+    """`open`: snapshots of tables. `whole`: snapshots of all tables, id -> purpose, and `done`: tables that ended in one of them.
+
+    `excludes`: patterns of tables that were left out so far. `filling`: tables that were not complete yet. `frozen`: table ->
+    reason. `gap`: why every table but `repaired` is stale.
+    """
+
+    open: dict[str, Window] = field(default_factory=dict)
+    whole: dict[str, str] = field(default_factory=dict)
+    done: set[str] = field(default_factory=set)
+    filling: set[str] = field(default_factory=set)
+    frozen: dict[str, str] = field(default_factory=dict)
+    gap: str | None = None
+    repaired: set[str] = field(default_factory=set)
+    excludes: list[str] = field(default_factory=list)
+
+    def take(self, mark: Mark) -> None:
+        name = mark.table
+        match mark.kind:
+            case "SNAPSHOT_BEGIN":
+                self._begin(name, mark)
+            case "SNAPSHOT_END":
+                self._end(name, mark.facts)
+            case "EXCLUDED" if name is not None:
+                self.frozen.setdefault(name, mark.facts["reason"])
+            case "GAP":
+                self.gap = mark.facts.get("detail") or "changes were lost"
+                self.repaired.clear()
+
+    def _begin(self, name: str | None, mark: Mark) -> None:
+        purpose = mark.facts["purpose"]
+        if name is None:
+            self.whole[mark.facts["snapshot_id"]] = purpose
+            return
+        self.open[name] = Window(mark.facts["snapshot_id"], purpose, mark.commit_lsn)
+        if purpose == FILL:
+            self.filling.add(name)
+
+    def _end(self, name: str | None, facts: dict[str, Any]) -> None:
+        if name is None:
+            self.whole.pop(facts["snapshot_id"], None)
+            if FILL not in self.whole.values():
+                self.done.clear()
+                self.filling = {table for table in self.filling if table in self.open}
+            return
+        self.open.pop(name, None)
+        if facts["purpose"] == VERIFY:
+            return
+        self.filling.discard(name)
+        self.frozen.pop(name, None)
+        if self.gap is not None:
+            self.repaired.add(name)
+        if self.whole:
+            self.done.add(name)
+
+    def meet(self, new: Iterable[str]) -> None:
+        """Tables whose first rows have come: behind the beginning of a FILL of all tables they are not complete."""
+        if FILL in self.whole.values():
+            self.filling.update(name for name in new if name not in self.done)
+
+    def stale(self, tables: Iterable[str]) -> dict[str, str]:
+        """Of these tables, those that are not what the source has, and why."""
+        gap = {} if self.gap is None else {name: self.gap for name in tables if name not in self.repaired}
+        return gap | self.frozen
+
+    def text(self) -> str:
+        facts = {**asdict(self), "open": {name: asdict(window) for name, window in self.open.items()}}
+        return json.dumps({name: sorted(value) if isinstance(value, set) else value for name, value in facts.items()})
+
+    @classmethod
+    def of(cls, text: str | None) -> Standing:
+        """From `text`; None: of a mirror that knows of no such things."""
+        if not text:
+            return cls()
+        facts = json.loads(text)
+        sets = {name: set(facts[name]) for name in ("done", "filling", "repaired")}
+        windows = {name: Window(**window) for name, window in facts["open"].items()}
+        return cls(
+            open=windows,
+            whole=facts["whole"],
+            frozen=facts["frozen"],
+            gap=facts["gap"],
+            excludes=facts.get("excludes", []),
+            **sets,
+        )
+
+    def copy(self) -> Standing:
+        return Standing.of(self.text())
+
+
+def advance(standing: Standing, marks: Sequence[Mark]) -> tuple[Standing, dict[str, Window]]:
+    """What is so behind these marks, and the snapshots of tables that ended among them."""
+    made, ended = standing.copy(), {}
+    for mark in marks:
+        if mark.kind == "SNAPSHOT_END" and mark.table in made.open:
+            ended[mark.table] = made.open[mark.table]
+        made.take(mark)
+    return made, ended
+
+
+def first_cut(standing: Standing, marks: Sequence[Mark], first_lsn: int, last_lsn: int) -> int | None:
+    """Where a batch with these marks, whose commit LSNs are these, has to be cut: what is below is applied by itself first.
+
+    Before a table is excluded, since its last state before is kept; before and behind the chunks of a VERIFY, since they are
+    compared with what the table holds there; and where a snapshot of a table begins of which one has ended in this batch.
+    """
+    frozen, ended, cuts = set(standing.frozen), set[str | None](), []
+    for mark in marks:
+        if mark.kind == "EXCLUDED" and mark.table is not None and mark.table not in frozen:
+            cuts.append(mark.commit_lsn)
+            frozen.add(mark.table)
+        elif mark.kind == "SNAPSHOT_CHUNK" and mark.facts["purpose"] == VERIFY:
+            cuts += [mark.commit_lsn, mark.commit_lsn + 1]
+        elif mark.kind == "SNAPSHOT_BEGIN" and mark.table in ended:
+            cuts.append(mark.commit_lsn)
+        elif mark.kind == "SNAPSHOT_END" and mark.table is not None:
+            ended.add(mark.table)
+            frozen.discard(mark.table)
+    return min((cut for cut in cuts if first_lsn < cut <= last_lsn), default=None)

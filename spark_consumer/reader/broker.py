@@ -1,0 +1,355 @@
+"""Records of stretches of topic-partitions, from consumers that are kept as long as the process lives.
+
+Spark keeps its Python workers, so a consumer (0.1-0.3 s to start) serves many tasks. Two are kept: with fetches of several
+megabytes an 11-record read took 70-270 ms, with small fetches 7-22 ms; large reads want the opposite. Stretches of many
+topic-partitions are read by one assignment: one by one each of them would cost those 7-22 ms.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from spark_consumer.errors import (
+    ConsumerError,
+    MalformedRecord,
+    RangeExpired,
+    SourceRefused,
+    SourceUnavailable,
+    TransactionIncomplete,
+)
+
+_SMALL_READ_RECORDS = 2_000
+_CHUNK_BYTES = 8 << 20
+_CHUNK_RECORDS = 10_000
+POLL_S = 0.2
+_ASK_S = 5.0  # for one question; a consumer says only between two what went wrong
+
+_ALWAYS: dict[str, Any] = {
+    "group.id": "walgate-spark",  # librdkafka wants one; we neither join a group nor commit offsets
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,
+    "fetch.wait.max.ms": 10,
+    "fetch.queue.backoff.ms": 5,
+    "log_level": 2,  # what goes wrong is raised
+}
+_SMALL = {
+    "queued.min.messages": 1_000,
+    "queued.max.messages.kbytes": 4_096,
+    "fetch.max.bytes": 1 << 20,
+    "max.partition.fetch.bytes": 256 << 10,
+}
+_LARGE = {
+    "queued.min.messages": 20_000,
+    "queued.max.messages.kbytes": 32_768,
+    "fetch.max.bytes": 4 << 20,
+    "max.partition.fetch.bytes": 1 << 20,
+}
+
+# A broker that starts again, or the leader of a partition that moves.
+_PASSING = frozenset(
+    {
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TIMED_OUT,
+        KafkaError._RESOLVE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+    }
+)
+# A broker that has just started says so of topics that it has, too.
+_MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
+_REFUSED = frozenset(
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError._SSL,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+
+
+class _Trouble:
+    """Why the connections of a consumer failed: the request itself says only that all brokers are down."""
+
+    def __init__(self) -> None:
+        self.last: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN and not self.is_refusal:
+            self.last = error
+
+    @property
+    def is_refusal(self) -> bool:
+        return self.last is not None and self.last.code() in _REFUSED
+
+
+class _Kept(NamedTuple):
+    consumer: Consumer
+    trouble: _Trouble
+    known: set[tuple[str, int]]  # topic-partitions that were there
+
+
+_consumers: dict[tuple[tuple[tuple[str, str], ...], str], _Kept] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """How to reach Kafka. `settings` are librdkafka's, `bootstrap.servers` and security among them; it pickles into tasks.
+
+    `no_progress_s`: a read that gets no record for so long has failed. It must be longer than Kafka takes to make a committed
+    transaction visible in all its partitions, since the marker's may come first.
+    """
+
+    settings: Mapping[str, str]
+    no_progress_s: float = 30.0
+
+    def _kept(self, size: str) -> _Kept:
+        """This process's consumer for `size` "small" or "large" reads."""
+        key = (tuple(sorted(self.settings.items())), size)
+        found = _consumers.get(key)
+        if found is None:
+            sizes = _SMALL if size == "small" else _LARGE
+            trouble = _Trouble()
+            consumer = Consumer({**_ALWAYS, **sizes, "error_cb": trouble, **self.settings})
+            found = _consumers[key] = _Kept(consumer, trouble, set())
+        return found
+
+    def offsets(self, topic: str, partition: int = 0, *, patience_s: float | None = None) -> tuple[int, int]:
+        """First offset kept, and the offset behind the last committed record (the last stable offset).
+
+        Asks for `patience_s` (None: `no_progress_s`) where no broker answers. Raises SourceUnavailable, SourceRefused.
+        """
+        consumer, trouble, known = self._kept("small")
+        deadline = time.monotonic() + (self.no_progress_s if patience_s is None else patience_s)
+        while True:
+            trouble.last = None
+            patience = max(1.0, min(_ASK_S, deadline - time.monotonic()))
+            try:
+                low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=patience)
+            except KafkaException as problem:
+                error: KafkaError = problem.args[0]
+                consumer.poll(0)  # calls `trouble`
+                passes = error.code() in _PASSING or (error.code() in _MISSING and (topic, partition) in known)
+                if not passes or trouble.is_refusal or time.monotonic() > deadline:
+                    raise unavailable(f"the offsets of {topic}[{partition}]", error, trouble.last) from problem
+                time.sleep(POLL_S)  # a leader that moves is told at once
+            else:
+                known.add((topic, partition))
+                return low, high
+
+    def read(
+        self, topic: str, partition: int, first_offset: int, last_offset: int, *, skip_tombstones: bool = False
+    ) -> Iterator[tuple[list[int], list[bytes]]]:
+        """Chunks (offsets, values) of all committed records from `first_offset` to `last_offset`, as `read_many`."""
+        stretch = Stretch(topic, partition, first_offset, last_offset, skip_tombstones)
+        return ((offsets, values) for _, offsets, values in self.read_many([stretch]))
+
+    def read_many(self, stretches: Sequence[Stretch]) -> Iterator[tuple[int, list[int], list[bytes]]]:
+        """Chunks (index of the stretch, offsets, values): of each stretch in the order of its offsets, of different
+        topic-partitions as they arrive.
+
+        Raises RangeExpired, SourceUnavailable, SourceRefused, and TransactionIncomplete where an end is not reached.
+        """
+        for together in _rounds(stretches):
+            offsets = sum(stretch.last_offset - stretch.first_offset for _, stretch in together)
+            kept = self._kept("small" if offsets < _SMALL_READ_RECORDS else "large")
+            reading = {
+                (stretch.topic, stretch.partition): _Reading(index, stretch, kept.trouble, stretch.first_offset)
+                for index, stretch in together
+            }
+            try:
+                kept.consumer.assign([TopicPartition(*place, one.position) for place, one in reading.items()])
+                yield from self._chunks(kept.consumer, reading)
+            except KafkaException as problem:
+                what = ", ".join(f"{topic}[{partition}]" for topic, partition in reading)
+                raise unavailable(what, problem.args[0]) from problem
+            finally:
+                kept.consumer.unassign()
+
+    def _chunks(
+        self, consumer: Consumer, reading: dict[tuple[str, int], _Reading]
+    ) -> Iterator[tuple[int, list[int], list[bytes]]]:
+        chunk_records = min(1_000, _CHUNK_RECORDS)
+        last_progress = time.monotonic()
+        trouble = next(iter(reading.values())).trouble
+        trouble.last = None
+        while reading:
+            offsets_left = sum(one.stretch.last_offset - one.position + 1 for one in reading.values())
+            messages = _next_messages(consumer, chunk_records, offsets_left)
+            reached = 0
+            for place, own in _by_place(messages, reading):
+                reached += reading[place].take(own)
+            if reached:
+                last_progress = time.monotonic()
+                trouble.last = None
+            elif time.monotonic() - last_progress > self.no_progress_s:
+                raise next(iter(reading.values())).stands_still(self.no_progress_s)
+            if messages:
+                # Rows may have 16 MiB each: size the next chunk by this one's records.
+                value_bytes = sum(one.value_bytes for one in reading.values())
+                value_count = sum(len(one.values) for one in reading.values())
+                chunk_records = max(1, min(_CHUNK_RECORDS, _CHUNK_BYTES * value_count // max(1, value_bytes)))
+            for place, one in list(reading.items()):
+                if one.values and (one.is_done or one.value_bytes >= _CHUNK_BYTES or len(one.values) >= _CHUNK_RECORDS):
+                    yield one.hand_out()
+                if one.is_done:
+                    del reading[place]
+                    if reading:
+                        consumer.incremental_unassign([TopicPartition(*place)])
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What is to be read: both offsets included."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    skip_tombstones: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]"
+
+
+def _rounds(stretches: Sequence[Stretch]) -> Iterator[list[tuple[int, Stretch]]]:
+    """Those that one assignment reads: at most one of each topic-partition, and large ones by themselves."""
+    rounds: list[list[tuple[int, Stretch]]] = []
+    taken: Counter[tuple[str, int]] = Counter()
+    for index, stretch in enumerate(stretches):
+        if stretch.last_offset - stretch.first_offset >= _SMALL_READ_RECORDS:
+            yield [(index, stretch)]
+            continue
+        turn = taken[stretch.topic, stretch.partition]
+        taken[stretch.topic, stretch.partition] += 1
+        if turn == len(rounds):
+            rounds.append([])
+        rounds[turn].append((index, stretch))
+    yield from rounds
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One stretch while it is read: `position` is the next offset, `offsets` and `values` wait to be handed out."""
+
+    index: int
+    stretch: Stretch
+    trouble: _Trouble
+    position: int
+    offsets: list[int] = field(default_factory=list)
+    values: list[bytes] = field(default_factory=list)
+    value_bytes: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.position > self.stretch.last_offset
+
+    def take(self, messages: list[Message]) -> int:
+        """By how many offsets they move the position. Raises what an event of the consumer means."""
+        before = self.position
+        for message in messages:
+            error = message.error()
+            offset = message.offset()
+            if error is not None:
+                self.position = max(self.position, self._reached_by(error, offset))
+                continue
+            assert offset is not None
+            if offset > self.stretch.last_offset:
+                self.position = offset
+                break
+            value = message.value()
+            self.position = offset + 1
+            if value is not None:
+                self.offsets.append(offset)
+                self.values.append(value)
+                self.value_bytes += len(value)
+            elif not self.stretch.skip_tombstones:
+                raise MalformedRecord(f"{self.stretch} {offset}: a record without a value")
+        return self.position - before
+
+    def _reached_by(self, error: KafkaError, offset: int | None) -> int:
+        """The end of the partition moves us only when it lies beyond the range."""
+        code, stretch = error.code(), self.stretch
+        if code == KafkaError._PARTITION_EOF:
+            return offset if offset is not None and offset > stretch.last_offset else self.position
+        if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            raise RangeExpired(
+                f"{stretch} has no offset {self.position} any more, but a manifest names "
+                f"{self.position}..{stretch.last_offset}",
+                hint="Retention has removed records that were never read, or the topic was created again. "
+                "Raise the retention; start again from a later position.",
+            )
+        if error.retriable() or code in _PASSING or code in _MISSING:
+            self.trouble(error)
+            return self.position  # librdkafka reconnects; the no-progress time ends it
+        raise unavailable(str(stretch), error)
+
+    def hand_out(self) -> tuple[int, list[int], list[bytes]]:
+        offsets, values = self.offsets, self.values
+        self.offsets, self.values, self.value_bytes = [], [], 0
+        return self.index, offsets, values
+
+    def stands_still(self, no_progress_s: float) -> ConsumerError:
+        if self.trouble.last is not None:
+            return unavailable(f"{self.stretch} from offset {self.position} on", self.trouble.last)
+        return TransactionIncomplete(
+            f"{self.stretch}: no record at offset {self.position} for {no_progress_s:g} s, but a manifest reaches to "
+            f"{self.stretch.last_offset}",
+            hint="The topic is shorter than its manifests say, or the broker is slow: see the option noProgressTimeout.",
+        )
+
+
+def _by_place(
+    messages: list[Message], reading: dict[tuple[str, int], _Reading]
+) -> Iterable[tuple[tuple[str, int], list[Message]]]:
+    """Messages by topic-partition. An event of no partition goes to the first; what a finished one still sends is left out."""
+    first = next(iter(reading))
+    if len(reading) == 1:
+        return [(first, messages)] if messages else []
+    found: dict[tuple[str, int], list[Message]] = {}
+    for message in messages:
+        place = message.topic(), message.partition()
+        if place in reading:
+            found.setdefault(place, []).append(message)
+        elif message.error() is not None and place[0] is None:
+            found.setdefault(first, []).append(message)
+    return found.items()
+
+
+def _next_messages(consumer: Consumer, chunk_records: int, offsets_left: int) -> list[Message]:
+    """`consume` waits until it has all it was asked for. Kafka's control records make fewer messages than offsets, so near the
+    end it would wait in vain for the whole time: there one message is awaited, and what is at hand is taken with it."""
+    if offsets_left > chunk_records:
+        return consumer.consume(chunk_records, POLL_S)
+    messages = consumer.consume(1, POLL_S)
+    return messages + consumer.consume(offsets_left, 0) if messages else messages
+
+
+def unavailable(what: str, error: KafkaError, reason: KafkaError | None = None) -> SourceUnavailable | SourceRefused:
+    """`reason`: what went wrong with the connection."""
+    message = f"Kafka did not give {what}: " + "; ".join(f"{e.name()}: {e.str()}" for e in (error, reason) if e)
+    if any(e is not None and e.code() in _REFUSED for e in (error, reason)):
+        return SourceRefused(message, hint="Check the options kafka.security.protocol, kafka.sasl.* and kafka.ssl.*.")
+    hint = ""
+    if error.code() in _MISSING:
+        hint = (
+            "The topic is missing: check the options prefix and kafka.bootstrap.servers, and that the gateway has run."
+        )
+    elif reason is not None and "SSL_HANDSHAKE" in reason.str():  # the state in which the broker hung up
+        hint = "The broker hung up in the TLS handshake: does its port want another kafka.security.protocol?"
+    return SourceUnavailable(message, hint=hint)

@@ -1,0 +1,105 @@
+"""Which records of a read belong to its transaction, and the proof that none is missing: a record at a time.
+
+A range may hold records of other transactions, of void epochs and of aborted subtransactions. A record belongs to a range when
+its (xid, epoch) are the transaction's and its offset lies within. Records of aborted subtransactions are counted, then dropped.
+columnar/counting.py has the same rule for all records of a fetch at once.
+"""
+
+from __future__ import annotations
+
+import io
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import fastavro
+
+from schemas.framing import FRAME_BYTES
+from schemas.relation import OPERATIONS
+from spark_consumer.errors import MalformedRecord, TransactionIncomplete
+from spark_consumer.lsn import format_lsn
+from spark_consumer.reader.planning import Read, transaction_key
+
+# The fields that every change event and logical message begins with. An enum is written as an int is; what a change has as
+# key_change, a message has as `transactional`.
+_HEAD: Any = fastavro.parse_schema(
+    {
+        "type": "record",
+        "name": "Head",
+        "fields": [
+            {"name": "op", "type": "int"},
+            *({"name": name, "type": "long"} for name in ("xid", "subxid", "epoch", "change_lsn", "ordinal")),
+            {"name": "commit_lsn", "type": ["null", "long"]},
+            {"name": "commit_time", "type": ["null", "long"]},
+            {"name": "origin", "type": ["null", "string"]},
+            {"name": "key_change", "type": "boolean"},
+        ],
+    }
+)
+DELETE, TRUNCATE = OPERATIONS.index("DELETE"), OPERATIONS.index("TRUNCATE")
+
+
+class Head(NamedTuple):
+    """`operation` is the place in schemas.relation.OPERATIONS; 0 of a message."""
+
+    operation: int
+    xid: int
+    subxid: int
+    epoch: int
+    change_lsn: int
+    ordinal: int
+    key_change: bool
+
+
+def decode_head(value: bytes, place: str) -> Head:
+    """Raises MalformedRecord, which names the `place`: topic, partition and offset."""
+    data = io.BytesIO(value)
+    data.seek(FRAME_BYTES)
+    try:
+        found: Any = fastavro.schemaless_reader(data, _HEAD, None)
+    except Exception as problem:  # fastavro raises a dozen kinds
+        raise MalformedRecord(f"{place}: a record ends within the head of its envelope") from problem
+    names = ("op", "xid", "subxid", "epoch", "change_lsn", "ordinal", "key_change")
+    return Head(*(found[name] for name in names))
+
+
+class TransactionCounter:
+    """Counts the records of a read of one transaction; `finish` compares with its manifest."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._key = read.transaction_keys[0]
+        self._aborted = {subxid for _, subxid in read.aborted}
+        self._seen = [0] * len(read.record_counts)
+
+    def takes(self, offset: int, head: Head) -> bool:
+        """Whether to give out the record: it is the transaction's, and the one of its event's records that stays."""
+        read = self._read
+        place = bisect_right(read.first_offsets, offset) - 1
+        if transaction_key(head.xid, head.epoch) != self._key or place < 0 or offset > read.last_offsets[place]:
+            return False
+        self._seen[place] += 1
+        if head.subxid in self._aborted:
+            return False
+        if head.operation == TRUNCATE:
+            return bool(read.keeps_truncate[place])
+        return not (head.operation == DELETE and head.key_change)
+
+    def finish(self) -> None:
+        """Raises TransactionIncomplete unless each range held exactly its records."""
+        check_counts(self._read, self._seen)
+
+
+def check_counts(read: Read, seen: Sequence[int]) -> None:
+    """`seen`: records of each range. Raises TransactionIncomplete."""
+    wrong = [at for at, count in enumerate(read.record_counts) if seen[at] != count]
+    if not wrong:
+        return
+    at = wrong[0]
+    key = read.transaction_keys[at]
+    raise TransactionIncomplete(
+        f"{read.topic}[{read.partition}] {read.first_offsets[at]}..{read.last_offsets[at]}: {seen[at]} records "
+        f"of xid {key & 0xFFFFFFFF} epoch {key >> 32} (commit_lsn {format_lsn(read.commit_lsns[at])}), but its "
+        f"manifest says {read.record_counts[at]} ({len(wrong)} of {len(seen)} ranges of this read are wrong)",
+        hint="Records are missing, doubled, or of another topic with this name. Nothing of this read was used.",
+    )

@@ -1,0 +1,218 @@
+"""Markers of the transaction topic -> committed transactions and what they consist of.
+
+Only COMMIT, STREAM_COMMIT and COMMIT_PREPARED end a transaction with rows that count. A few kinds say what those rows are
+worth: the bounds of a snapshot, a skipped transaction, a gap. All others tell a story (open streams, prepared and rolled back
+transactions, a new incarnation of the gateway) that a reader of committed changes needs not; so do kinds that are unknown.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import fastavro
+
+from schemas.framing import FRAME_BYTES
+from schemas.records import TRANSACTION_MARKER
+from spark_consumer.errors import MarkerError
+from spark_consumer.lsn import format_lsn
+
+COMMITTING = frozenset({"COMMIT", "STREAM_COMMIT", "COMMIT_PREPARED"})
+NOTICES = frozenset({"SNAPSHOT_BEGIN", "SNAPSHOT_END", "SKIP", "GAP"})
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A stretch of one topic-partition, both ends included, that holds exactly `record_count` records of the transaction, and
+    perhaps others."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    record_count: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}] {self.first_offset}..{self.last_offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedRelation:
+    """A relation whose events of a transaction were not written. `relation_oid` 0: logical messages."""
+
+    relation_oid: int
+    namespace: str
+    name: str
+    event_count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotChunk:
+    """What makes a transaction a chunk of a snapshot, or a notice a bound of one. `relation_oid` 0: all its relations."""
+
+    snapshot_id: str
+    relation_oid: int
+    namespace: str
+    name: str
+    purpose: str  # FILL, REPLACE or VERIFY
+    chunk: int
+    row_count: int
+    stale_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedTransaction:
+    """One transaction whose commit is in the transaction topic. Its records carry (xid, epoch): `epoch` is that of the rows,
+    older than the marker's where the transaction was prepared before the gateway started again.
+
+    A notice (`kind` is one of NOTICES) has no records; its `commit_lsn` is the marker's LSN, which need not rise.
+    """
+
+    marker_offset: int
+    kind: str
+    commit_lsn: int
+    commit_time_us: int | None  # since the Unix epoch, UTC
+    end_lsn: int | None
+    xid: int
+    epoch: int
+    gid: str | None
+    origin: str | None
+    event_count: int  # events of aborted subtransactions included; an event may be several records
+    aborted_subxids: tuple[int, ...]
+    schema_ids: tuple[int, ...]
+    ranges: tuple[Range, ...]
+    excluded: tuple[ExcludedRelation, ...] = ()
+    snapshot: SnapshotChunk | None = None
+    detail: str | None = None  # SKIP, GAP: why
+
+    @property
+    def is_notice(self) -> bool:
+        return self.kind in NOTICES
+
+    def __str__(self) -> str:
+        return (
+            f"xid {self.xid} epoch {self.epoch} commit_lsn {format_lsn(self.commit_lsn)} (marker {self.marker_offset})"
+        )
+
+
+@cache
+def marker_schema() -> Any:
+    """The schema of TransactionMarker that this package reads by, times left as integers."""
+    return _parsed(TRANSACTION_MARKER)
+
+
+def _parsed(schema: Any) -> Any:
+    """fastavro's form of a marker schema, without the logical types: microseconds stay exact integers."""
+
+    def strip(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {name: strip(item) for name, item in node.items() if name != "logicalType"}
+        return [strip(item) for item in node] if isinstance(node, list) else node
+
+    return fastavro.parse_schema(strip(schema))
+
+
+class MarkerDecoder:
+    """Marker record -> CommittedTransaction, or None for the kinds that neither end a transaction nor are notices.
+
+    `writer_schemas`: schema id -> schema, asked once for each id; it may raise SourceUnavailable.
+    """
+
+    def __init__(self, writer_schemas: Mapping[int, Any]) -> None:
+        self._writer_schemas = writer_schemas
+        self._parsed: dict[int, Any] = {}
+
+    def decode(self, offset: int, value: bytes) -> CommittedTransaction | None:
+        marker = self._decode_avro(offset, value)
+        if marker["kind"] not in COMMITTING and marker["kind"] not in NOTICES:
+            return None
+        manifest = marker["manifest"]
+        if manifest is None and marker["kind"] in NOTICES:
+            manifest = _NO_MANIFEST
+        if manifest is None:
+            raise MarkerError(f"marker {offset} ({marker['kind']}, xid {marker['xid']}) has no manifest")
+        transaction = CommittedTransaction(
+            marker_offset=offset,
+            kind=marker["kind"],
+            commit_lsn=marker["marker_lsn"],
+            commit_time_us=marker["time"],
+            end_lsn=marker["end_lsn"],
+            xid=marker["xid"],
+            epoch=manifest["epoch"],
+            gid=marker["gid"],
+            origin=marker["origin"],
+            event_count=manifest["event_count"],
+            aborted_subxids=tuple(manifest["aborted_subxids"]),
+            schema_ids=tuple(manifest["schema_ids"]),
+            ranges=tuple(Range(**item) for item in manifest["ranges"]),
+            excluded=tuple(_excluded(item) for item in manifest["excluded"]),
+            snapshot=None if manifest["snapshot"] is None else _chunk(manifest["snapshot"]),
+            detail=marker["detail"],
+        )
+        check_ranges(transaction)
+        return transaction
+
+    def _decode_avro(self, offset: int, value: bytes) -> dict[str, Any]:
+        if len(value) < FRAME_BYTES or value[0] != 0:
+            raise MarkerError(f"record {offset} of the transaction topic is not in Confluent framing")
+        schema_id = int.from_bytes(value[1:FRAME_BYTES], "big")
+        if schema_id not in self._parsed:
+            self._parsed[schema_id] = _parsed(self._writer_schemas[schema_id])
+        data = io.BytesIO(value)
+        data.seek(FRAME_BYTES)
+        try:
+            marker: Any = fastavro.schemaless_reader(data, self._parsed[schema_id], marker_schema())
+        except Exception as problem:  # fastavro raises a dozen kinds
+            raise MarkerError(
+                f"marker {offset} does not decode with schema {schema_id}: {type(problem).__name__}"
+            ) from problem
+        if data.tell() != len(value):
+            raise MarkerError(f"marker {offset} has {len(value) - data.tell()} bytes too many")
+        return dict(marker)
+
+
+_NO_MANIFEST: dict[str, Any] = {
+    "epoch": 0, "event_count": 0, "aborted_subxids": [], "schema_ids": [], "ranges": [], "excluded": [], "snapshot": None,
+}  # fmt: skip
+
+
+def _excluded(item: dict[str, Any]) -> ExcludedRelation:
+    return ExcludedRelation(item["relation_oid"], item["schema"], item["name"], item["event_count"], item["reason"])
+
+
+def _chunk(item: dict[str, Any]) -> SnapshotChunk:
+    facts = {name: item[name] for name in ("snapshot_id", "relation_oid", "name", "purpose")}
+    counts = {name: item[name] for name in ("chunk", "row_count", "stale_count")}
+    return SnapshotChunk(namespace=item["schema"], **facts, **counts)
+
+
+def check_ranges(transaction: CommittedTransaction) -> None:
+    """A manifest must be possible: ranges disjoint within a topic-partition, and not more records than offsets."""
+    if not 0 <= transaction.xid < 2**32 or not 0 <= transaction.epoch < 2**31:
+        raise MarkerError(f"{transaction}: xid or epoch is out of range")
+    last: dict[tuple[str, int], int] = {}
+    for item in sorted(transaction.ranges, key=lambda item: (item.topic, item.partition, item.first_offset)):
+        place = (item.topic, item.partition)
+        if not 0 < item.record_count <= item.last_offset - item.first_offset + 1 or item.first_offset < 0:
+            raise MarkerError(f"{transaction}: the manifest claims {item.record_count} records in {item}")
+        if item.first_offset <= last.get(place, -1):
+            raise MarkerError(f"{transaction}: two ranges of the manifest overlap at {item}")
+        last[place] = item.last_offset
+
+
+def check_order(transactions: Iterable[CommittedTransaction], after_commit_lsn: int) -> None:
+    """commit_lsn rises strictly from each committing marker to the next, over restarts of the gateway too."""
+    for transaction in transactions:
+        if transaction.is_notice:
+            continue
+        if transaction.commit_lsn <= after_commit_lsn:
+            raise MarkerError(
+                f"{transaction} does not come after commit_lsn {format_lsn(after_commit_lsn)}",
+                hint="The transaction topic holds the markers of two slots, or was created again: "
+                "read it with a new checkpoint from a known position.",
+            )
+        after_commit_lsn = transaction.commit_lsn

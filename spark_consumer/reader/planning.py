@@ -1,0 +1,158 @@
+"""Committed transactions -> disjoint reads of topic-partitions.
+
+A read is one contiguous stretch of one topic-partition with all ranges that begin in it. A range belongs to exactly one
+read, so every record is counted and given out once; two reads may overlap in offsets where transactions interleave, and
+then fetch the same records for different owners.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from spark_consumer.reader.manifest import CommittedTransaction, Range
+
+RECORDS_PER_TASK = 200_000
+# Smaller reads share a task: a task costs 10-20 ms in Spark, whatever it does.
+RECORDS_WORTH_A_TASK = 5_000
+# Offsets between two ranges that are cheaper to read and drop than to seek over.
+GAP_WORTH_A_SEEK = 5_000
+
+Numbers: TypeAlias = "array[int]"  # 64 bits each: a batch may have millions of ranges, and numpy reads them in place
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One contiguous stretch of a topic-partition and, by equal index, the ranges of it: parallel arrays, in order of
+    (transaction_key, first_offset)."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    record_count: int
+    transaction_keys: Numbers  # transaction_key() of each range
+    first_offsets: Numbers
+    last_offsets: Numbers
+    record_counts: Numbers
+    commit_lsns: Numbers
+    commit_times_us: Numbers
+    keeps_truncate: (
+        bytes  # of the TRUNCATE records of one event, the one in this partition is kept: 0 or 1 for each range
+    )
+    aborted: tuple[tuple[int, int], ...]  # (transaction_key, subxid), sorted
+
+
+def transaction_key(xid: int, epoch: int) -> int:
+    """(xid, epoch) in one sortable number; xid has 32 bits."""
+    return epoch << 32 | xid
+
+
+_Owned = tuple[Range, CommittedTransaction, bool]
+
+
+def plan(
+    transactions: Iterable[CommittedTransaction],
+    wants: Callable[[str], bool],
+    *,
+    records_per_task: int = RECORDS_PER_TASK,
+) -> list[list[Read]]:
+    """Reads grouped into tasks, largest first. `wants` says of a topic whether to read it."""
+    return _share_tasks(
+        [read for owned in _by_partition(transactions, wants).values() for read in _cut(owned, records_per_task)]
+    )
+
+
+def reads_of(transaction: CommittedTransaction) -> list[Read]:
+    """One read for each topic-partition of one transaction, however large."""
+    return [_read(owned) for owned in _by_partition([transaction], lambda _: True).values()]
+
+
+def _by_partition(
+    transactions: Iterable[CommittedTransaction], wants: Callable[[str], bool]
+) -> dict[tuple[str, int], list[_Owned]]:
+    found: dict[tuple[str, int], list[_Owned]] = defaultdict(list)
+    for transaction in transactions:
+        lowest: dict[str, int] = {}
+        for item in transaction.ranges:
+            lowest[item.topic] = min(item.partition, lowest.get(item.topic, item.partition))
+        for item in transaction.ranges:
+            if wants(item.topic):
+                found[item.topic, item.partition].append((item, transaction, item.partition == lowest[item.topic]))
+    return found
+
+
+def first_complete(
+    transactions: Iterable[CommittedTransaction], wants: Callable[[str], bool], first_kept: Callable[[str, int], int]
+) -> int | None:
+    """Position behind the last transaction with wanted records that Kafka no longer keeps; None: it has them all.
+
+    `first_kept`: first offset of a topic-partition.
+    """
+    found = None
+    for transaction in transactions:
+        for item in transaction.ranges:
+            if wants(item.topic) and item.first_offset < first_kept(item.topic, item.partition):
+                found = transaction.marker_offset + 1
+                break
+    return found
+
+
+def _cut(owned: list[_Owned], records_per_task: int) -> Iterable[Read]:
+    """The ranges of one topic-partition, cut where a task is full or a gap is wide."""
+    owned.sort(key=lambda entry: entry[0].first_offset)
+    group: list[_Owned] = []
+    records, end = 0, -1
+    for entry in owned:
+        item = entry[0]
+        if group and (records + item.record_count > records_per_task or item.first_offset > end + GAP_WORTH_A_SEEK):
+            yield _read(group)
+            group, records = [], 0
+        group.append(entry)
+        records += item.record_count
+        end = max(end, item.last_offset)
+    yield _read(group)
+
+
+def _read(group: list[_Owned]) -> Read:
+    group = sorted(group, key=lambda entry: (transaction_key(entry[1].xid, entry[1].epoch), entry[0].first_offset))
+    aborted = {
+        (transaction_key(transaction.xid, transaction.epoch), subxid)
+        for _, transaction, _ in group
+        for subxid in transaction.aborted_subxids
+    }
+    first = group[0][0]
+    return Read(
+        topic=first.topic,
+        partition=first.partition,
+        first_offset=min(item.first_offset for item, _, _ in group),
+        last_offset=max(item.last_offset for item, _, _ in group),
+        record_count=sum(item.record_count for item, _, _ in group),
+        transaction_keys=array("q", [transaction_key(owner.xid, owner.epoch) for _, owner, _ in group]),
+        first_offsets=array("q", [item.first_offset for item, _, _ in group]),
+        last_offsets=array("q", [item.last_offset for item, _, _ in group]),
+        record_counts=array("q", [item.record_count for item, _, _ in group]),
+        commit_lsns=array("q", [owner.commit_lsn for _, owner, _ in group]),
+        commit_times_us=array("q", [owner.commit_time_us or 0 for _, owner, _ in group]),
+        keeps_truncate=bytes(keeps for _, _, keeps in group),
+        aborted=tuple(sorted(aborted)),
+    )
+
+
+def _share_tasks(reads: list[Read]) -> list[list[Read]]:
+    """Large reads each get a task; small ones share tasks of about RECORDS_WORTH_A_TASK records."""
+    tasks: list[list[Read]] = []
+    shared, records = [], 0
+    for read in sorted(reads, key=lambda read: -read.record_count):
+        if read.record_count >= RECORDS_WORTH_A_TASK:
+            tasks.append([read])
+            continue
+        shared.append(read)
+        records += read.record_count
+        if records >= RECORDS_WORTH_A_TASK:
+            tasks.append(shared)
+            shared, records = [], 0
+    return [*tasks, shared] if shared else tasks

@@ -1,0 +1,125 @@
+"""Writer schemas from a Confluent-compatible schema registry, each fetched once a process."""
+
+from __future__ import annotations
+
+import atexit
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spark_consumer.errors import SourceRefused, SourceUnavailable
+
+if TYPE_CHECKING:  # its import takes 0.3 s, and most Python workers never ask a registry
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+Schema = dict[str, Any]
+
+_NOT_FOUND = (40401, 40402)
+"""No such subject, no such version."""
+
+_clients: dict[tuple[tuple[str, str], ...], SchemaRegistryClient] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """How to reach the registry. `settings` are those of confluent_kafka's client (`url`, `basic.auth.user.info`,
+    `ssl.ca.location`, ...); it pickles into tasks."""
+
+    settings: Mapping[str, str]
+
+    def _client(self) -> SchemaRegistryClient:
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+
+        key = tuple(sorted(self.settings.items()))
+        found = _clients.get(key)
+        if found is None:
+            found = _clients[key] = SchemaRegistryClient({"timeout": 10, "max.retries": 3, **self.settings})
+        return found
+
+    def schema(self, schema_id: int) -> Schema:
+        """The schema with this id. Raises SourceUnavailable."""
+        try:
+            text = self._client().get_schema(schema_id).schema_str
+        except Exception as problem:  # httpx's and the registry's own; all mean that it cannot be had
+            raise _unavailable(f"schema {schema_id}", problem) from problem
+        return _record(text, f"schema {schema_id}")
+
+    def latest(self, subject: str) -> tuple[int, Schema]:
+        """Id and schema of the newest version of a subject. Raises SourceUnavailable, also where there is none."""
+        try:
+            # not the cached one: confluent_kafka keeps `latest` for ever unless told otherwise
+            found = self._client().get_latest_version(subject)
+        except Exception as problem:
+            raise _unavailable(f"subject {subject}", problem) from problem
+        if found.schema_id is None or found.schema is None:
+            raise SourceUnavailable(f"the schema registry gave no schema for subject {subject}")
+        return found.schema_id, _record(found.schema.schema_str, subject)
+
+    def find(self, subject: str) -> tuple[int, Schema] | None:
+        """As `latest`; None where the registry has no such subject."""
+        try:
+            return self.latest(subject)
+        except SourceUnavailable as problem:
+            if getattr(problem.__cause__, "error_code", None) in _NOT_FOUND:
+                return None
+            raise
+
+    def subjects(self, prefix: str) -> list[str]:
+        """Those that begin with `prefix`. Raises SourceUnavailable."""
+        try:
+            found = self._client().get_subjects(subject_prefix=prefix)
+        except Exception as problem:
+            raise _unavailable(f"the subjects of {prefix}", problem) from problem
+        return [subject for subject in found if subject.startswith(prefix)]  # not every registry knows the parameter
+
+    def versions(self, subject: str) -> list[int]:
+        """Schema ids of all versions of a subject, oldest first. Raises SourceUnavailable."""
+        try:
+            client = self._client()
+            found = [client.get_version(subject, version).schema_id for version in client.get_versions(subject)]
+        except Exception as problem:
+            raise _unavailable(f"the versions of subject {subject}", problem) from problem
+        return [schema_id for schema_id in found if schema_id is not None]
+
+
+@atexit.register
+def _close_clients() -> None:
+    while _clients:
+        _clients.popitem()[1].close()
+
+
+def _record(text: str | None, what: str) -> Schema:
+    schema = json.loads(text or "null")
+    if not isinstance(schema, dict):
+        raise SourceUnavailable(f"the schema registry gave no Avro record for {what}")
+    return schema
+
+
+def _unavailable(what: str, problem: Exception) -> SourceUnavailable | SourceRefused:
+    from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+    if isinstance(problem, SchemaRegistryError):
+        detail = f"{problem.http_status_code} {problem.error_message}"
+        if problem.http_status_code in (401, 403):
+            return SourceRefused(
+                f"the schema registry did not give {what}: {detail}", hint="Check the options registry.basic.auth.*."
+            )
+    else:
+        detail = f"{type(problem).__name__}: {problem}"
+    return SourceUnavailable(
+        f"the schema registry did not give {what}: {detail}",
+        hint="Check the options registry.url and registry.*, and that the gateway has written to this prefix.",
+    )
+
+
+class SchemaCache(dict[int, Schema]):
+    """Schema id -> schema; what is not there is fetched. Ids never change their meaning, so nothing ever leaves."""
+
+    def __init__(self, registry: Registry) -> None:
+        super().__init__()
+        self._registry = registry
+
+    def __missing__(self, schema_id: int) -> Schema:
+        schema = self[schema_id] = self._registry.schema(schema_id)
+        return schema

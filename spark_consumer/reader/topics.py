@@ -1,0 +1,76 @@
+"""Which table a topic holds, and which topic a table has: by the name where it says so, else by `pg.relation` of the schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from schemas.debezium import TRANSACTION_VALUE
+from schemas.names import (
+    is_hashed,
+    message_topic,
+    relation_of_topic,
+    topic_names,
+    transaction_topic,
+    value_subject,
+)
+from schemas.recorded import recorded_relation
+from spark_consumer.errors import OptionError, SourceUnavailable
+from spark_consumer.reader.registry import Registry, Schema
+from spark_consumer.tables import TableName
+
+_SUFFIX = value_subject("")
+
+_tables: dict[tuple[str, str], TableName | None] = {}
+"""Of topics whose name does not say it, by registry and topic; a topic never changes its table."""
+
+
+def table_of_topic(registry: Registry, prefix: str, topic: str) -> TableName | None:
+    """None for the topic of markers or messages. Raises SourceUnavailable, SourceRefused."""
+    relation = relation_of_topic(prefix, topic)
+    if relation is not None:
+        return TableName(*relation)
+    if topic in (transaction_topic(prefix), message_topic(prefix)):
+        return None
+    place = registry.settings.get("url", ""), topic
+    if place not in _tables:
+        _tables[place] = table_of_schema(registry.latest(value_subject(topic))[1])
+    return _tables[place]
+
+
+def refuse_debezium(registry: Registry, prefix: str) -> None:
+    """Raises OptionError where the gateway writes the prefix in Debezium's dialect."""
+    found = registry.find(value_subject(transaction_topic(prefix)))
+    if found is not None and found[1].get("name") == TRANSACTION_VALUE["name"]:
+        raise OptionError(
+            f"the topics of prefix {prefix!r} are in Debezium's dialect, without the manifests that this source reads: set "
+            "kafka.dialect = walgate in a gateway with a slot and a prefix of its own"
+        )
+
+
+def topic_of_table(registry: Registry, prefix: str, table: TableName) -> str:
+    """Raises SourceUnavailable where the registry has no schema of the table, SourceRefused."""
+    names = topic_names(prefix, table.namespace, table.name)
+    for topic in chain(names, _named_by_setting(registry, prefix)):
+        found = registry.find(value_subject(topic))
+        if found is not None and table_of_schema(found[1]) == table:
+            return topic
+    raise SourceUnavailable(
+        f"the schema registry has no schema of {table} under the prefix {prefix!r}",
+        hint="Check the options prefix and registry.url, and that the gateway has written to this prefix.",
+    )
+
+
+def _named_by_setting(registry: Registry, prefix: str) -> Iterator[str]:
+    """Topics that got their name from kafka.topic_names: all others say in it which they are."""
+    others = {transaction_topic(prefix), message_topic(prefix)}
+    for subject in registry.subjects(f"{prefix}."):
+        topic = subject.removesuffix(_SUFFIX)
+        if not (topic in others or topic == subject or is_hashed(topic) or relation_of_topic(prefix, topic)):
+            yield topic
+
+
+def table_of_schema(schema: Schema) -> TableName | None:
+    """None for the value schema of messages."""
+    relation = recorded_relation(schema)
+    return None if relation is None else TableName(*relation)

@@ -1,0 +1,302 @@
+"""Whole transactions without Spark: an async iterator over the topics, with the same proof of completeness.
+
+    async with TransactionReader(servers, registry_url, prefix="cdc") as reader:
+        async for transaction in reader:
+            async for change in transaction.changes():
+                ...
+            remember(transaction.next_position)
+
+Memory is bounded by one fetch of each topic-partition, however large the transaction: changes are merged by ordinal while they
+are read. A transaction that does not add up raises where its iteration would end, so act on it only when the iteration is
+through: collect in a database transaction, commit behind the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import io
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Self
+
+import fastavro
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError
+
+from schemas.errors import SchemaError
+from schemas.framing import FRAME_BYTES, read_schema_id
+from schemas.names import transaction_topic
+from spark_consumer.errors import MalformedRecord, MarkerError, RangeExpired, SourceUnavailable, TransactionIncomplete
+from spark_consumer.lsn import format_lsn
+from spark_consumer.reader.counting import TransactionCounter, decode_head
+from spark_consumer.reader.manifest import CommittedTransaction, MarkerDecoder, check_order
+from spark_consumer.reader.names import true_name, true_names
+from spark_consumer.reader.planning import Read, reads_of
+from spark_consumer.reader.registry import Registry, SchemaCache
+from spark_consumer.reader.topics import table_of_schema
+from spark_consumer.tables import TableName
+
+_CHUNK_RECORDS = 1_000
+_POLL_MS = 200
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change. Rows are columns by PostgreSQL's names, values as fastavro gives them; `table` None: a logical message, whose
+    prefix and content are in `after`."""
+
+    table: TableName | None
+    op: str
+    commit_lsn: int
+    ordinal: int
+    change_lsn: int
+    xid: int
+    old_key: Mapping[str, Any] | None
+    before: Mapping[str, Any] | None
+    after: Mapping[str, Any] | None
+    unchanged: tuple[str, ...]
+    special: Mapping[str, str]
+
+
+class Transaction:
+    """A committed transaction; `facts` is its marker. `changes` may be iterated once, before the next transaction."""
+
+    def __init__(self, facts: CommittedTransaction, reader: TransactionReader) -> None:
+        self.facts = facts
+        self._reader = reader
+
+    @property
+    def commit_time(self) -> datetime | None:
+        micros = self.facts.commit_time_us
+        return None if micros is None else _UNIX_EPOCH + timedelta(microseconds=micros)
+
+    @property
+    def next_position(self) -> int:
+        """Where a reader goes on behind this transaction: `TransactionReader(position=...)`."""
+        return self.facts.marker_offset + 1
+
+    def changes(self) -> AsyncIterator[Change]:
+        """In order of their ordinals. Raises TransactionIncomplete at the end when they do not add up."""
+        return self._reader.changes_of(self.facts)
+
+
+class TransactionReader:
+    """`position`: marker offset to begin at; None: the first that Kafka has. `after_commit_lsn`: of the last transaction before
+    it, so that a restart notices a topic that was created again, and checks the order too. `kafka`: more options of aiokafka
+    (security); `registry`: of confluent_kafka's registry client. `no_progress_s`: a record of a manifest must come within this
+    time of waiting."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        registry_url: str,
+        *,
+        prefix: str = "cdc",
+        position: int | None = None,
+        after_commit_lsn: int = 0,
+        no_progress_s: float = 30.0,
+        kafka: Mapping[str, Any] | None = None,
+        registry: Mapping[str, str] | None = None,
+    ) -> None:
+        options = {"isolation_level": "read_committed", "enable_auto_commit": False, **(kafka or {})}
+        self._options = {
+            **options,
+            "bootstrap_servers": bootstrap_servers,
+            "auto_offset_reset": "none",
+            "group_id": None,
+        }
+        self._prefix = prefix
+        self._position = position
+        self._commit_lsn = after_commit_lsn
+        self._begins_before = False  # with the last transaction that was read, as a proof
+        self._no_progress_s = no_progress_s
+        self._schemas = SchemaCache(Registry({**(registry or {}), "url": registry_url}))
+        self._decoder = MarkerDecoder(self._schemas)
+        self._parsed: dict[int, tuple[Any, dict[str, str], TableName | None]] = {}
+        self._markers: AIOKafkaConsumer | None = None
+        self._records: AIOKafkaConsumer | None = None
+
+    async def __aenter__(self) -> Self:
+        self._markers, self._records = AIOKafkaConsumer(**self._options), AIOKafkaConsumer(**self._options)
+        try:
+            await self._markers.start()
+            await self._records.start()
+            await self._seek_markers()
+        except KafkaError as problem:
+            await self.__aexit__(None, None, None)
+            raise SourceUnavailable(f"Kafka: {problem}") from problem
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        for consumer in (self._markers, self._records):
+            if consumer is not None:
+                await consumer.stop()
+        self._markers = self._records = None
+
+    async def _seek_markers(self) -> None:
+        markers = _started(self._markers)
+        place = TopicPartition(transaction_topic(self._prefix), 0)
+        if place.topic not in await markers.topics():
+            raise SourceUnavailable(
+                f"Kafka has no topic {place.topic}, or shows us none",
+                hint="Check prefix and bootstrap_servers, and that the gateway has run.",
+            )
+        markers.assign([place])
+        if self._position is None:
+            await markers.seek_to_beginning(place)
+            return
+        first_kept = (await markers.beginning_offsets([place]))[place]
+        self._begins_before = bool(self._commit_lsn) and first_kept < self._position
+        markers.seek(place, self._position - self._begins_before)
+
+    async def __aiter__(self) -> AsyncIterator[Transaction]:
+        """Every committed transaction from the position on, and then each new one as it comes."""
+        while True:
+            for message in await self._next_markers():
+                await self._load(read_schema_id(message.value))
+                facts = self._decoder.decode(message.offset, message.value)
+                if self._begins_before:
+                    self._begins_before = False
+                    self._check_topic(message.offset, facts)
+                elif facts is not None and not facts.is_notice:
+                    check_order([facts], self._commit_lsn)
+                    self._commit_lsn = facts.commit_lsn
+                    yield Transaction(facts, self)
+
+    def _check_topic(self, offset: int, facts: CommittedTransaction | None) -> None:
+        if facts is None or (offset + 1, facts.commit_lsn) != (self._position, self._commit_lsn):
+            raise MarkerError(
+                f"what lies before position {self._position} is not the transaction of commit_lsn {format_lsn(self._commit_lsn)}",
+                hint="The transaction topic was created again, or belongs to another cluster: what was committed meanwhile "
+                "may be missing.",
+            )
+
+    async def _next_markers(self) -> list[Any]:
+        try:
+            found = await _started(self._markers).getmany(timeout_ms=_POLL_MS, max_records=_CHUNK_RECORDS)
+        except OffsetOutOfRangeError as problem:
+            raise RangeExpired("the transaction topic does not have the position to begin at") from problem
+        except KafkaError as problem:
+            raise SourceUnavailable(f"Kafka: {problem}") from problem
+        return [message for messages in found.values() for message in messages]
+
+    async def changes_of(self, facts: CommittedTransaction) -> AsyncIterator[Change]:
+        """See Transaction.changes."""
+        reads = reads_of(facts)
+        records = _started(self._records)
+        places = [TopicPartition(read.topic, read.partition) for read in reads]
+        records.assign(places)
+        for place, read in zip(places, reads, strict=True):
+            records.seek(place, read.first_offset)
+        cursors = [self._ordered(read, place) for place, read in zip(places, reads, strict=True)]
+        # A partition keeps the order of a transaction, so the smallest ordinal of all partitions is the next one.
+        waiting: list[tuple[int, int, int, bytes]] = []
+        for number, cursor in enumerate(cursors):
+            async for ordinal, offset, value in cursor:
+                heapq.heappush(waiting, (ordinal, number, offset, value))
+                break
+        while waiting:
+            ordinal, number, offset, value = heapq.heappop(waiting)
+            yield await self._decode(facts, reads[number], offset, value)
+            async for ordinal, offset, value in cursors[number]:
+                heapq.heappush(waiting, (ordinal, number, offset, value))
+                break
+
+    async def _ordered(self, read: Read, place: TopicPartition) -> AsyncIterator[tuple[int, int, bytes]]:
+        """(ordinal, offset, record) of one topic-partition; raises when its ranges do not add up."""
+        counter = TransactionCounter(read)
+        position = read.first_offset
+        waited_s = 0.0  # here, not in what the caller does with the records
+        while position <= read.last_offset:
+            began = time.monotonic()
+            messages = await self._fetch(read, place)
+            if not messages:
+                waited_s += time.monotonic() - began
+                if waited_s > self._no_progress_s:
+                    raise TransactionIncomplete(f"{read.topic}[{read.partition}]: no record at offset {position}")
+                continue
+            waited_s, position = 0.0, messages[-1].offset + 1
+            wanted = [message for message in messages if message.offset <= read.last_offset]
+            for message in wanted:
+                head = decode_head(message.value, _place(read, message.offset))
+                if counter.takes(message.offset, head):
+                    yield head.ordinal, message.offset, message.value
+        counter.finish()
+
+    async def _fetch(self, read: Read, place: TopicPartition) -> list[Any]:
+        try:
+            found = await _started(self._records).getmany(place, timeout_ms=_POLL_MS, max_records=_CHUNK_RECORDS)
+        except OffsetOutOfRangeError as problem:
+            raise RangeExpired(
+                f"{read.topic}[{read.partition}] has no offset {read.first_offset} any more"
+            ) from problem
+        except KafkaError as problem:
+            raise SourceUnavailable(f"Kafka: {problem}") from problem
+        messages: list[Any] = found.get(place, [])
+        return messages
+
+    async def _load(self, schema_id: int) -> None:
+        """The registry's client blocks, so an unknown schema is fetched by a thread."""
+        if schema_id not in self._schemas:
+            await asyncio.to_thread(self._schemas.__getitem__, schema_id)
+
+    async def _decode(self, facts: CommittedTransaction, read: Read, offset: int, value: bytes) -> Change:
+        try:
+            schema_id = read_schema_id(value)
+        except SchemaError as problem:
+            raise MalformedRecord(f"{_place(read, offset)}: {problem}") from problem
+        if schema_id not in self._parsed:
+            await self._load(schema_id)
+            schema = self._schemas[schema_id]
+            self._parsed[schema_id] = fastavro.parse_schema(schema), true_names(schema), table_of_schema(schema)
+        parsed, names, table = self._parsed[schema_id]
+        record = _read_record(value, parsed, f"{_place(read, offset)}, schema {schema_id}")
+        after = record["after"] if table is not None else {"prefix": record["prefix"], "content": record["content"]}
+        return Change(
+            table=table,
+            op=record["op"],
+            commit_lsn=facts.commit_lsn,
+            ordinal=record["ordinal"],
+            change_lsn=record["change_lsn"],
+            xid=record["xid"],
+            old_key=_named(record.get("old_key"), names),
+            before=_named(record.get("before"), names),
+            after=_named(after, names),
+            unchanged=tuple(true_name(name, names) for name in record.get("unchanged", ())),
+            special={true_name(name, names): text for name, text in record.get("special", {}).items()},
+        )
+
+
+def _place(read: Read, offset: int) -> str:
+    return f"{read.topic}[{read.partition}] offset {offset}"
+
+
+def _read_record(value: bytes, parsed: Any, place: str) -> Any:
+    data = io.BytesIO(value)
+    data.seek(FRAME_BYTES)
+    try:
+        record: Any = fastavro.schemaless_reader(data, parsed, None)
+    except Exception as problem:  # fastavro raises a dozen kinds
+        raise MalformedRecord(f"{place}: the record cannot be decoded ({type(problem).__name__})") from problem
+    if data.tell() != len(value):
+        raise MalformedRecord(f"{place}: the record has {len(value) - data.tell()} bytes too many")
+    return record
+
+
+def _named(row: dict[str, Any] | None, names: Mapping[str, str]) -> dict[str, Any] | None:
+    return row if row is None or not names else {names.get(name, name): value for name, value in row.items()}
+
+
+def _started(consumer: AIOKafkaConsumer | None) -> AIOKafkaConsumer:
+    assert consumer is not None, "use the reader in `async with`"
+    return consumer

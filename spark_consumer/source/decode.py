@@ -1,0 +1,51 @@
+"""Raw records of one table -> its typed frame, by Spark's workers or in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_consumer.columnar.arrays import booleans
+from spark_consumer.errors import MalformedRecord
+from spark_consumer.source.frames import TableFrame
+
+PLACE = ("topic", "partition", "offset")
+
+
+def typed(records: DataFrame, frame: TableFrame, texts: Mapping[int, str]) -> DataFrame:
+    """The typed frame of raw records of one table; `texts`: schema id -> JSON text of every schema they have."""
+    columns = records.select(*head_columns(frame), "schema_id", *PLACE, "value")
+    return columns.mapInArrow(partial(decode_changes, frame=frame, schemas=texts), from_arrow_schema(frame.schema))
+
+
+def head_columns(frame: TableFrame) -> list[str]:
+    """op to change_lsn: raw and typed frames have them alike."""
+    names: list[str] = frame.schema.names
+    return names[: names.index("old_key")]
+
+
+def decode_changes(
+    batches: Iterator[pa.RecordBatch], frame: TableFrame, schemas: Mapping[int, str]
+) -> Iterator[pa.RecordBatch]:
+    """For mapInArrow over raw records of one table."""
+    for batch in batches:
+        ids = batch.column("schema_id").to_numpy()
+        for schema_id in np.unique(ids).tolist():
+            part = batch.filter(booleans(ids == schema_id))
+            head = [part.column(name).cast(frame.schema.field(name).type) for name in head_columns(frame)]
+            columns = [*head, *decode_values(part, frame, schemas[schema_id])]
+            yield pa.RecordBatch.from_arrays(columns, schema=frame.schema)
+
+
+def decode_values(records: pa.RecordBatch, frame: TableFrame, schema_text: str) -> list[pa.Array]:
+    """`frame.decode` of raw records, which have the columns `value` and PLACE: an error names the record by these."""
+    try:
+        return frame.decode(records.column("value").cast(pa.binary()), schema_text)
+    except MalformedRecord as problem:
+        topic, partition, offset = (records.column(name)[problem.record or 0].as_py() for name in PLACE)
+        raise MalformedRecord(f"{topic}[{partition}] offset {offset}: {problem}") from problem

@@ -1,0 +1,319 @@
+"""Columns of the frames, and chunks of records -> Arrow batches of exactly these columns.
+
+Spark takes an Arrow batch only when its schema equals the frame's to the letter: nested nullability, names of list
+elements, zones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.framing import FRAME_BYTES
+from spark_consumer.columnar.arrays import numbers, repeated, strings
+from spark_consumer.columnar.head import OPERATIONS, schema_ids
+from spark_consumer.columnar.schema import RecordDecoder
+from spark_consumer.errors import MalformedRecord, UnsupportedSchema
+from spark_consumer.reader.manifest import CommittedTransaction
+from spark_consumer.reader.names import true_name, true_names
+from spark_consumer.reader.registry import Schema
+from spark_consumer.reader.signs import Sign
+from spark_consumer.source.reading import Chunk
+from spark_consumer.tables import TableName
+
+INSTANT = pa.timestamp("us", "UTC")
+
+_POSITION = [
+    ("op", pa.string()),
+    ("commit_lsn", pa.int64()),
+    ("commit_time", INSTANT),
+    ("xid", pa.int64()),
+    ("ordinal", pa.int64()),
+    ("change_lsn", pa.int64()),
+]
+RAW = pa.schema(
+    [
+        ("table", pa.string()),
+        *_POSITION,
+        ("schema_id", pa.int32()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("value", pa.binary()),
+    ]
+)
+STRINGS = pa.list_(pa.field("element", pa.string()))
+TEXTS = pa.map_(pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string()))
+
+_WORDS = strings(OPERATIONS)
+
+
+def raw_batch(chunk: Chunk, table: str | None) -> pa.RecordBatch:
+    """`table` None: records of the message topic, whose op is MESSAGE."""
+    count = len(chunk)
+    words = _operations(chunk) if table is not None else repeated("MESSAGE", count)
+    columns = [
+        repeated(table, count),
+        words,
+        *_position_columns(chunk),
+        numbers(schema_ids(chunk.values).astype(np.int32)),
+        repeated(chunk.read.topic, count),
+        numbers(np.full(count, chunk.read.partition, np.int32)),
+        numbers(chunk.offsets),
+        chunk.values,
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RAW)
+
+
+def signs_batch(signs: Sequence[Sign], topic: str) -> pa.RecordBatch:
+    """What markers say, as rows of the raw form: `op` is their kind, `value` JSON, `schema_id` null, `offset` the marker's."""
+    rows = [
+        {
+            "table": None if sign.table is None else str(sign.table),
+            "op": sign.kind,
+            "commit_lsn": sign.commit_lsn,
+            "commit_time": sign.commit_time_us,
+            "xid": sign.xid,
+            "ordinal": sign.ordinal,
+            "change_lsn": sign.commit_lsn,
+            "topic": topic,
+            "partition": 0,
+            "offset": sign.marker_offset,
+            "value": json.dumps(sign.facts).encode(),
+        }
+        for sign in signs
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=RAW)
+
+
+def _operations(chunk: Chunk) -> pa.Array:
+    return _WORDS.take(numbers(chunk.operation))
+
+
+def _position_columns(chunk: Chunk) -> list[pa.Array]:
+    """commit_lsn to change_lsn."""
+    return [
+        numbers(chunk.commit_lsn),
+        numbers(chunk.commit_time_us, INSTANT),
+        numbers(chunk.xid),
+        numbers(chunk.ordinal),
+        numbers(chunk.change_lsn),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class TableFrame:
+    """The typed columns of one table, of one version of its schema: every record is projected to it, whatever version wrote it.
+
+    `names`: Avro field -> column, for the fields whose name PostgreSQL's is not.
+    """
+
+    schema: pa.Schema
+    names: Mapping[str, str]
+
+    @classmethod
+    def of(cls, change: Schema) -> TableFrame:
+        """From the value schema of a table. Raises UnsupportedSchema."""
+        decoder = RecordDecoder(change)
+        missing = {"old_key", "before", "after", "unchanged", "special"} - decoder.fields.keys()
+        if missing:
+            raise UnsupportedSchema(
+                f"{change.get('namespace')}.{change.get('name')} is not a change event: it has no {min(missing)}"
+            )
+        names = true_names(change)
+        rows = [(name, _renamed(decoder.fields[name].arrow_type, names)) for name in ("old_key", "before", "after")]
+        return cls(pa.schema([*_POSITION, *rows, ("unchanged", STRINGS), ("special", TEXTS)]), names)
+
+    def batches(self, chunk: Chunk, schemas: Mapping[int, str]) -> Iterator[pa.RecordBatch]:
+        """One batch for each schema id of the chunk. `schemas`: id -> JSON text."""
+        ids = schema_ids(chunk.values)
+        for schema_id in np.unique(ids).tolist():
+            rows = np.flatnonzero(ids == schema_id)
+            place = f"{chunk.read.topic}[{chunk.read.partition}]"
+            if schema_id not in schemas:
+                raise MalformedRecord(
+                    f"{place} offset {chunk.offsets[rows[0]]}: a record of schema {schema_id}, which is not one of its table "
+                    "that the manifests name"
+                )
+            whole = len(rows) == len(ids)
+            values = chunk.values if whole else chunk.values.take(numbers(rows))
+            head = [
+                column if whole else column.take(numbers(rows))
+                for column in (_operations(chunk), *_position_columns(chunk))
+            ]
+            try:
+                yield pa.RecordBatch.from_arrays([*head, *self.decode(values, schemas[schema_id])], schema=self.schema)
+            except MalformedRecord as problem:
+                offset = chunk.offsets[rows[problem.record or 0]]
+                raise MalformedRecord(f"{place} offset {offset}, schema {schema_id}: {problem}") from problem
+
+    def decode(self, values: pa.Array, schema_text: str) -> list[pa.Array]:
+        """old_key, before, after, unchanged, special of framed records that one schema wrote."""
+        written = record_decoder(schema_text).decode(values, skip=FRAME_BYTES)
+        names = _writer_names(schema_text)
+        rows = [
+            project(_with_names(written[name], names), self.schema.field(name).type)
+            for name in ("old_key", "before", "after")
+        ]
+        return [*rows, _rename_list(written["unchanged"], names), _rename_map(written["special"], names)]
+
+
+@lru_cache(256)
+def record_decoder(schema_text: str) -> RecordDecoder:
+    """Kept by text, which tasks bring along: a schema id is unique only within one registry."""
+    return RecordDecoder(json.loads(schema_text))
+
+
+@lru_cache(256)
+def _writer_names(schema_text: str) -> dict[str, str]:
+    return true_names(json.loads(schema_text))
+
+
+def _renamed(arrow_type: pa.DataType, names: Mapping[str, str]) -> pa.DataType:
+    return pa.struct([field.with_name(names.get(field.name, field.name)) for field in arrow_type])
+
+
+def _with_names(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
+    if not names:
+        return array
+    return pa.Array.from_buffers(
+        _renamed(array.type, names),
+        len(array),
+        array.buffers()[:1],
+        null_count=array.null_count,
+        children=[array.field(i) for i in range(array.type.num_fields)],
+    )
+
+
+def _rename_list(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
+    if not names or not len(array.values):
+        return array
+    return pa.array([[true_name(field, names) for field in row] for row in array.to_pylist()], STRINGS)
+
+
+def _rename_map(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
+    if not names or not len(array.keys):
+        return array
+    return pa.array([[(true_name(field, names), text) for field, text in row] for row in array.to_pylist()], TEXTS)
+
+
+def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
+    """A row of an older or newer version in the columns of `target`: missing ones null, others dropped, values as they were.
+
+    Raises UnsupportedSchema when a value does not fit.
+    """
+    if array.type.equals(target):
+        return array
+    written = {field.name: place for place, field in enumerate(array.type)}
+    children = []
+    for field in target:
+        if field.name not in written:
+            children.append(pa.nulls(len(array), field.type))
+            continue
+        child = array.field(written[field.name])
+        try:
+            children.append(child if child.type.equals(field.type) else carried_over(child, field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise UnsupportedSchema(
+                f"column {field.name!r} was written as {child.type} and does not fit into {field.type}",
+                hint="The type of the column was changed in a way that loses values: "
+                "read it in the raw form, or start the query again.",
+            ) from None
+    if not children:
+        return pa.array([{}] * len(array), target)
+    mask = pc.is_null(array) if array.null_count else None
+    return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
+
+
+# Kinds whose values may be the same in the other kind. A float and a decimal may look the same after the way back, and are not.
+_TEXT_IS_ALIKE = ("integer", "decimal", "boolean", "date")  # in Arrow and in PostgreSQL
+_CARRIED_OVER = {
+    frozenset(kinds)
+    for kinds in [
+        ("integer",), ("float",), ("decimal",), ("string",), ("integer", "float"), ("integer", "decimal"),
+        ("date", "timestamp"), *((kind, "string") for kind in _TEXT_IS_ALIKE),
+    ]
+}  # fmt: skip
+
+
+def carried_over(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """The same values in another type. Raises ArrowInvalid unless each of them comes back from there as it was: Arrow's own check
+    lets fractions be rounded, large floats become infinite and times of day be cut off."""
+    written = values.type
+    nested = pa.types.is_list(written) and pa.types.is_list(target)
+    inner = (written.value_type, target.value_type) if nested else (written, target)
+    if frozenset(map(_kind, inner)) not in _CARRIED_OVER:
+        raise pa.ArrowInvalid(f"{written} does not become {target}")
+    cast = values.cast(target)
+    before, after = (values.flatten(), cast.flatten()) if nested else (values, cast)
+    same = pc.equal(after.cast(inner[0]), before)
+    if pa.types.is_floating(inner[0]):
+        same = pc.or_(same, pc.is_nan(before))
+    if not pc.all(same, min_count=0).as_py():
+        raise pa.ArrowInvalid(f"a value changes between {written} and {target}")
+    return cast
+
+
+def _kind(arrow_type: pa.DataType) -> str:
+    tests = {
+        "integer": pa.types.is_integer, "float": pa.types.is_floating, "decimal": pa.types.is_decimal,
+        "boolean": pa.types.is_boolean, "string": pa.types.is_string, "date": pa.types.is_date,
+    }  # fmt: skip
+    if pa.types.is_timestamp(arrow_type) and arrow_type.tz is None:
+        return "timestamp"
+    return next((kind for kind, holds in tests.items() if holds(arrow_type)), str(arrow_type))
+
+
+TRANSACTIONS = pa.schema(
+    [
+        ("commit_lsn", pa.int64()),
+        ("commit_time", INSTANT),
+        ("end_lsn", pa.int64()),
+        ("xid", pa.int64()),
+        ("epoch", pa.int64()),
+        ("kind", pa.string()),
+        ("gid", pa.string()),
+        ("origin", pa.string()),
+        ("event_count", pa.int64()),
+        ("record_count", pa.int64()),
+        ("tables", STRINGS),
+        ("aborted_subxids", pa.list_(pa.field("element", pa.int64()))),
+        ("marker_offset", pa.int64()),
+    ]
+)
+
+
+def transactions_batch(
+    transactions: list[CommittedTransaction], table_of: Callable[[str], TableName | None]
+) -> pa.RecordBatch:
+    """`table_of` gives the table of a topic."""
+    rows = [
+        {
+            "commit_lsn": transaction.commit_lsn,
+            "commit_time": transaction.commit_time_us,
+            "end_lsn": transaction.end_lsn,
+            "xid": transaction.xid,
+            "epoch": transaction.epoch,
+            "kind": transaction.kind,
+            "gid": transaction.gid,
+            "origin": transaction.origin,
+            "event_count": transaction.event_count,
+            "record_count": sum(item.record_count for item in transaction.ranges),
+            "tables": sorted(_tables(transaction, table_of)),
+            "aborted_subxids": list(transaction.aborted_subxids),
+            "marker_offset": transaction.marker_offset,
+        }
+        for transaction in transactions
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=TRANSACTIONS)
+
+
+def _tables(transaction: CommittedTransaction, table_of: Callable[[str], TableName | None]) -> set[str]:
+    tables = {table_of(topic) for topic in {item.topic for item in transaction.ranges}}
+    return {str(table) for table in tables if table is not None}

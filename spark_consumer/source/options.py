@@ -1,0 +1,165 @@
+"""Options of the data sources: their names, what they mean, and the check that none is unknown or contradicts another."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, KafkaException
+
+from schemas.names import transaction_topic
+from spark_consumer.errors import OptionError
+from spark_consumer.reader.broker import Broker
+from spark_consumer.reader.planning import RECORDS_PER_TASK
+from spark_consumer.reader.positions import Position, parse_position
+from spark_consumer.reader.registry import Registry
+from spark_consumer.tables import TableName
+
+# Every option by the name to write; Spark compares without case. docs/spark.md explains them one by one.
+NAMES = (
+    "kafka.bootstrap.servers",
+    "registry.url",
+    "prefix",
+    "table",
+    "tables",
+    "exclude",
+    "startingPosition",
+    "endingPosition",
+    "maxChangesPerTrigger",
+    "recordsPerTask",
+    "noProgressTimeout",
+    "includeMessages",
+    "includeMarkers",
+)
+# A reader that let users change these could lose or repeat records.
+_OURS = frozenset(
+    {
+        "group.id",
+        "enable.auto.commit",
+        "enable.auto.offset.store",
+        "auto.offset.reset",
+        "isolation.level",
+        "enable.partition.eof",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    broker: Broker
+    registry: Registry
+    prefix: str
+    table: TableName | None
+    tables: tuple[TableName, ...]  # empty: all
+    exclude: tuple[str, ...]  # patterns of tables that are left out
+    starting: Position
+    ending: Position
+    max_changes: int | None
+    records_per_task: int
+    include_messages: bool
+    include_markers: bool
+
+    @property
+    def marker_topic(self) -> str:
+        return transaction_topic(self.prefix)
+
+
+def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Options:
+    """Raises OptionError: unknown name (with the near one), missing, malformed, contradictory.
+
+    `streaming` None: Spark asks for the columns before it says which it will be.
+    """
+    values = {name.lower(): value for name, value in given.items()}
+    _check_names(values)
+    if streaming and "endingposition" in values:
+        raise OptionError(
+            "endingPosition is for batch reads", hint="Stop a stream with trigger(availableNow=True) or query.stop()."
+        )
+    if streaming is False and "maxchangespertrigger" in values:
+        raise OptionError(
+            "maxChangesPerTrigger is for streams", hint="Bound a batch read with startingPosition and endingPosition."
+        )
+    if "table" in values and _flag(values, "includeMarkers"):
+        raise OptionError(
+            "includeMarkers is for the raw form", hint="The typed columns of one table have no place for them."
+        )
+    if "table" in values and "exclude" in values:
+        raise OptionError("table and exclude contradict each other", hint="exclude leaves tables out of the raw form.")
+    if "table" in values and "tables" in values:
+        raise OptionError(
+            "table and tables contradict each other",
+            hint="table gives typed columns of one table; tables chooses some in the raw form.",
+        )
+    return Options(
+        broker=Broker(_kafka_settings(values), _seconds(values, "noProgressTimeout", 30.0)),
+        registry=Registry(_registry_settings(values)),
+        prefix=values.get("prefix", "cdc"),
+        table=TableName.parse(values["table"]) if "table" in values else None,
+        exclude=tuple(word.strip() for word in values.get("exclude", "").split(",") if word.strip()),
+        tables=tuple(TableName.parse(name.strip()) for name in values.get("tables", "").split(",") if name.strip()),
+        starting=parse_position("startingPosition", values.get("startingposition", "earliest")),
+        ending=parse_position("endingPosition", values.get("endingposition", "latest")),
+        max_changes=_count(values, "maxChangesPerTrigger", None),
+        records_per_task=_count(values, "recordsPerTask", RECORDS_PER_TASK) or RECORDS_PER_TASK,
+        include_messages=_flag(values, "includeMessages"),
+        include_markers=_flag(values, "includeMarkers"),
+    )
+
+
+def _check_names(values: Mapping[str, str]) -> None:
+    known = {name.lower(): name for name in NAMES}
+    for name in values:
+        if name in known or name.startswith(("kafka.", "registry.")):
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {known[near[0]]}?" if near else f"Options are {', '.join(NAMES)}, kafka.* and registry.*."
+        raise OptionError(f"unknown option {name!r}", hint=hint)
+    for name in ("kafka.bootstrap.servers", "registry.url"):
+        if not values.get(name):
+            raise OptionError(f"the option {name} is missing")
+
+
+def _kafka_settings(values: Mapping[str, str]) -> dict[str, str]:
+    """kafka.* without the prefix: settings of librdkafka. Its own check names an unknown one."""
+    settings = {name.removeprefix("kafka."): value for name, value in values.items() if name.startswith("kafka.")}
+    ours = sorted(_OURS & settings.keys())
+    if ours:
+        raise OptionError(f"kafka.{ours[0]} is set by the reader itself")
+    try:
+        # Only a check of names and values: it connects to nothing before it is told to.
+        Consumer({**settings, "bootstrap.servers": "", "group.id": "check"}).close()
+    except KafkaException as problem:
+        raise OptionError(f"kafka.*: {problem.args[0].str()}", hint="The names are those of librdkafka.") from None
+    return settings
+
+
+def _registry_settings(values: Mapping[str, str]) -> dict[str, str]:
+    return {name.removeprefix("registry."): value for name, value in values.items() if name.startswith("registry.")}
+
+
+def _count(values: Mapping[str, str], name: str, default: int | None) -> int | None:
+    text = values.get(name.lower())
+    if text is None:
+        return default
+    if not text.isdecimal() or int(text) == 0:
+        raise OptionError(f"{name} must be a number above 0, not {text!r}")
+    return int(text)
+
+
+def _seconds(values: Mapping[str, str], name: str, default: float) -> float:
+    text = values.get(name.lower())
+    try:
+        seconds = default if text is None else float(text.removesuffix("s"))
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise OptionError(f"{name} must be a number of seconds above 0, not {text!r}")
+    return seconds
+
+
+def _flag(values: Mapping[str, str], name: str) -> bool:
+    text = values.get(name.lower(), "false").lower()
+    if text not in ("true", "false"):
+        raise OptionError(f"{name} must be true or false, not {text!r}")
+    return text == "true"

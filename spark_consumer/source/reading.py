@@ -1,0 +1,69 @@
+"""Reads, chunk by chunk: the records that belong to their transactions, counted, with double records folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from schemas.framing import FRAME_BYTES
+from spark_consumer.columnar.arrays import binaries, numbers
+from spark_consumer.columnar.counting import RangeCounter, fold, longs
+from spark_consumer.columnar.cursor import Longs
+from spark_consumer.columnar.head import Heads, decode_heads
+from spark_consumer.errors import MalformedRecord
+from spark_consumer.reader.broker import Broker, Stretch
+from spark_consumer.reader.planning import Read
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The chosen records of one fetch, by equal index; heads and ranges are of the chosen ones only."""
+
+    read: Read
+    offsets: Longs
+    values: pa.Array  # pa.binary(), framed
+    operation: Longs
+    xid: Longs
+    change_lsn: Longs
+    ordinal: Longs
+    commit_lsn: Longs
+    commit_time_us: Longs
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+def read_chunks(broker: Broker, reads: Sequence[Read]) -> Iterator[Chunk]:
+    """All changes of the reads. Raises TransactionIncomplete behind the last chunk when they do not add up: whoever consumes
+    this must not let any of it out before."""
+    counters = [RangeCounter(read) for read in reads]
+    stretches = [Stretch(read.topic, read.partition, read.first_offset, read.last_offset) for read in reads]
+    for index, offsets, values in broker.read_many(stretches):
+        array, at = binaries(values), np.array(offsets, np.int64)
+        try:
+            heads = decode_heads(array, skip=FRAME_BYTES)
+            matched = fold(heads, counters[index].match(heads, at), reads[index])
+        except MalformedRecord as problem:
+            place = f"{offsets[0]}..{offsets[-1]}" if problem.record is None else f"offset {offsets[problem.record]}"
+            raise MalformedRecord(f"{stretches[index]} {place}: {problem}") from problem
+        if len(matched.rows):
+            yield _chunk(reads[index], at, array, heads, matched.rows, matched.ranges)
+    for counter in counters:
+        counter.finish()
+
+
+def _chunk(read: Read, offsets: Longs, values: pa.Array, heads: Heads, rows: Longs, ranges: Longs) -> Chunk:
+    return Chunk(
+        read=read,
+        offsets=offsets[rows],
+        values=values if len(rows) == len(values) else values.take(numbers(rows)),
+        operation=heads.operation[rows],
+        xid=heads.xid[rows],
+        change_lsn=heads.change_lsn[rows],
+        ordinal=heads.ordinal[rows],
+        commit_lsn=longs(read.commit_lsns)[ranges],
+        commit_time_us=longs(read.commit_times_us)[ranges],
+    )

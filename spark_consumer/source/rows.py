@@ -1,0 +1,122 @@
+"""From changes to rows: flat columns, versions of a row, the last state of each key. Functions of DataFrames, for `transform`.
+
+They take the typed frame of one table (`format("walgate")` with `table`, or `decode`) and its key columns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as f
+
+from schemas.names import value_subject
+from spark_consumer.errors import UnsupportedSchema
+from spark_consumer.reader.registry import SchemaCache
+from spark_consumer.reader.topics import topic_of_table
+from spark_consumer.source.decode import typed
+from spark_consumer.source.frames import TableFrame
+from spark_consumer.source.options import parse_options
+from spark_consumer.tables import TableName
+
+POSITION = ("commit_lsn", "ordinal")
+
+
+class KnownSchemas(dict[int, str]):
+    """Id -> JSON text of the schemas that a table had when `decode` was called."""
+
+    def __missing__(self, schema_id: int) -> str:
+        raise UnsupportedSchema(
+            f"a record was written with schema {schema_id}, which the registry did not have for the table when decode was called",
+            hint="The table was altered since: call decode again.",
+        )
+
+
+def decode(raw: DataFrame, table: str, options: Mapping[str, str]) -> DataFrame:
+    """The typed frame of one table out of the raw one of all tables. `options`: those that `raw` was read with.
+
+    Knows the schemas that the registry has for the table now; a record that was written by a later one raises.
+    """
+    parsed = parse_options(options, streaming=None)
+    name = TableName.parse(table)
+    schemas = SchemaCache(parsed.registry)
+    subject = value_subject(topic_of_table(parsed.registry, parsed.prefix, name))
+    newest, change = parsed.registry.latest(subject)
+    ids = parsed.registry.versions(subject)
+    texts = KnownSchemas({schema_id: json.dumps(schemas[schema_id]) for schema_id in {newest, *ids}})
+    return typed(raw.where(f.col("table") == str(name)), TableFrame.of(change), texts)
+
+
+def flat(changes: DataFrame) -> DataFrame:
+    """_op, _commit_lsn, _commit_time, _ordinal, then the columns of the row: the new one, for a DELETE the old one (what its
+    replica identity sent). Columns that were not sent are null here; `_unchanged` names them."""
+    after = changes.schema["after"].dataType
+    columns = [_value(changes, name).alias(name) for name in after.fieldNames()]  # type: ignore[attr-defined]
+    return changes.select(
+        f.col("op").alias("_op"),
+        f.col("commit_lsn").alias("_commit_lsn"),
+        f.col("commit_time").alias("_commit_time"),
+        f.col("ordinal").alias("_ordinal"),
+        f.when(f.col("before").isNull(), f.col("unchanged"))
+        .otherwise(f.array().cast("array<string>"))
+        .alias("_unchanged"),
+        *columns,
+    )
+
+
+def _value(changes: DataFrame, name: str) -> Column:
+    after, before = f.col("after")[name], f.col("before")[name]
+    key = changes.schema["old_key"].dataType
+    gone = before
+    if name in key.fieldNames():  # type: ignore[attr-defined]
+        kind = changes.schema["after"].dataType[name].dataType  # type: ignore[index]
+        gone = f.coalesce(before, f.col("old_key")[name].cast(kind))
+    new = f.when(f.array_contains("unchanged", name) & f.col("before").isNotNull(), before).otherwise(after)
+    return f.when(f.col("op") == "DELETE", gone).otherwise(new)
+
+
+def keyed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
+    """As `flat`, with a change of key as two rows: `_op` DELETE under the old key, UPDATE under the new one. No TRUNCATE."""
+    rows = changes.where(f.col("op") != "TRUNCATE")
+    kinds = changes.schema["after"].dataType
+    old = [f.col("old_key")[name].cast(kinds[name].dataType) for name in key]  # type: ignore[index]
+    moved = f.col("old_key").isNotNull() & (f.col("op") == "UPDATE")
+    differs = ~f.struct(*old).eqNullSafe(f.struct(*(f.col("after")[name] for name in key)))
+    left = rows.where(moved & differs).withColumn("op", f.lit("DELETE"))
+    return flat(rows).unionByName(flat(left))
+
+
+def last_states(changes: DataFrame, key: Sequence[str]) -> DataFrame:
+    """The rows that the changes leave, from an empty table: key columns and the rest; deleted keys are not there.
+
+    A TRUNCATE ends everything before it. A column that no change in range has sent is null.
+    """
+    cut = changes.where(f.col("op") == "TRUNCATE").agg(f.max(f.struct(*POSITION)).alias("cut"))
+    rows = keyed(changes, key).crossJoin(f.broadcast(cut))
+    position = f.struct(f.col("_commit_lsn").alias("commit_lsn"), f.col("_ordinal").alias("ordinal"))
+    rows = rows.where(f.col("cut").isNull() | (position > f.col("cut"))).drop("cut")
+    others = [name for name in rows.columns if not name.startswith("_") and name not in key]
+    told = [f.max_by(_sent(name), f.when(_sent(name).isNotNull(), position)).alias(name) for name in others]
+    folded = rows.groupBy(*key).agg(f.max_by("_op", position).alias("_op"), *told)
+    return folded.where(f.col("_op") != "DELETE").select(*key, *(f.col(name)["value"].alias(name) for name in others))
+
+
+def _sent(name: str) -> Column:
+    """The value in a struct, so that a null that was sent is told from one that was not."""
+    return f.when(~f.array_contains("_unchanged", name), f.struct(f.col(name).alias("value")))
+
+
+def versions(changes: DataFrame, key: Sequence[str]) -> DataFrame:
+    """Slowly changing dimension, type 2: every version of every row with `valid_from` and `valid_to` (null: it is valid now)."""
+    moment = f.struct("commit_lsn", "ordinal", "commit_time")
+    cuts = changes.where(f.col("op") == "TRUNCATE").agg(f.collect_list(moment).alias("_cuts"))
+    rows = keyed(changes, key).crossJoin(f.broadcast(cuts))
+    order = Window.partitionBy(*key).orderBy("_commit_lsn", "_ordinal")
+    others = [name for name in rows.columns if not name.startswith("_") and name not in key]
+    filled = [f.last(_sent(name), ignorenulls=True).over(order)["value"].alias(name) for name in others]
+    here = f.struct(*(f.col(f"_{name}").alias(name) for name in (*POSITION, "commit_time")))
+    cut = f.array_min(f.filter("_cuts", lambda cut: cut > here))
+    ended = f.least(f.lead(here).over(order), cut)["commit_time"]
+    found = rows.select(*key, *filled, "_op", f.col("_commit_time").alias("valid_from"), ended.alias("valid_to"))
+    return found.where(f.col("_op") != "DELETE").drop("_op")

@@ -1,0 +1,112 @@
+"""Topics of the workload, and what stock tools read from them."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.request import urlopen
+
+import asyncpg
+import fastavro
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from tests.debezium import workload
+from tests.debezium.encoded import Record, without_times
+
+PUBLICATION = "everything"
+DELIVERY_TIMEOUT_S = 400.0
+
+
+async def prepare(sql: asyncpg.Connection) -> None:
+    """The tables and the publication of all of them."""
+    await sql.execute(workload.TABLES)
+    await sql.execute(f"create publication {PUBLICATION} for all tables")
+
+
+async def topics(sql: asyncpg.Connection, prefix: str) -> list[str]:
+    """Of every table, of transactions and of messages, as Debezium names them."""
+    rows = await sql.fetch(
+        "select relname from pg_class where relnamespace = 'public'::regnamespace and relkind in ('r', 'p')"
+    )
+    names = [re.sub(r"[^A-Za-z0-9._-]", "_", row[0]) for row in rows]
+    return [*(f"{prefix}.public.{name}" for name in names), f"{prefix}.transaction", f"{prefix}.message"]
+
+
+def make_topics(bootstrap_servers: str, names: Iterable[str]) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for done in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
+        done.result()
+
+
+class Reader:
+    """Everything in the topics, decoded with the registry's schemas."""
+
+    def __init__(self, bootstrap_servers: str, registry_url: str, names: Iterable[str], partitions: int = 1) -> None:
+        self._consumer = Consumer(
+            {"bootstrap.servers": bootstrap_servers, "group.id": "test", "enable.auto.commit": False, "log_level": 0}
+        )
+        self._registry_url = registry_url
+        self._schemas: dict[int, tuple[Any, Any]] = {}
+        there = self._consumer.list_topics(timeout=30).topics
+        self._places = [
+            TopicPartition(name, partition, 0) for name in names if name in there for partition in range(partitions)
+        ]
+        self.records: list[Record] = []
+
+    async def until(self, is_last: Callable[[Record], bool]) -> list[Record]:
+        """Reads until that record is there, and every topic to the end that it has then."""
+        return await asyncio.to_thread(self._until, is_last)
+
+    def _until(self, is_last: Callable[[Record], bool]) -> list[Record]:
+        deadline = time.monotonic() + DELIVERY_TIMEOUT_S
+        self._consumer.assign(self._places)
+        while not any(map(is_last, self.records)):
+            assert time.monotonic() < deadline, f"only {len(self.records)} records"
+            self._take(1.0)
+        self.records = []
+        for place in self._places:
+            self._read_to(place, self._consumer.get_watermark_offsets(place, timeout=30)[1])
+        self._consumer.close()
+        return self.records
+
+    def _read_to(self, place: TopicPartition, end: int) -> None:
+        """Control records have offsets too, so that the position tells and not the count."""
+        self._consumer.assign([TopicPartition(place.topic, place.partition, 0)])
+        while end:
+            (reached,) = self._consumer.position([place])
+            if reached.offset >= end:
+                return
+            self._take(0.2)
+
+    def _take(self, timeout_s: float) -> None:
+        message = self._consumer.poll(timeout_s)
+        if message is None:
+            return
+        assert message.error() is None, message.error()
+        key_schema, key = self._decode(message.key())
+        value_schema, value = self._decode(message.value())
+        self.records.append(Record(str(message.topic()), key, value, key_schema, value_schema))
+
+    def _decode(self, payload: bytes | None) -> tuple[Any, Any]:
+        if payload is None:
+            return None, None
+        schema_id = int.from_bytes(payload[1:5], "big")
+        if schema_id not in self._schemas:
+            with urlopen(f"{self._registry_url}/schemas/ids/{schema_id}", timeout=30) as answer:
+                schema = json.loads(json.load(answer)["schema"])
+            self._schemas[schema_id] = schema, fastavro.parse_schema(without_times(schema))
+        schema, parsed = self._schemas[schema_id]
+        return schema, fastavro.schemaless_reader(io.BytesIO(payload[5:]), parsed, None)
+
+
+def is_the_end(record: Record) -> bool:
+    """The last statement's row."""
+    value = record.value
+    return value is not None and (value.get("after") or {}).get("note") == "the end"

@@ -1,0 +1,68 @@
+"""A gateway in Debezium's dialect: what a reader by key makes of its topics, over kills; and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.local import Kafka
+from gateway.local import Registry as LocalRegistry
+from spark_consumer.errors import OptionError
+from spark_consumer.reader.registry import Registry
+from spark_consumer.reader.topics import refuse_debezium
+from tests.conftest import Database
+from tests.debezium.encoded import Record
+from tests.debezium.scene import Reader, is_the_end
+from tests.gateway_process import GatewayProcess
+
+pytestmark = pytest.mark.integration
+
+
+async def test_a_reader_by_key_has_the_table_after_kills(
+    database: Database, kafka: Kafka, registry: LocalRegistry, topic_prefix: str, tmp_path: Path
+) -> None:
+    sql = await database.connect()
+    await sql.execute("create table t (id int primary key, note text); create publication walgate for all tables")
+    settings = {
+        "source__dsn": database.dsn,
+        "source__slot": topic_prefix,
+        "kafka__bootstrap_servers": kafka.bootstrap_servers,
+        "kafka__prefix": topic_prefix,
+        "kafka__dialect": "debezium",
+        "registry__url": registry.url,
+    }
+    gateway = GatewayProcess(tmp_path / "gateway.log", settings)
+    await gateway.streaming()
+    for turn in range(2):
+        first = turn * 100
+        await sql.execute(f"insert into t select n, 'new' from generate_series({first}, {first + 99}) n")
+        await sql.execute(f"update t set note = 'changed' where id >= {first} and id % 3 = 0")
+        await sql.execute(f"update t set id = id + 1000 where id >= {first} and id < 1000 and id % 7 = 0")
+        await sql.execute(f"delete from t where id >= {first} and id % 5 = 0")
+        await gateway.kill()
+        await gateway.streaming()
+    await sql.execute("insert into t values (-1, 'the end')")
+    reader = Reader(kafka.bootstrap_servers, registry.url, [f"{topic_prefix}.public.t"], partitions=3)
+    records = await reader.until(is_the_end)
+    assert _state(records) == dict(await sql.fetch("select id, note from t"))
+    places = [(r.value["source"]["lsn"], r.value["op"]) for r in records if r.value is not None]
+    assert len(set(places)) == len(places), "an event came twice"
+    assert await gateway.stop() == 0, gateway.log_tail()
+    with pytest.raises(OptionError, match="Debezium's dialect"):
+        refuse_debezium(Registry({"url": registry.url}), topic_prefix)
+    gateway.start(kafka__dialect="walgate")
+    assert await gateway.wait() == 78
+    assert "written in the dialect debezium" in gateway.log()
+
+
+def _state(records: list[Record]) -> dict[int, str]:
+    """What is left of each key after compaction."""
+    state: dict[int, str] = {}
+    for record in records:
+        assert record.key is not None
+        if record.value is None:
+            del state[record.key["id"]]
+        elif record.value["after"] is not None:
+            state[record.key["id"]] = record.value["after"]["note"]
+    return state

@@ -1,0 +1,207 @@
+"""`walgate check` against real servers: mistakes seeded into them and into the settings are named, and nothing is changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from gateway.local import Registry
+from gateway.operate.settings import Settings
+from gateway.service.check import Checked, exit_code, render, run_check
+from tests.conftest import Database
+from tests.exactly_once.proxy import ACCOUNT, ProxiedKafka
+from tests.gateway_process import COMMAND
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+LOGIN = {name.removeprefix("kafka__"): value for name, value in ACCOUNT.items()}
+
+
+class Place:
+    """Settings as they must be, of which a test changes some."""
+
+    def __init__(self, database: Database, kafka: ProxiedKafka, registry: Registry, prefix: str) -> None:
+        self.database, self.kafka, self.registry, self.prefix = database, kafka, registry, prefix
+        self.source: dict[str, Any] = {"dsn": database.dsn, "slot": prefix, "publications": ["p"]}
+        self.of_kafka: dict[str, Any] = {
+            "bootstrap_servers": kafka.bootstrap_servers,
+            "prefix": prefix,
+            "retention_ms": -1,
+            "replication_factor": 1,
+        }
+        self.of_registry: dict[str, Any] = {"url": registry.url}
+
+    def settings(self, **change: Any) -> Settings:
+        values: dict[str, Any] = {
+            "source": {**self.source, **change.get("source", {})},
+            "kafka": {**self.of_kafka, **change.get("kafka", {})},
+            "registry": {**self.of_registry, **change.get("registry", {})},
+        }
+        return Settings(**values)
+
+    async def finds(self, outcome: str, *words: str, **change: Any) -> None:
+        """Exactly one finding of this outcome, with all of these words."""
+        checked = await run_check(self.settings(**change))
+        found = [one for one in checked if one.outcome == outcome and words[0] in one.message]
+        assert len(found) == 1, render(checked)
+        text = f"{found[0].message}\n{found[0].remedy}"
+        assert all(word in text for word in words), text
+
+
+@pytest.fixture
+def place(own_database: Database, proxied_kafka: ProxiedKafka, registry: Registry, topic_prefix: str) -> Place:
+    return Place(own_database, proxied_kafka, registry, topic_prefix)
+
+
+def wrong(checked: list[Checked]) -> list[Checked]:
+    return [one for one in checked if one.outcome in ("waits", "stops")]
+
+
+async def test_what_is_well_is_said_to_be_and_nothing_is_changed(place: Place) -> None:
+    sql = await place.database.connect()
+    await sql.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION p FOR TABLE t")
+    admin = AdminClient({"bootstrap.servers": place.kafka.bootstrap_servers})
+    state = "SELECT (SELECT count(*) FROM pg_replication_slots), (SELECT count(*) FROM pg_publication_tables)"
+    before = set(admin.list_topics(timeout=10).topics), tuple(await sql.fetchrow(state))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WALGATE_")}
+    environment |= {
+        "WALGATE_SOURCE__DSN": place.database.dsn,
+        "WALGATE_SOURCE__SLOT": place.prefix,
+        "WALGATE_SOURCE__PUBLICATIONS": "p",
+        "WALGATE_KAFKA__BOOTSTRAP_SERVERS": place.kafka.bootstrap_servers,
+        "WALGATE_KAFKA__PREFIX": place.prefix,
+        "WALGATE_REGISTRY__URL": place.registry.url,
+    }
+    process = await asyncio.create_subprocess_exec(
+        COMMAND[0], "check", "--json", env=environment, stdout=asyncio.subprocess.PIPE, stderr=sys.stderr
+    )
+    output, _ = await process.communicate()
+    told = json.loads(output)
+    assert process.returncode == told["exit_code"] == 0, told
+    said = " ".join(finding["message"] for finding in told["findings"] if finding["outcome"] == "ok")
+    for words in (
+        "1 tables are published",
+        "replication connection is taken",
+        "answers as a schema registry",
+        "its first",
+    ):
+        assert words in said
+    assert (set(admin.list_topics(timeout=10).topics), tuple(await sql.fetchrow(state))) == before
+
+
+async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
+    sql = await place.database.connect()
+    await sql.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION p FOR TABLE t")
+    role = f"plain_{place.prefix}"
+    await place.finds(
+        "waits", "publication q does not exist", "CREATE PUBLICATION", source={"publications": ["p", "q"]}
+    )
+    await place.finds("waits", "connection", source={"dsn": place.database.dsn.replace(place.database.name, "nowhere")})
+    await place.finds("waits", "connection", source={"dsn": "postgresql://u@127.0.0.1:1/d"})
+    await sql.execute("CREATE TABLE bare (v text); ALTER PUBLICATION p ADD TABLE bare")
+    await place.finds("warning", "without a replica identity", '"public"."bare"', "REPLICA IDENTITY FULL")
+    await sql.execute("ALTER PUBLICATION p DROP TABLE bare")
+    await sql.execute("SELECT pg_create_physical_replication_slot($1)", place.prefix)
+    await place.finds("stops", "is physical, not logical", "another source.slot")
+    await sql.execute("SELECT pg_drop_replication_slot($1)", place.prefix)
+    await sql.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", place.prefix)
+    await place.finds("stops", "no position is known for it", "source.adopt_slot = true")
+    await sql.execute("SELECT pg_drop_replication_slot($1)", place.prefix)
+    writer = await place.database.connect()
+    await writer.execute("BEGIN; INSERT INTO t VALUES (1)")
+    await asyncio.sleep(5.5)  # a younger transaction is no news
+    await place.finds("warning", f"open process {writer.get_server_pid()}", "pg_terminate_backend")
+    await writer.execute("ROLLBACK")
+    await sql.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{place.database.server.password}'")
+    try:
+        url = place.database.dsn_of(role)
+        checked = await run_check(place.settings(source={"dsn": url}))
+        said = {one.message: one.remedy for one in checked}
+        assert said.get(f"role {role} may not replicate") == f'ALTER ROLE "{role}" REPLICATION', render(checked)
+        assert any("may not see other roles' sessions" in message for message in said)
+        assert any("may not read" in message for message in said)
+        assert exit_code(checked) == 1
+    finally:
+        await sql.execute(f"DROP ROLE {role}")
+
+
+async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> None:
+    sql = await place.database.connect()
+    await sql.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION p FOR TABLE t")
+    secured = {"bootstrap_servers": place.kafka.secured_servers}
+    postgres = f"127.0.0.1:{place.database.server.port}"
+    await place.finds("stops", "asks for a login (PLAIN)", "= SASL_PLAINTEXT", kafka=secured)
+    await place.finds("stops", "asks for no login", "= PLAINTEXT", kafka=LOGIN)
+    await place.finds(
+        "stops",
+        "does not take kafka.sasl_mechanism",
+        "PLAIN",
+        kafka={**secured, **LOGIN, "sasl_mechanism": "SCRAM-SHA-512"},
+    )
+    await place.finds(
+        "waits",
+        "",
+        "kafka.sasl_username",
+        kafka={**secured, **LOGIN, "sasl_password": "x"},
+    )
+    await place.finds("stops", "speaks no TLS", "= PLAINTEXT", kafka={"security_protocol": "SSL"})
+    await place.finds("stops", "does not answer as Kafka", kafka={"bootstrap_servers": postgres})
+    await place.finds("waits", "nobody listens at 127.0.0.1:1", kafka={"bootstrap_servers": "127.0.0.1:1"})
+    await place.finds("waits", "kafka.replication_factor is 3", "= 1", kafka={"replication_factor": 3})
+    await place.finds("stops", "kafka.transaction_timeout_s is 2000", "= 900", kafka={"transaction_timeout_s": 2000})
+    await place.finds("stops", "may have 104857600 bytes", kafka={"max_record_bytes": 200 << 20})
+    await place.finds("warning", "keep records for 1 h", kafka={"retention_ms": 3_600_000})
+    await place.finds(
+        "waits",
+        "not point to a schema registry",
+        "/apis/ccompat/v7",
+        registry={"url": f"http://127.0.0.1:{place.registry.port}/nowhere"},
+    )
+    await place.finds("waits", "does not answer", registry={"url": "http://127.0.0.1:1"})
+    await _topics_and_rights(place, {**secured, **LOGIN})
+
+
+async def _topics_and_rights(place: Place, account: dict[str, Any]) -> None:
+    admin = AdminClient({"bootstrap.servers": place.kafka.bootstrap_servers})
+    markers = f"{place.prefix}.transaction"
+    table = f"{place.prefix}.public.t"
+    for future in admin.create_topics(
+        [NewTopic(markers, 2, 1), NewTopic(table, 1, 1, config={"max.message.bytes": "1048588"})]
+    ).values():
+        future.result(30)
+    await place.finds("stops", f"{markers} has 2 partitions", "another kafka.prefix")
+    await place.finds("warning", f"{table} takes records of 1048588 bytes", "max.message.bytes=16777216")
+    await _denied(admin, ResourceType.TOPIC, table, AclOperation.WRITE)  # no ACL allows the rest: to describe it, say
+    await place.finds("waits", "does not allow", table, "kafka-acls.sh", kafka=account)
+
+
+async def _denied(admin: AdminClient, kind: Any, name: str, operation: Any) -> None:
+    denied = AclBinding(kind, name, ResourcePatternType.LITERAL, "User:gateway", "*", operation, AclPermissionType.DENY)
+    for future in admin.create_acls([denied]).values():
+        future.result(30)
+    await asyncio.sleep(1.0)  # the authorizer hears of it a little later
+
+
+def test_a_setting_that_does_not_exist_is_a_finding(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from gateway.cli import app
+
+    file = tmp_path / "walgate.toml"
+    file.write_text('[source]\ndsn = "postgresql://u@h/d"\nsolt = "x"\n')
+    result = CliRunner().invoke(app, ["check", "--config", str(file)])
+    assert result.exit_code == 78 and "STOPS" in result.output and "solt" in result.output

@@ -1,0 +1,121 @@
+"""The live page of a real gateway in a real browser: at rest, under load, and with one thing broken after the other.
+
+The pictures of the documentation are made here: `PICTURES=docs/pictures pytest tests/exactly_once/test_page_of_outages.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from playwright.async_api import Page, expect
+
+from gateway.local import Registry
+from gateway.local.ports import answers, free_port
+from tests.browser import browser_path, open_page, picture
+from tests.conftest import Database
+from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
+from tests.exactly_once.scene import Scene, open_scene
+
+NAMED_S = 15.0
+SCREEN = {"width": 1180, "height": 860}
+
+
+async def named(page: Page, place: str, text: str, within_s: float = NAMED_S) -> None:
+    """On the first screen, so that nobody has to look for it."""
+    found = page.locator(place).get_by_text(text).first
+    begun = time.monotonic()
+    await expect(found).to_be_visible()
+    took_s = time.monotonic() - begun
+    print(f"{text!r} was named after {took_s:.1f} s")
+    assert took_s <= within_s
+    box = await page.locator(place).bounding_box()  # what is in it is made anew each second
+    assert box is not None and box["y"] < SCREEN["height"]
+
+
+async def broken(page: Page, proxy: FaultProxy, text: str, name: str, folder: Path) -> None:
+    await proxy.refuse()
+    await named(page, "#verdict", text)
+    await picture(page, name, folder)
+    await proxy.accept()
+    await expect(page.locator("#verdict")).not_to_contain_text("has not answered")
+    await expect(page.locator("#gateway dd").first).to_have_text("streaming")
+
+
+async def under_load(scene: Scene, page: Page) -> None:
+    for _ in range(20):
+        await scene.workload.one_transaction("plain", 200)
+    await expect(page.locator("#topics")).to_contain_text("plain")
+    await expect(page.locator("#schemas")).to_contain_text("plain")
+
+
+async def forgotten(database: Database, page: Page, folder: Path) -> None:
+    sql = await database.connect()
+    await sql.execute(
+        "CREATE TABLE of_nobody (id int); BEGIN; INSERT INTO of_nobody VALUES (1); PREPARE TRANSACTION 'forgotten'"
+    )
+    await page.locator("#open").scroll_into_view_if_needed()
+    await expect(page.locator("#open")).to_contain_text("Prepared transaction forgotten")
+    await expect(page.locator("#open")).to_contain_text("ROLLBACK PREPARED 'forgotten'")
+    await picture(page, "page-forgotten", folder)
+    await sql.execute("ROLLBACK PREPARED 'forgotten'")
+    await expect(page.locator("#open")).not_to_contain_text("forgotten")
+    await page.evaluate("scrollTo(0, 0)")
+
+
+async def test_what_is_wrong_is_seen_on_the_first_screen(
+    own_database: Database,
+    postgres_proxy: FaultProxy,
+    proxied_kafka: ProxiedKafka,
+    registry: Registry,
+    registry_proxy: FaultProxy,
+    topic_prefix: str,
+    tmp_path: Path,
+) -> None:
+    browser_path()
+    port = free_port()
+    server = own_database.server.port
+    async with open_scene(
+        own_database,
+        proxied_kafka.bootstrap_servers,
+        registry.url,
+        topic_prefix,
+        tmp_path,
+        source__dsn=own_database.dsn.replace(f":{server}/", f":{postgres_proxy.port}/"),
+        kafka__bootstrap_servers=proxied_kafka.proxied_servers,
+        registry__url=registry.url.replace(f":{registry.port}", f":{registry_proxy.port}"),
+        http__port=port,
+    ) as scene:
+        blocker = await own_database.connect()
+        await blocker.execute("SET application_name = 'nightly-report'; CREATE TABLE held (id int)")
+        await blocker.execute("BEGIN; INSERT INTO held VALUES (1)")
+        starting = asyncio.create_task(scene.streaming())
+        while not await answers(port):
+            assert not starting.done(), scene.gateway.log_tail()
+            await asyncio.sleep(0.1)
+        async with open_page(f"http://127.0.0.1:{port}/", viewport=SCREEN) as (page, complaints):
+            await expect(page.locator("#verdict")).to_contain_text(f"process {blocker.get_server_pid()}")
+            await named(page, "#verdict", "nightly-report")
+            await picture(page, "page-held-start", tmp_path)
+            await blocker.execute("ROLLBACK")
+            await starting
+            await expect(page.locator("#verdict")).to_have_class("good")
+            await under_load(scene, page)
+            await picture(page, "page", tmp_path)
+            await broken(page, proxied_kafka.proxy, "Kafka (", "page-kafka", tmp_path)
+            await broken(page, postgres_proxy, "PostgreSQL (", "page-postgresql", tmp_path)
+            await registry_proxy.refuse()
+            await named(page, "#verdict", "The schema registry")
+            await registry_proxy.accept()
+            await forgotten(own_database, page, tmp_path)
+            await page.emulate_media(color_scheme="dark")
+            await page.set_viewport_size({"width": 390, "height": 844})
+            await picture(page, "page-narrow", tmp_path)
+            await scene.gateway.kill()
+            await named(page, "#verdict", "The gateway does not answer")
+            html = await page.content()
+            assert "postgresql://" not in html and own_database.server.password not in html
+            assert not [one for one in complaints if "ERR_" not in one]  # the browser notes each refused connection
+        await scene.streaming()
+        await scene.finish()

@@ -1,0 +1,271 @@
+"""Each check over facts made for it; what real servers say is in tests/replication/test_facts.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.judgement.facts import Expected, Facts
+from gateway.judgement.findings import OperatorWarning, Report, report_of
+from gateway.judgement.position import check_progress
+from gateway.judgement.publication import added_tables
+from gateway.judgement.running import check_running
+from gateway.judgement.server import check_identity, check_slot_capacity
+from gateway.judgement.start import check_without_position
+from gateway.judgement.timeline import LeftBehind
+from gateway.lsn import Lsn
+from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
+from tests.judgement.facts import (
+    ACTIVE,
+    EXPECTED,
+    FACTS,
+    ID,
+    ITEMS,
+    ORDERS,
+    PUBLICATION,
+    SERVER,
+    SLOT,
+    STORED,
+    with_publication,
+    with_server,
+    with_slot,
+    without_slot,
+)
+
+
+def test_what_is_as_it_must_be_has_no_findings() -> None:
+    assert check_without_position(FACTS, EXPECTED) == Report((), ())
+    assert check_without_position(without_slot(), EXPECTED) == Report((), ())
+    assert check_running(FACTS, FACTS, EXPECTED) == Report((), ())
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected", "kind", "said"),
+    [
+        (with_server(version_num=130010), EXPECTED, StopForOperator, "13 is too old"),
+        (with_server(wal_level="replica"), EXPECTED, RetrySlowly, "wal_level is replica"),
+        (with_server(encoding="SQL_ASCII"), EXPECTED, StopForOperator, "SQL_ASCII"),
+        (with_server(version_num=140000), replace(EXPECTED, two_phase=True), StopForOperator, "two_phase needs"),
+        (with_server(version_num=160000), replace(EXPECTED, failover=True), StopForOperator, "failover needs"),
+        (with_server(used_senders=10), EXPECTED, RetrySlowly, "all 10 WAL senders"),
+        (with_slot(slot_type="physical", plugin=None, database=None), EXPECTED, StopForOperator, "not logical"),
+        (with_slot(plugin="wal2json"), EXPECTED, StopForOperator, "wal2json"),
+        (with_slot(database="other"), EXPECTED, StopForOperator, "belongs to database other"),
+        (with_slot(temporary=True), EXPECTED, StopForOperator, "temporary"),
+        (with_slot(active_pid=99), EXPECTED, Retry, "in use by process 99"),
+        (replace(FACTS, publications={}), EXPECTED, RetrySlowly, "publication p does not exist"),
+        (
+            replace(
+                FACTS,
+                publications={
+                    "p": PUBLICATION,
+                    "q": replace(PUBLICATION, name="q", relations=(replace(ORDERS, columns=(ID,)),)),
+                },
+            ),
+            replace(EXPECTED, publications=("p", "q")),
+            RetrySlowly,
+            "different column lists for shop.orders",
+        ),
+    ],
+)
+def test_failed_check_is_one_error_with_its_class_and_a_remedy(
+    facts: Facts, expected: Expected, kind: type[WalgateError], said: str
+) -> None:
+    (error,) = check_without_position(facts, expected).errors
+    assert type(error) is kind
+    assert said in error.message
+    assert error.hint
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        (with_server(version_num=190000), "newer than this gateway"),
+        (with_server(max_slot_wal_keep_mb=100), "max_slot_wal_keep_size is 100 MB"),
+        (with_server(idle_slot_timeout_s=60.0), "idle_replication_slot_timeout is 60 s"),
+        (with_slot(wal_status="extended"), "holds back"),
+        (with_slot(wal_status="unreserved"), "about to be lost"),
+        (with_slot(failover=True), "failover = true"),
+        (with_publication(relations=()), "holds no table"),
+        (
+            with_publication(relations=(replace(ORDERS, replica_identity="NOTHING", identity_columns=()), ITEMS)),
+            '"shop"."orders"',
+        ),
+    ],
+)
+def test_doubt_is_a_warning_with_a_hint(facts: Facts, said: str) -> None:
+    report = check_without_position(facts, EXPECTED)
+    assert report.errors == ()
+    (warning,) = report.warnings
+    assert said in warning.message
+    assert warning.hint
+
+
+def test_a_slot_without_two_phase_is_a_warning_where_it_is_wanted() -> None:
+    (warning,) = check_without_position(FACTS, replace(EXPECTED, two_phase=True)).warnings
+    assert "without two_phase" in warning.message
+
+
+def test_failover_without_synchronized_slots_may_publish_phantoms() -> None:
+    report = check_without_position(with_slot(failover=True), replace(EXPECTED, failover=True))
+    assert ["new primary never had" in warning.message for warning in report.warnings] == [True]
+
+
+@pytest.mark.parametrize("identity", ["FULL", "DEFAULT", "INDEX", "NOTHING"])
+@pytest.mark.parametrize("columns", [(), ("id",)])
+@pytest.mark.parametrize("actions", [frozenset({"insert"}), frozenset({"insert", "delete"})])
+def test_missing_identity_matters_only_where_it_is_needed(
+    identity: str, columns: tuple[str, ...], actions: frozenset[str]
+) -> None:
+    relation = replace(ORDERS, replica_identity=identity, identity_columns=columns)
+    report = check_without_position(with_publication(actions=actions, relations=(relation,)), EXPECTED)
+    assert bool(report.warnings) == ("delete" in actions and identity != "FULL" and not columns)
+
+
+def test_many_tables_are_counted_rather_than_listed() -> None:
+    relations = tuple(
+        replace(ORDERS, relation_oid=n, name=f"t{n}", replica_identity="NOTHING", identity_columns=())
+        for n in range(500)
+    )
+    (warning,) = check_without_position(with_publication(relations=relations), EXPECTED).warnings
+    assert "and 490 more" in warning.message
+    assert len(warning.message) < 400
+
+
+def test_no_free_slot_matters_only_before_one_is_created() -> None:
+    (error,) = check_slot_capacity(with_server(used_slots=10))
+    assert type(error) is RetrySlowly
+    assert check_without_position(with_server(used_slots=10), EXPECTED).errors == ()
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected", "kind"),
+    [
+        (with_server(system_identifier="72"), replace(EXPECTED, system_identifier="71"), StopForOperator),
+        (with_server(database="other"), replace(EXPECTED, database="shop"), StopForOperator),
+        (FACTS, replace(EXPECTED, timeline=2), LeftBehind),  # the old primary may only be the first that answered
+    ],
+)
+def test_another_server_is_not_read(facts: Facts, expected: Expected, kind: type[WalgateError]) -> None:
+    (error,) = check_identity(facts, expected)
+    assert type(error) is kind
+
+
+def test_what_a_standby_says_of_its_timeline_is_not_believed() -> None:
+    assert list(check_identity(with_server(in_recovery=True), replace(EXPECTED, timeline=2))) == []
+
+
+def progress(before: Facts, after: Facts, resume_lsn: int) -> list[WalgateError]:
+    position = replace(ACTIVE, resume_lsn=Lsn(resume_lsn))
+    found = check_progress(replace(before, moment=1), replace(STORED, moment=2), replace(after, moment=3), position)
+    return list(report_of(found).errors)
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
+def test_the_position_lies_between_the_slot_before_it_and_the_end_of_the_wal_after_it(
+    confirmed: int, resume: int, flush: int
+) -> None:
+    before = with_slot(confirmed_flush_lsn=Lsn(confirmed))
+    later_slot = replace(SLOT, confirmed_flush_lsn=Lsn(max(confirmed, resume) + 7))
+    errors = progress(before, replace(with_server(flush_lsn=Lsn(flush)), slot=later_slot), resume)
+    assert (errors == []) == (confirmed <= resume <= flush)
+    assert all(type(error) is DataGap for error in errors)
+
+
+def test_a_slot_that_is_gone_is_a_gap() -> None:
+    (error,) = progress(FACTS, without_slot(), 1500)
+    assert type(error) is DataGap
+    assert "does not exist any more" in error.message
+
+
+def test_a_standby_may_not_have_replayed_the_position_yet() -> None:
+    (error,) = progress(FACTS, with_server(flush_lsn=Lsn(1499), in_recovery=True), 1500)
+    assert type(error) is RetrySlowly
+
+
+def test_facts_in_another_order_prove_nothing() -> None:
+    with pytest.raises(AssertionError):
+        list(check_progress(replace(FACTS, moment=2), replace(STORED, moment=1), replace(FACTS, moment=3), ACTIVE))
+
+
+@pytest.mark.parametrize(
+    ("errors", "kind"),
+    [
+        ((Retry("a"), DataGap("b", hint="x")), DataGap),
+        ((Retry("a"), RetrySlowly("b")), RetrySlowly),
+        ((StopForOperator("a"), RetrySlowly("b")), StopForOperator),
+        ((Retry("a"),), Retry),
+    ],
+)
+def test_several_errors_are_raised_as_one_of_the_gravest_class(
+    errors: tuple[WalgateError, ...], kind: type[WalgateError]
+) -> None:
+    with pytest.raises(kind) as caught:
+        Report(errors, ()).raise_errors()
+    assert type(caught.value) is kind
+    assert all(error.message in caught.value.message and error.hint in caught.value.hint for error in errors)
+
+
+def test_report_without_errors_raises_nothing() -> None:
+    Report((), (OperatorWarning("a", "b"),)).raise_errors()
+
+
+CHANGED: list[tuple[Callable[[], Facts], str]] = [
+    (lambda: with_publication(relations=(ORDERS,)), "no longer holds shop.items"),
+    (lambda: with_publication(actions=frozenset({"insert", "update", "truncate"})), "no longer publishes delete"),
+    (lambda: with_publication(via_root=True), "publish_via_partition_root is now true"),
+    (lambda: with_publication(all_tables=True), "now for all tables"),
+    (lambda: with_publication(oid=8), "was dropped and created again"),
+    (lambda: with_publication(relations=(replace(ORDERS, row_filter="(id > 1)"), ITEMS)), "another row filter"),
+    (lambda: with_publication(relations=(replace(ORDERS, columns=(ID,)), ITEMS)), "no longer sends name"),
+    (
+        lambda: with_publication(relations=(ORDERS, replace(ITEMS, name="lines"))),
+        "shop.items is shop.lines now, with another topic",
+    ),
+    (lambda: replace(FACTS, publications={}), "publication p does not exist"),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), CHANGED)
+def test_a_change_of_the_inventory_is_a_warning_and_the_stream_goes_on(changed: Callable[[], Facts], said: str) -> None:
+    report = check_running(FACTS, changed(), EXPECTED)
+    assert report.errors == ()
+    assert [said in warning.message for warning in report.warnings] == [True]
+
+
+def test_a_publication_that_is_emptied_is_a_warning() -> None:
+    report = check_running(FACTS, with_publication(relations=()), EXPECTED)
+    assert report.errors == ()
+    assert ["holds no table" in report.warnings[0].message, "no longer holds" in report.warnings[1].message] == [
+        True,
+        True,
+    ]
+
+
+def test_tables_that_join_are_no_reason_for_a_warning() -> None:
+    new = replace(ITEMS, relation_oid=103, name="new")
+    now = with_publication(relations=(ORDERS, ITEMS, new))
+    assert check_running(FACTS, now, EXPECTED) == Report((), ())
+    assert added_tables(FACTS, now) == ["shop.new"]
+
+
+@pytest.mark.parametrize(
+    "now",
+    [without_slot(), with_slot(wal_status="lost"), with_slot(active_pid=98), with_server(system_identifier="72")],
+)
+def test_what_looks_like_a_loss_while_the_stream_runs_is_judged_by_the_next_start(now: Facts) -> None:
+    expected = replace(EXPECTED, backend_pid=99, system_identifier="71")
+    assert [type(error) for error in check_running(FACTS, now, expected).errors] == [Retry]
+
+
+def test_our_own_wal_sender_holds_the_slot_for_us() -> None:
+    assert check_running(FACTS, with_slot(active_pid=99), replace(EXPECTED, backend_pid=99)).errors == ()
+
+
+def test_a_slot_that_moves_under_the_stream_is_not_judged_by_an_older_position() -> None:
+    """The facts are read while the stream goes on."""
+    assert check_running(FACTS, with_slot(confirmed_flush_lsn=Lsn(SERVER.flush_lsn)), EXPECTED).errors == ()

@@ -1,0 +1,115 @@
+"""The steps of the repairs, with prepared answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.events.manifest import Manifest
+from gateway.events.marker import Marker
+from gateway.judgement.facts import Facts, Stored
+from gateway.judgement.repair import accept_gap, adopt, readmit, skip
+from gateway.judgement.start import CreateSlot, DropSlot, FenceFormer, Record, Step, Steps
+from gateway.lsn import Lsn
+from gateway.operate.errors import Retry, StopForOperator
+from gateway.transactions.position import Position
+from gateway.transactions.transaction import Prepared, Quarantined
+from tests.judgement.facts import ACTIVE, EXPECTED, FACTS, FRESH, STORED, with_server, with_slot, without_slot
+from tests.judgement.script import Answer, carried_out
+
+CREATED: dict[type, Answer] = {CreateSlot: lambda _: Lsn(1900)}
+BAD = Quarantined(7, "public", "bad", "cdc.public.bad", "a reason", 1200)
+
+
+def stored(position: Position = ACTIVE) -> Stored:
+    return replace(STORED, positions={position.key: position})
+
+
+def done(steps: Steps, facts: Facts = FACTS, known: Stored = STORED) -> tuple[Position, list[Step]]:
+    return carried_out(steps, facts, known, CREATED)
+
+
+def fresh(_: Facts) -> Position:
+    return FRESH
+
+
+def test_skip_records_the_commit_lsn_and_nothing_else() -> None:
+    position, steps = done(skip(fresh, Lsn(1600)))
+    assert position == replace(ACTIVE, skip_lsn=Lsn(1600)) and steps[-1] == Record(position)
+
+
+@pytest.mark.parametrize(("lsn", "said"), [(1499, "delivered already"), (9_999_999, "nothing has committed")])
+def test_skip_refuses_what_is_behind_the_position_or_not_written_yet(lsn: int, said: str) -> None:
+    with pytest.raises(StopForOperator, match=said):
+        done(skip(fresh, Lsn(lsn)))
+
+
+def test_readmit_takes_out_one_table_and_says_so_in_a_marker() -> None:
+    other = replace(BAD, relation_oid=8, name="other")
+    position, steps = done(readmit(fresh, "public.bad"), known=stored(replace(ACTIVE, quarantined=(BAD, other))))
+    assert (position.quarantined, position.epoch) == ((other,), ACTIVE.epoch + 1)
+    assert steps[-1] == Record(position, (Marker("EPOCH", 0, ACTIVE.resume_lsn, detail="readmitted public.bad"),))
+    with pytest.raises(StopForOperator, match="is not in quarantine"):
+        done(readmit(fresh, "public.bad"))
+
+
+def test_a_gap_is_accepted_only_where_there_is_one() -> None:
+    with pytest.raises(StopForOperator, match="has everything that committed after"):
+        done(accept_gap(fresh, EXPECTED))
+
+
+def test_a_slot_that_is_gone_is_created_and_one_that_is_lost_is_dropped_before() -> None:
+    prepared = Prepared("gid", 5, 1400, None, Manifest(1))
+    for facts, drops in ((without_slot(), False), (with_slot(wal_status="lost"), True)):
+        position, steps = done(accept_gap(fresh, EXPECTED), facts, stored(replace(ACTIVE, prepared=(prepared,))))
+        assert (position.resume_lsn, position.epoch, position.prepared) == (1900, ACTIVE.epoch + 1, ())
+        assert (DropSlot() in steps, CreateSlot() in steps) == (drops, True)
+        record = steps[-1]
+        assert isinstance(record, Record)
+        (gap,) = record.markers
+        assert (gap.kind, gap.marker_lsn, gap.end_lsn) == ("GAP", ACTIVE.resume_lsn, 1900) and gap.detail
+
+
+def test_a_slot_that_was_moved_goes_on_where_it_is() -> None:
+    position, steps = done(accept_gap(fresh, EXPECTED), with_slot(confirmed_flush_lsn=Lsn(1700)))
+    assert position.resume_lsn == 1700 and CreateSlot() not in steps
+
+
+def test_everything_before_now_is_given_up_only_on_demand() -> None:
+    position, steps = done(accept_gap(fresh, EXPECTED, until_now=True))
+    assert position.resume_lsn == 1900
+    assert steps.index(DropSlot()) < steps.index(CreateSlot()) < steps.index(steps[-1])
+
+
+def test_what_a_marker_cannot_repair_is_refused() -> None:
+    for facts, known, said in (
+        (without_slot(), replace(STORED, marker_topic_used=False), "was deleted and created again"),
+        (with_server(flush_lsn=Lsn(1200)), STORED, "would come again"),
+    ):
+        with pytest.raises(StopForOperator, match=said):
+            done(accept_gap(fresh, EXPECTED, until_now=True), facts, known)
+    with pytest.raises(Retry, match="in use by process"):
+        done(accept_gap(fresh, EXPECTED, until_now=True), with_slot(active_pid=77))
+
+
+def test_an_upgraded_server_takes_over_the_position_and_the_old_key_ends() -> None:
+    former = replace(ACTIVE, system_identifier="17")
+    facts = with_slot(confirmed_flush_lsn=Lsn(1700))
+    position, steps = done(adopt(fresh, EXPECTED, "17"), facts, stored(former))
+    assert (position.key, position.resume_lsn, position.epoch) == (FRESH.key, 1700, former.epoch + 1)
+    record = steps[-1]
+    assert isinstance(record, Record) and record.forgets == former.key
+    assert FenceFormer("17") in steps
+
+
+def test_another_server_is_not_adopted() -> None:
+    former = replace(ACTIVE, system_identifier="17")
+    for facts, known, said in (
+        (without_slot(), stored(former), "has no slot"),
+        (with_slot(confirmed_flush_lsn=Lsn(1400)), stored(former), "is no upgrade of that server"),
+        (FACTS, Stored({former.key: former, ACTIVE.key: ACTIVE}, marker_topic_used=True), "a position of its own"),
+        (FACTS, STORED, "no position is known"),
+    ):
+        with pytest.raises(StopForOperator, match=said):
+            done(adopt(fresh, EXPECTED, "17"), facts, known)

@@ -1,0 +1,105 @@
+"""Alarm rules: what they raise in situations, whether what they ask for exists, and whether somebody can read what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+from gateway.operate import metrics
+from gateway.operate.status import Board
+from tests.monitoring.prometheus import NAME, firing, labels_of, read_series, seconds
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "monitoring"
+ALARMS: list[dict[str, Any]] = yaml.safe_load((FOLDER / "alarms.yml").read_text())["groups"][0]["rules"]
+SITUATIONS: dict[str, Any] = yaml.safe_load((FOLDER / "alarms_test.yml").read_text())
+DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana/dashboards/walgate.json").read_text())
+OF_PROMETHEUS = {"up", "ALERTS"}
+
+
+def asked_for(expression: str) -> set[str]:
+    without_labels = re.sub(r"\{[^}]*\}", "", expression)
+    return set(re.findall(r"\b(?:walgate_\w+|up|ALERTS)\b", without_labels))
+
+
+def exported() -> set[str]:
+    metrics.show(Board())
+    return {family.name + "_total" * (family.type == "counter") for family in metrics.REGISTRY.collect()}
+
+
+def dashboard_expressions() -> list[str]:
+    asked = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    return [*asked, *(one["expr"] for one in DASHBOARD["annotations"]["list"])]
+
+
+@pytest.mark.parametrize("situation", SITUATIONS["tests"], ids=lambda one: str(one["name"]))
+def test_situations_raise_their_alarms_and_no_others(situation: dict[str, Any]) -> None:
+    series = read_series(situation["input_series"], seconds(situation["interval"]))
+    for check in situation["promql_expr_test"]:
+        assert check["expr"] == 'ALERTS{alertstate="firing"}'
+        found = firing(ALARMS, series, seconds(check["eval_time"]), seconds(SITUATIONS["evaluation_interval"]))
+        expected = {
+            frozenset(pair for pair in labels_of(sample["labels"]) if pair[0] not in (NAME, "alertstate"))
+            for sample in check["exp_samples"]
+        }
+        assert found == expected, check["eval_time"]
+
+
+def test_each_alarm_is_raised_in_a_situation() -> None:
+    raised = {name for one in SITUATIONS["tests"] for name in re.findall(r'alertname="(\w+)"', str(one))}
+    assert raised == {rule["alert"] for rule in ALARMS} and len(ALARMS) >= 10
+
+
+def test_promtool_comes_to_the_same_verdict() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: prometheus); the situations were played without it")
+    for arguments in (["check", "rules", "alarms.yml"], ["test", "rules", "alarms_test.yml"]):
+        judged = subprocess.run([promtool, *arguments], cwd=FOLDER, capture_output=True, text=True, check=False)
+        assert judged.returncode == 0, judged.stdout + judged.stderr
+
+
+def test_what_rules_and_dashboard_ask_for_exists() -> None:
+    asked = {
+        name
+        for expression in [*(rule["expr"] for rule in ALARMS), *dashboard_expressions()]
+        for name in asked_for(expression)
+    }
+    assert asked - OF_PROMETHEUS <= exported()
+    assert len(asked) > 15
+    labels = DASHBOARD["templating"]["list"][0]["query"]["query"]
+    assert asked_for(labels) <= exported()
+    for expression in dashboard_expressions():
+        promql_parser.parse(expression.replace("$instance", ".*"))
+
+
+def test_each_alarm_has_a_section_that_says_what_to_do() -> None:
+    page = (ROOT / "docs/alarms.md").read_text()
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.S | re.M))
+    assert list(sections) == [rule["alert"] for rule in ALARMS]
+    for rule in ALARMS:
+        assert len(sections[rule["alert"]].strip()) > 20
+        assert rule["annotations"]["runbook"] == f"docs/alarms.md#{rule['alert'].lower()}"
+        assert rule["labels"]["severity"] in ("warning", "critical")
+
+
+def test_compose_mounts_what_is_here() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    in_profile = {name: service for name, service in services.items() if "profiles" in service}
+    assert set(in_profile) == {"prometheus", "grafana"}
+    for service in in_profile.values():
+        for volume in service["volumes"]:
+            if volume.startswith("./"):
+                assert (ROOT / volume.split(":")[0]).exists(), volume
+    (target,) = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"][0]["static_configs"][0][
+        "targets"
+    ]
+    assert target == f"gateway:{services['gateway']['environment']['WALGATE_HTTP__PORT']}"

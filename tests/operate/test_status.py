@@ -1,0 +1,82 @@
+"""The board: what is remembered while nothing is connected, and who is named."""
+
+from __future__ import annotations
+
+from gateway.operate.errors import Retry
+from gateway.operate.lag import Progress
+from gateway.operate.metrics import OTHER_TOPICS, REGISTRY, TOPIC_LABELS, show
+from gateway.operate.status import STALLED_S, Board, Counts
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def board(clock: Clock) -> Board:
+    return Board(slot_name="s", prefix="cdc", version="1", clock=clock, monotonic=clock)
+
+
+def test_a_server_that_does_not_answer_is_named_with_its_address_and_since_when() -> None:
+    clock = Clock()
+    status = board(clock)
+    status.wait_for("")
+    status.part_is_up("kafka", "k:9092")
+    clock.now = 1010.0
+    status.part_is_down("kafka", Retry("asking Kafka: refused", hint="is it up?"))
+    clock.now = 1013.0
+    status.part_is_down("kafka", Retry("asking Kafka: refused"))
+    assert status.waiting_for() == "Kafka (k:9092), which has not answered for 3 s: asking Kafka: refused"
+    found = status.snapshot()
+    assert (found.state, found.waiting_since) == ("waiting", 1010.0)
+    status.part_is_up("kafka")
+    assert status.waiting_for() == "" and status.snapshot().state == "streaming"
+
+
+def test_a_registry_that_is_down_is_known_but_stops_no_stream() -> None:
+    status = board(Clock())
+    status.wait_for("")
+    status.part_is_down("registry", Retry("no answer"), "http://r")
+    assert status.waiting_for() == "" and status.snapshot().parts[2].up is False
+
+
+def test_kafka_that_acknowledges_nothing_is_named_although_it_answers() -> None:
+    status = board(Clock())
+    status.watch(Progress, lambda: Counts(stalled_s=STALLED_S + 1))
+    status.wait_for("")
+    assert "acknowledged nothing for 11 s" in status.waiting_for()
+
+
+def test_since_when_it_waits_outlives_the_attempts() -> None:
+    clock = Clock()
+    status = board(clock)
+    status.wait_for("")
+    clock.now = 1001.0
+    status.wait_for("PostgreSQL")
+    clock.now = 1060.0
+    status.wait_for("Kafka")
+    assert status.snapshot().waiting_since == 1001.0
+
+
+def test_what_was_delivered_once_stays_delivered() -> None:
+    status = board(Clock())
+    status.watch(lambda: Progress(delivered_lsn=500, last_commit_lsn=400, last_commit_time=7.0), Counts)
+    status.leave()
+    status.watch(lambda: Progress(delivered_lsn=300), Counts)
+    found = status.snapshot()
+    assert (found.delivered_lsn, found.last_commit_lsn, found.last_commit_time) == (500, 400, 7.0)
+
+
+def test_ten_thousand_topics_share_labels() -> None:
+    status = board(Clock())
+    show(status)
+    for number in range(10_000):
+        status.count(f"cdc.public.t{number}", 2, 100)
+    families = {family.name: family for family in REGISTRY.collect()}
+    assert sum(len(family.samples) for family in families.values()) < 1000
+    records = {sample.labels["topic"]: sample.value for sample in families["walgate_topic_records"].samples}
+    assert len(records) == TOPIC_LABELS + 1 and sum(records.values()) == 20_000
+    assert records[OTHER_TOPICS] == 2 * (10_000 - TOPIC_LABELS)
+    show(Board())

@@ -1,0 +1,110 @@
+"""A gateway that takes a snapshot of a changing database, and the comparison at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+
+from gateway.local import Kafka, Registry
+from tests.conftest import Database
+from tests.exactly_once.delivered import read_delivered
+from tests.exactly_once.scene import wait_for_commit
+from tests.gateway_process import GatewayProcess
+from tests.snapshot.load import PUBLICATION, QUERIES
+from tests.snapshot.target import Target, differences
+
+
+@dataclass(slots=True)
+class Scene:
+    database: Database
+    sql: asyncpg.Connection
+    gateway: GatewayProcess
+    kafka: Kafka
+    registry: Registry
+    prefix: str
+
+    async def snapshot_done(self, *, times: int = 1, timeout_s: float = 120.0) -> None:
+        await self.gateway.logged('"snapshot_done"', times=times, timeout_s=timeout_s)
+
+    async def delivered(self, *, timeout_s: float = 90.0) -> None:
+        """All that was committed before."""
+        xid = int(
+            await self.sql.fetchval(
+                "SELECT pg_current_xact_id()::text FROM pg_logical_emit_message(true, 'test', 'last of all')"
+            )
+        )
+        found = await asyncio.to_thread(
+            wait_for_commit,
+            self.kafka.bootstrap_servers,
+            self.registry.url,
+            self.prefix,
+            xid & 0xFFFFFFFF,
+            timeout_s,
+        )
+        assert found, self.gateway.log_tail()
+
+    async def delivered_by(self, session: asyncpg.Connection) -> None:
+        """The commit of that session, which waits for a standby."""
+        pid = session.get_server_pid()
+        query = "SELECT backend_xid::text FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep'"
+        async with asyncio.timeout(60):
+            while (xid := await self.sql.fetchval(query, pid)) is None:
+                await asyncio.sleep(0.02)
+        found = await asyncio.to_thread(
+            wait_for_commit, self.kafka.bootstrap_servers, self.registry.url, self.prefix, int(xid), 60
+        )
+        assert found, self.gateway.log_tail()
+
+    async def target(self) -> Target:
+        target = Target()
+        target.apply(
+            await asyncio.to_thread(read_delivered, self.kafka.bootstrap_servers, self.registry.url, self.prefix)
+        )
+        return target
+
+    async def judge(self, queries: dict[str, str] = QUERIES, *, keyless: tuple[str, ...] = ("shop.keyless",)) -> Target:
+        """Every table that was delivered is the source's."""
+        await self.delivered()
+        target = await self.target()
+        wrong = []
+        for name, query in queries.items():
+            topic = f"{self.prefix}.{name}"
+            wrong += await differences(self.sql, target, topic, query, keyed=name not in keyless)
+            if topic not in target.complete:
+                wrong.append(f"{topic} has no SNAPSHOT_END")
+        assert not wrong, "\n".join(wrong) + "\n" + self.gateway.log_tail(60)
+        return target
+
+
+@asynccontextmanager
+async def open_scene(
+    database: Database, kafka: Kafka, registry: Registry, prefix: str, folder: Path, **settings: object
+) -> AsyncIterator[Scene]:
+    values: dict[str, object] = {
+        "source__dsn": database.dsn,
+        "source__slot": f"slot_{prefix}",
+        "source__publications": PUBLICATION,
+        "source__check_interval_s": 1,
+        "kafka__bootstrap_servers": kafka.bootstrap_servers,
+        "kafka__prefix": prefix,
+        "kafka__replication_factor": 1,
+        "registry__url": registry.url,
+        "snapshot__mode": "initial",
+    }
+    gateway = GatewayProcess(folder / f"{prefix}.log", values | settings)
+    scene = Scene(database, await database.connect(), gateway, kafka, registry, prefix)
+    begun = time.monotonic()
+    try:
+        yield scene
+    except BaseException:
+        print(gateway.log_tail(60))
+        raise
+    finally:
+        await gateway.end()
+        print(f"{time.monotonic() - begun:.1f} s")

@@ -1,0 +1,39 @@
+"""Truth under load, as a model: each rule is needed, and together they are enough."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from gateway.snapshot import judge, table
+from tests.snapshot.world import RULES, first_wrong
+
+SEED = int(os.environ.get("WALGATE_TEST_SEED", "0")) or random.SystemRandom().randrange(1 << 40)
+PARTS = 4
+"""Long runs in pieces, so that one says early where it went wrong."""
+
+
+@pytest.mark.parametrize(
+    "count",
+    [2_000, *(pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)]) for _ in range(PARTS))],
+)
+def test_no_history_makes_a_table_that_differs_from_the_source(count: int) -> None:
+    seed = SEED if count == 2_000 else random.SystemRandom().randrange(1 << 40)
+    assert first_wrong(range(seed, seed + count)) is None
+
+
+@pytest.mark.parametrize("count", [1_000, pytest.param(50_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+def test_nor_does_one_in_which_every_list_overflows(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "MAX_KEYS", 4)
+    monkeypatch.setattr(judge, "MAX_KEYS_OF_ONE", 3)
+    monkeypatch.setattr(judge, "MAX_UNSEEN", 3)
+    monkeypatch.setattr(table, "MAX_AGAIN", 4)
+    monkeypatch.setattr(table, "KEYS_FIRST", 2)
+    assert first_wrong(range(SEED, SEED + count)) is None
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_without_one_rule_a_history_goes_wrong(rule: str) -> None:
+    assert first_wrong(range(40_000), rule) is not None

@@ -1,0 +1,123 @@
+"""Two writers at one mirror, others that change its files, and tables that are left out: nothing twice, nothing lost."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from delta.exceptions import ConcurrentAppendException, ConcurrentTransactionException
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+
+from spark_consumer.errors import MirrorError
+from spark_consumer.mirror import batch, pictures
+from spark_consumer.mirror.batch import Mirror, TableWork
+from spark_consumer.mirror.layout import manifest_path, table_path
+from spark_consumer.mirror.merge import despite_conflicts
+from spark_consumer.reader.registry import Registry, SchemaCache
+from spark_consumer.source.datasource import register
+from spark_consumer.tables import TableName
+from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation
+from tests.spark_consumer.test_mirror import mirrored
+from tests.spark_consumer.workload import VISITS
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+ITEMS = relation("items", {"id": INT8, "name": TEXT}, ("id",))
+
+
+def visit(feeder: Feeder, items: object, visits: object, number: int) -> None:
+    transaction = feeder.begin()
+    transaction.insert(items, {"id": number, "name": "a"})  # type: ignore[arg-type]
+    transaction.insert(visits, {"page": f"/{number}", "seconds": 1.0})  # type: ignore[arg-type]
+    transaction.commit()
+    feeder.kafka_commit()
+
+
+@pytest.mark.long
+def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    items, visits = feeder.table(ITEMS), feeder.table(VISITS)
+    schemas = SchemaCache(Registry({"url": feeder.registry_url}))
+    first, second, third = (Mirror(str(tmp_path), schemas) for _ in range(3))
+    sessions = [spark, spark.newSession(), spark.newSession()]  # Delta's transaction options are of a session
+    for session in sessions:
+        register(session)
+
+    def apply(place: int, number: int) -> None:
+        mirrors = (first, second, third)
+        frame = sessions[place].read.format("walgate").options(**feeder.options()).load()
+        mirrors[place].apply(frame, number)
+
+    def pages() -> list[str]:
+        rows = pictures.read(spark, str(tmp_path))["public.visits"].collect()
+        return sorted(row.page for row in rows)
+
+    # In turn: the second begins with a checkpoint of its own, from the start of the topics.
+    visit(feeder, items, visits, 1)
+    apply(0, 0)
+    visit(feeder, items, visits, 2)
+    apply(1, 0)
+    visit(feeder, items, visits, 3)
+    with pytest.raises(MirrorError, match="another writer has taken over"):
+        apply(0, 1)
+    assert pages() == ["/1", "/2"]
+    # At once: the second stands within its batch, before its first write, when the third takes over.
+    stands, goes_on = threading.Event(), threading.Event()
+    write = batch._write
+
+    def waits(session: SparkSession, work: TableWork, *rest: object) -> None:
+        if session is sessions[1]:
+            stands.set()
+            assert goes_on.wait(300)
+        write(session, work, *rest)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(1) as beside:
+        patched.setattr(batch, "_write", waits)
+        late = beside.submit(apply, 1, 1)
+        assert stands.wait(300)
+        apply(2, 0)
+        goes_on.set()
+        with pytest.raises(MirrorError, match="another writer has taken over"):
+            late.result()
+    visit(feeder, items, visits, 4)
+    apply(2, 1)
+    assert pages() == ["/1", "/2", "/3", "/4"]
+    assert mirrored(spark, tmp_path, items) == items.rows
+    # OPTIMIZE and VACUUM by others change versions, and no row.
+    for name in ("items", "visits"):
+        location = table_path(str(tmp_path), TableName("public", name))
+        DeltaTable.forPath(spark, location).optimize().executeCompaction()
+        DeltaTable.forPath(spark, location).vacuum()
+        properties = DeltaTable.forPath(spark, location).detail().head()
+        assert properties is not None and "delta.columnMapping.mode" not in properties["properties"]
+    visit(feeder, items, visits, 5)
+    apply(2, 2)
+    assert pages() == ["/1", "/2", "/3", "/4", "/5"] and mirrored(spark, tmp_path, items) == items.rows
+    # A table that is left out leaves the pictures, and is not taken in again by the same mirror.
+    options = feeder.options(exclude="public.vis*")
+    left = Mirror(str(tmp_path), schemas, exclude=["public.vis*"])
+    visit(feeder, items, visits, 6)
+    left.apply(spark.read.format("walgate").options(**options).load(), 0)
+    assert set(pictures.read(spark, str(tmp_path))) == {"public.items"}
+    with pytest.raises(MirrorError, match=r"tables named public\.vis\* are new"):
+        Mirror(str(tmp_path), schemas).apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
+    assert spark.read.format("delta").load(manifest_path(str(tmp_path))).count() == 6
+
+
+def test_a_write_that_meets_others_is_made_again_and_one_that_meets_another_writer_is_not() -> None:
+    met: list[Exception] = [ConcurrentAppendException("files were added"), ConcurrentAppendException("again")]
+    pauses: list[float] = []
+
+    def write() -> None:
+        if met:
+            raise met.pop()
+
+    despite_conflicts(write, pauses.append)
+    assert len(pauses) == 2 and not met
+    met.append(ConcurrentTransactionException("another"))
+    with pytest.raises(ConcurrentTransactionException):
+        despite_conflicts(write, pauses.append)

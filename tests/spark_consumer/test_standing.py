@@ -1,0 +1,58 @@
+"""What the signs of snapshots, exclusions and gaps make of a mirror's tables, without Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_consumer.mirror.standing import Mark, Standing, advance, first_cut
+
+
+def mark(kind: str, lsn: int, table: str | None = "public.a", **facts: Any) -> Mark:
+    return Mark(kind, table, lsn, 0, {"snapshot_id": "one", "purpose": "FILL", "reason": "it is poison", **facts})
+
+
+def test_a_table_is_filling_from_the_beginning_of_its_snapshot_to_the_end() -> None:
+    begun, _ = advance(Standing(), [mark("SNAPSHOT_BEGIN", 10)])
+    assert begun.filling == {"public.a"} and begun.open["public.a"].begin_lsn == 10
+    again, _ = advance(begun, [mark("SNAPSHOT_BEGIN", 20)])
+    assert again.open["public.a"].begin_lsn == 20
+    ended, windows = advance(again, [mark("SNAPSHOT_END", 30)])
+    assert not ended.filling and not ended.open and windows["public.a"].begin_lsn == 20
+
+
+def test_a_table_whose_rows_come_within_a_snapshot_of_all_is_not_complete() -> None:
+    whole, _ = advance(Standing(), [mark("SNAPSHOT_BEGIN", 10, None), mark("SNAPSHOT_BEGIN", 11, "public.b")])
+    done, _ = advance(whole, [mark("SNAPSHOT_END", 12, "public.b")])
+    done.meet(["public.a", "public.b"])
+    assert done.filling == {"public.a"}
+    ended, _ = advance(done, [mark("SNAPSHOT_END", 20, None)])
+    assert not ended.filling and not ended.done
+
+
+def test_an_excluded_table_stands_still_until_it_was_replaced() -> None:
+    frozen, _ = advance(Standing(), [mark("EXCLUDED", 10)])
+    assert frozen.stale(["public.a", "public.b"]) == {"public.a": "it is poison"}
+    begun, _ = advance(frozen, [mark("SNAPSHOT_BEGIN", 20, purpose="REPLACE")])
+    assert begun.stale(["public.a"])
+    ended, _ = advance(begun, [mark("SNAPSHOT_END", 30, purpose="REPLACE")])
+    assert not ended.stale(["public.a"])
+
+
+def test_a_gap_makes_every_table_stale_until_it_was_replaced_and_a_verify_does_not_help() -> None:
+    gap, _ = advance(Standing(), [mark("GAP", 10, None, detail="the slot was lost")])
+    verified, _ = advance(gap, [mark("SNAPSHOT_END", 20, "public.a", purpose="VERIFY")])
+    assert verified.stale(["public.a", "public.b"]) == dict.fromkeys(["public.a", "public.b"], "the slot was lost")
+    replaced, _ = advance(verified, [mark("SNAPSHOT_END", 30, "public.a", purpose="REPLACE")])
+    assert replaced.stale(["public.a", "public.b"]) == {"public.b": "the slot was lost"}
+    assert Standing.of(replaced.text()) == replaced
+
+
+def test_batches_are_cut_before_exclusions_and_around_chunks_of_a_verify() -> None:
+    assert first_cut(Standing(), [mark("EXCLUDED", 10)], 5, 20) == 10
+    assert first_cut(Standing(), [mark("EXCLUDED", 10)], 10, 20) is None
+    assert first_cut(Standing(frozen={"public.a": "it is poison"}), [mark("EXCLUDED", 10)], 5, 20) is None
+    chunk = mark("SNAPSHOT_CHUNK", 10, purpose="VERIFY")
+    assert [first_cut(Standing(), [chunk], *bounds) for bounds in [(5, 20), (10, 20), (10, 10)]] == [10, 11, None]
+    assert first_cut(Standing(), [mark("SNAPSHOT_CHUNK", 10)], 5, 20) is None
+    twice = [mark("SNAPSHOT_END", 10), mark("SNAPSHOT_BEGIN", 12)]
+    assert first_cut(Standing(), twice, 5, 20) == 12

@@ -1,0 +1,64 @@
+"""The manifests for Kubernetes: their parts fit each other, the image and the settings."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.operate.settings import load_settings
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "deploy/kubernetes"
+
+
+def manifest(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text())
+    return found
+
+
+def test_the_parts_fit_each_other() -> None:
+    base, deployment, service = (manifest(f"{name}.yaml") for name in ("kustomization", "deployment", "service"))
+    for file in (*base["resources"], *base["configMapGenerator"][0]["files"]):
+        assert (FOLDER / file).exists()
+    spec = deployment["spec"]
+    labels = spec["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"] == service["spec"]["selector"] == labels
+    assert (spec["replicas"], spec["strategy"]["type"]) == (1, "Recreate")
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    (configured,) = [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume]
+    assert configured == base["configMapGenerator"][0]["name"]
+    user = re.search(r"--uid (\d+)", (ROOT / "Dockerfile").read_text())
+    assert user is not None and pod["securityContext"]["runAsUser"] == int(user[1])
+
+
+def test_the_settings_are_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (container,) = manifest("deployment.yaml")["spec"]["template"]["spec"]["containers"]
+    arguments = container["args"]
+    dsn = tmp_path / "dsn"
+    dsn.write_text("postgresql://walgate@db/shop\n")
+    (secret,) = [each["name"] for each in container["env"]]
+    monkeypatch.setenv(secret, str(dsn))
+    monkeypatch.delenv(secret.removesuffix("_FILE"), raising=False)
+    settings = load_settings(FOLDER / Path(arguments[arguments.index("--config") + 1]).name)
+    monkeypatch.delenv(secret.removesuffix("_FILE"), raising=False)
+    (port,) = container["ports"]
+    assert settings.http.port == port["containerPort"] == manifest("service.yaml")["spec"]["ports"][0]["port"]
+    assert settings.http.host == "0.0.0.0"
+    for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
+        assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
+
+
+@pytest.mark.parametrize("name", ["deployment", "service"])
+def test_they_are_what_kubernetes_takes(name: str) -> None:
+    try:
+        schemas: Any = importlib.import_module("kubernetes_validate")
+    except ImportError:
+        pytest.skip("kubernetes-validate is not installed (PyPI); the parts were compared without it")
+    schemas.validate(manifest(f"{name}.yaml"), schemas.latest_version(), strict=True)

@@ -1,0 +1,68 @@
+"""What the pages point to is there: other pages and their sections, messages of the code, metrics."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.operate import metrics
+from gateway.operate.status import Board
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def sections(page: Path) -> set[str]:
+    """Anchors, as the usual viewers make them of headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.S | re.M)
+    titles = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.replace("`", "")).strip().lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in _LINK.findall(page.read_text("utf-8")):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        file, _, section = target.partition("#")
+        found = (page.parent / file).resolve() if file else page
+        assert found.exists(), target
+        assert not section or section in sections(found), target
+
+
+def texts_of_the_code() -> str:
+    """All string constants, those of f-strings piece by piece."""
+    found: list[str] = []
+    for room in ("gateway", "schemas", "spark_consumer"):
+        for path in (ROOT / room).rglob("*.py"):
+            tree = ast.parse(path.read_text("utf-8"))
+            found += [
+                node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            ]
+    return "\n".join(found)
+
+
+def test_messages_of_the_index_are_those_of_the_code() -> None:
+    page = (ROOT / "docs/symptoms.md").read_text("utf-8")
+    table = page.split("| message |")[1].split("\n\n")[0].splitlines()[2:]
+    messages = [message for line in table for message in re.findall(r"`([^`]+)`", line.split("|")[1])]
+    assert len(messages) > 20
+    code = texts_of_the_code()
+    for message in messages:
+        for piece in message.split("..."):
+            assert piece.strip() in code, f"{message!r}: the code says {piece.strip()!r} nowhere"
+
+
+def test_every_metric_has_its_place_in_the_index() -> None:
+    """Those that an alarm asks for lead to it."""
+    metrics.show(Board())
+    exported = {family.name + "_total" * (family.type == "counter") for family in metrics.REGISTRY.collect()}
+    named = set(re.findall(r"`(walgate_\w+)`", (ROOT / "docs/symptoms.md").read_text("utf-8")))
+    asked = set(
+        re.findall(r"\b(walgate_\w+)", re.sub(r"runbook:.*", "", (ROOT / "monitoring/alarms.yml").read_text("utf-8")))
+    )
+    assert named <= exported and asked <= named

@@ -1,0 +1,18 @@
+"""docs/stops.md is what the code says."""
+
+from __future__ import annotations
+
+from tests.stops import ROOT, WALKED, is_of, page, stops
+
+
+def test_the_page_of_stops_is_that_of_the_code() -> None:
+    assert (ROOT / "docs" / "stops.md").read_text("utf-8") == page(), "python -m tests.stops > docs/stops.md"
+
+
+def test_each_test_that_walks_a_way_on_exists_and_so_does_its_stop() -> None:
+    found = stops()
+    assert len(found) > 50
+    for key, test in WALKED.items():
+        assert any(is_of(stop, key) for stop in found), key
+        file, _, name = test.partition("::")
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text("utf-8"), test

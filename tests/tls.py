@@ -1,0 +1,89 @@
+"""A PostgreSQL server with TLS, and somebody between it and its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import struct
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.local import Postgres
+
+ROLE, PASSWORD = "gate", "secret"
+_SSL_REQUEST = struct.pack("!ii", 8, 80877103)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsPostgres:
+    """Takes only TLS and SCRAM, but for `postgres`. `root` is its certificate's file."""
+
+    server: Postgres
+    root: Path
+
+    def dsn(self, options: str, *, password: str = PASSWORD, port: int = 0, database: str = "postgres") -> str:
+        return f"postgresql://{ROLE}:{password}@127.0.0.1:{port or self.server.port}/{database}?{options}"
+
+    @property
+    def verified(self) -> str:
+        return f"sslmode=verify-full&sslrootcert={self.root}"
+
+
+def certificate(folder: Path) -> dict[str, bytes]:
+    """A self-signed certificate of 127.0.0.1."""
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost "
+        "-addext subjectAltName=IP:127.0.0.1 -keyout server.key -out server.crt"
+    )
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return {name: (folder / name).read_bytes() for name in ("server.key", "server.crt")}
+
+
+@asynccontextmanager
+async def tls_postgres(folder: Path) -> AsyncIterator[TlsPostgres]:
+    hba = [
+        "hostssl all all 127.0.0.1/32 scram-sha-256",
+        "hostnossl all postgres 127.0.0.1/32 scram-sha-256",
+        "hostnossl all all 127.0.0.1/32 reject",
+    ]
+    async with Postgres(17, files=certificate(folder), hba=hba, settings={"ssl": "on"}) as server:
+        sql = await server.connect()
+        await sql.execute(f"CREATE ROLE {ROLE} LOGIN SUPERUSER REPLICATION PASSWORD '{PASSWORD}'")
+        await sql.close()
+        yield TlsPostgres(server, folder / "server.crt")
+
+
+@asynccontextmanager
+async def between(port: int, folder: Path, change: Callable[[bytes], bytes] = bytes) -> AsyncIterator[int]:
+    """Yields the port of one who speaks TLS with both sides and passes everything on, what the server says through `change`."""
+    certificate(folder)
+    to_client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    to_client.load_cert_chain(folder / "server.crt", folder / "server.key")
+    to_server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    to_server.check_hostname, to_server.verify_mode = False, ssl.CERT_NONE
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, each: Callable[[bytes], bytes]) -> None:
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            while data := await reader.read(1 << 16):
+                writer.write(each(data))
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, ssl.SSLError, asyncio.IncompleteReadError):
+            assert await reader.readexactly(8) == _SSL_REQUEST
+            writer.write(b"S")
+            await writer.start_tls(to_client)
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", port)
+            server_writer.write(_SSL_REQUEST)
+            assert await server_reader.readexactly(1) == b"S"
+            await server_writer.start_tls(to_server)
+            await asyncio.gather(pump(reader, server_writer, bytes), pump(server_reader, writer, change))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
