@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Final
 
-FRESH_S: Final = 1.0
-"""A reading of the server that is older says nothing about now."""
+FRESH_S: Final = 0.5
+"""A reading of the server that is older says nothing about now: so late is a server noticed that falls silent."""
 MOST_READINGS: Final = 4096
 RATE_WINDOW_S: Final = 60.0
 
@@ -62,11 +62,12 @@ class WalClock:
         self._first: float | None = None
         self._ahead_s = 0.0
         self._read_at = -FRESH_S * 10
+        self._answers = False
 
     def note(self, lsn: int, server_time: float, clock: float) -> None:
         """A reading: `server_time` (Unix, s) was taken before the WAL's end; `clock` is our monotonic time of it."""
         with self._lock:
-            self._ahead_s, self._read_at = server_time - clock, clock
+            self._ahead_s, self._read_at, self._answers = server_time - clock, clock, True
             if self._lsns and lsn < self._lsns[-1]:  # another server
                 self._lsns, self._times, self._first = [], [], None
             if self._first is None:
@@ -78,6 +79,10 @@ class WalClock:
                 self._times.append(server_time)
             if len(self._lsns) > MOST_READINGS:
                 self._thin_out()
+
+    def lost(self) -> None:
+        """The server does not answer any more: its newest reading is old at once."""
+        self._answers = False
 
     def _thin_out(self) -> None:
         """Every other of the older half: what is old may be less exact."""
@@ -94,6 +99,9 @@ class WalClock:
     def age_s(self, clock: float) -> float:
         """Of the newest reading."""
         return clock - self._read_at
+
+    def is_fresh(self, clock: float) -> bool:
+        return self._answers and self.age_s(clock) <= FRESH_S
 
     def now(self, clock: float) -> float | None:
         """The server's time, as far as its clock has been read."""
@@ -135,7 +143,7 @@ def lag(wal: WalClock, progress: Progress, clock: float) -> Lag:
         return Lag(None)
     if progress.undelivered_since is not None:
         return Lag(max(now - progress.undelivered_since, 0.0))
-    if wal.lsn <= progress.delivered_lsn and wal.age_s(clock) <= FRESH_S:
+    if wal.lsn <= progress.delivered_lsn and wal.is_fresh(clock):
         return Lag(0.0)
     known = [moment for moment in (wal.reached_at(progress.delivered_lsn), progress.last_commit_time) if moment]
     if known:

@@ -98,6 +98,7 @@ class Monitor:
                 self._down("postgresql", error)
                 await asyncio.sleep(again_s)
             finally:
+                self._board.wal.lost()
                 sql.terminate()
 
     async def _read(self, sql: asyncpg.Connection) -> None:
@@ -115,7 +116,7 @@ class Monitor:
             if heartbeat_s and begun - beat_at >= heartbeat_s:
                 beat_at = begun
                 await self._beat(sql)
-            await asyncio.sleep(READ_INTERVAL_S)
+            await asyncio.sleep(max(begun + READ_INTERVAL_S - time.monotonic(), READ_INTERVAL_S / 4))
 
     async def _look(self, sql: asyncpg.Connection, lsn: int) -> None:
         slot = await slot_status(sql, self._settings.source.slot)

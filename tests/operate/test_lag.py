@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.operate.lag import MOST_READINGS, Lag, Progress, WalClock, lag
+from gateway.operate.lag import FRESH_S, MOST_READINGS, Lag, Progress, WalClock, lag
+from gateway.service.monitor import READ_INTERVAL_S
 
 AHEAD_S = 1_000_000.0
 """The server's clock, before ours."""
+TRUE_S = 0.5
 
 
 def near(seconds: float) -> float:
@@ -49,6 +55,74 @@ def test_without_a_stream_it_counts_from_the_last_moment_at_which_nothing_was_ow
 def test_it_goes_on_while_the_server_does_not_answer() -> None:
     wal = readings((0.0, 100), (1.0, 200))
     assert lag(wal, Progress(delivered_lsn=200), 31.0) == Lag(near(30.0))
+
+
+def test_a_server_that_was_lost_says_nothing_about_now() -> None:
+    wal = readings((0.0, 100), (1.0, 200))
+    wal.lost()
+    assert lag(wal, Progress(delivered_lsn=200), 1.1) == Lag(near(0.1))
+    wal.note(200, AHEAD_S + 1.2, 1.2)
+    assert lag(wal, Progress(delivered_lsn=200), 1.3) == Lag(0.0)
+
+
+@dataclass(frozen=True)
+class Outage:
+    """Commits at these moments, LSN 1 for the first; each is durable in Kafka `delay_s` later, until `ends_at`. From then on the
+    server is out of reach: it closes its connections, or falls silent."""
+
+    commits: tuple[float, ...]
+    readings: tuple[float, ...]
+    delay_s: float
+    ends_at: float
+    closes: bool
+
+    def committed(self, moment: float) -> int:
+        return sum(commit <= moment for commit in self.commits)
+
+    def durable(self, moment: float) -> int:
+        return self.committed(min(moment, self.ends_at) - self.delay_s)
+
+    def owed_since(self, moment: float) -> float | None:
+        """The truth, by commit times."""
+        return next(iter(self.commits[self.durable(moment) : self.committed(moment)]), None)
+
+    def progress(self, moment: float) -> Progress:
+        received, durable = self.committed(min(moment, self.ends_at)), self.durable(moment)
+        if durable == received:
+            return Progress(received, received)
+        return Progress(received, durable, undelivered_since=AHEAD_S + self.commits[durable])
+
+    def told(self, moment: float) -> float:
+        wal = readings(*((at, self.committed(at)) for at in self.readings if at <= min(moment, self.ends_at)))
+        if self.closes and moment >= self.ends_at:
+            wal.lost()
+        found = lag(wal, self.progress(moment), moment).seconds
+        assert found is not None
+        return found
+
+
+def moments(count: int, least: float, most: float) -> st.SearchStrategy[tuple[float, ...]]:
+    steps = st.lists(st.floats(least, most), min_size=count, max_size=count)
+    return steps.map(lambda found: tuple(accumulate(found)))
+
+
+outages = st.builds(
+    Outage,
+    moments(30, 0.01, 1.0),
+    moments(60, READ_INTERVAL_S, FRESH_S - 0.1).map(lambda found: (0.0, *found)),
+    st.floats(0.0, 5.0),
+    st.floats(0.5, 12.0),
+    st.booleans(),
+)
+
+
+@given(outages, st.lists(st.floats(0.0, 25.0), min_size=1))
+def test_the_lag_is_within_half_a_second_of_the_commit_times(outage: Outage, asked: list[float]) -> None:
+    for moment in asked:
+        since = outage.owed_since(moment)
+        truth = 0.0 if since is None else moment - since
+        unknown_s = max(moment - outage.ends_at, 0.0)  # what commits there nobody can know
+        assert truth - TRUE_S <= outage.told(moment) <= max(truth, unknown_s) + TRUE_S
 
 
 def test_what_was_owed_before_the_first_reading_is_at_least_as_old() -> None:
