@@ -70,6 +70,7 @@ def environment(
         "WALGATE_SOURCE__SLOT": slot,
         "WALGATE_SOURCE__ADOPT_SLOT": "true",
         "WALGATE_SOURCE__PUBLICATIONS": PUBLICATION,
+        "WALGATE_SNAPSHOT__MODE": "never",
         "WALGATE_KAFKA__BOOTSTRAP_SERVERS": parts.kafka.bootstrap_servers,
         "WALGATE_KAFKA__PREFIX": prefix,
         "WALGATE_KAFKA__TOPICS": json.dumps(stamps),

@@ -247,9 +247,10 @@ def snapshot_status(config: ConfigOption = None) -> None:
 def _send_command(config: Path | None, command: str, tables: Sequence[str] = (), purpose: str = "REPLACE") -> None:
     with _command():
         settings = load_settings(config)
-        if settings.snapshot.mode == "never":
+        if not settings.takes_snapshots:
             raise StopForOperator(
-                "snapshot.mode is never: the gateway does not listen", hint="set it to on_command or initial"
+                "snapshot.mode is never, or kafka.dialect debezium: the gateway does not listen",
+                hint="set snapshot.mode to on_command or initial; the dialect debezium has no snapshots",
             )
         from gateway.replication.password import login_of
         from gateway.snapshot.commands import NotACommand, emit_command, encode_command

@@ -19,6 +19,8 @@ OPTIONS = ("run", "--log-format", "json")
 COMMAND = (str(Path(sys.executable).parent / "walgate"), *OPTIONS)
 START_TIMEOUT_S = 90.0
 EXIT_TIMEOUT_S = 60.0
+DEFAULTS = {"snapshot__mode": "never"}
+"""Most tests are about what commits after the start."""
 
 
 class GatewayProcess:
@@ -34,7 +36,7 @@ class GatewayProcess:
     def start(self, failpoints: str = "", **settings: object) -> None:
         """`settings` are for this start only."""
         assert not self.is_running
-        values = {**self.settings, **settings}
+        values = {**DEFAULTS, **self.settings, **settings}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("WALGATE_")}
         environment |= {f"WALGATE_{name.upper()}": _as_text(value) for name, value in values.items()}
         if failpoints:

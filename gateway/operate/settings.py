@@ -205,9 +205,10 @@ class SnapshotSettings(Section):
     """Rows that were there before (docs/snapshot.md)."""
 
     mode: Literal["initial", "on_command", "never"] = Field(
-        default="never",
+        default="initial",
         description="initial: at the first start every published table is read, and later each one that joins the publications. "
-        "on_command: only what `walgate snapshot start` names. The user needs SELECT on the tables.",
+        "on_command: only what `walgate snapshot start` names. The user needs SELECT on the tables. The dialect debezium has "
+        "no snapshots.",
     )
     commands: bool = Field(
         default=True,
@@ -308,6 +309,11 @@ class Settings(_Sources, extra="forbid"):
         """Debezium's consumers take every record for committed."""
         return self.source.large_transactions == "stream" and not self.writes_debezium
 
+    @property
+    def takes_snapshots(self) -> bool:
+        """At the first start or on command. Debezium's dialect has none, whatever the mode is."""
+        return self.snapshot.mode != "never" and not self.writes_debezium
+
     @model_validator(mode="after")
     def _dialects_agree(self) -> Self:
         if self.writes_debezium:
@@ -317,8 +323,6 @@ class Settings(_Sources, extra="forbid"):
                 )
             if self.source.two_phase:
                 raise ValueError("kafka.dialect = debezium sends committed rows only: source.two_phase must be false")
-            if self.snapshot.mode != "never":
-                raise ValueError("kafka.dialect = debezium has no snapshots yet: snapshot.mode must be never")
             if self.errors.may_quarantine:
                 raise ValueError(
                     "kafka.dialect = debezium has no place to mark what is left out: errors.on_error must be stop"

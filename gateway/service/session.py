@@ -196,7 +196,7 @@ class Session:
         self, stack: AsyncExitStack, start: Start, machine: TransactionMachine, position: Position
     ) -> Snapshot | None:
         settings = self._settings
-        if settings.snapshot.mode == "never":
+        if not settings.takes_snapshots:
             return None
         self._wait_for("the state of snapshots")
         states = await start.snapshot_states(position)
@@ -235,7 +235,7 @@ class Session:
             binary=await start.catalog.use_binary(text_only=memory.text_only),
             streaming=self._settings.streams_open_transactions and not self._reads_whole,
             two_phase=source.two_phase,
-            messages=source.messages or source.heartbeat_interval_s > 0 or self._settings.snapshot.mode != "never",
+            messages=source.messages or source.heartbeat_interval_s > 0 or self._settings.takes_snapshots,
             origin=source.origin,
         )
         feedback = StandbyStatus(start.stream, position.resume_lsn, server.wal_sender_timeout_s)

@@ -21,6 +21,7 @@ import structlog
 
 from gateway.events.manifest import Manifest, SnapshotChunk
 from gateway.events.marker import Marker, readable_time
+from gateway.judgement.facts import PublishedRelation
 from gateway.kafka.delivery import Delivery
 from gateway.operate import metrics
 from gateway.operate.errors import NeedsText
@@ -55,6 +56,7 @@ PROGRESS_S: Final = 10.0
 NOT_YET_S: Final = 0.1
 BLOCKED_S: Final = 10.0
 """A table that cannot be read is tried again after so long."""
+NAMED_TABLES: Final = 10
 WAITS_S: Final = 10.0
 """Waiting for a transaction to end is told after so long."""
 
@@ -438,17 +440,14 @@ class Snapshot:
         for oid in [oid for oid in (*self._readings, *self._known) if oid not in relations]:
             self._leave(oid)
         self._published = {(r.namespace, r.name): oid for oid, r in relations.items()}
-        if self._settings.mode != "initial":
-            return
         new = [relation for oid, relation in relations.items() if oid not in self._known and oid not in self._readings]
-        is_late, self._is_late = self._is_late, False
-        if is_late and new:
-            log.info(
-                "tables_not_read", count=len(new), reason="they were published before the first snapshot was asked for"
-            )
-        elif new and not self._snapshot_id:
+        is_late = self._is_late or self._settings.mode != "initial"
+        if self._is_late and new and self._settings.mode == "initial":
+            self._tell_late(new)
+        elif new and not is_late and not self._snapshot_id:
             self._snapshot_id = new_id()
             log.info("snapshot_begins", snapshot_id=self._snapshot_id, tables=len(new))
+        self._is_late = False
         for relation in new:
             oid = relation.relation_oid
             state = TableState(oid, relation.namespace, relation.name, "" if is_late else self._snapshot_id)
@@ -631,6 +630,17 @@ class Snapshot:
         log.warning("table_can_not_be_read", table=reading.full_name, reason=found.message, hint=hint, again_in_s=pause)
 
     # -- what is told -----------------------------------------------------------------------------------------------------
+
+    def _tell_late(self, relations: list[PublishedRelation]) -> None:
+        """Once: it is durable that they are known."""
+        names = [f"{relation.namespace}.{relation.name}" for relation in relations]
+        log.warning(
+            "tables_not_read",
+            count=len(names),
+            tables=names[:NAMED_TABLES],
+            reason="changes were delivered before there were snapshots here: readers may have these rows already",
+            hint="`walgate snapshot start schema.table` reads them, when it suits; tables that are published later are read",
+        )
 
     def _tell_waiting(self) -> None:
         now = time.monotonic()

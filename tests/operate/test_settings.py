@@ -240,6 +240,14 @@ def test_settings_that_do_not_go_together_are_refused(
     assert "geheim" not in str(caught.value)
 
 
+def test_the_dialect_debezium_has_no_snapshots_whatever_the_mode_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings().takes_snapshots
+    monkeypatch.setenv("WALGATE_KAFKA__DIALECT", "debezium")
+    assert not load_settings().takes_snapshots
+    monkeypatch.setenv("WALGATE_SNAPSHOT__MODE", "initial")
+    assert not load_settings().takes_snapshots
+
+
 def test_a_login_reaches_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SASL.items():
         monkeypatch.setenv(f"WALGATE_KAFKA__{name.upper()}", value)
