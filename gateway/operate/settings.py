@@ -32,7 +32,7 @@ _NO_SETTINGS: Final = frozenset(
     PREFIX + name
     for name in (
         *("CACHE", "COMPILE", "FAILPOINTS", "JAVA_HOME", "PASSWORD", "REPOSITORY", "SPARK_JARS"),
-        *("EXAMPLES", "FUZZ_INPUTS", "FUZZ_SEED", "TEST_SEED"),
+        *("CHAOS_S", "EXAMPLES", "FUZZ_INPUTS", "FUZZ_SEED", "TEST_SEED"),
     )
 )
 """Variables of this project that set something else: of the local servers, the build, docker-compose.yml, the Spark side; of
