@@ -6,6 +6,8 @@ start.py.
                        use any more -> record. Interrupted between the two, it finds the slot gone, or new: a gap as well
     adopt              the same; the former server's transactional id is fenced too
 
+A gateway that has released WAL (budget.py) takes the steps of accept-gap itself.
+
 The fence ends a gateway that runs: it starts again, from what is recorded here. Nothing is recorded by a command that was fenced
 in its turn, so that a position is only ever replaced by one that was derived from it.
 """
@@ -37,7 +39,7 @@ from gateway.judgement.start import (
 )
 from gateway.lsn import Lsn
 from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator
-from gateway.transactions.position import Position
+from gateway.transactions.position import Gap, Position
 
 FreshPosition = Callable[[Facts], Position]
 
@@ -72,9 +74,12 @@ def readmit(fresh_position: FreshPosition, table: str) -> Steps:
     return position
 
 
-def accept_gap(fresh_position: FreshPosition, expected: Expected, *, until_now: bool = False) -> Steps:
+def accept_gap(
+    fresh_position: FreshPosition, expected: Expected, *, until_now: bool = False, released: str | None = None
+) -> Steps:
     """After a loss: a position from which the stream goes on, and a marker GAP. Without `until_now` only where the catalog
-    proves the loss; with it, whatever the slot still holds is given up. Returns the new position."""
+    proves the loss; with it, whatever the slot still holds is given up. `released`: why the gateway itself moved the slot on
+    (budget.py); any other loss is left for the start to judge. Returns the new position."""
     facts: Facts = yield Look()
     _raise((*check_holder(facts, expected), *check_publications(facts, expected)))
     yield PrepareKafka()
@@ -88,6 +93,10 @@ def accept_gap(fresh_position: FreshPosition, expected: Expected, *, until_now: 
     _raise(_unacceptable(stored, after, position, expected))
     reason = _proven_gap(before, after, position, expected)
     slot = after.slot
+    if released is not None:
+        if reason is None or slot is None or _is_lost(after, expected):
+            return position
+        reason = released
     if until_now:
         reason = reason or "everything before was given up by the operator"
     if reason is None:
@@ -105,15 +114,16 @@ def accept_gap(fresh_position: FreshPosition, expected: Expected, *, until_now: 
         position, resume_lsn = replace(position, prepared=()), (yield CreateSlot())
     else:
         resume_lsn = slot.confirmed_flush_lsn
-    gap = Marker("GAP", 0, position.resume_lsn, end_lsn=resume_lsn, detail=reason)
+    marker = Marker("GAP", 0, position.resume_lsn, end_lsn=resume_lsn, detail=reason)
     position = replace(
         position,
         resume_lsn=resume_lsn,
         timeline=after.server.timeline,
         skip_lsn=Lsn(0),
         epoch=position.epoch + 1,
+        gap=Gap(position.resume_lsn, resume_lsn, reason),
     )
-    yield Record(position, (gap,))
+    yield Record(position, (marker,))
     return position
 
 

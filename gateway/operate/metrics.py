@@ -32,6 +32,16 @@ UNCONVERTIBLE = Counter(
     "Values that were sent as null in Debezium's dialect, as their Connect type cannot hold them.",
     registry=REGISTRY,
 )
+RELEASES = Counter(
+    "walgate_wal_releases",
+    "Times that a slot was moved on at source.wal_budget_bytes: changes are lost.",
+    registry=REGISTRY,
+)
+RELEASED_BYTES = Counter(
+    "walgate_wal_released_bytes",
+    "WAL that was given up so, from the delivered LSN to the slot's new one.",
+    registry=REGISTRY,
+)
 TRANSACTIONS = Counter("walgate_transactions", "Committed transactions that are durable in Kafka.", registry=REGISTRY)
 KAFKA_TRANSACTIONS = Counter("walgate_kafka_transactions", "Kafka transactions that were committed.", registry=REGISTRY)
 SNAPSHOT_ROWS = Counter(

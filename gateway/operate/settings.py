@@ -93,6 +93,11 @@ class SourceSettings(Section):
         description="WAL that the slot may hold back: near it the log and the metrics say so, ever louder; unset: only "
         "max_slot_wal_keep_size of the server counts.",
     )
+    on_wal_budget: Literal["warn", "release"] = Field(
+        default="warn",
+        description="At wal_budget_bytes. release: move the slot on although what it holds was not delivered. A marker GAP "
+        "says what is lost, and where snapshot.mode allows every table is read again.",
+    )
     check_interval_s: float = Field(default=10.0, gt=0, description="Slot and publications are checked this often.")
 
     @field_validator("password_command")
@@ -103,6 +108,12 @@ class SourceSettings(Section):
         except ValueError as error:
             raise ValueError(f"not a command line: {error}") from None
         return value
+
+    @model_validator(mode="after")
+    def _budget(self) -> Self:
+        if self.on_wal_budget == "release" and self.wal_budget_bytes is None:
+            raise ValueError("on_wal_budget = release needs wal_budget_bytes")
+        return self
 
     @model_validator(mode="after")
     def _one_password(self) -> Self:
@@ -326,6 +337,10 @@ class Settings(_Sources, extra="forbid"):
             if self.errors.may_quarantine:
                 raise ValueError(
                     "kafka.dialect = debezium has no place to mark what is left out: errors.on_error must be stop"
+                )
+            if self.source.on_wal_budget == "release":
+                raise ValueError(
+                    "kafka.dialect = debezium has no place to mark a gap: source.on_wal_budget must be warn"
                 )
             if self.columns.rules:
                 raise ValueError(

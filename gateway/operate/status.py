@@ -68,6 +68,15 @@ class SchemaSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class GapSeen:
+    """What committed between the two LSNs is lost, and a marker in Kafka says so."""
+
+    first_lsn: int
+    end_lsn: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Holder:
     """Somebody who keeps WAL or old rows from being removed, or lets us wait. `kind`: transaction, prepared, slot, standby;
     `pid` 0: no process. `held_bytes`: WAL since its oldest LSN, None: not known. `blocks`: our slot's creation waits for it."""
@@ -183,6 +192,8 @@ class Snapshot:
     """Oldest first; one that came again and again is there once, with the time of the last."""
     schemas: tuple[SchemaSeen, ...]
     """Oldest first."""
+    gap: GapSeen | None
+    """The newest of the position."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -220,6 +231,7 @@ class Board:
         self._recent_errors: deque[LastError] = deque(maxlen=RECENT_ERRORS)
         self._schemas: deque[SchemaSeen] = deque(maxlen=RECENT_SCHEMAS)
         self.epoch = 0
+        self.gap: GapSeen | None = None
         self.topic_records: Counter[str] = Counter()
         self.topic_bytes: Counter[str] = Counter()
 
@@ -381,6 +393,7 @@ class Board:
             heartbeat_time=progress.heartbeat_time,
             recent_errors=tuple(self._recent_errors),
             schemas=tuple(self._schemas),
+            gap=self.gap,
         )
 
     def _waits_since(self, waiting_for: str) -> float | None:

@@ -73,6 +73,16 @@ async def create_slot(
         raise classify_exception(error, f"creation of slot {name}") from error
 
 
+async def advance_slot(sql: asyncpg.Connection, name: str, end_lsn: Lsn) -> None:
+    """Give up what commits before `end_lsn`. Twice: the first time confirms, and notes one place from which decoding can begin
+    again; the second finds the newest. It reads all WAL from restart_lsn on, and waits for that. Raises classified errors."""
+    try:
+        for _ in range(2):
+            await sql.execute("SELECT pg_catalog.pg_replication_slot_advance($1, $2::text::pg_lsn)", name, str(end_lsn))
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, f"moving slot {name} on") from error
+
+
 async def drop_slot(sql: asyncpg.Connection, name: str) -> None:
     """Raises classified errors."""
     try:

@@ -19,7 +19,7 @@ from gateway.operate.settings import SourceSettings
 from gateway.relations.catalog import TYPES_QUERY, read_types, unknown_type
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.look import load_facts
-from gateway.replication.slot import create_slot, drop_slot
+from gateway.replication.slot import advance_slot, create_slot, drop_slot
 from gateway.transactions.position import Position
 from gateway.values.codec import has_binary_decoder
 from schemas.description import TypeFacts
@@ -101,6 +101,9 @@ class Catalog:
         await drop_slot(self._sql, self._source.slot)
         log.warning("slot_dropped", slot=self._source.slot)
 
+    async def advance_slot(self, end_lsn: Lsn) -> None:
+        await advance_slot(self._sql, self._source.slot, end_lsn)
+
     async def use_binary(self, *, text_only: bool) -> bool:
         """`auto`: binary tuples where every published column's type has a binary decoder.
 
@@ -127,8 +130,8 @@ class Catalog:
         """Whether any value is asked for in binary."""
         return self._source.binary != "off" and not text_only and self.server.encoding == "UTF8"
 
-    async def watch(self, position: Position, backend_pid: int) -> None:
-        """The periodic check, until cancelled. Raises what ends the session."""
+    async def watch(self, position: Position, backend_pid: int, check: Callable[[Facts], None]) -> None:
+        """The periodic check, and `check` with it, until cancelled. Raises what ends the session."""
         before = self.facts
         expected = replace(
             self.expected,
@@ -141,6 +144,7 @@ class Catalog:
             await asyncio.sleep(self._source.check_interval_s)
             failpoint("before_periodic_check")
             last, now = self.facts, await self.look()
+            check(now)
             added = added_tables(last, now)
             if added:
                 log.info("tables_added", count=len(added), tables=added[:_NAMED_TABLES])

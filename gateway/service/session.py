@@ -33,7 +33,9 @@ from gateway.replication.server_message import ServerMessage
 from gateway.service.catalog import Catalog
 from gateway.service.protection import unused_rules
 from gateway.service.pump import Pump, QuarantineRelation, ReadWhole, WholeFirst
+from gateway.service.release import WalBudget
 from gateway.service.start import SessionMemory, Start
+from gateway.service.stream_status import gap_seen
 from gateway.service.tasks import run_together
 from gateway.snapshot.engine import Snapshot
 from gateway.snapshot.reader import connect_reader
@@ -111,8 +113,11 @@ class Session:
         failpoint("before_preflight")
         self._sql = sql = await self._connect_sql(stack)
         catalog = Catalog(sql, settings.source, memory.next_moment, memory.logged)
+        budget = WalBudget(settings, memory, self._board)
+        await budget.keep(catalog)
+        await budget.record(catalog)
         start = Start(settings, memory, stack, self._board)
-        position = await start.run(catalog)
+        position = memory.position = await start.run(catalog)
         self._resume_lsn = position.resume_lsn
         catalog.warn(unused_rules(settings.columns, catalog.facts.publications.values()))
         self._tell_quarantined(position)
@@ -139,7 +144,7 @@ class Session:
             snapshot,
             settings.errors,
         )
-        self._board.epoch = position.epoch
+        self._board.epoch, self._board.gap = position.epoch, gap_seen(position)
         self._wait_for("")
         self.is_streaming = True
         log.info("streaming", slot=position.slot, epoch=position.epoch, resume_lsn=str(position.resume_lsn))
@@ -149,7 +154,7 @@ class Session:
                 pump.deliver(),
                 pump.confirm(),
                 feedback.run(),
-                catalog.watch(position, start.stream.backend_pid),
+                catalog.watch(position, start.stream.backend_pid, budget.check),
                 self._rest(start.producer),
                 *([] if snapshot is None else [snapshot.run()]),
                 until=self._drain(stop, pump),

@@ -17,6 +17,7 @@ import structlog
 
 from gateway.events.logical_message import LogicalMessageEncoder
 from gateway.events.marker import Marker
+from gateway.judgement.budget import Released
 from gateway.judgement.facts import Facts, Stored
 from gateway.judgement.findings import OperatorWarning
 from gateway.judgement.notice import Reported
@@ -100,6 +101,12 @@ class SessionMemory:
     reported: Reported | None = None
     """What the server said of changes or WAL that are missing."""
     moment: int = 0
+    position: Position | None = None
+    """With which the last session began."""
+    released: Released | None = None
+    """WAL that was given up, and Kafka does not know yet."""
+    release_again_at: float = 0.0
+    """Monotonic time before which the slot is not moved on again."""
     left_behind: list[Address] = field(default_factory=list)
     """Hosts of the DSN that a failover left behind, the latest last: the others are tried first."""
 

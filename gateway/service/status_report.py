@@ -27,6 +27,7 @@ from gateway.replication.holders import holders, read_clock, slot_status
 from gateway.replication.password import login_of
 from gateway.service.monitor import wal_held
 from gateway.service.schema_errors import classified_schema_errors
+from gateway.service.stream_status import gap_seen
 from gateway.transactions.position import Position, decode_position
 from schemas.framing import read_schema_id
 from schemas.names import POSITION_TOPIC, transaction_topic, value_subject
@@ -145,7 +146,7 @@ async def _ask_registry(settings: Settings, board: Board, values: Mapping[bytes,
 
 def _show_position(board: Board, position: Position, commit: tuple[int, float] | None) -> None:
     lsn, moment = commit if commit is not None else (int(position.last_commit_lsn), None)
-    board.epoch = position.epoch
+    board.epoch, board.gap = position.epoch, gap_seen(position)
     progress = Progress(
         received_lsn=position.resume_lsn,
         delivered_lsn=position.resume_lsn,
@@ -179,6 +180,9 @@ def _lines(now: Mapping[str, Any], before: Mapping[str, Any] | None) -> Iterator
     age = now["server_lsn_age_s"]
     yield "server", f"{Lsn(now['server_lsn'])}, read {_span(age)} ago" if now["server_lsn"] else "never reached"
     yield from _wal(now)
+    gap = now["gap"]
+    if gap:
+        yield "last gap", f"{Lsn(gap['first_lsn'])} to {Lsn(gap['end_lsn'])} is lost: {gap['reason']}"
     for holder in now["holders"]:
         yield "waits for" if holder["blocks"] else "held back by", _holder(holder, now["server_time"] or now["time"])
         yield "", holder["remedy"]

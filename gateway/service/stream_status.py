@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from gateway.kafka.delivery import Delivery
 from gateway.operate import metrics
 from gateway.operate.lag import Progress
-from gateway.operate.status import Board, Counts, OpenStream
+from gateway.operate.status import Board, Counts, GapSeen, OpenStream
 from gateway.replication.feedback import StandbyStatus
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position
@@ -35,6 +35,11 @@ class _Closed:
     event_count: int
     transaction_count: int
     heartbeat_time: int
+
+
+def gap_seen(position: Position) -> GapSeen | None:
+    gap = position.gap
+    return None if gap is None else GapSeen(gap.first_lsn, gap.end_lsn, gap.reason)
 
 
 class StreamStatus:

@@ -37,9 +37,18 @@ Schema = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """What committed between the two is lost."""
+
+    first_lsn: Lsn
+    end_lsn: Lsn
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """`state` is INTENT before the slot is made, then ACTIVE; `resume_lsn` is where replication starts again. `skip_lsn`:
-    commit LSN of the transaction that is to be left out; 0: none."""
+    commit LSN of the transaction that is to be left out; 0: none. `gap`: the newest."""
 
     system_identifier: str
     timeline: int
@@ -55,6 +64,7 @@ class Position:
     prepared: tuple[Prepared, ...] = ()
     skip_lsn: Lsn = _START
     quarantined: tuple[Quarantined, ...] = ()
+    gap: Gap | None = None
     schema_id: int = field(default=0, compare=False)
     """With which it was read."""
 
@@ -133,7 +143,12 @@ def _as_record(position: Position) -> dict[str, Any]:
             }
             for each in position.quarantined
         ],
+        "gap": None if position.gap is None else _gap_record(position.gap),
     }
+
+
+def _gap_record(gap: Gap) -> dict[str, Any]:
+    return {"first_lsn": int(gap.first_lsn), "end_lsn": int(gap.end_lsn), "reason": gap.reason}
 
 
 def _manifest_record(manifest: Manifest) -> dict[str, Any]:
@@ -202,7 +217,12 @@ def _from_record(record: dict[str, Any]) -> Position:
             )
             for entry in record["quarantined"]
         ),
+        gap=None if record["gap"] is None else _gap_from_record(record["gap"]),
     )
+
+
+def _gap_from_record(record: dict[str, Any]) -> Gap:
+    return Gap(Lsn(record["first_lsn"]), Lsn(record["end_lsn"]), record["reason"])
 
 
 def _manifest_from_record(record: dict[str, Any]) -> Manifest:

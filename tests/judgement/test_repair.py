@@ -13,7 +13,7 @@ from gateway.judgement.repair import accept_gap, adopt, readmit, skip
 from gateway.judgement.start import CreateSlot, DropSlot, FenceFormer, Record, Step, Steps
 from gateway.lsn import Lsn
 from gateway.operate.errors import Retry, StopForOperator
-from gateway.transactions.position import Position
+from gateway.transactions.position import Gap, Position
 from gateway.transactions.transaction import Prepared, Quarantined
 from tests.judgement.facts import ACTIVE, EXPECTED, FACTS, FRESH, STORED, with_server, with_slot, without_slot
 from tests.judgement.script import Answer, carried_out
@@ -74,6 +74,18 @@ def test_a_slot_that_is_gone_is_created_and_one_that_is_lost_is_dropped_before()
 def test_a_slot_that_was_moved_goes_on_where_it_is() -> None:
     position, steps = done(accept_gap(fresh, EXPECTED), with_slot(confirmed_flush_lsn=Lsn(1700)))
     assert position.resume_lsn == 1700 and CreateSlot() not in steps
+
+
+def test_a_release_is_recorded_where_the_slot_was_moved_on_and_nowhere_else() -> None:
+    def recorded(facts: Facts) -> tuple[Position, list[Record]]:
+        position, steps = done(accept_gap(fresh, EXPECTED, released="a budget"), facts)
+        return position, [step for step in steps if isinstance(step, Record)]
+
+    position, (record,) = recorded(with_slot(confirmed_flush_lsn=Lsn(1700)))
+    assert position.gap == Gap(ACTIVE.resume_lsn, Lsn(1700), "a budget")
+    assert [(one.kind, one.end_lsn, one.detail) for one in record.markers] == [("GAP", 1700, "a budget")]
+    for facts in (FACTS, without_slot(), with_slot(wal_status="lost")):
+        assert recorded(facts) == (ACTIVE, [])
 
 
 def test_everything_before_now_is_given_up_only_on_demand() -> None:

@@ -1,0 +1,124 @@
+"""Keeps the WAL of a slot within `source.wal_budget_bytes`, where `source.on_wal_budget` is release: gateway/judgement/budget.py.
+
+The slot is moved on before Kafka is asked for anything, since Kafka that is away is what fills the WAL. What was given up is kept
+in the memory of the sessions until it is durable in Kafka. A process that ends before leaves a slot that is ahead of the
+position: the next start stops with a data gap, and `walgate accept-gap` records it.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from gateway.judgement.budget import Released, held_bytes, release_to
+from gateway.judgement.facts import Facts
+from gateway.judgement.repair import accept_gap
+from gateway.judgement.slot import check_holder
+from gateway.lsn import Lsn
+from gateway.operate import metrics
+from gateway.operate.errors import Retry
+from gateway.operate.settings import Settings
+from gateway.operate.status import Board
+from gateway.replication.password import login_of
+from gateway.service.catalog import Catalog
+from gateway.service.start import SessionMemory, Start
+from gateway.snapshot.commands import emit_command, encode_command
+
+log = structlog.get_logger()
+
+AGAIN_S: Final = 30.0
+"""Between two moves that free nothing: each reads all of the WAL."""
+
+
+class WalBudget:
+    """One for each session. `memory` holds what Kafka was not told yet."""
+
+    def __init__(self, settings: Settings, memory: SessionMemory, board: Board) -> None:
+        self._settings = settings
+        self._memory = memory
+        self._board = board
+        source = settings.source
+        self._bytes = source.wal_budget_bytes if source.on_wal_budget == "release" else None
+
+    def check(self, facts: Facts) -> None:
+        """While the stream is read: a slot in use cannot be moved. Raises Retry."""
+        if self._target(facts) is not None:
+            raise Retry(
+                f"the slot holds {held_bytes(facts)} bytes of WAL, source.wal_budget_bytes is {self._bytes}: it is moved on",
+                hint="source.on_wal_budget = warn keeps the changes, as long as the disk has room",
+            )
+
+    async def keep(self, catalog: Catalog) -> None:
+        """Between two streams: move the slot on where it must be."""
+        memory = self._memory
+        if self._bytes is None or time.monotonic() < memory.release_again_at:
+            return
+        facts = await catalog.look()
+        end_lsn = self._target(facts)
+        if memory.released is not None and held_bytes(facts) < self._bytes:
+            memory.released = replace(memory.released, has_freed=True)
+        if end_lsn is None or any(check_holder(facts, catalog.expected)):
+            return
+        self._board.wait_for("PostgreSQL, which moves the slot on")
+        assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
+        first_lsn = facts.slot.confirmed_flush_lsn
+        is_again = memory.released is not None and memory.released.end_lsn == end_lsn
+        if not is_again:
+            before = memory.released
+            memory.released = Released(first_lsn if before is None else before.first_lsn, end_lsn)
+        await catalog.advance_slot(end_lsn)
+        after = await catalog.look()
+        memory.release_again_at = time.monotonic() + AGAIN_S
+        self._tell(facts, after, Released(first_lsn, end_lsn), is_again=is_again)
+
+    def _tell(self, before: Facts, after: Facts, released: Released, *, is_again: bool) -> None:
+        if not is_again:
+            metrics.RELEASES.inc()
+            metrics.RELEASED_BYTES.inc(released.end_lsn - released.first_lsn)
+            log.critical(
+                "wal_released",
+                first_lsn=str(released.first_lsn),
+                end_lsn=str(released.end_lsn),
+                held_bytes=held_bytes(before),
+                budget_bytes=self._bytes,
+                hint="what committed between them is lost for Kafka: a marker GAP says so as soon as it answers",
+            )
+        if held_bytes(after) >= (self._bytes or 0):
+            log.error(
+                "wal_not_freed_yet",
+                held_bytes=held_bytes(after),
+                hint="the server notes every 15 s where decoding can begin; open transactions hold it back: walgate status",
+            )
+
+    def _target(self, facts: Facts) -> Lsn | None:
+        if self._bytes is None:
+            return None
+        return release_to(facts, self._memory.position, self._memory.released, self._bytes)
+
+    async def record(self, catalog: Catalog) -> None:
+        """What was released, as a marker GAP and in the position, and the snapshot that brings the rows again. Raises Retry while
+        Kafka does not answer."""
+        memory = self._memory
+        if memory.released is None:
+            return
+        async with AsyncExitStack() as stack:
+            start = Start(self._settings, memory, stack, self._board)
+            steps = accept_gap(start.fresh_position, catalog.expected, released=memory.released.reason)
+            position = await start.carry_out(catalog, steps)
+        log.error(
+            "gap_recorded", slot=position.slot, resume_lsn=str(position.resume_lsn), reason=memory.released.reason
+        )
+        await self._queue_snapshot()
+        memory.released = None
+
+    async def _queue_snapshot(self) -> None:
+        settings = self._settings
+        if settings.snapshot.mode == "never" or not settings.snapshot.commands:
+            log.error("no_snapshot_queued", hint="load the tables again wherever copies are kept; see snapshot.mode")
+            return
+        await emit_command(login_of(settings.source), encode_command("start", (), "REPLACE", settings.source.slot))
+        log.warning("snapshot_queued", purpose="REPLACE", note="every published table is read again")
