@@ -121,7 +121,7 @@ class Story:
         await _together(self._await_mirror(), self._work())
         with self._panel.step("Catch up") as step:
             await self._catch_up()
-            step.detail = f"the mirror stands at {self._mirror.progress.commit_lsn}"
+            step.detail = f"the mirror has reached {self._mirror.progress.commit_lsn}"
         self._panel.show(self._figures())
         self._panel.forget(*self._address_lines)
         self._mirror_may_end = self._gateway_may_end = True
