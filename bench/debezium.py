@@ -56,6 +56,7 @@ _CONVERTER = (
     "kafka-connect-avro-data",
     "kafka-schema-registry-client",
     "kafka-schema-serializer",
+    "guava",
 )
 _BYTES = "org.apache.kafka.common.serialization.ByteArraySerializer"
 _TUNING = {
@@ -154,9 +155,12 @@ def command(configuration: Path) -> list[str | Path]:
     """Starts a server with this application.properties."""
     home = unpacked(ARTIFACTS) / "debezium-server"
     version = locked_version(ARTIFACTS, "debezium-server-dist")
-    (connector,) = home.glob("connectors/debezium-connector-cassandra-5")
-    converter = [jar for name in _CONVERTER for jar in sorted(connector.glob(f"{name}-[0-9]*.jar"))]
-    class_path = [home / f"debezium-server-dist-{version}-runner.jar", home / "config/lib", home / "lib/*", *converter]
+    class_path = [
+        home / f"debezium-server-dist-{version}-runner.jar",
+        home / "config/lib",
+        home / "lib/*",
+        *converter_jars(),
+    ]
     return [
         java(),
         *(f"-Xms{HEAP}", f"-Xmx{HEAP}", "-XX:+UseParallelGC", "-XX:-UsePerfData"),
@@ -164,6 +168,12 @@ def command(configuration: Path) -> list[str | Path]:
         f"-Dsmallrye.config.locations={configuration}",
         *("-cp", ":".join(map(str, class_path)), "io.debezium.server.Main"),
     ]
+
+
+def converter_jars() -> list[Path]:
+    """Confluent's Avro converter, with what it needs beside Kafka Connect."""
+    connector = unpacked(ARTIFACTS) / "debezium-server/connectors/debezium-connector-cassandra-5"
+    return [jar for name in _CONVERTER for jar in sorted(connector.glob(f"{name}-[0-9]*.jar"))]
 
 
 async def _make_topics(bootstrap_servers: str, prefix: str, sql: asyncpg.Connection) -> tuple[str, ...]:

@@ -19,14 +19,17 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.workloads import PUBLICATION, W1, W1_ROWS, W4, W4_ROWS
+from gateway.events.debezium_encoder import DebeziumEncoder
+from gateway.events.debezium_source import SourceNames
 from gateway.events.marker import encode_markers
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.outlet import Batch, BatchWriter
 from gateway.local import Postgres
 from gateway.lsn import Lsn
+from gateway.operate.errors import StopForOperator
 from gateway.pgoutput import Relation
 from gateway.pgoutput.letters import ROW_MESSAGES
-from gateway.relations.catalog import TYPES_QUERY, read_types
+from gateway.relations.catalog import COLUMNS_QUERY, KEY_QUERY, TYPES_QUERY, read_key, read_types
 from gateway.relations.description import describe
 from gateway.replication.connection import connect_replication
 from gateway.replication.frames import XLOG_DATA, split
@@ -34,9 +37,12 @@ from gateway.replication.inbox import Inbox
 from gateway.replication.options import pgoutput_options
 from gateway.service.pump import Pump
 from gateway.transactions.commit_policy import CommitPolicy
+from gateway.transactions.debezium import DebeziumMachine, DebeziumTopics, DebeziumVersion
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import MessageTopic, RelationVersion
+from schemas.connect_type import DebeziumOptions
+from schemas.debezium import CatalogColumn, connect_relation
 
 NO_COMPRESSION, LZ4 = 0, 3
 """Codes of Kafka's record batch."""
@@ -69,6 +75,8 @@ class Capture:
     rows: int
     version_num: int
     facts: dict[int, Any]
+    catalog: dict[int, tuple[list[CatalogColumn], list[str]]]
+    """By relation: columns, and those of the key."""
 
 
 async def capture(
@@ -90,6 +98,12 @@ async def capture(
         )
     ]
     facts = read_types(await sql.fetch(TYPES_QUERY, oids))
+    catalog = {}
+    for (oid,) in await sql.fetch(
+        "select oid from pg_class where relnamespace = 'public'::regnamespace and relkind = 'r'"
+    ):
+        columns = [CatalogColumn(*row) for row in await sql.fetch(COLUMNS_QUERY, oid)]
+        catalog[oid] = columns, read_key(await sql.fetch(KEY_QUERY, oid))
     stream = await connect_replication(postgres.dsn)
     options = pgoutput_options(
         version_num, (PUBLICATION,), binary=binary, streaming=False, two_phase=False, messages=False, origin="any"
@@ -106,7 +120,7 @@ async def capture(
         await asyncio.sleep(0.05)
     await sql.execute("select pg_drop_replication_slot($1)", slot)
     await sql.close()
-    return Capture(f"{title}, {'binary' if binary else 'text'}", b"".join(pieces), count, version_num, facts)
+    return Capture(f"{title}, {'binary' if binary else 'text'}", b"".join(pieces), count, version_num, facts, catalog)
 
 
 # -- the stages, each with all before it -----------------------------------------------------------------------------------
@@ -150,6 +164,14 @@ class _Nowhere:
     def offer(self, value: bytes, manifest: object) -> bool:
         return True
 
+    def append_hashed(self, key: bytes | None, value: bytes | None) -> None: ...
+
+    def offer_hashed(self, key: bytes, value: bytes) -> bool:
+        return True
+
+    def too_large(self, what: str, size: int) -> StopForOperator:
+        raise AssertionError(what)
+
 
 class _Announcer:
     """Relation versions from the captured facts; no registry, no topics."""
@@ -161,6 +183,22 @@ class _Announcer:
     async def announce(self, relation: Relation, _: RelationVersion | None) -> RelationVersion:
         description = describe(relation, self._captured.facts)
         return RelationVersion(relation.name, 1, RowEncoder(description, 1, 2), self._outlet(relation.name))
+
+
+class _DebeziumAnnouncer(_Announcer):
+    """The same in Debezium's dialect, with its default settings."""
+
+    def __init__(self, captured: Capture) -> None:
+        super().__init__(captured, lambda _: _Nowhere())
+        self.versions: dict[int, DebeziumVersion] = {}
+
+    async def announce(self, relation: Relation, earlier: RelationVersion | None) -> RelationVersion:
+        columns, key = self._captured.catalog[relation.relation_oid]
+        options = DebeziumOptions()
+        connect = connect_relation(describe(relation, self._captured.facts), columns, key, options)
+        encoder = DebeziumEncoder(connect, 1, 2, options, lambda *reason: None)
+        self.versions[relation.relation_oid] = DebeziumVersion(f"public.{relation.name}", encoder, _Nowhere())
+        return await super().announce(relation, earlier)
 
 
 class _Stand:
@@ -176,10 +214,29 @@ class _Stand:
 def _pump(captured: Capture, writer: BatchWriter, outlet: Callable[[str], Any]) -> Pump:
     messages = MessageTopic("messages", 3, lambda *_: b"", outlet("messages"), lambda _: None)
     machine = TransactionMachine(epoch=1, resume_lsn=0, last_commit_lsn=0, prepared=(), messages=messages)
+    return _pump_of(machine, writer, _Announcer(captured, outlet))
+
+
+def _pump_of(machine: TransactionMachine, writer: BatchWriter, announcer: Any) -> Pump:
     stand: Any = _Stand()
-    announcer: Any = _Announcer(captured, outlet)
     position = Position("1", 1, "bench", "bench", "bench", (PUBLICATION,), "1")
     return Pump(stand, stand, machine, writer, announcer, stand, position, 4)
+
+
+def encode_debezium(captured: Capture) -> None:
+    """State machine and row encoder in Debezium's dialect."""
+    nowhere: Any = _Nowhere()
+    announcer = _DebeziumAnnouncer(captured)
+    machine = DebeziumMachine(
+        epoch=1, resume_lsn=0, last_commit_lsn=0, prepared=(),
+        messages=MessageTopic("messages", 3, lambda *_: b"", nowhere, lambda _: None),
+        names=SourceNames("1", "bench", "bench"), topics=DebeziumTopics(nowhere, b"", b""), options=DebeziumOptions(),
+        clock_ns=time.time_ns,
+    )  # fmt: skip
+    machine.versions = announcer.versions
+    pump = _pump_of(machine, BatchWriter(_builder(NO_COMPRESSION), 1 << 24), announcer)
+    for data in receive(captured):
+        _run(pump._take(data))
 
 
 def _builder(compression: int) -> Callable[[], BatchBuilder]:
@@ -246,10 +303,11 @@ STAGES: tuple[tuple[str, Callable[[Capture], object]], ...] = (
 
 
 def measure(captured: Capture, repeat: int) -> list[float]:
-    """Microseconds of CPU a row of each stage with all before it."""
-    best = [float("inf")] * len(STAGES)
+    """Microseconds of CPU a row of each stage with all before it; the last is Debezium's encoding with all before it."""
+    stages = [*(stage for _, stage in STAGES), encode_debezium]
+    best = [float("inf")] * len(stages)
     for _ in range(repeat):
-        for index, (_, stage) in enumerate(STAGES):
+        for index, stage in enumerate(stages):
             begun = time.process_time()
             stage(captured)
             best[index] = min(best[index], time.process_time() - begun)
@@ -283,11 +341,13 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
-    table = Table("us of CPU a row", *(name for name, _ in STAGES), "sum")
+    table = Table("us of CPU a row", *(name for name, _ in STAGES), "sum", "encode, Debezium's", "ratio")
     for captured in captures:
-        sums = measure(captured, arguments.repeat)
+        *sums, debezium = measure(captured, arguments.repeat)
         steps = [late - early for early, late in zip([0.0, *sums], sums, strict=False)]
-        table.add_row(captured.title, *(f"{step:.2f}" for step in steps), f"{sums[-1]:.2f}")
+        debezium -= sums[1]
+        figures = *steps, sums[-1], debezium, debezium / steps[2]
+        table.add_row(captured.title, *(f"{figure:.2f}" for figure in figures))
     Console().print(table)
 
 

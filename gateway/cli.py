@@ -364,16 +364,41 @@ def accept_gap(
 
 @app.command()
 def adopt(
-    from_system: Annotated[str, typer.Option(help="System identifier of the server before pg_upgrade.")],
     config: ConfigOption = None,
+    from_system: Annotated[
+        str | None, typer.Option(help="System identifier of the server before pg_upgrade (17 and newer) kept the slot.")
+    ] = None,
+    from_debezium: Annotated[
+        Path | None,
+        typer.Option(help="The connector's offset: offsets.dat, or JSON as Kafka Connect shows it (docs/debezium.md)."),
+    ] = None,
 ) -> None:
-    """After pg_upgrade (17 and newer) kept the slot: go on with the position of the old server."""
+    """Go on where another one has read the slot: the old server before pg_upgrade, or a Debezium connector that was stopped."""
     from gateway.judgement import repair
 
-    position = _repair(config, lambda fresh, expected: repair.adopt(fresh, expected, from_system))
+    if (from_system is None) == (from_debezium is None):
+        _fail(StopForOperator("adopt needs one of --from-system and --from-debezium"))
+    if from_debezium is not None:
+        position = _repair_from_debezium(config, from_debezium)
+    else:
+        position = _repair(config, lambda fresh, expected: repair.adopt(fresh, expected, from_system or ""))
     print(
         f"slot {position.slot}: goes on at {position.resume_lsn}, as of system {position.system_identifier}; start the gateway"
     )
+
+
+def _repair_from_debezium(config: Path | None, path: Path) -> Position:
+    with _command():
+        from gateway.judgement.debezium_offset import load_offset
+        from gateway.judgement.repair import adopt_from_debezium
+
+        settings = load_settings(config)
+        if not settings.writes_debezium:
+            raise StopForOperator(
+                "adopt: a connector's topics are gone on with in its dialect only", hint="set kafka.dialect = debezium"
+            )
+        offset = load_offset(path, settings.kafka.prefix)
+    return _repair(config, lambda fresh, expected: adopt_from_debezium(fresh, expected, offset))
 
 
 def _repair(config: Path | None, steps: Repair) -> Position:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from gateway.judgement.debezium_offset import DebeziumOffset
 from gateway.judgement.facts import Facts, Stored
 from gateway.judgement.findings import Finding
 from gateway.judgement.slot import ACCEPT_GAP, UNTIL_NOW
@@ -34,6 +35,26 @@ def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | N
         return (
             f"the position {known.resume_lsn} is after slot {fresh.slot}, which is confirmed up to "
             f"{facts.slot.confirmed_flush_lsn}: this is no upgrade of that server"
+        )
+    return None
+
+
+def debezium_obstacle(offset: DebeziumOffset, facts: Facts) -> str | None:
+    """Why the slot does not go on where the connector stopped; None where it does.
+
+    The connector confirms what it has stored as its offset, never more: a slot that is confirmed further was read by another one.
+    """
+    slot = facts.slot
+    if slot is None or slot.confirmed_flush_lsn is None:
+        return "there is no such slot: source.slot must be the connector's slot.name"
+    if offset.in_snapshot:
+        return "the connector had not ended its snapshot: let it run until it streams"
+    if offset.lsn > facts.server.flush_lsn:
+        return f"the offset {offset.lsn} is after the end of the WAL, {facts.server.flush_lsn}: it is of another server"
+    if slot.confirmed_flush_lsn > max(offset.lsn, offset.commit_lsn):
+        return (
+            f"slot {slot.name} is confirmed up to {slot.confirmed_flush_lsn}, after the offset {offset.lsn}: the offset is an "
+            "older one, or another process has read the slot"
         )
     return None
 

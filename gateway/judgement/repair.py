@@ -4,7 +4,7 @@ start.py.
     skip, readmit      look -> prepare Kafka -> fence -> read the positions -> look, judge -> record
     accept-gap         the same, with a look before the positions as a start has; then drop and create the slot where it is of no
                        use any more -> record. Interrupted between the two, it finds the slot gone, or new: a gap as well
-    adopt              the same; the former server's transactional id is fenced too
+    adopt              the same; a former server's transactional id is fenced too
 
 A gateway that has released WAL (budget.py) takes the steps of accept-gap itself.
 
@@ -19,9 +19,10 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.events.marker import Marker
+from gateway.judgement.debezium_offset import DebeziumOffset
 from gateway.judgement.facts import Expected, Facts, Stored
 from gateway.judgement.findings import Finding, report_of
-from gateway.judgement.position import NEW_PREFIX, adoption_obstacle
+from gateway.judgement.position import NEW_PREFIX, adoption_obstacle, check_prefix, debezium_obstacle
 from gateway.judgement.publication import check_publications
 from gateway.judgement.server import check_identity, check_slot_capacity
 from gateway.judgement.slot import check_holder, check_slot
@@ -40,6 +41,10 @@ from gateway.judgement.start import (
 from gateway.lsn import Lsn
 from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator
 from gateway.transactions.position import Gap, Position
+
+_NOT_ADOPTED = (
+    "take the slot that the connector read last, and its offset after its end; or a new source.slot and kafka.prefix"
+)
 
 FreshPosition = Callable[[Facts], Position]
 
@@ -197,6 +202,42 @@ def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -
     )
     marker = Marker("EPOCH", 0, position.resume_lsn, detail=f"adopted from system {from_system}")
     yield Record(position, (marker,), forgets=known.key)
+    return position
+
+
+def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offset: DebeziumOffset) -> Steps:
+    """A connector was stopped: its slot and its place become ours. Returns the position.
+
+    Events are written in the order of commits, and `offset.lsn` is an event's, or an end. So what it did not write commits behind
+    `offset.lsn`, but for the rest of the transaction in which it stopped: that is read again, without the rows up to there.
+    """
+    facts: Facts = yield Look()
+    _raise((*check_holder(facts, expected), *check_publications(facts, expected)))
+    yield PrepareKafka()
+    yield Fence()
+    stored: Stored = yield ReadPositions()
+    facts = yield Look()
+    _raise((*check_holder(facts, expected), *check_slot(facts, expected)))
+    fresh = fresh_position(facts)
+    _raise(check_prefix(stored.positions, fresh, facts))
+    obstacle = debezium_obstacle(offset, facts)
+    if fresh.key in stored.positions:
+        obstacle = f"slot {fresh.slot} has a position of its own: a gateway has read it"
+    if obstacle is not None:
+        raise StopForOperator(f"adopt: {obstacle}", hint=_NOT_ADOPTED)
+    assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
+    resume_lsn = facts.slot.confirmed_flush_lsn
+    if not offset.of_snapshot:
+        resume_lsn = max(resume_lsn, offset.commit_lsn)
+    position = replace(
+        fresh,
+        state="ACTIVE",
+        resume_lsn=resume_lsn,
+        last_commit_lsn=offset.commit_lsn,
+        written_xid=offset.written_xid,
+        written_lsn=offset.lsn if offset.written_xid else Lsn(0),
+    )
+    yield Record(position)
     return position
 
 

@@ -29,6 +29,7 @@ from schemas.names import (
     SNAPSHOT_TOPIC,
     collision_name,
     format_relation,
+    message_topic,
     relation_of_topic,
     topic_names,
 )
@@ -77,6 +78,14 @@ def topic_of_two(topic: str, relation: Name, other: Name) -> StopForOperator:
     )
 
 
+def compacted_without_key(topic: str, relation: str) -> StopForOperator:
+    return StopForOperator(
+        f"{relation} has no key, and debezium.compacted_topics makes {topic} one that takes keyed records only",
+        hint="give the table a primary key, leave it out of the publication, or set cleanup.policy = delete for its topic, with "
+        "kafka-configs and in kafka.topics",
+    )
+
+
 def refused_topic(refusal: Refusal) -> WalgateError:
     text = f"topic {refusal.topic} could not be made: {refusal.error}: {refusal.reason}".rstrip(": ")
     if refusal.collides:
@@ -106,7 +115,11 @@ class Topics:
         marker_topic: str,
         seen: set[str],
         warn: Callable[[tuple[OperatorWarning, ...]], None],
+        *,
+        compacted: bool = False,
     ) -> None:
+        """`compacted`: new topics of tables are."""
+        self._compacted = compacted
         self._settings = settings
         self._warn = warn
         self._unchecked: dict[str, int] = {}
@@ -281,12 +294,19 @@ class Topics:
             config |= _COMPACTED
         elif settings.retention_ms is not None:
             config["retention.ms"] = str(settings.retention_ms)
+        if self._compacted and topic not in self._single and topic != message_topic(settings.prefix):
+            config["cleanup.policy"] = "compact"
         for override in settings.topics:
             if re.fullmatch(override.pattern, topic):
                 config |= override.config
                 if override.partitions is not None and topic not in self._single:
                     partitions = override.partitions
         return NewTopic(topic, partitions, replication_factor, topic_configs=config)
+
+    def makes_compacted(self, topic: str) -> bool:
+        """By the settings. Such a topic refuses records without a key."""
+        policy: str | None = self.new_topic(topic, 1).topic_configs.get("cleanup.policy")
+        return policy == "compact"
 
     async def check_position_topic(self) -> None:
         """A position that retention may delete is no durable position."""

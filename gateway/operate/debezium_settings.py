@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from gateway.operate.section import Names, Section
 from schemas.connect_type import DebeziumOptions
@@ -43,6 +43,11 @@ class DebeziumSettings(Section):
     provide_transaction_metadata: bool = Field(
         default=False, description="BEGIN and END in `prefix.transaction`, and each row's place in its transaction."
     )
+    compacted_topics: bool = Field(
+        default=False,
+        description="New topics of tables are made with cleanup.policy = compact: whoever comes late reads the last row of each "
+        "key. Every table needs a key.",
+    )
 
     @field_validator("skipped_operations")
     @classmethod
@@ -52,5 +57,20 @@ class DebeziumSettings(Section):
             raise ValueError("operations are c, u, d and t; or none")
         return found
 
+    @model_validator(mode="after")
+    def _compaction_is_possible(self) -> Self:
+        if self.compacted_topics and "t" not in self.skipped_operations:
+            raise ValueError(
+                "compacted_topics: a truncate has no key, which such a topic refuses; skipped_operations needs t"
+            )
+        if self.compacted_topics and not self.tombstones_on_delete:
+            raise ValueError("compacted_topics needs tombstones_on_delete: deleted rows would stay")
+        return self
+
     def options(self) -> DebeziumOptions:
-        return DebeziumOptions(**{**self.model_dump(), "skipped_operations": frozenset(self.skipped_operations)})
+        return DebeziumOptions(
+            **{
+                **self.model_dump(exclude={"compacted_topics"}),
+                "skipped_operations": frozenset(self.skipped_operations),
+            }
+        )

@@ -15,7 +15,7 @@ import structlog
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.outlet import BatchWriter
 from gateway.kafka.producer import Producer
-from gateway.kafka.topics import Name, Topics, deleted_topics, topic_of_another, topic_of_two
+from gateway.kafka.topics import Name, Topics, compacted_without_key, deleted_topics, topic_of_another, topic_of_two
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
@@ -135,6 +135,8 @@ class Announcer:
             topic = await self._topic((relation.namespace, relation.name))
             description = await self._describe(relation, topic)
             relation_ = None if self._debezium is None else await self._debezium.relation(description)
+            if relation_ is not None and not relation_.key and self._topics.makes_compacted(topic):
+                raise compacted_without_key(topic, description.qualified_name)
             failpoint("before_registry_call")
             try:
                 if relation_ is not None:

@@ -131,6 +131,7 @@ def debezium_machine(
         options=options,
         clock_ns=time.time_ns,
         skip_lsn=position.skip_lsn,
+        written=(position.written_xid, position.written_lsn),
     )
     machine.versions = relations.versions
     return machine

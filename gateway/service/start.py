@@ -238,7 +238,11 @@ class Start:
         self._wait_for("Kafka")
         prefix = self._settings.kafka.prefix
         self.topics = Topics(
-            self._settings.kafka, transaction_topic(prefix), self._memory.seen_topics, self.catalog.warn
+            self._settings.kafka,
+            transaction_topic(prefix),
+            self._memory.seen_topics,
+            self.catalog.warn,
+            compacted=self._settings.debezium.compacted_topics,
         )
         await self.topics.start()
         self._stack.push_async_callback(close, self.topics.close)

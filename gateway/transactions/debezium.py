@@ -106,6 +106,7 @@ class DebeziumMachine(TransactionMachine):
         options: DebeziumOptions,
         clock_ns: Callable[[], int],
         skip_lsn: int = 0,
+        written: tuple[int, int] = (0, 0),
     ) -> None:
         super().__init__(
             epoch=epoch,
@@ -130,6 +131,9 @@ class DebeziumMachine(TransactionMachine):
         self._source: SourceContext | None = None
         self._block_head = _NO_BLOCK
         self._counts = _Counts()
+        self._written = written
+        self._written_lsn = 0
+        self._held: tuple[bytes, int, int] | None = None
 
     def announce_debezium(self, relation_oid: int, version: DebeziumVersion) -> None:
         """With `announce`."""
@@ -140,6 +144,9 @@ class DebeziumMachine(TransactionMachine):
     def begin(self, commit_lsn: int, commit_time: int, xid: int) -> None:
         super().begin(commit_lsn, commit_time, xid)
         self._source = self._source_of(self._demand_transaction("Begin"))
+        written_xid, written_lsn = self._written
+        self._written_lsn = written_lsn if xid == written_xid else 0
+        self._held = None
 
     def _source_of(self, transaction: Transaction) -> SourceContext:
         assert transaction.commit_lsn is not None
@@ -203,7 +210,9 @@ class DebeziumMachine(TransactionMachine):
         transaction, source = self._current, self._source
         if transaction is None or source is None:
             raise self._out_of_order(f"a row message ({chr(data[position])})", "inside a transaction")
-        if transaction.skipped:
+        if transaction.skipped or (
+            change_lsn <= self._written_lsn and self._was_written(data, position, end, change_lsn)
+        ):
             return
         row = position + 5
         relation_oid: int = read_i32_be(data, row - 4)
@@ -227,6 +236,18 @@ class DebeziumMachine(TransactionMachine):
         elif not self._skips_deletes:
             key, before = version.encoder.delete(data, row, end)
             self._delete(transaction, version, source, key, before, change_lsn)
+
+    def _was_written(self, data: bytes, position: int, end: int, change_lsn: int) -> bool:
+        """By the connector that was replaced. Rows of one COPY may share an LSN: how many of them were written is unknown, so
+        that they all come again, rather than none."""
+        if change_lsn < self._written_lsn:
+            return True
+        if self._held is None:
+            self._held = data, position, end
+            return True
+        self._written_lsn = 0
+        self.change(*self._held, change_lsn)
+        return False
 
     def _debezium_version(self, relation_oid: int) -> DebeziumVersion:
         version = self.versions.get(relation_oid)
@@ -277,7 +298,7 @@ class DebeziumMachine(TransactionMachine):
 
     def _truncate(self, message: Truncate, change_lsn: int) -> None:
         transaction = self._demand_transaction("Truncate")
-        if self._skips_truncates or transaction.skipped:
+        if self._skips_truncates or transaction.skipped or change_lsn <= self._written_lsn:
             return
         assert self._source is not None
         for relation_oid in message.relation_oids:
@@ -291,7 +312,7 @@ class DebeziumMachine(TransactionMachine):
         transaction = self._transaction_of(message)
         if message.prefix == HEARTBEAT_PREFIX and transaction is not None:
             transaction.is_heartbeat = True
-        if transaction is not None and transaction.skipped:
+        if transaction is not None and (transaction.skipped or change_lsn <= self._written_lsn):
             return
         if not self._message_topic.takes(message.prefix):
             return

@@ -65,6 +65,10 @@ class Position:
     skip_lsn: Lsn = _START
     quarantined: tuple[Quarantined, ...] = ()
     gap: Gap | None = None
+    written_xid: int = 0
+    """In it a Debezium connector stopped: `written_lsn` is the LSN of the last event that it wrote. Kept for good: no other
+    transaction of that xid has rows before it."""
+    written_lsn: Lsn = _START
     schema_id: int = field(default=0, compare=False)
     """With which it was read."""
 
@@ -144,6 +148,8 @@ def _as_record(position: Position) -> dict[str, Any]:
             for each in position.quarantined
         ],
         "gap": None if position.gap is None else _gap_record(position.gap),
+        "written_xid": position.written_xid,
+        "written_lsn": int(position.written_lsn),
     }
 
 
@@ -218,6 +224,8 @@ def _from_record(record: dict[str, Any]) -> Position:
             for entry in record["quarantined"]
         ),
         gap=None if record["gap"] is None else _gap_from_record(record["gap"]),
+        written_xid=record["written_xid"],
+        written_lsn=Lsn(record["written_lsn"]),
     )
 
 

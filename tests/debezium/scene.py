@@ -67,9 +67,8 @@ class Reader:
     def _until(self, is_last: Callable[[Record], bool]) -> list[Record]:
         deadline = time.monotonic() + DELIVERY_TIMEOUT_S
         self._consumer.assign(self._places)
-        while not any(map(is_last, self.records)):
+        while not (self._take(1.0) and is_last(self.records[-1])):
             assert time.monotonic() < deadline, f"only {len(self.records)} records"
-            self._take(1.0)
         self.records = []
         for place in self._places:
             self._read_to(place, self._consumer.get_watermark_offsets(place, timeout=30)[1])
@@ -85,14 +84,16 @@ class Reader:
                 return
             self._take(0.2)
 
-    def _take(self, timeout_s: float) -> None:
+    def _take(self, timeout_s: float) -> bool:
+        """Whether one more is there."""
         message = self._consumer.poll(timeout_s)
         if message is None:
-            return
+            return False
         assert message.error() is None, message.error()
         key_schema, key = self._decode(message.key())
         value_schema, value = self._decode(message.value())
         self.records.append(Record(str(message.topic()), key, value, key_schema, value_schema))
+        return True
 
     def _decode(self, payload: bytes | None) -> tuple[Any, Any]:
         if payload is None:

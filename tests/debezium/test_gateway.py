@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    ResourceType,
+)
 
 from gateway.local import Kafka
 from gateway.local import Registry as LocalRegistry
@@ -30,6 +36,7 @@ async def test_a_reader_by_key_has_the_table_after_kills(
         "kafka__bootstrap_servers": kafka.bootstrap_servers,
         "kafka__prefix": topic_prefix,
         "kafka__dialect": "debezium",
+        "debezium__compacted_topics": "true",
         "registry__url": registry.url,
     }
     gateway = GatewayProcess(tmp_path / "gateway.log", settings)
@@ -43,6 +50,7 @@ async def test_a_reader_by_key_has_the_table_after_kills(
         await gateway.kill()
         await gateway.streaming()
     await sql.execute("insert into t values (-1, 'the end')")
+    assert await asyncio.to_thread(cleanup_policy, kafka, f"{topic_prefix}.public.t") == "compact"
     reader = Reader(kafka.bootstrap_servers, registry.url, [f"{topic_prefix}.public.t"], partitions=3)
     records = await reader.until(is_the_end)
     assert _state(records) == dict(await sql.fetch("select id, note from t"))
@@ -51,9 +59,16 @@ async def test_a_reader_by_key_has_the_table_after_kills(
     assert await gateway.stop() == 0, gateway.log_tail()
     with pytest.raises(OptionError, match="Debezium's dialect"):
         refuse_debezium(Registry({"url": registry.url}), topic_prefix)
+    del gateway.settings["debezium__compacted_topics"]
     gateway.start(kafka__dialect="walgate")
     assert await gateway.wait() == 78
     assert "written in the dialect debezium" in gateway.log()
+
+
+def cleanup_policy(kafka: Kafka, topic: str) -> str:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    (found,) = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]).values()
+    return str(found.result()["cleanup.policy"].value)
 
 
 def _state(records: list[Record]) -> dict[int, str]:

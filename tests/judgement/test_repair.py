@@ -8,8 +8,9 @@ import pytest
 
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker
+from gateway.judgement.debezium_offset import DebeziumOffset
 from gateway.judgement.facts import Facts, Stored
-from gateway.judgement.repair import accept_gap, adopt, readmit, skip
+from gateway.judgement.repair import accept_gap, adopt, adopt_from_debezium, readmit, skip
 from gateway.judgement.start import CreateSlot, DropSlot, FenceFormer, Record, Step, Steps
 from gateway.lsn import Lsn
 from gateway.operate.errors import Retry, StopForOperator
@@ -125,3 +126,39 @@ def test_another_server_is_not_adopted() -> None:
     ):
         with pytest.raises(StopForOperator, match=said):
             done(adopt(fresh, EXPECTED, "17"), facts, known)
+
+
+NONE_STORED = Stored({}, marker_topic_used=False)
+OFFSET = DebeziumOffset(Lsn(1700), Lsn(1600), 77)
+
+
+def test_a_connectors_slot_goes_on_within_the_transaction_in_which_it_stopped() -> None:
+    position, steps = done(adopt_from_debezium(fresh, EXPECTED, OFFSET), known=NONE_STORED)
+    assert (position.state, position.epoch, position.key) == ("ACTIVE", 0, FRESH.key)
+    assert (position.resume_lsn, position.last_commit_lsn) == (1600, 1600)
+    assert (position.written_xid, position.written_lsn) == (77, 1700)
+    assert steps[-1] == Record(position)
+
+
+def test_after_a_snapshot_the_slot_goes_on_where_it_was_made() -> None:
+    """The offset is where the server was when the tables were read: what committed in between is in the slot alone."""
+    position, _ = done(
+        adopt_from_debezium(fresh, EXPECTED, replace(OFFSET, written_xid=0, of_snapshot=True)), known=NONE_STORED
+    )
+    assert (position.resume_lsn, position.written_xid, position.written_lsn) == (1000, 0, 0)
+
+
+def test_a_connector_whose_place_is_not_the_slots_is_not_adopted() -> None:
+    other = replace(ACTIVE, slot="other")
+    for facts, known, offset, said in (
+        (without_slot(), NONE_STORED, OFFSET, "no such slot"),
+        (with_slot(confirmed_flush_lsn=Lsn(1701)), NONE_STORED, OFFSET, "an older one, or another process"),
+        (with_server(flush_lsn=Lsn(1650)), NONE_STORED, OFFSET, "of another server"),
+        (FACTS, NONE_STORED, replace(OFFSET, of_snapshot=True, in_snapshot=True), "had not ended its snapshot"),
+        (FACTS, STORED, OFFSET, "a position of its own"),
+        (FACTS, stored(other), OFFSET, "belongs to slot other"),
+    ):
+        with pytest.raises(StopForOperator, match=said):
+            done(adopt_from_debezium(fresh, EXPECTED, offset), facts, known)
+    with pytest.raises(Retry, match="in use by process"):
+        done(adopt_from_debezium(fresh, EXPECTED, OFFSET), with_slot(active_pid=77), NONE_STORED)

@@ -248,6 +248,17 @@ def test_the_dialect_debezium_has_no_snapshots_whatever_the_mode_is(monkeypatch:
     assert not load_settings().takes_snapshots
 
 
+def test_compacted_topics_refuse_what_has_no_key_or_would_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WALGATE_KAFKA__DIALECT", "debezium")
+    monkeypatch.setenv("WALGATE_DEBEZIUM__COMPACTED_TOPICS", "true")
+    assert load_settings().debezium.compacted_topics
+    for name, value in (("SKIPPED_OPERATIONS", "none"), ("TOMBSTONES_ON_DELETE", "false")):
+        with monkeypatch.context() as context:
+            context.setenv(f"WALGATE_DEBEZIUM__{name}", value)
+            with pytest.raises(StopForOperator, match="compacted_topics"):
+                load_settings()
+
+
 def test_a_login_reaches_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SASL.items():
         monkeypatch.setenv(f"WALGATE_KAFKA__{name.upper()}", value)
