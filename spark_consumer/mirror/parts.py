@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -125,7 +125,9 @@ def batch_content(raw: DataFrame) -> BatchContent | None:
     if total is None or not total["changes"]:
         return None
     parts = sorted((_part(row) for row in found if row["table"] is not None), key=lambda part: -part.changes)
-    return BatchContent(total["commit_lsn"], total["commit_time"], total["transactions"], total["changes"], parts)
+    time = total["commit_time"]  # Row has local times without a zone
+    time = None if time is None else time.astimezone(UTC)
+    return BatchContent(total["commit_lsn"], time, total["transactions"], total["changes"], parts)
 
 
 def _part(row: Row) -> TablePart:
