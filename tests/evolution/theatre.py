@@ -14,7 +14,7 @@ from gateway.local import Kafka, Postgres, Registry
 from tests.evolution.delivered import Delivered
 from tests.evolution.scene import SITUATIONS, Scene
 from tests.gateway_process import GatewayProcess
-from tests.slots import until_free
+from tests.slots import until_confirmed, until_free
 
 CAUGHT_UP_TIMEOUT_S = 60.0
 END = "the_end"
@@ -58,12 +58,8 @@ class Theatre:
             await other.close()
 
     async def confirmed(self) -> None:
-        """Wait until everything committed so far is in Kafka for good: no new attempt reads it again."""
-        flush = "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = $2"
-        lsn = await self.sql.fetchval("SELECT pg_current_wal_lsn()::text")
-        async with asyncio.timeout(CAUGHT_UP_TIMEOUT_S):
-            while not await self.sql.fetchval(flush, lsn, self.name):
-                await asyncio.sleep(0.02)
+        """Wait until everything committed so far is in Kafka for good."""
+        await until_confirmed(self.sql, self.name)
 
     async def play(self, scenes: Mapping[str, Scene]) -> None:
         """Each scene in each situation, on the table `<scene>_<situation>`."""

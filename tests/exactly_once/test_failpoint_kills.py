@@ -58,8 +58,9 @@ async def _ask_to_stop(scene: Scene) -> None:
 
 
 async def _write_much(scene: Scene) -> None:
-    """More at once than may be under way to Kafka."""
-    await scene.workload.one_transaction("plain", 20_000)
+    """More at once than may be in flight to Kafka, until Kafka is the slower one."""
+    while scene.gateway.is_running:
+        await scene.workload.one_transaction("plain", 20_000)
 
 
 async def _write_what_is_not_published(scene: Scene) -> None:
@@ -89,7 +90,11 @@ async def _kill_at(scene: Scene, name: str, nth: int) -> None:
     provoke = PROVOKED.get(name)
     if provoke is not None:
         await provoke(scene)
-    assert await scene.gateway.wait(60) == -signal.SIGKILL, f"{name}: {scene.gateway.log_tail()}"
+    try:
+        code = await scene.gateway.wait(60)
+    except TimeoutError as error:
+        raise TimeoutError(f"{name} was not reached {nth} times") from error
+    assert code == -signal.SIGKILL, f"{name}: ended with {code}:\n{scene.gateway.log_tail()}"
 
 
 async def _kill_at_all(scene: Scene, names: list[str], rounds: int, generator: random.Random) -> None:

@@ -18,7 +18,7 @@ from tests.conftest import TEST_SETTINGS, Database
 from tests.exactly_once.written import Written, walgate
 from tests.gateway_process import GatewayProcess
 from tests.service.topics import Topics
-from tests.slots import until_free
+from tests.slots import until_confirmed, until_free
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
 
@@ -163,8 +163,9 @@ async def test_a_position_is_adopted_after_pg_upgrade_and_nothing_is_lost_or_dou
             await gateway.streaming()
             await place.insert(*range(200))
             from_system = await sql.fetchval("SELECT system_identifier::text FROM pg_control_system()")
+            await until_confirmed(sql, topic_prefix)
             await sql.close()
-            await old.stop("fast")  # the walsender waits until everything is confirmed
+            await old.stop("fast")
             await gateway.end()
             await new.stop("fast")
             await asyncio.to_thread(_upgrade, old, new, tmp_path)

@@ -14,6 +14,7 @@ from gateway.local import Registry
 from tests.clusters import Cluster, cluster
 from tests.conftest import Database
 from tests.exactly_once.scene import Scene, open_scene
+from tests.slots import until_confirmed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -32,12 +33,8 @@ async def confirmed(scene: Scene) -> float:
     """One more transaction; the seconds until PostgreSQL knows that it is in Kafka. The checker's clients have their own
     trouble with a broker that hangs."""
     await scene.workload.one_transaction("plain", 1)
-    wanted = await scene.sql("SELECT pg_current_wal_lsn()")
     begun = time.monotonic()
-    done = "SELECT confirmed_flush_lsn >= $2::pg_lsn FROM pg_replication_slots WHERE slot_name = $1"
-    async with asyncio.timeout(200):
-        while not await scene.sql(done, f"slot_{scene.prefix}", wanted):
-            await asyncio.sleep(0.05)
+    await until_confirmed(scene.connection, f"slot_{scene.prefix}")
     return time.monotonic() - begun
 
 

@@ -15,6 +15,7 @@ from pyspark.sql import functions as f
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.gateway_process import GatewayProcess
+from tests.slots import until_confirmed
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation
 from tests.spark_consumer.workload import Workload
 
@@ -75,11 +76,7 @@ async def test_three_million_rows_in_one_transaction_leave_the_workers_small(
         await gateway.streaming()
         rows = f"SELECT i, 'a note of some length ' || i FROM generate_series(1, {count}) i"
         await connection.execute(f"INSERT INTO big {rows}", timeout=1200)
-        lsn = await connection.fetchval("SELECT pg_current_wal_lsn()::text")
-        behind = "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = $2"
-        while not await connection.fetchval(behind, lsn, f"slot_{topic_prefix}"):
-            assert gateway.is_running
-            await asyncio.sleep(0.5)
+        await until_confirmed(connection, f"slot_{topic_prefix}", timeout_s=3600)
     finally:
         await gateway.kill()
 
