@@ -57,6 +57,18 @@ class Session:
             filling,
         )
 
+    async def insert_incompressible(self, table: str, size: int) -> None:
+        """One row of so many bytes, which are as many in a compressed batch."""
+        await self._change(
+            "INSERT",
+            table,
+            f"INSERT INTO work.{table} (id, number, payload) "
+            "SELECT new.id, $1::bigint, $1::bigint || '/' || new.id || '/' || noise.text "
+            "FROM (SELECT nextval('work.key') AS id) AS new, "
+            "(SELECT string_agg(md5(random()::text), '') AS text FROM generate_series(1, $4::int)) AS noise",
+            size // 32,
+        )
+
     def _some(self, row_count: int) -> str:
         """Condition for about so many of the newest rows; other sessions change them too."""
         back = self.random.randint(1, 40) * row_count

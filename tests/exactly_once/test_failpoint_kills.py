@@ -58,9 +58,8 @@ async def _ask_to_stop(scene: Scene) -> None:
 
 
 async def _write_much(scene: Scene) -> None:
-    """More at once than may be in flight to Kafka, until Kafka is the slower one."""
-    while scene.gateway.is_running:
-        await scene.workload.one_transaction("plain", 20_000)
+    """One row is more than may be in flight to Kafka."""
+    await scene.workload.one_large_row("large", 4 << 20)
 
 
 async def _write_what_is_not_published(scene: Scene) -> None:

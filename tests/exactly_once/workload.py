@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import asyncpg
 
@@ -117,11 +117,18 @@ class Workload:
 
     async def one_transaction(self, table: str, row_count: int, filling: int = 60) -> int:
         """Insert so many rows in a transaction of its own; its xid."""
+        return await self._one(lambda session: session.insert(table, row_count, filling))
+
+    async def one_large_row(self, table: str, size: int) -> int:
+        """Of so many bytes, which do not compress, in a transaction of its own; its xid."""
+        return await self._one(lambda session: session.insert_incompressible(table, size))
+
+    async def _one(self, change: Callable[[Session], Awaitable[None]]) -> int:
         connection = await asyncpg.connect(self._dsn)
         try:
             session = Session(connection, random.Random(self._seed))
             await session.begin("one")
-            await session.insert(table, row_count, filling)
+            await change(session)
             await session.end()
             return session.xid
         finally:
