@@ -116,6 +116,11 @@ class RegistryClient:
         newest = await self._newest(subject)
         return None if newest is None else _schema(newest)
 
+    async def newest(self, subject: str) -> tuple[int, Schema] | None:
+        """Id and schema; None where there is no such subject."""
+        found = await self._newest(subject)
+        return None if found is None else (_number(found, "id"), _schema(found))
+
     async def _register(
         self, subject: str, schema: Schema, text: str, in_force: Schema | None, regardless: bool
     ) -> int:

@@ -86,6 +86,7 @@ def _shown(board: Board) -> dict[str, Any]:
 
 def _keep(board: Board, history: deque[Point]) -> None:
     while True:
+        board.sample_rates()
         held = board.held
         history.append((time.time(), board.lag_seconds(), None if held is None else held.held_bytes))
         time.sleep(HISTORY_INTERVAL_S)

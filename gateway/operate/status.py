@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from gateway.operate.errors import WalgateError
 from gateway.operate.lag import Progress, ReadProgress, WalClock, lag
+from gateway.operate.table_status import QuarantinedTable, Rates, SnapshotStatus
 
 PartName = Literal["postgresql", "kafka", "registry"]
 PARTS: Final[tuple[PartName, ...]] = ("postgresql", "kafka", "registry")
@@ -27,6 +28,7 @@ TITLES: Final[Mapping[PartName, str]] = {
     "registry": "the schema registry",
 }
 LISTED_TOPICS: Final = 500
+ALL_TOPICS: Final = ""
 RECENT_ERRORS: Final = 20
 RECENT_SCHEMAS: Final = 100
 STALLED_S: Final = 10.0
@@ -59,7 +61,7 @@ class LastError:
 
 @dataclass(frozen=True, slots=True)
 class SchemaSeen:
-    """A table came with these columns for the first time, or with others than before."""
+    """A table came with these columns for the first time, or with others than before. `time` 0: not known."""
 
     time: float
     relation: str
@@ -137,6 +139,7 @@ class TopicCount:
     topic: str
     records: int
     bytes: int
+    records_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,8 @@ class Snapshot:
     holders: tuple[Holder, ...]
     topics: tuple[TopicCount, ...]
     """Those with most records first."""
+    records_per_s: float
+    """Of all topics."""
     heartbeat_time: float | None
     """Commit time of the newest heartbeat that the position in Kafka has passed."""
 
@@ -194,6 +199,9 @@ class Snapshot:
     """Oldest first."""
     gap: GapSeen | None
     """The newest of the position."""
+    quarantined: tuple[QuarantinedTable, ...]
+    snapshot: SnapshotStatus | None
+    """None: snapshot.mode is never, or it is not known yet."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -232,6 +240,9 @@ class Board:
         self._schemas: deque[SchemaSeen] = deque(maxlen=RECENT_SCHEMAS)
         self.epoch = 0
         self.gap: GapSeen | None = None
+        self.quarantined: tuple[QuarantinedTable, ...] = ()
+        self._snapshot_status: Callable[[], SnapshotStatus | None] = lambda: None
+        self._rates = Rates()
         self.topic_records: Counter[str] = Counter()
         self.topic_bytes: Counter[str] = Counter()
 
@@ -273,11 +284,12 @@ class Board:
         self._recent_errors.append(self.last_error)
         self.error_count += 1
 
-    def announced(self, relation: str, schema_id: int, columns: int) -> None:
+    def announced(self, relation: str, schema_id: int, columns: int, *, known_since: bool = True) -> None:
         """Rows of a relation are written with this schema from now on. Each session starts over: what is known is no news."""
         known = next((seen for seen in reversed(self._schemas) if seen.relation == relation), None)
         if known is None or known.schema_id != schema_id:
-            self._schemas.append(SchemaSeen(self._clock(), relation, schema_id, columns))
+            moment = self._clock() if known_since else 0.0
+            self._schemas.append(SchemaSeen(moment, relation, schema_id, columns))
 
     def watch(self, progress: ReadProgress, counts: Callable[[], Counts]) -> None:
         """A stream begins: ask it from now on."""
@@ -288,11 +300,17 @@ class Board:
         if self._progress is not None:
             self._last_progress = self._newer(self._progress())
         self._progress, self._counts = None, Counts
+        snapshot = self._snapshot_status()
+        self._snapshot_status = lambda: snapshot
 
     def count(self, topic: str, records: int, size: int) -> None:
         """A batch is durable."""
         self.topic_records[topic] += records
         self.topic_bytes[topic] += size
+
+    def watch_snapshot(self, status: Callable[[], SnapshotStatus | None]) -> None:
+        """Ask this from now on."""
+        self._snapshot_status = status
 
     # -- written by the monitor ----------------------------------------------------------------------------------------
 
@@ -308,6 +326,11 @@ class Board:
         before = self._parts[status.name]
         since = before.since if before.up is status.up else self._clock()
         self._parts[status.name] = replace(status, since=since)
+
+    def sample_rates(self) -> None:
+        """Every few seconds, by whatever thread."""
+        records = dict(self.topic_records)  # at once: the gateway's loop adds to it
+        self._rates.sample(self._monotonic(), {**records, ALL_TOPICS: sum(records.values())})
 
     # -- read by everybody ---------------------------------------------------------------------------------------------
 
@@ -390,10 +413,13 @@ class Board:
             slot=self.slot,
             holders=holders,
             topics=self._topics(),
+            records_per_s=self._rates.per_s(clock, ALL_TOPICS, sum(self.topic_records.values())),
             heartbeat_time=progress.heartbeat_time,
             recent_errors=tuple(self._recent_errors),
             schemas=tuple(self._schemas),
             gap=self.gap,
+            quarantined=self.quarantined,
+            snapshot=self._snapshot_status(),
         )
 
     def _waits_since(self, waiting_for: str) -> float | None:
@@ -411,4 +437,7 @@ class Board:
     def _topics(self) -> tuple[TopicCount, ...]:
         records, sizes = dict(self.topic_records), dict(self.topic_bytes)
         most = nlargest(LISTED_TOPICS, records.items(), key=itemgetter(1))
-        return tuple(TopicCount(topic, count, sizes.get(topic, 0)) for topic, count in most)
+        now = self._monotonic()
+        return tuple(
+            TopicCount(topic, count, sizes.get(topic, 0), self._rates.per_s(now, topic, count)) for topic, count in most
+        )

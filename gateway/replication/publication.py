@@ -98,6 +98,16 @@ def relation_query(major_version: int) -> str:
 _IDENTITIES: Final = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "INDEX"}
 
 
+async def published_tables(sql: asyncpg.Connection, names: Sequence[str], limit: int) -> list[tuple[str, str]]:
+    """(schema, table), the first ones by name. Raises classified errors."""
+    query = "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = ANY($1) ORDER BY 1, 2"
+    try:
+        rows = await sql.fetch(f"{query} LIMIT $2", list(names), limit)
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "tables of the publications") from error
+    return [(row[0], row[1]) for row in rows]
+
+
 def parse_publications(
     publications: Sequence[dict[str, Any]], relations: Sequence[dict[str, Any]]
 ) -> dict[str, PublicationFacts]:

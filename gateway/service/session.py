@@ -35,7 +35,7 @@ from gateway.service.protection import unused_rules
 from gateway.service.pump import Pump, QuarantineRelation, ReadWhole, WholeFirst
 from gateway.service.release import WalBudget
 from gateway.service.start import SessionMemory, Start
-from gateway.service.stream_status import gap_seen
+from gateway.service.stream_status import show_position
 from gateway.service.tasks import run_together
 from gateway.snapshot.engine import Snapshot
 from gateway.snapshot.reader import connect_reader
@@ -144,7 +144,9 @@ class Session:
             snapshot,
             settings.errors,
         )
-        self._board.epoch, self._board.gap = position.epoch, gap_seen(position)
+        show_position(self._board, position)
+        if snapshot is not None:
+            self._board.watch_snapshot(snapshot.status)
         self._wait_for("")
         self.is_streaming = True
         log.info("streaming", slot=position.slot, epoch=position.epoch, resume_lsn=str(position.resume_lsn))

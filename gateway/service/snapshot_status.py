@@ -7,24 +7,31 @@ from collections.abc import Iterator
 from gateway.kafka.position_topic import read_snapshot_states
 from gateway.kafka.topic_admin import TopicAdmin
 from gateway.operate.settings import Settings
+from gateway.operate.table_status import LISTED_TABLES, SnapshotStatus, TableSnapshot
 from gateway.replication.connection import connect_sql
 from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
 from gateway.service.schema_errors import classified_schema_errors
-from gateway.snapshot.state import States, decode_states, of_slot
+from gateway.snapshot.state import KNOWN, States, decode_states, of_slot
+from gateway.snapshot.table import Status
 from schemas.framing import read_schema_id
 from schemas.names import SNAPSHOT_TOPIC
 from schemas.registry import RegistryClient
 
 
 async def snapshot_status(settings: Settings) -> States:
-    """Raises WalgateError. Without any snapshot: empty states."""
+    """Raises WalgateError. Without any snapshot: empty states. Asks PostgreSQL who it is."""
     source = settings.source
     sql = await connect_sql(login_of(source))
     try:
         server = (await load_facts(sql, source.slot, source.publications, 0)).server
     finally:
         sql.terminate()
+    return await snapshot_states(settings, f"{server.system_identifier}/{server.database}/{source.slot}".encode())
+
+
+async def snapshot_states(settings: Settings, position_key: bytes) -> States:
+    """Raises WalgateError."""
     admin = TopicAdmin(settings.kafka)
     await admin.start()
     try:
@@ -32,25 +39,38 @@ async def snapshot_status(settings: Settings) -> States:
             return States()
     finally:
         await admin.close()
-    key = f"{server.system_identifier}/{server.database}/{source.slot}".encode()
-    values = of_slot(key, await read_snapshot_states(settings.kafka, settings.kafka.delivery_timeout_s))
+    values = of_slot(position_key, await read_snapshot_states(settings.kafka, settings.kafka.delivery_timeout_s))
     return decode_states(values, await _writers(settings, values))
 
 
 async def _writers(settings: Settings, values: list[bytes]) -> dict[int, dict[str, object]]:
     registry = settings.registry
     with classified_schema_errors():
-        client = RegistryClient(
-            registry.url,
-            username=registry.username,
-            password=registry.password.get_secret_value() if registry.password else None,
-            ca_file=registry.ca_file,
-            timeout_s=registry.timeout_s,
-        )
+        client = RegistryClient(registry.url, **registry.client_options(), timeout_s=registry.timeout_s)
         try:
             return {number: await client.schema(number) for number in set(map(read_schema_id, values))}
         finally:
             await client.close()
+
+
+def told(states: States) -> SnapshotStatus:
+    """For the status: what is not done."""
+    left = sorted(
+        (state for state in states.tables.values() if state.name and state.status not in (KNOWN, Status.DONE.value)),
+        key=lambda state: (state.schema, state.name),
+    )
+    tables = tuple(
+        TableSnapshot(
+            f"{state.schema}.{state.name}",
+            state.status,
+            state.purpose,
+            state.row_count,
+            state.chunk_count,
+            state.stale_count,
+        )
+        for state in left[:LISTED_TABLES]
+    )
+    return SnapshotStatus(states.stream is not None and states.stream.paused, len(left), tables)
 
 
 def status_lines(states: States) -> Iterator[str]:

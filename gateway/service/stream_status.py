@@ -15,6 +15,7 @@ from gateway.kafka.delivery import Delivery
 from gateway.operate import metrics
 from gateway.operate.lag import Progress
 from gateway.operate.status import Board, Counts, GapSeen, OpenStream
+from gateway.operate.table_status import QuarantinedTable
 from gateway.replication.feedback import StandbyStatus
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position
@@ -37,9 +38,14 @@ class _Closed:
     heartbeat_time: int
 
 
-def gap_seen(position: Position) -> GapSeen | None:
+def show_position(board: Board, position: Position) -> None:
+    """What a position tells beside LSNs."""
     gap = position.gap
-    return None if gap is None else GapSeen(gap.first_lsn, gap.end_lsn, gap.reason)
+    board.epoch = position.epoch
+    board.gap = None if gap is None else GapSeen(gap.first_lsn, gap.end_lsn, gap.reason)
+    board.quarantined = tuple(
+        QuarantinedTable(each.full_name, each.reason, each.since_lsn) for each in position.quarantined
+    )
 
 
 class StreamStatus:

@@ -27,6 +27,7 @@ from gateway.operate import metrics
 from gateway.operate.errors import NeedsText
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
+from gateway.operate.table_status import LISTED_TABLES, SnapshotStatus
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.password import login_of
 from gateway.replication.publication import publication_facts
@@ -137,6 +138,11 @@ class Snapshot:
         self._rows = 0
         self._free_at = 0.0
         self._not_yet_since: float | None = None
+
+    def status(self) -> SnapshotStatus:
+        """Of what is under way. For any thread."""
+        readings = list(self._readings.values())
+        return SnapshotStatus(self._paused, len(readings), tuple(each.told() for each in readings[:LISTED_TABLES]))
 
     # -- before the stream ------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.events.manifest import Manifest, SnapshotChunk
 from gateway.events.marker import Marker
+from gateway.operate.table_status import TableSnapshot
 from gateway.snapshot.judge import Judge
 from gateway.snapshot.keys import KeyList
 from gateway.snapshot.plan import Plan
@@ -41,6 +42,13 @@ class Reading:
     @property
     def status(self) -> Status:
         return Status.WAITING if self.table is None else self.table.status
+
+    def told(self) -> TableSnapshot:
+        """For the status, as of now."""
+        found = self.state if self.table is None else self.table
+        return TableSnapshot(
+            self.full_name, self.status.value, self.state.purpose, found.row_count, found.chunk_count, found.stale_count
+        )
 
     def set_up(self, recipe: Recipe, judge: Judge, chunk_bytes: int) -> Table:
         """It will be begun, with this."""

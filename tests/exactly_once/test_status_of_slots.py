@@ -15,10 +15,12 @@ from gateway.local.ports import free_port
 from tests.conftest import Database
 from tests.exactly_once.scene import Scene, open_scene
 from tests.exactly_once.test_status_of_outages import NAMED_S, Watcher
+from tests.exactly_once.workload import PUBLICATION
 from tests.gateway_process import COMMAND
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 BUDGET_BYTES = 24 << 20
+MAX_RECORD_BYTES = 200_000
 FILLER = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1 << 20)) FROM generate_series(1, $1::int)"
 
 
@@ -93,6 +95,18 @@ async def _a_slot_near_its_limit(watcher: Watcher) -> None:
     await holding.execute("ROLLBACK")
 
 
+async def _a_table_that_cannot_be_written(watcher: Watcher) -> None:
+    sql = watcher.scene.connection
+    await sql.execute("CREATE TABLE poison (id int PRIMARY KEY, c text)")
+    await sql.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE poison")
+    await sql.execute(f"INSERT INTO poison VALUES (1, repeat('x', {2 * MAX_RECORD_BYTES}))")
+    found = await watcher.until(lambda seen: bool(seen["quarantined"]), "the table in quarantine", NAMED_S)
+    (told,) = found["quarantined"]
+    assert told["table"] == "public.poison" and "kafka.max_record_bytes" in told["reason"]
+    assert found["last_error"] is not None
+    await watcher.ready()
+
+
 async def test_who_holds_the_start_and_the_slot_is_named(
     own_database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
@@ -107,6 +121,8 @@ async def test_who_holds_the_start_and_the_slot_is_named(
         source__wal_budget_bytes=BUDGET_BYTES,
         source__heartbeat_interval_s=1.0,
         source__messages=False,
+        kafka__max_record_bytes=MAX_RECORD_BYTES,
+        errors__on_error="quarantine",
     ) as scene:
         watcher = Watcher(scene, port)
         await _a_transaction_that_holds_the_start(watcher)
@@ -116,6 +132,7 @@ async def test_who_holds_the_start_and_the_slot_is_named(
         await watcher.until(lambda seen: seen["heartbeat_time"] > beat["heartbeat_time"], "the next one", 60.0)
         await _a_forgotten_prepared_transaction(watcher)
         await _a_slot_near_its_limit(watcher)
+        await _a_table_that_cannot_be_written(watcher)
         code, text = await status_of(scene, "--json")
         assert code == 0 and json.loads(text)["asked"] == "gateway"
         assert await scene.stop() == 0
@@ -124,5 +141,7 @@ async def test_who_holds_the_start_and_the_slot_is_named(
         told = json.loads((await status_of(scene, "--json"))[1])
         assert told["asked"] == "servers" and told["delivered_lsn"] > 0 and told["last_commit_time"] > 0
         assert all(part["up"] for part in told["parts"])
+        assert [each["table"] for each in told["quarantined"]] == ["public.poison"] and "public.poison" in text
+        assert any(seen["relation"] == "work.plain" and seen["columns"] > 1 for seen in told["schemas"])
         # A heartbeat is no change event, and does not bring other messages with it.
         assert await scene.end(f"{topic_prefix}.message") == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.operate.errors import Retry
 from gateway.operate.lag import Progress
-from gateway.operate.metrics import OTHER_TOPICS, REGISTRY, TOPIC_LABELS, show
+from gateway.operate.metrics import EXCLUDED, OTHER_TOPICS, REGISTRY, TOPIC_LABELS, quarantined_label, show
 from gateway.operate.status import STALLED_S, Board, Counts
 
 
@@ -74,8 +74,14 @@ def test_ten_thousand_topics_share_labels() -> None:
     show(status)
     for number in range(10_000):
         status.count(f"cdc.public.t{number}", 2, 100)
+    for number in range(10_000):
+        EXCLUDED.labels(quarantined_label(f"public.t{number}")).inc()
     families = {family.name: family for family in REGISTRY.collect()}
     assert sum(len(family.samples) for family in families.values()) < 1000
+    excluded = [
+        sample.value for sample in families["walgate_excluded_events"].samples if sample.name.endswith("_total")
+    ]
+    assert sum(excluded) >= 10_000
     records = {sample.labels["topic"]: sample.value for sample in families["walgate_topic_records"].samples}
     assert len(records) == TOPIC_LABELS + 1 and sum(records.values()) == 20_000
     assert records[OTHER_TOPICS] == 2 * (10_000 - TOPIC_LABELS)

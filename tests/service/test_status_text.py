@@ -1,0 +1,66 @@
+"""What `walgate status` prints of a board, word for word where somebody looks for it."""
+
+from __future__ import annotations
+
+from gateway.operate.errors import Retry
+from gateway.operate.status import Board, GapSeen, Holder
+from gateway.operate.table_status import QuarantinedTable, SnapshotStatus, TableSnapshot
+from gateway.service.status_text import render
+
+TABLE = TableSnapshot("public.orders", "READING", "REPLACE", 1200, 3, 4)
+
+
+def printed(board: Board) -> str:
+    return render({**board.snapshot().as_json(), "asked": "gateway"})
+
+
+def lines(text: str) -> dict[str, str]:
+    """The first of each title."""
+    return {line[:13].strip(): line[14:] for line in reversed(text.splitlines()) if line[:13].strip()}
+
+
+def test_what_is_left_out_read_again_or_lost_is_told() -> None:
+    board = Board(slot_name="s", prefix="cdc")
+    board.quarantined = (QuarantinedTable("public.poison", "a value cannot be read", 0x16B374D8),)
+    board.gap = GapSeen(0x100, 0x200, "a budget")
+    board.watch_snapshot(lambda: SnapshotStatus(paused=True, left=1, tables=(TABLE,)))
+    board.leave()  # what was known is kept
+    text = printed(board)
+    told = lines(text)
+    assert told["quarantine"] == "public.poison, since 0/16B374D8: a value cannot be read"
+    assert told["last gap"] == "0/100 to 0/200 is lost: a budget"
+    assert told["snapshot"] == "1 tables are not done, paused"
+    assert "public.orders: reading, REPLACE, 1,200 rows in 3 chunks" in text and "walgate readmit" in text
+
+
+def test_tables_have_rates_and_the_newest_schema() -> None:
+    clock = iter(range(0, 1000, 20))
+    board = Board(monotonic=lambda: float(next(clock)))
+    board.sample_rates()
+    board.count("cdc.public.orders", 100, 9000)
+    board.sample_rates()
+    board.announced("public.orders", 4, 7)
+    board.announced("public.orders", 5, 8)
+    board.announced("public.items", 3, 2, known_since=False)
+    text = printed(board)
+    assert "cdc.public.orders: 100 records, 8.8 kB, " in text and ", 0/s" not in text
+    assert "public.orders: schema 5, 8 columns, since " in text and "schema 4" not in text
+    assert "public.items: schema 3, 2 columns\n" in text + "\n"
+
+
+def test_long_lists_are_cut_and_say_so() -> None:
+    board = Board()
+    for number in range(20):
+        board.count(f"t{number}", 1, 1)
+    board.quarantined = tuple(QuarantinedTable(f"public.t{number}", "r", 1) for number in range(15))
+    text = printed(board)
+    assert "and 8 more" in text and "and 3 more" in text
+
+
+def test_who_is_away_and_who_holds_is_named_with_the_remedy() -> None:
+    board = Board()
+    board.part_is_down("registry", Retry("no answer", hint="is it up?"), "http://r")
+    board.holders = (Holder("prepared", "forgotten", since=1.0, remedy="ROLLBACK PREPARED"),)
+    text = printed(board)
+    assert "DOWN for" in text and "at http://r: no answer" in text and "is it up?" in text
+    assert "held back by  prepared transaction 'forgotten'" in text and "ROLLBACK PREPARED" in text
