@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.values.reader import some_bytes
-from gateway.varint import encode_long, encode_some_long
+from gateway.varint import encode_long, encode_some_long, encode_some_lsn
 
 _NULL: Final = b"\0"
 _SOME: Final = b"\2"
 _STREAMED: Final = b"\0" + some_bytes(b"false")[1:]
 """`snapshot`: its default, the first branch."""
-_MAX_DIGITS: Final = 20
 
 
 def _text(value: str) -> bytes:
@@ -28,11 +27,26 @@ class SourceNames:
         self.before_sequence = _STREAMED + _text(database)
 
 
+class _Heads(dict[int, bytes]):
+    """What lies before an LSN of so many digits; the rows of a transaction have one length or two."""
+
+    __slots__ = ("_head", "_sequence")
+
+    def __init__(self, head: bytes, sequence: bytes) -> None:
+        super().__init__()
+        self._head = head
+        self._sequence = sequence
+
+    def __missing__(self, digits: int) -> bytes:
+        found = self[digits] = self._head + encode_long(len(self._sequence) + digits + 2) + self._sequence
+        return found
+
+
 class SourceContext:
     """One a transaction. `last_commit_end_lsn` 0: not known. Times are microseconds since the Unix epoch.
 
     A record's source is heads[digits of change_lsn], the digits, times, the table, transaction, the LSN, end; `written` follows
-    the operation. `refresh` sets when the records that come are written.
+    the operation. `refresh` says when the records that come are written, before the first one.
     """
 
     __slots__ = ("end", "heads", "times", "transaction", "transaction_id", "written")
@@ -45,23 +59,19 @@ class SourceContext:
         commit_time: int,
         last_commit_end_lsn: int,
         origin: str | None,
-        now_ns: int,
     ) -> None:
         last = f'"{last_commit_end_lsn}"' if last_commit_end_lsn else "null"
         head = names.before_time + encode_long(commit_time // 1000) + names.before_sequence + _SOME
         sequence = f'[{last},"'.encode()
-        self.heads = [head + encode_long(len(sequence) + digits + 2) + sequence for digits in range(_MAX_DIGITS)]
-        self.times = b'"]' + encode_some_long(commit_time) + encode_some_long(commit_time * 1000)
+        self.heads = _Heads(head, sequence)
+        self.times = b'"]' + encode_some_lsn(commit_time) + encode_some_lsn(commit_time * 1000)
         self.transaction = (_NULL if xid is None else encode_some_long(xid)) + _SOME
         self.end = _NULL + (_NULL if origin is None else some_bytes(origin.encode())) + _NULL
         self.transaction_id = f"{xid}:{commit_lsn}"
         self.written = b""
-        self.refresh(now_ns)
 
     def refresh(self, now_ns: int) -> None:
-        self.written = (
-            encode_some_long(now_ns // 1_000_000) + encode_some_long(now_ns // 1000) + encode_some_long(now_ns)
-        )
+        self.written = encode_some_lsn(now_ns // 1_000_000) + encode_some_lsn(now_ns // 1000) + encode_some_lsn(now_ns)
 
 
 def transaction_key(frame: bytes, transaction_id: str) -> bytes:

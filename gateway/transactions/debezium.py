@@ -152,8 +152,7 @@ class DebeziumMachine(TransactionMachine):
         assert transaction.commit_lsn is not None
         last = self.resume_lsn if self.last_commit_lsn else 0
         return SourceContext(
-            self._names, transaction.xid, transaction.commit_lsn, transaction.commit_time or 0, last, transaction.origin,
-            self._clock_ns(),
+            self._names, transaction.xid, transaction.commit_lsn, transaction.commit_time or 0, last, transaction.origin
         )  # fmt: skip
 
     def _origin(self, message: Origin, change_lsn: int) -> None:
@@ -163,9 +162,9 @@ class DebeziumMachine(TransactionMachine):
     def _finish(
         self, transaction: Transaction, kind: str, marker_lsn: int, end_lsn: int, time: int, gid: str | None = None
     ) -> None:
-        if self._writes_blocks and self._counts.total:
+        if self._counts.total:
             self._end_transaction(transaction)
-        self._counts = _Counts()
+            self._counts = _Counts()
         self.event_count += transaction.ordinal
         self._note_commit(marker_lsn)
         self._note_owed(time, transaction.is_heartbeat or transaction.ordinal > 0)
@@ -301,6 +300,7 @@ class DebeziumMachine(TransactionMachine):
         if self._skips_truncates or transaction.skipped or change_lsn <= self._written_lsn:
             return
         assert self._source is not None
+        self._source.refresh(self._clock_ns())
         for relation_oid in message.relation_oids:
             version = self._debezium_version(relation_oid)
             block = self._block(transaction, version.collection)
@@ -318,7 +318,7 @@ class DebeziumMachine(TransactionMachine):
             return
         now_ns = self._clock_ns()
         if transaction is None:
-            source = SourceContext(self._names, None, 0, now_ns // 1000, self.resume_lsn, None, now_ns)
+            source = SourceContext(self._names, None, 0, now_ns // 1000, self.resume_lsn, None)
             block = _NO_BLOCK
         else:
             assert self._source is not None
