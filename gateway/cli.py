@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="PostgreSQL logical replication to Avro change events on Kafka, and whole transactions back in Spark.",
+    help="PostgreSQL logical replication to Avro change events on Kafka, and to whole transactions in Spark.",
 )
 
 _EXIT_FAILURE = 1
@@ -60,11 +60,13 @@ def _everywhere(
 @app.command()
 def run(
     config: ConfigOption = None,
-    log_format: Annotated[LogFormat, typer.Option(help="json: each line is an object, also the last one.")] = "console",
-    log_level: Annotated[LogLevel, typer.Option(help="The least that is logged.")] = "info",
+    log_format: Annotated[
+        LogFormat, typer.Option(help="json: one object per line, including the last one.")
+    ] = "console",
+    log_level: Annotated[LogLevel, typer.Option(help="Lowest level that is logged.")] = "info",
 ) -> None:
-    """Run the gateway: one slot to Kafka, until SIGTERM or Ctrl-C. Exit 0; or 78 when an operator must decide (configuration,
-    incompatible schema, changes that would be lost): starting it again changes nothing."""
+    """Run the gateway: one slot to Kafka, until SIGTERM or Ctrl-C. Exit code 0, or 78 if an operator must make a decision
+    (configuration, incompatible schema, changes that would be lost); a restart alone does not help then."""
     set_up_logs(log_format, log_level)
     try:
         settings = load_settings(config)
@@ -83,19 +85,19 @@ def run(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def mirror(context: typer.Context) -> None:
-    """Rebuild tables in Delta from the topics (Spark); `walgate mirror --help` lists the options."""
+    """Rebuild the tables in Delta from the topics (Spark). `walgate mirror --help` lists the options."""
     _run_spark_job("mirror", context.args)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def consume(context: typer.Context) -> None:
-    """Append every committed change to a changelog (Spark); `walgate consume --help` lists the options."""
+    """Append every committed change to a changelog (Spark). `walgate consume --help` lists the options."""
     _run_spark_job("consume", context.args)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def dump(context: typer.Context) -> None:
-    """Write the rows of a local mirror, without Spark; `walgate dump --help` lists the options."""
+    """Write the rows of a local mirror, without Spark. `walgate dump --help` lists the options."""
     _run_spark_job("dump", context.args)
 
 
@@ -116,16 +118,16 @@ def tail(
         typer.Option("--op", help="insert, update, delete, truncate, message, read (snapshot). May be repeated."),
     ] = None,
     in_progress: Annotated[
-        bool, typer.Option("--in-progress", help="Also large transactions that are still open.")
+        bool, typer.Option("--in-progress", help="Also show large transactions that are still in progress.")
     ] = False,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="With --topics: all that is there, not only what is new.")
+        bool, typer.Option("--from-beginning", help="With --topics: show existing records too, not only new ones.")
     ] = False,
-    json_lines: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="End after so many lines.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0, help="End after so long.")] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many lines.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds.")] = None,
 ) -> None:
-    """Print what PostgreSQL sends, as it commits: by a temporary slot that ends with this command. Row values go to stdout."""
+    """Print changes, including row values, as they commit. Uses a temporary slot that is dropped when the command ends."""
     with _command():
         from gateway.tail.chosen import Chosen
         from gateway.tail.commands import tail_messages, tail_records
@@ -161,16 +163,18 @@ def tail(
 @app.command()
 def decode(
     sources: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE|HEX|-]...", help="Default: stdin, a message in hex a line.")
+        list[str] | None,
+        typer.Argument(metavar="[FILE|HEX|-]...", help="Default: stdin, one message per line, in hexadecimal."),
     ] = None,
     config: ConfigOption = None,
-    json_lines: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     protocol_version: Annotated[int, typer.Option(min=1, max=4, help="proto_version of the stream.")] = 4,
     in_stream: Annotated[
-        bool, typer.Option("--in-stream", help="The first message is of a stream segment: it has an xid more.")
+        bool,
+        typer.Option("--in-stream", help="The first message is inside a stream segment: it has an additional xid."),
     ] = False,
 ) -> None:
-    """Print messages of pgoutput, or records in Confluent's framing (with the registry of the settings), decoded."""
+    """Decode and print pgoutput messages, or records in Confluent's wire format (using the registry of the settings)."""
     with _command():
         from gateway.tail.commands import decode_given
 
@@ -184,12 +188,12 @@ def decode(
 
 @app.command()
 def demo(
-    seconds: Annotated[float, typer.Option(min=5, help="How long the shop's workload runs.")] = 30.0,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same workload.")] = 1,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the tables and the logs; the folder is told.")] = False,
-    kill_gateway: Annotated[bool, typer.Option("--kill-gateway", help="kill -9 the gateway on the way.")] = False,
+    seconds: Annotated[float, typer.Option(min=5, help="How long the workload runs.")] = 30.0,
+    seed: Annotated[int, typer.Option(help="The same seed produces the same workload.")] = 1,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the tables and the logs; prints the folder.")] = False,
+    kill_gateway: Annotated[bool, typer.Option("--kill-gateway", help="kill -9 the gateway during the run.")] = False,
 ) -> None:
-    """A shop on real servers of its own: PostgreSQL to Kafka to Spark, ending with a verdict. Needs the extras local, spark."""
+    """Run a workload on local servers, PostgreSQL to Kafka to Spark, and compare every value. Needs the extras local, spark."""
     _require("demo", "local,spark", "jgo", "pyspark", "delta", "pyarrow")
     from gateway.demo.demo import run_demo
 
@@ -198,44 +202,45 @@ def demo(
 
 snapshot_app = typer.Typer(
     no_args_is_help=True,
-    help="The rows that were there before: commands to a running gateway, through its own stream (docs/snapshot.md).",
+    help="Read existing rows: commands to a running gateway, sent through its replication stream (docs/snapshot.md).",
 )
 app.add_typer(snapshot_app, name="snapshot")
 
 
 @snapshot_app.command("start")
 def snapshot_start(
-    tables: Annotated[list[str] | None, typer.Argument(help="schema.table; default: every published one.")] = None,
+    tables: Annotated[list[str] | None, typer.Argument(help="schema.table; default: every published table.")] = None,
     config: ConfigOption = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Have readers compare the rows with what they have, and write nothing.")
+        bool,
+        typer.Option("--verify", help="Have readers compare the rows with their copies instead of replacing them."),
     ] = False,
 ) -> None:
-    """Read tables once more. They take the place of what readers have: rows that are gone in PostgreSQL are deleted."""
+    """Read tables again. Readers replace their copies: rows that no longer exist in PostgreSQL are deleted."""
     _send_command(config, "start", tables or [], "VERIFY" if verify else "REPLACE")
 
 
 @snapshot_app.command("pause")
 def snapshot_pause(config: ConfigOption = None) -> None:
-    """Read no more until `walgate snapshot resume`; also after a restart."""
+    """Stop reading until `walgate snapshot resume`, even after a restart."""
     _send_command(config, "pause")
 
 
 @snapshot_app.command("resume")
 def snapshot_resume(config: ConfigOption = None) -> None:
-    """Go on after a pause."""
+    """Resume reading after a pause."""
     _send_command(config, "resume")
 
 
 @snapshot_app.command("cancel")
 def snapshot_cancel(config: ConfigOption = None) -> None:
-    """Give up what is being read. What was read is in the topics; these tables get no SNAPSHOT_END."""
+    """Cancel everything that is being read. Rows that were read stay in the topics; these tables get no SNAPSHOT_END."""
     _send_command(config, "cancel")
 
 
 @snapshot_app.command("status")
 def snapshot_status(config: ConfigOption = None) -> None:
-    """What is durable of it: each table with its rows."""
+    """Show the durable progress: each table and its rows."""
     with _command():
         from gateway.service.snapshot_status import snapshot_status as read_status
         from gateway.service.snapshot_status import status_lines
@@ -249,8 +254,8 @@ def _send_command(config: Path | None, command: str, tables: Sequence[str] = (),
         settings = load_settings(config)
         if not settings.takes_snapshots:
             raise StopForOperator(
-                "snapshot.mode is never, or kafka.dialect debezium: the gateway does not listen",
-                hint="set snapshot.mode to on_command or initial; the dialect debezium has no snapshots",
+                "snapshot.mode is never, or kafka.dialect is debezium: the gateway does not accept snapshot commands",
+                hint="set snapshot.mode to on_command or initial; the debezium dialect has no snapshots",
             )
         from gateway.replication.password import login_of
         from gateway.snapshot.commands import NotACommand, emit_command, encode_command
@@ -264,7 +269,7 @@ def _send_command(config: Path | None, command: str, tables: Sequence[str] = (),
 
 @app.command()
 def health(config: ConfigOption = None) -> None:
-    """Ask a running gateway whether it streams: exit 0, or 1 with what it waits for. Needs http.port, and nothing else."""
+    """Ask a running gateway whether it streams. Exit code 0, or 1 with the reason. Needs only http.port."""
     try:
         settings = load_http_settings(config)
         if settings.port is None:
@@ -281,8 +286,8 @@ def check(
     config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Look at PostgreSQL, Kafka, the registry, rights and settings, and change nothing: each finding with its remedy. Exit 0: a
-    start would run; 1: it would wait for a repair; 78: it would end, until a setting is changed or somebody decides."""
+    """Check PostgreSQL, Kafka, the registry, privileges and settings without changing anything, and say how to fix each problem.
+    Exit code 0: the gateway would start; 1: it would wait for a fix; 78: it would exit, until an operator makes a decision."""
     _set_up_silence()
     from gateway.service import check as checking
 
@@ -297,11 +302,11 @@ def check(
 @app.command()
 def status(
     config: ConfigOption = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every 2 s, until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with --watch one a line.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every 2 s, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; with --watch, one per line.")] = False,
 ) -> None:
-    """Who waits for whom since when, the lag, the WAL that is held and who holds it. Asks the gateway where http.port is set and
-    answers, else PostgreSQL and Kafka themselves. Exit 0: it streams; 1: it waits, or is down."""
+    """Show what is waiting for what, the lag, the retained WAL and what holds it back. Asks the gateway if http.port is set,
+    otherwise PostgreSQL and Kafka. Exit code 0: the gateway streams; 1: it waits, or is down."""
     _set_up_silence()
     from gateway.service.status_report import show_status
 
@@ -315,10 +320,10 @@ def status(
 
 @app.command()
 def skip(
-    lsn: Annotated[str, typer.Option(help="Commit LSN of the transaction, as the gateway's error names it.")],
+    lsn: Annotated[str, typer.Option(help="Commit LSN of the transaction, from the gateway's error message.")],
     config: ConfigOption = None,
 ) -> None:
-    """Let the next start leave out one transaction, of all its tables; a marker SKIP takes its place in the marker topic."""
+    """Skip one transaction, for all its tables, at the next start. A SKIP marker takes its place in the marker topic."""
     from gateway.judgement import repair
 
     position = _repair(config, lambda fresh, _: repair.skip(fresh, _lsn(lsn)))
@@ -332,13 +337,14 @@ def readmit(
     table: Annotated[str, typer.Argument(help="schema.table")],
     config: ConfigOption = None,
 ) -> None:
-    """Take a table out of quarantine: its changes are written again, from the next transaction on."""
+    """End the quarantine of a table: its changes are written again from the next transaction on."""
     from gateway.judgement import repair
 
     position = _repair(config, lambda fresh, _: repair.readmit(fresh, table))
     print(
-        f"slot {position.slot}: {table} is written again after {position.resume_lsn}. What was left out meanwhile is not in its "
-        "topic: a copy of the table is complete only after it was loaded anew"
+        f"slot {position.slot}: changes of {table} are written again after {position.resume_lsn}. Those "
+        "that were left out are not in its topic: a copy of the table is complete only after the table "
+        "has been loaded again"
     )
 
 
@@ -348,17 +354,17 @@ def accept_gap(
     until_now: Annotated[
         bool,
         typer.Option(
-            "--until-now", help="Give up everything that committed before now, also what the slot still holds."
+            "--until-now", help="Give up everything that committed before now, including what the slot still holds."
         ),
     ] = False,
 ) -> None:
-    """After changes were lost: go on behind the loss, under the same prefix; a marker GAP tells readers."""
+    """Resume after changes were lost, with the same slot and prefix. A GAP marker informs readers."""
     from gateway.judgement import repair
 
     position = _repair(config, lambda fresh, expected: repair.accept_gap(fresh, expected, until_now=until_now))
     print(
-        f"slot {position.slot}: goes on at {position.resume_lsn}. What committed in the gap is not in Kafka: load the tables "
-        "again wherever copies are kept; then start the gateway"
+        f"slot {position.slot}: resumes at {position.resume_lsn}. What committed in the gap is not in "
+        "Kafka: load the tables again wherever copies are kept, then start the gateway"
     )
 
 
@@ -366,24 +372,28 @@ def accept_gap(
 def adopt(
     config: ConfigOption = None,
     from_system: Annotated[
-        str | None, typer.Option(help="System identifier of the server before pg_upgrade (17 and newer) kept the slot.")
+        str | None,
+        typer.Option(
+            help="System identifier of the server from before pg_upgrade (17 and newer), which kept the slot."
+        ),
     ] = None,
     from_debezium: Annotated[
         Path | None,
-        typer.Option(help="The connector's offset: offsets.dat, or JSON as Kafka Connect shows it (docs/debezium.md)."),
+        typer.Option(help="The connector's offset: offsets.dat, or JSON from Kafka Connect (docs/debezium.md)."),
     ] = None,
 ) -> None:
-    """Go on where another one has read the slot: the old server before pg_upgrade, or a Debezium connector that was stopped."""
+    """Resume where another reader of the slot stopped: this gateway before pg_upgrade, or a stopped Debezium connector."""
     from gateway.judgement import repair
 
     if (from_system is None) == (from_debezium is None):
-        _fail(StopForOperator("adopt needs one of --from-system and --from-debezium"))
+        _fail(StopForOperator("adopt needs either --from-system or --from-debezium"))
     if from_debezium is not None:
         position = _repair_from_debezium(config, from_debezium)
     else:
         position = _repair(config, lambda fresh, expected: repair.adopt(fresh, expected, from_system or ""))
     print(
-        f"slot {position.slot}: goes on at {position.resume_lsn}, as of system {position.system_identifier}; start the gateway"
+        f"slot {position.slot}: resumes at {position.resume_lsn}, as of system "
+        f"{position.system_identifier}; start the gateway"
     )
 
 
@@ -395,7 +405,8 @@ def _repair_from_debezium(config: Path | None, path: Path) -> Position:
         settings = load_settings(config)
         if not settings.writes_debezium:
             raise StopForOperator(
-                "adopt: a connector's topics are gone on with in its dialect only", hint="set kafka.dialect = debezium"
+                "adopt: the topics of a connector can be continued only in Debezium's dialect",
+                hint="set kafka.dialect = debezium",
             )
         offset = load_offset(path, settings.kafka.prefix)
     return _repair(config, lambda fresh, expected: adopt_from_debezium(fresh, expected, offset))
@@ -412,7 +423,7 @@ def _lsn(text: str) -> Lsn:
     try:
         return Lsn.parse(text)
     except ValueError as error:
-        raise StopForOperator(f"{text!r} is no LSN", hint="the form is 16/B374D848") from error
+        raise StopForOperator(f"{text!r} is not an LSN", hint="expected the form 16/B374D848") from error
 
 
 @app.command()

@@ -28,16 +28,18 @@ _NOT_FOUND: Final = frozenset({40401, 40402, 40403, 40408})
 """Subject, version, schema, compatibility of the subject."""
 _TRY_AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _HINT_INCOMPATIBLE: Final = (
-    "two ways on, both from where it stopped, so that nothing is lost: set schemas.on_incompatible=register, which lets "
-    "every such change through; or register the refused schema (it was logged) under {subject} yourself, which lets this "
-    "one through, and start again. Readers must then be able to read both. Changing the source back is no way: rows of "
-    "the new form that were committed stay in the stream"
+    "there are two ways to continue, and neither loses data: set schemas.on_incompatible=register, which accepts all such "
+    "changes; or register the rejected schema (see the log) under {subject} yourself, which accepts this one, and start "
+    "again. Readers must then be able to read both. Reverting the column does not help: committed rows in the new form "
+    "remain in the stream"
 )
 _HINT_CREDENTIALS: Final = (
-    "check registry.username and registry.password, or what gives the token, and that this user may write subjects and their "
-    "config"
+    "check registry.username and registry.password, or the source of the token, and that this user "
+    "may write subjects and their configuration"
 )
-_HINT_CERTIFICATES: Final = "check registry.ca_file, and registry.cert_file where the registry asks for a certificate"
+_HINT_CERTIFICATES: Final = (
+    "check registry.ca_file, and registry.cert_file if the registry requires a client certificate"
+)
 
 
 class BearerTokens(Protocol):
@@ -235,7 +237,7 @@ class RegistryClient:
         if status in (401, 403):
             raise RegistryDenied(said, hint=_HINT_CREDENTIALS)
         if not code and (status in (404, 405) or 300 <= status < 400):
-            raise _no_registry(what, f"{status}, and not in the form of a Confluent API")
+            raise _no_registry(what, f"{status}, but not in the format of the Confluent API")
         raise _Refused(status, code, f"{said}: {message}")
 
     async def _send(self, method: str, path: str, content: bytes | None, what: str) -> httpx2.Response:
@@ -252,7 +254,7 @@ class RegistryClient:
         except (httpx2.RequestError, TimeoutError) as error:
             if "CERTIFICATE" in str(error).upper():  # theirs, which we do not trust, or ours, which they miss
                 raise RegistryDenied(
-                    f"the schema registry's TLS and ours do not fit ({what}): {error}", hint=_HINT_CERTIFICATES
+                    f"the TLS handshake with the schema registry failed ({what}): {error}", hint=_HINT_CERTIFICATES
                 ) from error
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             raise RegistryUnavailable(f"the schema registry does not answer ({what}): {reason}") from error
@@ -267,8 +269,8 @@ def _address(url: str) -> httpx2.URL:
     except (ValueError, httpx2.InvalidURL):
         pass
     raise RegistryRefused(
-        "registry.url is not an http or https address",
-        hint="http://host:port/path; user and password go to registry.username and registry.password",
+        "registry.url is not an http or https URL",
+        hint="expected http://host:port/path; user and password belong in registry.username and registry.password",
     )
 
 
@@ -316,8 +318,8 @@ def _no_registry(what: str, reason: object) -> RegistryMissing:
     described = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason
     return RegistryMissing(
         f"registry.url does not point to a schema registry ({what}): {described}",
-        hint="registry.url needs the path of the Confluent API: /apis/ccompat/v7 for Apicurio, none for Confluent and Karapace; "
-        "or does a proxy or login page answer for it?",
+        hint="registry.url needs the path of the Confluent API: /apis/ccompat/v7 for Apicurio, none for "
+        "Confluent and Karapace. If it is correct, a proxy or login page may be answering",
     )
 
 
@@ -328,7 +330,7 @@ def _incompatible(
     relation = f"{described['schema']}.{described['name']}" if described else subject
     columns = "; ".join(f"column {each.column} changed from {each.old_type} to {each.new_type}" for each in changes)
     return IncompatibleSchema(
-        f"{relation}: readers of {subject} could not read old events with the new schema: {columns or answer}",
+        f"{relation}: with the new schema, readers of {subject} could not read old events: {columns or answer}",
         hint=_HINT_INCOMPATIBLE.format(subject=subject),
         subject=subject,
         schema_text=text,

@@ -28,10 +28,10 @@ _SKIPPED: Final = (
 _QUARANTINED: Final = "exactly_once/test_quarantine.py::test_tables_in_quarantine_leave_the_others_alone"
 WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/judgement/slot.py _lost", "{invalidation_reason}"): _GAP,
-    ("gateway/judgement/position.py check_progress", "does not exist any more"): _GAP,
+    ("gateway/judgement/position.py check_progress", "no longer exists"): _GAP,
     ("gateway/judgement/position.py check_progress", "were read by another process"): _GAP,
     ("gateway/judgement/notice.py _judge_left_out", "the server left out changes"): _GAP,
-    ("gateway/judgement/server.py check_identity", "this is another server"): _ADOPTED,
+    ("gateway/judgement/server.py check_identity", "this is a different server"): _ADOPTED,
     ("gateway/kafka/outlet.py too_large", ""): _QUARANTINED,
     ("gateway/service/schema_errors.py classified_schema_errors", "{message}"): _SKIPPED,
 }
@@ -39,10 +39,11 @@ WALKED: Final[dict[tuple[str, str], str]] = {
 
 _HEAD: Final = """# Every exit code 78
 
-Made from the code by `python -m tests.stops`; a test holds that both are equal. Each line is a place where an error is
-made that ends the gateway, or a command, with exit code 78: a person must decide. What may pass by itself is not here: it is
-waited for ([faults.md](faults.md)). `{...}` is filled in. While the stream runs, what stops a start first ends only the session,
-and the next start judges. An empty last column: no test is named here that walks from it to a gateway that streams again.
+Generated from the code by `python -m tests.stops`; a test verifies that both are equal. Each line is a place in the code that
+raises an error with which the gateway, or a command, exits with code 78: an operator must make a decision. Conditions that may
+pass without intervention are not listed here: the gateway waits for them ([faults.md](faults.md)). `{...}` is a placeholder. If
+such an error occurs while the stream runs, it first ends only the session, and the next start decides. The last column names a
+test that goes from the error to a gateway that streams again, if there is one.
 """
 
 
@@ -114,7 +115,7 @@ def _walked(stop: Stop) -> str:
 
 
 def page() -> str:
-    parts = [_HEAD, "| place | class | says | ways on | walked by |\n|---|---|---|---|---|"]
+    parts = [_HEAD, "| place | class | message | hint | test |\n|---|---|---|---|---|"]
     for stop in stops():
         cells = (stop.place, stop.kind, stop.message, stop.hint, _walked(stop))
         parts.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")

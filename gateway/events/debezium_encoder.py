@@ -237,7 +237,9 @@ class DebeziumEncoder:
         if not isinstance(value, Text | Binary):
             found = self._placeholders[index]
             return (
-                self._without(column, "it was not sent, as it is unchanged and out of line") if found is None else found
+                self._without(column, "it was not sent, because it is unchanged and stored out of line")
+                if found is None
+                else found
             )
         each = self._codecs[index]
         assert each is not None
@@ -247,7 +249,7 @@ class DebeziumEncoder:
                 raise NotRenderable
             return encode(value.value)
         except Special:
-            return self._without(column, "its Connect type cannot hold the value")
+            return self._without(column, "its Connect type cannot represent the value")
         except (NotRenderable, *_MALFORMED) as error:
             raise self._refused(part, index, value, error) from None
 
@@ -267,9 +269,10 @@ class DebeziumEncoder:
             if part.values[at] is UNCHANGED:
                 if earlier is None or earlier.values[at] is UNCHANGED:
                     raise KeyNotSent(
-                        f"{self._name}, column {column.name}: an update left this key column unchanged and out of line, and "
-                        "the server sent no key tuple with it",
-                        hint="servers before 14.2 do this: update the server, or set REPLICA IDENTITY FULL on the table",
+                        f"{self._name}, column {column.name}: an UPDATE left this key column unchanged and stored out of "
+                        "line, and the server sent no key with it",
+                        hint="this is a bug of PostgreSQL before 14.2: upgrade the server, or set REPLICA IDENTITY FULL on "
+                        "the table",
                     )
                 sent = earlier
             parts.append(self._value(sent, at, column))

@@ -10,8 +10,9 @@ class UnknownBinary(NeedsText):
 
     def __init__(self, relation: str, column: str, type_name: str) -> None:
         super().__init__(
-            f"{relation}, column {column}: the binary form of type {type_name} is not known; going on in text",
-            hint="set source.binary to off to save this detour at each start",
+            f"{relation}, column {column}: the binary format of type {type_name} is not supported; continuing "
+            "with the text format",
+            hint="set source.binary = off to avoid this restart of the session",
         )
         self.relation = relation
         self.column = column
@@ -23,7 +24,8 @@ class NeedsOptional(Retry):
 
     def __init__(self, relation: str, relation_oid: int, column: str) -> None:
         super().__init__(
-            f"{relation}, column {column}: NULL in a row from before it was NOT NULL; its field becomes optional"
+            f"{relation}, column {column}: NULL in a row from before the column was NOT NULL; its field "
+            "becomes optional"
         )
         self.field = relation_oid, column
 

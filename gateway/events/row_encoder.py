@@ -331,9 +331,10 @@ class RowEncoder:
             return self._tuples.encode_key(part, earlier)
         except KeyError as missing:
             raise KeyNotSent(
-                f"{self.description.qualified_name}, column {missing.args[0]}: an update left this identity column "
-                "unchanged and out of line, and the server sent no key tuple with it",
-                hint="servers before 14.2 do this: update the server, or set REPLICA IDENTITY FULL on the table",
+                f"{self.description.qualified_name}, column {missing.args[0]}: an UPDATE left this identity "
+                "column unchanged and stored out of line, and the server sent no key with it",
+                hint="this is a bug of PostgreSQL before 14.2: upgrade the server, or set REPLICA IDENTITY FULL on "
+                "the table",
             ) from None
 
     def _framed(self, key: list[bytes]) -> Key:

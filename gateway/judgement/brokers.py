@@ -100,18 +100,23 @@ def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator
         return
     if listener.tls_failure:
         yield StopForOperator(
-            f"the certificate of {at} is not accepted: {listener.tls_failure}",
+            f"the certificate of {at} is not trusted: {listener.tls_failure}",
             hint=_certificate_hint(listener.tls_failure),
         )
         return
     if listener.wants_certificate:
         yield StopForOperator(
-            f"{at} wants {'another' if expected.own_certificate else 'a'} certificate of ours (ssl.client.auth=required)",
-            hint="set kafka.ssl_cert_file and kafka.ssl_key_file to one that the broker's truststore knows",
+            f"{at} requires {('another' if expected.own_certificate else 'a')} client certificate "
+            "(ssl.client.auth=required)",
+            hint="set kafka.ssl_cert_file and kafka.ssl_key_file to a certificate that the broker's truststore "
+            "contains",
         )
         return
     if not listener.is_kafka:
-        yield StopForOperator(f"{at} does not answer as Kafka does", hint="is it the port of another service?")
+        yield StopForOperator(
+            f"{at} answers, but not with Kafka's protocol",
+            hint="check that the port is Kafka's and not that of another service",
+        )
         return
     yield from _login(listener, expected)
 
@@ -120,18 +125,19 @@ def _login(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding
     at, offered = listener.address, listener.mechanisms
     if offered is None and expected.sasl:
         yield StopForOperator(
-            f"{at} asks for no login, kafka.security_protocol is {protocol_name(expected)}",
-            hint=f"set kafka.security_protocol = {protocol_name(expected, sasl=False)}, or use the listener with a login",
+            f"{at} does not use SASL, but kafka.security_protocol is {protocol_name(expected)}",
+            hint=f"set kafka.security_protocol = {protocol_name(expected, sasl=False)}, or use a listener with SASL",
         )
     elif offered is not None and not expected.sasl:
         yield StopForOperator(
-            f"{at} asks for a login ({', '.join(offered)}), kafka.security_protocol is {protocol_name(expected)}",
+            f"{at} requires SASL ({', '.join(offered)}), but kafka.security_protocol is {protocol_name(expected)}",
             hint=f"set kafka.security_protocol = {protocol_name(expected, sasl=True)}, kafka.sasl_username and "
             "kafka.sasl_password",
         )
     elif offered and expected.mechanism not in offered:
         yield StopForOperator(
-            f"{at} does not take kafka.sasl_mechanism = {expected.mechanism}", hint=f"it takes {', '.join(offered)}"
+            f"{at} does not support kafka.sasl_mechanism = {expected.mechanism}",
+            hint=f"it supports {', '.join(offered)}",
         )
 
 
@@ -146,25 +152,25 @@ def protocol_name(expected: KafkaExpected, *, tls: bool | None = None, sasl: boo
 def _unreachable(listener: ListenerFacts) -> Finding:
     at = listener.address
     what = {
-        "dns": f"the name of {at} is not known here",
-        "refused": f"nobody listens at {at}",
+        "dns": f"the host name of {at} cannot be resolved",
+        "refused": f"connection to {at} refused: nothing listens there",
         "timeout": f"{at} does not answer",
-    }.get(listener.failure, f"{at} cannot be reached: {listener.detail}")
+    }.get(listener.failure, f"{at} is unreachable: {listener.detail}")
     if listener.advertised:
         return RetrySlowly(
-            f"{what}; the brokers give this address to clients",
-            hint="set advertised.listeners of the broker to an address that this computer reaches; kafka.bootstrap_servers is "
-            "only asked for it",
+            f"{what}; the brokers advertise this address to clients",
+            hint="set the broker's advertised.listeners to an address that this host can reach; "
+            "kafka.bootstrap_servers is used only for the first request",
         )
-    return RetrySlowly(what, hint="check kafka.bootstrap_servers, that the broker is up, and the firewall between")
+    return RetrySlowly(what, hint="check kafka.bootstrap_servers, that the broker is running, and firewalls in between")
 
 
 def _certificate_hint(failure: str) -> str:
     if "hostname" in failure.lower() or "ip address mismatch" in failure.lower():
-        return "use the name in kafka.bootstrap_servers that the certificate has (openssl s_client -connect ...)"
+        return "in kafka.bootstrap_servers, use a host name from the certificate (openssl s_client -connect ...)"
     if "expired" in failure.lower():
         return "renew the broker's certificate"
-    return "set kafka.ssl_ca_file to the authority that signed the broker's certificate"
+    return "set kafka.ssl_ca_file to the certificate authority that signed the broker's certificate"
 
 
 def check_brokers(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
@@ -174,15 +180,17 @@ def check_brokers(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Findin
     longest = _number(config, "transaction.max.timeout.ms")
     if longest is not None and expected.exactly_once and longest < expected.transaction_timeout_ms:
         yield StopForOperator(
-            f"the broker allows transactions of {longest // 1000} s, kafka.transaction_timeout_s is "
-            f"{expected.transaction_timeout_ms // 1000}",
-            hint=f"set kafka.transaction_timeout_s = {longest // 1000}, or raise transaction.max.timeout.ms of the brokers",
+            f"the broker allows transactions of at most {longest // 1000} s, but kafka.transaction_timeout_s "
+            f"is {expected.transaction_timeout_ms // 1000}",
+            hint=f"set kafka.transaction_timeout_s = {longest // 1000}, or raise the brokers' "
+            "transaction.max.timeout.ms",
         )
     request = _number(config, "socket.request.max.bytes")
     if request is not None and expected.max_record_bytes >= request:
         yield StopForOperator(
-            f"kafka.max_record_bytes is {expected.max_record_bytes}, a request may have {request} bytes",
-            hint="lower kafka.max_record_bytes, or raise socket.request.max.bytes of the brokers",
+            f"kafka.max_record_bytes is {expected.max_record_bytes}, but the brokers accept requests of at "
+            f"most {request} bytes",
+            hint="lower kafka.max_record_bytes, or raise the brokers' socket.request.max.bytes",
         )
     if config.get("unclean.leader.election.enable") == "true":
         yield OperatorWarning(
@@ -204,19 +212,20 @@ def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
         )
     elif factor < min(brokers, 3):
         yield OperatorWarning(
-            f"new topics get {factor} replica{'s' * (factor != 1)} of {brokers} brokers: what the slot was told is durable may "
-            "be lost with a disk",
+            f"new topics have {factor} replica{'s' * (factor != 1)} on {brokers} brokers: changes that were "
+            "confirmed to PostgreSQL may be lost with one disk",
             f"set kafka.replication_factor = {min(brokers, 3)} before the first start",
         )
     least = _number(config, "min.insync.replicas") or 1
     if least > factor:
         yield RetrySlowly(
-            f"min.insync.replicas is {least}, new topics get {factor} replicas: no record would ever be acknowledged",
+            f"min.insync.replicas is {least}, but new topics have {factor} replicas: no record would ever be "
+            "acknowledged",
             hint=f"set kafka.replication_factor = {least} or more",
         )
     elif factor >= 3 and least < 2:
         yield OperatorWarning(
-            "min.insync.replicas is 1: a record counts as durable when one broker has it",
+            "min.insync.replicas is 1: a record is acknowledged when a single broker has it",
             "kafka-configs.sh --alter --entity-type brokers --entity-default --add-config min.insync.replicas=2",
         )
     state = _number(config, "transaction.state.log.replication.factor")
@@ -246,8 +255,8 @@ def check_topics(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
 def check_single_partition(name: str, partitions: int) -> Iterator[Finding]:
     if partitions != 1:
         yield StopForOperator(
-            f"topic {name} has {partitions} partitions; its order is commit order, so it must have one",
-            hint="use another kafka.prefix, or delete the topic if nothing needs it",
+            f"topic {name} has {partitions} partitions; it must have one, because its order is commit order",
+            hint="use another kafka.prefix, or delete the topic if it is not needed",
         )
 
 
@@ -267,26 +276,27 @@ def _topic(topic: TopicFacts, expected: KafkaExpected) -> Iterator[Finding]:
     if topic.leaderless:
         yield RetrySlowly(
             f"topic {topic.name} has {topic.leaderless} partitions without a leader",
-            hint="start the brokers that hold them (kafka-topics.sh --describe --unavailable-partitions)",
+            hint="start the brokers that have the replicas (kafka-topics.sh --describe --unavailable-partitions)",
         )
     least = _number(config, "min.insync.replicas")
     if least is not None and least > topic.replicas:
         yield RetrySlowly(
-            f"topic {topic.name} has {topic.replicas} replicas, its min.insync.replicas is {least}: no record is acknowledged",
+            f"topic {topic.name} has {topic.replicas} replicas, but its min.insync.replicas is {least}: no "
+            "record is acknowledged",
             hint=f"{alter}min.insync.replicas={max(topic.replicas - 1, 1)}, or add replicas",
         )
     if topic.name == expected.position_topic:
         return
     if topic.name == expected.marker_topic and "compact" in config.get("cleanup.policy", ""):
         yield StopForOperator(
-            f"topic {topic.name} is compacted: its markers have no key, and would be refused",
+            f"topic {topic.name} is compacted: markers have no key, so Kafka would reject them",
             hint=f"{alter}cleanup.policy=delete",
         )
     largest = _number(config, "max.message.bytes")
     if largest is not None and largest < expected.max_record_bytes:
         yield OperatorWarning(
-            f"topic {topic.name} takes records of {largest} bytes, kafka.max_record_bytes is {expected.max_record_bytes}: a row "
-            "in between stops the gateway",
+            f"topic {topic.name} accepts records of at most {largest} bytes, but kafka.max_record_bytes is "
+            f"{expected.max_record_bytes}: a row between the two stops the gateway",
             f"{alter}max.message.bytes={expected.max_record_bytes}",
         )
 
@@ -297,8 +307,8 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
         of_new = _broker_retention_ms(facts.config)
     if of_new is not None and 0 <= of_new < _MIRROR_MS:
         yield OperatorWarning(
-            f"new topics keep records for {_hours(of_new)}: a mirror that is down for longer has to begin anew",
-            "set kafka.retention_ms = -1 or as long as a reader may be down, before the first start",
+            f"new topics keep records for {_hours(of_new)}: a mirror that is down for longer must be loaded again",
+            "set kafka.retention_ms to -1, or to the longest time that a reader may be down, before the first start",
         )
     marker = facts.topics.get(expected.marker_topic)
     kept = _number(marker.config, "retention.ms") if marker is not None else None
@@ -309,14 +319,15 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
         alter = f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config retention.ms="
         if kept is not None and (kept < 0 or own < kept):
             yield OperatorWarning(
-                f"topic {topic.name} keeps records for {_hours(own)}, {expected.marker_topic} for {_hours(kept)}: a reader that "
-                "begins at the oldest marker misses its rows, and stops",
+                f"topic {topic.name} keeps records for {_hours(own)}, but {expected.marker_topic} for "
+                f"{_hours(kept)}: a reader that starts at the oldest marker misses records, and stops",
                 f"{alter}{kept}",
             )
         elif own < _MIRROR_MS:
             yield OperatorWarning(
-                f"topic {topic.name} keeps records for {_hours(own)}: a mirror that is down for longer has to begin anew",
-                f"{alter}-1, or as long as a reader may be down",
+                f"topic {topic.name} keeps records for {_hours(own)}: a mirror that is down for longer must be "
+                "loaded again",
+                f"{alter}-1, or the longest time that a reader may be down",
             )
 
 
@@ -337,7 +348,7 @@ def check_refusals(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Findi
     for refused in facts.refusals:
         if refused.operation == "DescribeConfigs" and not _must_see(refused.on, expected):
             yield OperatorWarning(
-                f"Kafka does not allow DescribeConfigs on {refused.on}: its settings are not looked at",
+                f"Kafka does not allow DescribeConfigs on {refused.on}: its configuration is not checked",
                 _AUTHORIZATION.format(operations=refused.operation, resource=_resource(refused.on, expected)),
             )
         elif "Authorization" in refused.error:
@@ -348,7 +359,7 @@ def check_refusals(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Findi
         else:
             reason = f": {refused.reason}" if refused.reason else ""
             yield StopForOperator(
-                f"Kafka would refuse to {refused.operation.lower()} {refused.on} ({refused.error}{reason})",
+                f"Kafka would reject the request to {refused.operation.lower()} {refused.on} ({refused.error}{reason})",
                 hint="change kafka.partitions, kafka.replication_factor or kafka.topics, or the brokers' create.topic.policy",
             )
 

@@ -29,7 +29,7 @@ _ENTRIES: Final = re.compile(rb"w\x08.{4}(?P<count>.{4})", re.DOTALL)
 """What HashMap writes behind its fields: TC_BLOCKDATA with capacity and count."""
 _NOT_EVENTS: Final = frozenset({"BEGIN", "COMMIT", "NOOP"})
 _HINT: Final = (
-    "give the stopped connector's offset.storage.file.filename, or what GET /connectors/<name>/offsets answers"
+    "give the offset.storage.file.filename of the stopped connector, or the response of GET /connectors/<name>/offsets"
 )
 
 
@@ -63,7 +63,9 @@ def read_offset(content: bytes, server: str) -> DebeziumOffset:
         if len(offsets) == 1:
             return _offset(offsets[0])
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise StopForOperator("adopt: this is no offset of a Debezium connector for PostgreSQL", hint=_HINT) from error
+        raise StopForOperator(
+            "adopt: this is not an offset of a Debezium connector for PostgreSQL", hint=_HINT
+        ) from error
     names = ", ".join(sorted({name for name, _ in found if name})) or "none"
     raise StopForOperator(
         f"adopt: {len(offsets)} offsets are for the topic prefix {server!r}; prefixes in it: {names}",

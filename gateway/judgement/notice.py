@@ -92,7 +92,7 @@ def judge_reported(
         return None
     return DataGap(
         f"the server has removed WAL that slot {slot} needs: {reported.message}",
-        hint=f"changes since the last position cannot be read any more: {UNTIL_NOW}",
+        hint=f"changes since the last position can no longer be read: {UNTIL_NOW}",
     )
 
 
@@ -100,16 +100,16 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
     if not may_be_older:
         now = f"{', '.join(missing)} does not exist now" if missing else "it exists now, so it was created again"
         return DataGap(
-            "the server left out changes, because a publication did not exist when they committed "
-            f"({left_out.message}); {now}",
-            hint="changes of its tables are lost to this slot, also when the publication is created again: "
-            + UNTIL_NOW,
+            f"the server left out changes, because a publication did not exist when they were committed ({left_out.message}); "
+            f"{now}",
+            hint="this slot can no longer send the changes of its tables, even if the publication is created "
+            "again: " + UNTIL_NOW,
         )
     if left_out.ends_stream:
         return StopForOperator(
             f"slot {slot} was created before its publication, and this version of PostgreSQL cannot decode that "
             f"({left_out.message})",
-            hint=f"nothing was delivered yet: SELECT pg_drop_replication_slot('{slot}'), then start again: the gateway "
-            "creates it",
+            hint=f"nothing has been delivered yet: run SELECT pg_drop_replication_slot('{slot}') and start again; "
+            "the gateway creates the slot",
         )
     return None

@@ -26,7 +26,7 @@ def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | N
     new server's WAL begins behind that of the old one: so nothing lies between the position and the slot that it kept.
     """
     if (known.database, known.slot, known.prefix) != (fresh.database, fresh.slot, fresh.prefix):
-        return f"the position is of slot {known.slot} of {known.database}, prefix {known.prefix!r}"
+        return f"the position belongs to slot {known.slot} of {known.database}, prefix {known.prefix!r}"
     if facts.server.version_num < 170000:
         return "pg_upgrade keeps logical slots from PostgreSQL 17 on"
     if facts.slot is None or facts.slot.confirmed_flush_lsn is None:
@@ -34,7 +34,7 @@ def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | N
     if known.resume_lsn > facts.slot.confirmed_flush_lsn:
         return (
             f"the position {known.resume_lsn} is after slot {fresh.slot}, which is confirmed up to "
-            f"{facts.slot.confirmed_flush_lsn}: this is no upgrade of that server"
+            f"{facts.slot.confirmed_flush_lsn}: this server is not an upgrade of that one"
         )
     return None
 
@@ -46,9 +46,9 @@ def debezium_obstacle(offset: DebeziumOffset, facts: Facts) -> str | None:
     """
     slot = facts.slot
     if slot is None or slot.confirmed_flush_lsn is None:
-        return "there is no such slot: source.slot must be the connector's slot.name"
+        return "the slot does not exist: source.slot must be the connector's slot.name"
     if offset.in_snapshot:
-        return "the connector had not ended its snapshot: let it run until it streams"
+        return "the connector has not finished its snapshot: let it run until it streams"
     if offset.lsn > facts.server.flush_lsn:
         return f"the offset {offset.lsn} is after the end of the WAL, {facts.server.flush_lsn}: it is of another server"
     if slot.confirmed_flush_lsn > max(offset.lsn, offset.commit_lsn):
@@ -64,25 +64,26 @@ def check_prefix(positions: Mapping[bytes, Position], fresh: Position, facts: Fa
     for key, position in positions.items():
         if key != fresh.key and position.prefix == fresh.prefix:
             yield StopForOperator(
-                f"prefix {fresh.prefix!r} belongs to slot {position.slot} of database {position.database} "
-                f"(system {position.system_identifier}), this is slot {fresh.slot} of {fresh.database} "
-                f"(system {fresh.system_identifier})",
+                f"prefix {fresh.prefix!r} belongs to slot {position.slot} of database {position.database} (system "
+                f"{position.system_identifier}), but this is slot {fresh.slot} of {fresh.database} (system "
+                f"{fresh.system_identifier})",
                 hint=_other_server_hint(position, fresh, facts),
             )
     known = positions.get(fresh.key)
     if known is not None and known.prefix != fresh.prefix:
         yield StopForOperator(
-            f"slot {fresh.slot} writes to the prefix {known.prefix!r}, kafka.prefix is {fresh.prefix!r}",
-            hint=f"set kafka.prefix = {known.prefix}, or use a new slot: readers could not order two marker topics",
+            f"slot {fresh.slot} writes to the prefix {known.prefix!r}, but kafka.prefix is {fresh.prefix!r}",
+            hint=f"set kafka.prefix = {known.prefix}, or use a new slot: readers could not order the markers of "
+            "two topics",
         )
 
 
 def _other_server_hint(position: Position, fresh: Position, facts: Facts) -> str:
-    other = "set another kafka.prefix, or point source.dsn to the server that you mean"
+    other = "set another kafka.prefix, or point source.dsn to the intended server"
     if position.system_identifier == fresh.system_identifier or adoption_obstacle(position, fresh, facts):
         return other
     command = f"walgate adopt --from-system {position.system_identifier}"
-    return f"if this server is the other one after pg_upgrade: {command}. Else {other}"
+    return f"if this server is the result of pg_upgrade: {command}. Otherwise {other}"
 
 
 def check_first_start(stored: Stored, fresh: Position, facts: Facts, *, adopt_slot: bool) -> Iterator[Finding]:
@@ -90,14 +91,15 @@ def check_first_start(stored: Stored, fresh: Position, facts: Facts, *, adopt_sl
     alike."""
     if stored.marker_topic_used:
         yield StopForOperator(
-            f"prefix {fresh.prefix!r} was used before, but no position is known for slot {fresh.slot}",
+            f"prefix {fresh.prefix!r} has been used before, but no position is stored for slot {fresh.slot}",
             hint="set another kafka.prefix, or delete the topics of this one",
         )
     if facts.slot is not None and not adopt_slot:
         yield StopForOperator(
-            f"slot {fresh.slot} exists, but no position is known for it, so how far it was read is unknown",
-            hint="if nothing else reads it and its confirmed_flush_lsn is the right place to begin, set source.adopt_slot = true;"
-            f" else choose another source.slot, or drop it: SELECT pg_drop_replication_slot('{fresh.slot}')",
+            f"slot {fresh.slot} exists, but no position is stored for it, so how far it was read is unknown",
+            hint="if nothing else reads it and its confirmed_flush_lsn is the right place to start, set "
+            "source.adopt_slot = true; otherwise choose another source.slot, or drop it: SELECT "
+            f"pg_drop_replication_slot('{fresh.slot}')",
         )
 
 
@@ -106,32 +108,32 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
     assert before.moment < stored.moment < after.moment, "facts in another order prove nothing"
     if after.slot is None:
         yield DataGap(
-            f"slot {known.slot} does not exist any more; it was delivered up to {known.resume_lsn}",
-            hint="if it was dropped, or this is a new primary without failover slots, changes since then cannot be read any "
-            "more: " + ACCEPT_GAP,
+            f"slot {known.slot} no longer exists; changes up to {known.resume_lsn} were delivered",
+            hint="if it was dropped, or this is a new primary without failover slots, later changes can no longer "
+            "be read: " + ACCEPT_GAP,
         )
     elif before.slot is not None and before.slot.confirmed_flush_lsn is not None:
         ahead = before.slot.confirmed_flush_lsn - known.resume_lsn
         if ahead > 0:
             yield DataGap(
-                f"slot {known.slot} is confirmed up to {before.slot.confirmed_flush_lsn}, our position is {known.resume_lsn}: "
-                f"{ahead} bytes of WAL were read by another process, or the slot was dropped and created again",
+                f"slot {known.slot} is confirmed up to {before.slot.confirmed_flush_lsn}, but the stored position "
+                f"is {known.resume_lsn}: {ahead} bytes of WAL were read by another process, or the slot was "
+                "dropped and created again",
                 hint=ACCEPT_GAP,
             )
     if not stored.marker_topic_used:
         yield DataGap(
             f"the marker topic of prefix {known.prefix!r} is empty, but slot {known.slot} has written to it up to "
             f"{known.resume_lsn}: it was deleted and created again",
-            hint="readers cannot tell what is committed any more: " + NEW_PREFIX,
+            hint="readers can no longer determine what is committed: " + NEW_PREFIX,
         )
     if known.resume_lsn > after.server.flush_lsn and after.slot is not None:
-        beyond = f"our position {known.resume_lsn} is after the end of the WAL, {after.server.flush_lsn}"
+        beyond = f"the stored position {known.resume_lsn} is after the end of the WAL, {after.server.flush_lsn}"
         if after.server.in_recovery:
             yield RetrySlowly(f"{beyond}: this standby has not replayed it yet")
         else:
             yield DataGap(
-                f"{beyond}: the server was set back, Kafka holds changes that it does not know",
-                hint="if it was restored from a backup or promoted with a loss: "
-                + UNTIL_NOW
-                + ", once its WAL has passed the position",
+                f"{beyond}: the server went back in time, and Kafka contains changes that it does not have",
+                hint="if it was restored from a backup, or promoted with data loss, wait until its WAL has passed the position: "
+                + UNTIL_NOW,
             )

@@ -27,7 +27,7 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
             )
         elif not publication.relations:
             yield OperatorWarning(
-                f"publication {name} holds no table, nothing will be sent",
+                f"publication {name} has no tables: nothing will be sent",
                 f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ...",
             )
     yield from _identities(facts)
@@ -79,8 +79,8 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
                     yield _without_key(facts, publication, relation, missing)
                     continue
                 yield StopForOperator(
-                    f"publication {publication.name} does not send {', '.join(missing)} of {relation.full_name}, a part of its "
-                    "replica identity: rows that differ in it only would have the same key",
+                    f"publication {publication.name} does not send {', '.join(missing)} of {relation.full_name}, a "
+                    "part of its replica identity: rows that differ only in that part would have the same key",
                     hint=f"send it too, or ALTER TABLE {table} REPLICA IDENTITY FULL, which leaves the table without a key",
                 )
 
@@ -98,7 +98,8 @@ def _without_key(
             f"or ALTER TABLE {table} REPLICA IDENTITY FULL",
         )
     return OperatorWarning(
-        f"{relation.full_name} is written without a key, and its UPDATE and DELETE do not say of which row: {said}",
+        f"{relation.full_name} is written without a key, and its UPDATE and DELETE events do not identify "
+        f"the row: {said}",
         f"ALTER TABLE {table} REPLICA IDENTITY FULL, so that they bring the old row",
     )
 
@@ -112,7 +113,7 @@ def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
         if new.oid != old.oid:
             yield OperatorWarning(
                 f"publication {name} was dropped and created again",
-                "changes that committed in between are not sent; the server tells whether there were any",
+                "changes that were committed in between are not sent; the server reports whether there were any",
             )
         for change in _changes(old, new):
             yield OperatorWarning(f"publication {name}: {change}", "changes that are not published do not reach Kafka")

@@ -43,7 +43,8 @@ from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator
 from gateway.transactions.position import Gap, Position
 
 _NOT_ADOPTED = (
-    "take the slot that the connector read last, and its offset after its end; or a new source.slot and kafka.prefix"
+    "use the slot that the connector read last, and the offset that it stored when it stopped; or "
+    "use a new source.slot and kafka.prefix"
 )
 
 FreshPosition = Callable[[Facts], Position]
@@ -54,13 +55,14 @@ def skip(fresh_position: FreshPosition, commit_lsn: Lsn) -> Steps:
     position, facts = yield from _known(fresh_position)
     if commit_lsn < position.resume_lsn:
         raise StopForOperator(
-            f"skip: what commits at {commit_lsn} was delivered already: the position is {position.resume_lsn}",
-            hint="the gateway's error names the commit LSN of the transaction that is in its way",
+            f"skip: the transaction that commits at {commit_lsn} has already been delivered: the position is "
+            f"{position.resume_lsn}",
+            hint="use the commit LSN from the gateway's error message",
         )
     if commit_lsn >= facts.server.flush_lsn:
         raise StopForOperator(
-            f"skip: nothing has committed at {commit_lsn} yet: the WAL ends at {facts.server.flush_lsn}",
-            hint="the gateway's error names the commit LSN of the transaction that is in its way",
+            f"skip: nothing has been committed at {commit_lsn} yet: the WAL ends at {facts.server.flush_lsn}",
+            hint="use the commit LSN from the gateway's error message",
         )
     position = replace(position, skip_lsn=commit_lsn)
     yield Record(position)
@@ -73,7 +75,7 @@ def readmit(fresh_position: FreshPosition, table: str) -> Steps:
     rest = tuple(each for each in position.quarantined if each.full_name != table)
     if len(rest) == len(position.quarantined):
         names = ", ".join(each.full_name for each in position.quarantined) or "none"
-        raise StopForOperator(f"readmit: {table} is not in quarantine", hint=f"in quarantine: {names}")
+        raise StopForOperator(f"readmit: {table} is not in quarantine", hint=f"tables in quarantine: {names}")
     position = replace(position, quarantined=rest, epoch=position.epoch + 1)
     yield Record(position, (Marker("EPOCH", 0, position.resume_lsn, detail=f"readmitted {table}"),))
     return position
@@ -103,12 +105,12 @@ def accept_gap(
             return position
         reason = released
     if until_now:
-        reason = reason or "everything before was given up by the operator"
+        reason = reason or "the operator gave up everything before"
     if reason is None:
         raise StopForOperator(
             f"accept-gap: slot {position.slot} has everything that committed after the position {position.resume_lsn}",
-            hint="start the gateway. If it ends because the server left changes out or cannot read its WAL: "
-            "walgate accept-gap --until-now gives up everything that committed before now",
+            hint="start the gateway. If it stops because the server left out changes or cannot read its WAL, run "
+            "walgate accept-gap --until-now, which gives up everything that was committed before now",
         )
     if slot is None or until_now or _is_lost(after, expected):
         if slot is not None:
@@ -145,10 +147,10 @@ def _unacceptable(stored: Stored, facts: Facts, position: Position, expected: Ex
         yield RetrySlowly("accept-gap: this server is a standby", hint="point source.dsn to the primary")
     elif position.resume_lsn > facts.server.flush_lsn:
         yield StopForOperator(
-            f"accept-gap: the server's WAL ends at {facts.server.flush_lsn}, before the position {position.resume_lsn}: LSNs "
-            "that readers have seen would come again",
-            hint="run it when the WAL has passed the position (each SELECT pg_switch_wal() after a write adds a segment); or "
-            + NEW_PREFIX,
+            f"accept-gap: the server's WAL ends at {facts.server.flush_lsn}, before the position "
+            f"{position.resume_lsn}: LSNs that readers have seen would repeat",
+            hint="run the command again when the WAL has passed the position (each SELECT pg_switch_wal() after a "
+            "write adds a segment); or " + NEW_PREFIX,
         )
 
 
@@ -159,13 +161,13 @@ def _is_lost(facts: Facts, expected: Expected) -> bool:
 def _proven_gap(before: Facts, after: Facts, position: Position, expected: Expected) -> str | None:
     """Of the slot: what the catalog shows, in the order of rule 2 (see `__init__.py`)."""
     if after.slot is None:
-        return f"slot {position.slot} did not exist any more"
+        return f"slot {position.slot} no longer existed"
     for finding in check_slot(after, expected):
         if isinstance(finding, DataGap):
             return finding.message
     confirmed = None if before.slot is None else before.slot.confirmed_flush_lsn
     if confirmed is not None and confirmed > position.resume_lsn:
-        return f"slot {position.slot} was moved on to {confirmed} by another process, or created again"
+        return f"slot {position.slot} was advanced to {confirmed} by another process, or was created again"
     return None
 
 
@@ -184,12 +186,12 @@ def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -
     known = stored.positions.get(former.key)
     if known is None or known.state != "ACTIVE":
         raise StopForOperator(
-            f"adopt: no position is known for slot {fresh.slot} of {fresh.database} in the system {from_system}",
-            hint="the refusal of the gateway's start names the system identifier to adopt from",
+            f"adopt: no position is stored for slot {fresh.slot} of {fresh.database} in the system {from_system}",
+            hint="the gateway's error message at startup names the system identifier to adopt from",
         )
     obstacle = adoption_obstacle(known, fresh, facts)
     if fresh.key in stored.positions:
-        obstacle = f"slot {fresh.slot} of this server has a position of its own"
+        obstacle = f"slot {fresh.slot} of this server already has a position"
     if obstacle is not None:
         raise StopForOperator(f"adopt: {obstacle}", hint=NEW_PREFIX)
     assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
@@ -222,7 +224,7 @@ def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offse
     _raise(check_prefix(stored.positions, fresh, facts))
     obstacle = debezium_obstacle(offset, facts)
     if fresh.key in stored.positions:
-        obstacle = f"slot {fresh.slot} has a position of its own: a gateway has read it"
+        obstacle = f"slot {fresh.slot} already has a position: a gateway has read it"
     if obstacle is not None:
         raise StopForOperator(f"adopt: {obstacle}", hint=_NOT_ADOPTED)
     assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
@@ -259,12 +261,12 @@ def _position_of(stored: Stored, fresh: Position) -> Position:
     position = stored.positions.get(fresh.key)
     if position is None or position.state != "ACTIVE":
         raise StopForOperator(
-            f"no position is known for slot {fresh.slot} of {fresh.database} (system {fresh.system_identifier})",
+            f"no position is stored for slot {fresh.slot} of {fresh.database} (system {fresh.system_identifier})",
             hint="source.dsn, source.slot and kafka.bootstrap_servers must be those of the gateway",
         )
     if position.prefix != fresh.prefix:
         raise StopForOperator(
-            f"slot {fresh.slot} writes to the prefix {position.prefix!r}, kafka.prefix is {fresh.prefix!r}",
+            f"slot {fresh.slot} writes to the prefix {position.prefix!r}, but kafka.prefix is {fresh.prefix!r}",
             hint="use the gateway's own configuration",
         )
     return position

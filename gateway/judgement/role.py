@@ -59,26 +59,28 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
     name = quote_identifier(role.name)
     if role.is_pooled:
         yield StopForOperator(
-            "a connection pooler answers in place of PostgreSQL: it does not pass a replication stream on as it is",
-            hint="point source.dsn to the server itself (for PgBouncer often port 5432 in place of 6432; for Amazon RDS the "
-            "instance's endpoint, not the proxy's)",
+            "this is a connection pooler, not PostgreSQL: poolers do not support replication connections",
+            hint="point source.dsn to the server itself (with PgBouncer often port 5432 instead of 6432; with "
+            "Amazon RDS the instance's endpoint, not the proxy's)",
         )
     if not (role.may_replicate or role.is_superuser):
         grant = f"GRANT rds_replication TO {name}" if role.provider == "aws" else f"ALTER ROLE {name} REPLICATION"
-        yield RetrySlowly(f"role {role.name} may not replicate", hint=grant)
+        yield RetrySlowly(f"role {role.name} lacks the REPLICATION attribute", hint=grant)
     if not (role.reads_statistics or role.is_superuser):
         yield OperatorWarning(
-            f"role {role.name} may not see other roles' sessions: who holds the slot back is shown by its process alone",
+            f"role {role.name} cannot see other roles' sessions: only process IDs are shown for sessions that "
+            "hold the slot back",
             f"GRANT pg_read_all_stats TO {name}",
         )
     if not (role.is_encrypted or role.is_local):
         yield OperatorWarning(
-            "the connection to PostgreSQL is not encrypted: rows and password go over the network as they are",
+            "the connection to PostgreSQL is not encrypted: rows and password are sent in clear text",
             "add sslmode=verify-full to source.dsn",
         )
     if role.unreadable:
         yield OperatorWarning(
-            f"role {role.name} may not read {', '.join(role.unreadable[:10])}: the stream needs no such right, a snapshot does",
+            f"role {role.name} cannot read {', '.join(role.unreadable[:10])}: the stream needs no such "
+            "privilege, but a snapshot does",
             f"GRANT SELECT ON {role.unreadable[0]} TO {name}",
         )
     yield from _connections(role, name)
@@ -86,15 +88,15 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
         how = "ahead of" if role.server_ahead_s > 0 else "behind"
         yield OperatorWarning(
             f"the server's clock is {abs(role.server_ahead_s):.0f} s {how} this computer's",
-            "synchronise both (chronyc tracking; timedatectl): Kafka refuses records from an hour ahead",
+            "synchronize the clocks (chronyc tracking; timedatectl): Kafka rejects records that are an hour ahead",
         )
 
 
 def _connections(role: RoleFacts, name: str) -> Iterator[Finding]:
     if 0 <= role.connection_limit < role.used_by_role + CONNECTIONS:
         yield OperatorWarning(
-            f"role {role.name} may have {role.connection_limit} connections and has {role.used_by_role}: the gateway needs "
-            f"{CONNECTIONS}",
+            f"role {role.name} is limited to {role.connection_limit} connections and has {role.used_by_role}: "
+            f"the gateway needs {CONNECTIONS}",
             f"ALTER ROLE {name} CONNECTION LIMIT {role.used_by_role + CONNECTIONS + 5}",
         )
     if role.max_connections < role.used_connections + CONNECTIONS:

@@ -21,7 +21,7 @@ def check_running(before: Facts, now: Facts, expected: Expected) -> Report:
     for check in (check_server, check_identity, check_slot, check_holder, check_publications, check_retention):
         findings.extend(check(now, expected))
     if now.slot is None:
-        findings.append(Retry(f"slot {expected.slot} does not exist any more"))
+        findings.append(Retry(f"slot {expected.slot} no longer exists"))
     findings.extend(check_inventory(before, now))
     return report_of(map(_while_running, findings))
 

@@ -20,7 +20,9 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
     if server.version_num < OLDEST_VERSION_NUM:
         yield StopForOperator(f"PostgreSQL {major} is too old", hint="use PostgreSQL 14 or newer")
     if major > NEWEST_VERSION:
-        yield OperatorWarning(f"PostgreSQL {major} is newer than this gateway knows", "look for a newer gateway")
+        yield OperatorWarning(
+            f"PostgreSQL {major} is newer than the versions that this gateway supports", "install a newer gateway"
+        )
     if server.wal_level != "logical":
         yield RetrySlowly(
             f"wal_level is {server.wal_level}", hint="ALTER SYSTEM SET wal_level = logical; then restart the server"
@@ -37,7 +39,7 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
             )
     if expected.two_phase and server.max_prepared_transactions == 0:
         yield OperatorWarning(
-            "two_phase is on, but max_prepared_transactions is 0: nothing can be prepared",
+            "two_phase is on, but max_prepared_transactions is 0: no transaction can be prepared",
             "ALTER SYSTEM SET max_prepared_transactions = 10; then restart the server",
         )
 
@@ -68,13 +70,13 @@ def check_identity(facts: Facts, expected: Expected) -> Iterator[Finding]:
     server = facts.server
     if expected.system_identifier not in (None, server.system_identifier):
         yield StopForOperator(
-            f"this is another server: its system identifier is {server.system_identifier}, "
-            f"the position belongs to {expected.system_identifier}",
+            f"this is a different server: its system identifier is {server.system_identifier}, but the "
+            f"position belongs to {expected.system_identifier}",
             hint="point source.dsn to the server that the position belongs to",
         )
     if expected.database not in (None, server.database):
         yield StopForOperator(
-            f"this is database {server.database}, the position belongs to {expected.database}",
+            f"this is database {server.database}, but the position belongs to {expected.database}",
             hint="point source.dsn to the database that the position belongs to",
         )
     if not server.in_recovery:

@@ -11,10 +11,11 @@ from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator
 
 PLUGIN: Final = "pgoutput"
 ACCEPT_GAP: Final = (
-    "walgate accept-gap goes on behind the loss under the same prefix, marked for readers; or take a new source.slot and a new "
-    "kafka.prefix; with both, load the tables again (docs/operations.md, After a data gap)"
+    "walgate accept-gap resumes after the loss under the same prefix and marks the gap for readers; "
+    "or use a new source.slot and a new kafka.prefix. In both cases, load the tables again "
+    "(docs/operations.md, After a data gap)"
 )
-LOST_SLOT_HINT: Final = f"changes since the last position cannot be read any more: {ACCEPT_GAP}"
+LOST_SLOT_HINT: Final = f"changes since the last position can no longer be read: {ACCEPT_GAP}"
 UNTIL_NOW: Final = ACCEPT_GAP.replace("accept-gap", "accept-gap --until-now", 1)
 
 
@@ -24,7 +25,8 @@ def check_holder(facts: Facts, expected: Expected) -> Iterator[Finding]:
     if slot is not None and slot.active_pid not in (None, expected.backend_pid):
         yield Retry(
             f"slot {slot.name} is in use by process {slot.active_pid}",
-            hint=f"another gateway? SELECT pg_terminate_backend({slot.active_pid}) ends that session",
+            hint=f"if this is not another gateway that should run: SELECT pg_terminate_backend({slot.active_pid}) "
+            "ends that session",
         )
 
 
@@ -37,12 +39,12 @@ def check_slot(facts: Facts, expected: Expected) -> Iterator[Finding]:
     yield from _lost(slot)
     if expected.two_phase and not slot.two_phase:
         yield OperatorWarning(
-            f"slot {slot.name} was created without two_phase: the start enables it for good",
+            f"slot {slot.name} was created without two_phase: the start enables it permanently",
             "set source.two_phase = false to leave it as it is",
         )
     if slot.failover is not None and expected.failover != slot.failover:
         yield OperatorWarning(
-            f"slot {slot.name} has failover = {str(slot.failover).lower()}, source.failover says otherwise",
+            f"slot {slot.name} has failover = {str(slot.failover).lower()}, but source.failover is different",
             f"ALTER_REPLICATION_SLOT {slot.name} (FAILOVER {str(expected.failover).lower()}) over a replication connection",
         )
 
@@ -59,10 +61,12 @@ def _kind(slot: SlotFacts, server: ServerFacts) -> Iterator[Finding]:
             f"slot {slot.name} belongs to database {slot.database}, not {server.database}", hint=other
         )
     if slot.temporary:
-        yield StopForOperator(f"slot {slot.name} is temporary: it ends with the session that created it", hint=other)
+        yield StopForOperator(
+            f"slot {slot.name} is temporary: it is dropped when the session that created it ends", hint=other
+        )
     if slot.synced and server.in_recovery:
         yield RetrySlowly(
-            f"slot {slot.name} is a copy on a standby, which can be read only after a promotion",
+            f"slot {slot.name} is a synchronized slot on a standby, which can be read only after a promotion",
             hint="point source.dsn to the primary (target_session_attrs=primary)",
         )
 
@@ -71,7 +75,7 @@ def _lost(slot: SlotFacts) -> Iterator[Finding]:
     if slot.invalidation_reason is not None:
         yield DataGap(f"slot {slot.name} is invalid: {slot.invalidation_reason}", hint=LOST_SLOT_HINT)
     elif slot.wal_status == "lost":
-        yield DataGap(f"slot {slot.name} is lost: WAL that it needs has been removed", hint=LOST_SLOT_HINT)
+        yield DataGap(f"slot {slot.name} is lost: WAL that it needs was removed", hint=LOST_SLOT_HINT)
     elif slot.conflicting:
         yield DataGap(f"slot {slot.name} is invalid: it conflicted with recovery on a standby", hint=LOST_SLOT_HINT)
     elif slot.wal_status == "unreserved":
@@ -86,22 +90,23 @@ def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
     server = facts.server
     if server.max_slot_wal_keep_mb >= 0:
         yield OperatorWarning(
-            f"max_slot_wal_keep_size is {server.max_slot_wal_keep_mb} MB: the slot is lost if the gateway falls further behind",
+            f"max_slot_wal_keep_size is {server.max_slot_wal_keep_mb} MB: the slot is lost if the gateway "
+            "falls behind by more",
             "ALTER SYSTEM SET max_slot_wal_keep_size = -1 if the disk can hold more",
         )
     if server.idle_slot_timeout_s > 0:
         yield OperatorWarning(
-            f"idle_replication_slot_timeout is {server.idle_slot_timeout_s:.0f} s: the slot is lost if the gateway is down "
-            "longer",
+            f"idle_replication_slot_timeout is {server.idle_slot_timeout_s:.0f} s: the slot is lost if the "
+            "gateway is down for longer",
             "ALTER SYSTEM SET idle_replication_slot_timeout = 0",
         )
     if expected.failover and server.version_num >= 170000 and not server.synchronized_standby_slots:
         yield OperatorWarning(
-            "failover is on, but synchronized_standby_slots is empty: after a failover Kafka may hold changes that the "
-            "new primary never had",
+            "failover is on, but synchronized_standby_slots is empty: after a failover Kafka may contain "
+            "changes that the new primary never had",
             "ALTER SYSTEM SET synchronized_standby_slots = '<physical slot of the standby>'",
         )
     if facts.slot is not None and facts.slot.wal_status == "extended":
         yield OperatorWarning(
-            f"slot {facts.slot.name} holds back more WAL than max_wal_size", "is the gateway fast enough?"
+            f"slot {facts.slot.name} holds back more WAL than max_wal_size", "check that the gateway keeps up"
         )

@@ -23,8 +23,9 @@ def check_timeline(timeline: int, expected: int | None) -> Iterator[Finding]:
     that answered."""
     if expected is not None and timeline < expected:
         yield LeftBehind(
-            f"the server is on timeline {timeline}, the position on {expected}: this server was left behind by a failover",
-            hint="the other hosts of source.dsn are tried next; name the current primary in it",
+            f"the server is on timeline {timeline}, but the position is on {expected}: this server was left "
+            "behind by a failover",
+            hint="the other hosts of source.dsn are tried next; include the current primary",
         )
 
 
@@ -49,17 +50,18 @@ def check_promotion(resume_lsn: Lsn, old_timeline: int, new_timeline: int, histo
     left_at = parse_history(history).get(old_timeline)
     if left_at is None:
         yield DataGap(
-            f"timeline {new_timeline} of the server does not descend from {old_timeline}, that of the position",
-            hint="is this another copy of the server? Point source.dsn to the primary that followed the old one",
+            f"timeline {new_timeline} of the server does not descend from {old_timeline}, the timeline of the position",
+            hint="this may be another copy of the server: point source.dsn to the primary that succeeded the old one",
         )
     elif resume_lsn > left_at:
         yield DataGap(
-            f"the new primary left timeline {old_timeline} at {left_at}, but Kafka holds changes up to {resume_lsn}: "
-            f"those in between ({resume_lsn - left_at} bytes of WAL) never were in this server",
-            hint=UNTIL_NOW + ", once its WAL has passed the position",
+            f"the new primary left timeline {old_timeline} at {left_at}, but Kafka contains changes up to "
+            f"{resume_lsn}: those in between ({resume_lsn - left_at} bytes of WAL) were never on this server",
+            hint="once the server's WAL has passed the position, " + UNTIL_NOW,
         )
     else:
         yield OperatorWarning(
-            f"the server was promoted: timeline {old_timeline} continued as {new_timeline} at {left_at}, after our position",
-            "nothing is lost; make sure that the old primary does not come back",
+            f"the server was promoted: timeline {old_timeline} continued as {new_timeline} at {left_at}, "
+            "after the stored position",
+            "nothing is lost; make sure that the old primary is not started again",
         )

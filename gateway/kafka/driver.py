@@ -87,7 +87,7 @@ def check_version(installed: str) -> None:
     """Raises StopForOperator: another version may behave in another way without any error."""
     if not installed.startswith(KNOWN_VERSION):
         raise StopForOperator(
-            f"aiokafka {installed} is installed, but the gateway relies on the inner workings of {KNOWN_VERSION}x",
+            f"aiokafka {installed} is installed, but the gateway relies on internals of {KNOWN_VERSION}x",
             hint=f"pip install 'aiokafka=={KNOWN_VERSION}*'",
         )
 
@@ -189,7 +189,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]
             # RFC 7628: a token is refused by a challenge, which aiokafka takes for consent.
             self._tokens.forget()
             said = response.error_message or bytes(response.sasl_auth_bytes).decode("utf-8", "replace")
-            raise SaslAuthenticationFailed(f"the broker refuses the token: {said}")
+            raise SaslAuthenticationFailed(f"the broker rejects the token: {said}")
         life_ms = getattr(response, "session_lifetime_ms", 0)
         self.renew_at = begun + life_ms / 1000 * RENEWED_AFTER if life_ms > 0 else inf
         return response
@@ -287,9 +287,9 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
                 try:
                     metadata = await connection.send(MetadataRequest([]))
                 except KafkaConnectionError as error:
-                    raise LoginWanted("it closes the connection at the first request") from error
+                    raise LoginWanted("it closed the connection after the first request") from error
             if not metadata.brokers:
-                raise KafkaConnectionError("it knows no broker yet")
+                raise KafkaConnectionError("it does not know any broker yet")
             return metadata
         except (KafkaError, OSError, TimeoutError) as error:
             errors[f"{host}:{port}"] = error
@@ -319,7 +319,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             except (ConnectionResetError, ConnectionAbortedError) as error:
                 if self._ssl_context is None:
                     raise
-                raise NoTls("it ends the connection when TLS begins") from error
+                raise NoTls("it closed the connection during the TLS handshake") from error
         return connection
 
     async def _get_conn(self, node_id: Any, *, group: Any = ConnectionGroup.DEFAULT, no_hint: bool = False) -> Any:
@@ -410,7 +410,9 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
                 for place in silent:
                     if place[0] not in alive and place in self._conns:
                         log.info(
-                            "broker_given_up", broker=place[0], reason="it is silent, and the cluster counts without it"
+                            "broker_given_up",
+                            broker=place[0],
+                            reason="it does not answer, and the cluster no longer counts it",
                         )
                         self._conns[place].close(reason=CloseReason.CONNECTION_TIMEOUT)
 

@@ -29,9 +29,11 @@ def cautions(topics: Mapping[str, Durability], broker_count: int) -> Iterator[Op
     if few and broker_count >= COPIES:
         least = min(topics[topic].copies for topic in few)
         yield OperatorWarning(
-            f"{_named(few)}: {least} of {broker_count} brokers {'holds' if least == 1 else 'hold'} each partition; what "
-            f"PostgreSQL was told is durable is lost with {'that broker' if least == 1 else 'those'}",
-            f"kafka-reassign-partitions.sh gives topics that are there {COPIES} replicas; new ones get kafka.replication_factor",
+            f"{_named(few)}: {least} of {broker_count} brokers {('holds' if least == 1 else 'hold')} each "
+            "partition; what was confirmed to PostgreSQL is lost with "
+            f"{('that broker' if least == 1 else 'those')}",
+            f"kafka-reassign-partitions.sh gives existing topics {COPIES} replicas; new ones get "
+            "kafka.replication_factor",
         )
     weak = [
         topic
@@ -40,14 +42,14 @@ def cautions(topics: Mapping[str, Durability], broker_count: int) -> Iterator[Op
     ]
     if weak:
         yield OperatorWarning(
-            f"{_named(weak)}: min.insync.replicas is 1: a record is acknowledged while one broker alone has it",
+            f"{_named(weak)}: min.insync.replicas is 1: a record is acknowledged even if only one broker has it",
             f"kafka-configs.sh --alter --topic ... --add-config min.insync.replicas={IN_SYNC}",
         )
     unclean = [topic for topic, found in topics.items() if found.copies > 1 and found.unclean]
     if unclean:
         yield OperatorWarning(
-            f"{_named(unclean)}: unclean.leader.election.enable is on: a replica that lacks acknowledged records may lead, "
-            "and they are lost",
+            f"{_named(unclean)}: unclean.leader.election.enable is on: a replica that lacks acknowledged "
+            "records may become leader, and they are lost",
             "kafka-configs.sh --alter --topic ... --add-config unclean.leader.election.enable=false",
         )
 

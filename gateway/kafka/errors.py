@@ -30,12 +30,12 @@ READING: Final = "Read and Describe"
 DESCRIBING: Final = "DescribeConfigs"
 _TLS_ALERT: Final = 0x15
 """The first byte of a TLS server's answer to what is no TLS."""
-_LOGIN: Final = "does this listener want a login? See kafka.security_protocol and kafka.sasl_mechanism"
+_LOGIN: Final = "the listener may require SASL: check kafka.security_protocol and kafka.sasl_mechanism"
 _NO_TLS: Final = (
-    "does this listener speak TLS, and ask for no client certificate? See kafka.security_protocol, kafka.ssl_cert_file"
+    "check that this listener uses TLS and requires no client certificate: kafka.security_protocol, kafka.ssl_cert_file"
 )
 _CERTIFICATE: Final = (
-    "this listener asks for a client certificate that it trusts: kafka.ssl_cert_file and kafka.ssl_key_file"
+    "this listener requires a client certificate that it trusts: set kafka.ssl_cert_file and kafka.ssl_key_file"
 )
 
 
@@ -52,7 +52,7 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
     if isinstance(error, (MessageSizeTooLargeError, RecordListTooLargeError)):
         return StopForOperator(
             text,
-            hint="raise max.message.bytes of the topic (message.max.bytes of the broker) to kafka.max_record_bytes",
+            hint="raise the topic's max.message.bytes (the broker's message.max.bytes) to kafka.max_record_bytes",
         )
     if isinstance(error, TopicAuthorizationFailedError):
         names = error.args[0] if error.args else ()
@@ -63,20 +63,20 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
     if isinstance(error, TransactionalIdAuthorizationFailed):
         return RetrySlowly(text, hint="grant Write and Describe on the transactional id (prefix walgate.)")
     if isinstance(error, ClusterAuthorizationFailedError):
-        return RetrySlowly(text, hint="docs/operations.md lists the rights that the gateway needs")
+        return RetrySlowly(text, hint="docs/operations.md lists the ACLs that the gateway needs")
     if isinstance(error, InvalidTransactionTimeout):
         return StopForOperator(
-            text, hint="lower kafka.transaction_timeout_s, or raise transaction.max.timeout.ms of the broker to it"
+            text, hint="lower kafka.transaction_timeout_s, or raise the broker's transaction.max.timeout.ms"
         )
     if isinstance(error, ProducerFenced):
-        return Retry(text, hint="another gateway with the same slot took over, or the transaction timed out")
+        return Retry(text, hint="another gateway with the same slot has taken over, or the transaction timed out")
     hint = next((found for each in _chain(error) if (found := _diagnosis(each))), "")
     if hint:
         return RetrySlowly(text, hint=hint)
     if isinstance(error, KafkaConnectionError):
-        return Retry(text, hint="check kafka.bootstrap_servers and that the broker is up")
+        return Retry(text, hint="check kafka.bootstrap_servers, and that the broker is running")
     if isinstance(error, TimeoutError):
-        return Retry(f"{doing}: no answer in time", hint="is the broker up and reachable?")
+        return Retry(f"{doing}: timed out", hint="check that the broker is running and reachable")
     return Retry(text)
 
 
@@ -86,7 +86,7 @@ def _not_connected(error: ConnectError, doing: str) -> WalgateError:
     hints = {hint: None for each in error.errors.values() for cause in _chain(each) if (hint := _diagnosis(cause))}
     if hints:
         return RetrySlowly(text, hint=next(iter(hints)))
-    return Retry(text, hint="check kafka.bootstrap_servers and that the broker is up")
+    return Retry(text, hint="check kafka.bootstrap_servers, and that the broker is running")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -103,19 +103,24 @@ def _diagnosis(error: BaseException) -> str:
     """What to set where settings and listener do not fit; nothing where the broker may only be away."""
     match error:
         case SaslAuthenticationFailed():
-            return "check the login: kafka.sasl_username and its password, or what gives the token"
+            return "check kafka.sasl_username and its password, or the source of the token"
         case UnsupportedSaslMechanismError():
-            return "set kafka.sasl_mechanism to one that the listener has"
+            return "set kafka.sasl_mechanism to one that the listener supports"
         case IllegalSaslStateError():
-            return "this listener takes no login: set kafka.security_protocol to PLAINTEXT or SSL, or use another port"
+            return (
+                "this listener does not use SASL: set kafka.security_protocol to PLAINTEXT or SSL, or use another port"
+            )
         case ssl.SSLCertVerificationError():
-            return "kafka.ssl_ca_file must name the authorities that signed the broker's certificate, which must name this host"
+            return (
+                "kafka.ssl_ca_file must contain the certificate authorities that signed the broker's "
+                "certificate, and the certificate must name this host"
+            )
         case ssl.SSLError(reason=str(reason)) if "ALERT" in reason and "PROTOCOL_VERSION" not in reason:
             return _CERTIFICATE
         case ssl.SSLError() | NoTls():
             return _NO_TLS
         case asyncio.IncompleteReadError(expected=int(expected)) if expected >> 24 == _TLS_ALERT:
-            return "this listener speaks TLS: set kafka.security_protocol to SSL or SASL_SSL, or use another port"
+            return "this listener uses TLS: set kafka.security_protocol to SSL or SASL_SSL, or use another port"
         case LoginWanted():
             return _LOGIN
     return ""

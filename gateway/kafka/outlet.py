@@ -227,9 +227,10 @@ class TopicOutlet:
     def too_large(self, what: str, size: int) -> RecordTooLarge:
         """`what` a row of this topic does, that has so many bytes."""
         return RecordTooLarge(
-            f"a row of {self.owner} {what}, but {self.topic} takes at most {self._writer.max_record_bytes}",
-            hint="raise kafka.max_record_bytes and the topic's max.message.bytes (the broker's replica.fetch.max.bytes "
-            f"too; beyond 100 MB also its socket.request.max.bytes) above {size}, then start again: nothing was skipped",
+            f"a row of {self.owner} {what}, but {self.topic} accepts at most {self._writer.max_record_bytes}",
+            hint="raise kafka.max_record_bytes and the topic's max.message.bytes (also the broker's "
+            f"replica.fetch.max.bytes, and beyond 100 MB its socket.request.max.bytes) above {size}, then "
+            "start again: nothing was skipped",
         )
 
     def append_everywhere(self, value: bytes, manifest: Manifest | None) -> None:

@@ -48,8 +48,9 @@ async def read_positions(
                         newest[record.key] = record.value
     except TimeoutError as error:
         raise Retry(
-            f"{POSITION_TOPIC} was not read to its end in {timeout_s:.0f} s",
-            hint="is the broker up? Or another gateway died in a transaction: the broker ends it after its timeout",
+            f"{POSITION_TOPIC} could not be read to its end within {timeout_s:.0f} s",
+            hint="check that the broker is running. If another gateway died in a transaction, the broker ends "
+            "that transaction after its time-out",
         ) from error
     except (KafkaError, OSError) as error:
         raise classify(error, f"reading {POSITION_TOPIC}", READING) from error
@@ -75,8 +76,9 @@ async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dic
                         newest[record.key] = record.value
     except TimeoutError as error:
         raise Retry(
-            f"{SNAPSHOT_TOPIC} was not read to its end in {timeout_s:.0f} s",
-            hint="is the broker up? Or another gateway died in a transaction: the broker ends it after its timeout",
+            f"{SNAPSHOT_TOPIC} could not be read to its end within {timeout_s:.0f} s",
+            hint="check that the broker is running. If another gateway died in a transaction, the broker ends "
+            "that transaction after its time-out",
         ) from error
     except (KafkaError, OSError) as error:
         raise classify(error, f"reading {SNAPSHOT_TOPIC}") from error

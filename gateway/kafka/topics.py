@@ -57,49 +57,50 @@ _COMPACTED = {
 
 def deleted_topics(topics: Iterable[str]) -> DataGap:
     return DataGap(
-        f"topic {', '.join(topics)} was deleted: readers have lost what it held, even if it is created again",
-        hint="if that was intended, create the topic yourself and start again: the gateway continues with it. Otherwise start "
-        "with another slot and another kafka.prefix, and copy the tables again",
+        f"topic {', '.join(topics)} was deleted: readers have lost its records, even if it is created again",
+        hint="if that was intended, create the topic yourself and start again: the gateway continues with it. "
+        "Otherwise start with another slot and another kafka.prefix, and load the tables again",
     )
 
 
 def topic_of_another(topic: str, relation: Name, holds: Name | None) -> StopForOperator:
     other = "another table" if holds is None else format_relation(*holds)
     return StopForOperator(
-        f"kafka.topic_names gives {topic} to {format_relation(*relation)}, but it holds changes of {other}",
-        hint="give the table a topic that no other table ever had: readers know a table by its topic",
+        f"kafka.topic_names gives {topic} to {format_relation(*relation)}, but it contains changes of {other}",
+        hint="give the table a topic that no other table has ever used: readers identify a table by its topic",
     )
 
 
 def topic_of_two(topic: str, relation: Name, other: Name) -> StopForOperator:
     return StopForOperator(
         f"{format_relation(*relation)} and {format_relation(*other)} both have the topic {topic}, as Debezium names topics",
-        hint="give one of them a topic of its own by kafka.topic_names",
+        hint="give one of them a different topic by kafka.topic_names",
     )
 
 
 def compacted_without_key(topic: str, relation: str) -> StopForOperator:
     return StopForOperator(
-        f"{relation} has no key, and debezium.compacted_topics makes {topic} one that takes keyed records only",
+        f"{relation} has no key, but with debezium.compacted_topics the topic {topic} accepts only records with a key",
         hint="give the table a primary key, leave it out of the publication, or set cleanup.policy = delete for its topic, with "
         "kafka-configs and in kafka.topics",
     )
 
 
 def refused_topic(refusal: Refusal) -> WalgateError:
-    text = f"topic {refusal.topic} could not be made: {refusal.error}: {refusal.reason}".rstrip(": ")
+    text = f"topic {refusal.topic} could not be created: {refusal.error}: {refusal.reason}".rstrip(": ")
     if refusal.collides:
         hint = (
-            "Kafka adds no topic whose name differs from another's in '.' and '_' only: set another kafka.prefix (for one "
-            "table: another topic by kafka.topic_names), or delete the other topic if nothing needs it"
+            "Kafka does not create a topic whose name differs from another's only in '.' and '_': set "
+            "another kafka.prefix (for one table, another topic by kafka.topic_names), or delete the other "
+            "topic if it is not needed"
         )
         return StopForOperator(text, hint=hint)
     if refusal.is_too_few_brokers:
-        hint = "kafka.replication_factor (-1: the broker's default) is above the number of brokers, or a broker is away"
+        hint = "kafka.replication_factor (-1: the broker's default) exceeds the number of brokers, or a broker is down"
         return RetrySlowly(text, hint=hint)
     if refusal.is_denied:
-        return RetrySlowly(text, hint="grant Create on the cluster or on the prefix, or make the topic by hand")
-    return StopForOperator(text, hint="change what the broker says of it, or make the topic by hand")
+        return RetrySlowly(text, hint="grant Create on the cluster or on the prefix, or create the topic yourself")
+    return StopForOperator(text, hint="change the setting that the broker rejects, or create the topic yourself")
 
 
 class Topics:

@@ -33,11 +33,11 @@ class ColumnRule(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.action == "truncate" and self.length is None:
-            raise ValueError("truncate needs length, the number of characters that are kept")
+            raise ValueError("truncate needs length, the number of characters to keep")
         if self.action != "truncate":
-            refuse_unused(self, ("length",), f"it is for truncate, and the action is {self.action}")
+            refuse_unused(self, ("length",), f"it applies to truncate, but the action is {self.action}")
         if self.in_key and self.action != "hash":
-            raise ValueError(f"in_key is for hash: with {self.action}, different rows would have the same key")
+            raise ValueError(f"in_key applies to hash only: with {self.action}, different rows would have the same key")
         return self
 
     def matches(self, namespace: str, table: str, column: str) -> bool:
@@ -45,17 +45,19 @@ class ColumnRule(Section):
 
 
 class ColumnSettings(Section):
-    """Columns whose values do not leave the process as they are (docs/topics.md). In a file, each `[[columns]]` is a rule."""
+    """Columns whose values are removed or masked (docs/topics.md). In a file, each `[[columns]]` is a rule."""
 
     rules: tuple[ColumnRule, ...] = Field(
         default=(),
-        description="drop: no field. null: always null. hash: HMAC-SHA256 of PostgreSQL's text, in hexadecimal. truncate: its "
-        "first `length` characters. In a variable: a JSON array.",
+        description="drop: the field is removed. null: the value is always null. hash: HMAC-SHA256 of PostgreSQL's "
+        "text, in hexadecimal. truncate: the first `length` characters. In an environment variable: a "
+        "JSON array.",
     )
     hash_key: SecretStr | None = Field(
         default=None,
-        description=f"Key of the hashes, {_LEAST_KEY_BYTES} bytes or more; or a file by {PREFIX}COLUMNS__HASH_KEY_FILE. "
-        "Another key gives other hashes.",
+        description=f"Key of the hashes, at least {_LEAST_KEY_BYTES} bytes. "
+        f"To read it from a file, set {PREFIX}COLUMNS__HASH_KEY_FILE. "
+        "A different key gives different hashes.",
     )
 
     @field_validator("rules", mode="before")
@@ -68,7 +70,7 @@ class ColumnSettings(Section):
         if not any(rule.action == "hash" for rule in self.rules):
             refuse_unused(self, ("hash_key",), "no rule has the action hash")
         elif self.hash_key is None or len(self.hash_key.get_secret_value().encode()) < _LEAST_KEY_BYTES:
-            raise ValueError(f"a rule with the action hash needs columns.hash_key, {_LEAST_KEY_BYTES} bytes or more")
+            raise ValueError(f"a rule with the action hash needs columns.hash_key, at least {_LEAST_KEY_BYTES} bytes")
         return self
 
     def rule_of(self, namespace: str, table: str, column: str) -> ColumnRule | None:

@@ -11,7 +11,7 @@ from schemas.connect_type import DebeziumOptions
 
 
 class DebeziumSettings(Section):
-    """Records in Debezium's dialect (kafka.dialect = debezium): Debezium's settings, with underscores for its dots."""
+    """Records in Debezium's dialect (kafka.dialect = debezium): the settings are Debezium's, with underscores instead of dots."""
 
     decimal_handling_mode: Literal["precise", "double", "string"] = Field(
         default="precise", description="numeric and money."
@@ -20,7 +20,7 @@ class DebeziumSettings(Section):
         "adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds"
     ] = Field(default="adaptive", description="date, time and timestamp.")
     interval_handling_mode: Literal["numeric", "string"] = Field(
-        default="numeric", description="numeric: microseconds, by the average month."
+        default="numeric", description="numeric: microseconds, with a month of average length."
     )
     hstore_handling_mode: Literal["json", "map"] = Field(default="json", description="hstore.")
     binary_handling_mode: Literal["bytes", "base64", "base64-url-safe", "hex"] = Field(
@@ -28,25 +28,30 @@ class DebeziumSettings(Section):
     )
     include_unknown_datatypes: bool = Field(
         default=False,
-        description="Columns of types that Debezium does not know, as PostgreSQL's text in bytes. Else the log names them and "
-        "they are left out.",
+        description="Send columns of types that Debezium does not support, as PostgreSQL's text in bytes. If false, "
+        "they are left out and the log names them.",
     )
     unavailable_value_placeholder: str = Field(
-        default="__debezium_unavailable_value", description="Stands for a TOASTed value that was not sent."
+        default="__debezium_unavailable_value", description="Placeholder for a TOASTed value that was not sent."
     )
     event_converting_failure_handling_mode: Literal["warn", "fail", "skip"] = Field(
         default="warn",
-        description="A value that its Connect type cannot hold (NaN in a decimal): null with a warning, a stop, or null.",
+        description="What happens to a value that its Connect type cannot represent (NaN in a decimal). warn: null, "
+        "with a warning. fail: the gateway stops. skip: null.",
     )
-    tombstones_on_delete: bool = Field(default=True, description="A null value follows each delete.")
-    skipped_operations: Names = Field(default=("t",), description="Of c, u, d, t; none: every one is sent.")
+    tombstones_on_delete: bool = Field(default=True, description="Write a tombstone (a null value) after each delete.")
+    skipped_operations: Names = Field(
+        default=("t",), description="Operations that are not sent: c, u, d, t. none: send all."
+    )
     provide_transaction_metadata: bool = Field(
-        default=False, description="BEGIN and END in `prefix.transaction`, and each row's place in its transaction."
+        default=False,
+        description="Write BEGIN and END events to `prefix.transaction`, and the position in its transaction to each "
+        "record.",
     )
     compacted_topics: bool = Field(
         default=False,
-        description="New topics of tables are made with cleanup.policy = compact: whoever comes late reads the last row of each "
-        "key. Every table needs a key.",
+        description="Create the topics of new tables with cleanup.policy = compact, so that late readers get the "
+        "last row of each key. Every table needs a key.",
     )
 
     @field_validator("skipped_operations")
@@ -54,17 +59,18 @@ class DebeziumSettings(Section):
     def _operations(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         found = () if value == ("none",) else value
         if not set(found) <= set("cudt"):
-            raise ValueError("operations are c, u, d and t; or none")
+            raise ValueError("operations are c, u, d and t, or none")
         return found
 
     @model_validator(mode="after")
     def _compaction_is_possible(self) -> Self:
         if self.compacted_topics and "t" not in self.skipped_operations:
             raise ValueError(
-                "compacted_topics: a truncate has no key, which such a topic refuses; skipped_operations needs t"
+                "compacted_topics: a truncate has no key, and compacted topics reject records without a key; "
+                "include t in skipped_operations"
             )
         if self.compacted_topics and not self.tombstones_on_delete:
-            raise ValueError("compacted_topics needs tombstones_on_delete: deleted rows would stay")
+            raise ValueError("compacted_topics needs tombstones_on_delete: otherwise deleted rows would remain")
         return self
 
     def options(self) -> DebeziumOptions:

@@ -27,74 +27,90 @@ class KafkaSettings(TokenSettings):
     """Topics and the producer."""
 
     bootstrap_servers: JoinedNames = Field(
-        default="localhost:9092", description="host:port, comma-separated, or a list."
+        default="localhost:9092", description="Brokers as host:port, separated by commas, or as a list."
     )
     dialect: Literal["walgate", "debezium"] = Field(
         default="walgate",
-        description="How records are written; debezium: for consumers of Debezium (docs/debezium.md).",
+        description="Format of the records. debezium: for Debezium's consumers (docs/debezium.md).",
     )
     prefix: str = Field(
         default="cdc", pattern=r"^[A-Za-z0-9_-]{1,60}$", description="Topics are `prefix.schema.table`."
     )
     delivery: Literal["exactly_once", "at_least_once"] = Field(
         default="exactly_once",
-        description="at_least_once: lower latency; after a crash records and markers may come twice; the Spark reader "
-        "refuses that.",
+        description="at_least_once: lower latency, but records and markers may be repeated after a crash. The Spark "
+        "reader does not accept such topics.",
     )
-    partitions: int = Field(default=3, ge=1, description="Of new change topics.")
-    replication_factor: int = Field(default=-1, ge=-1, description="Of new topics; -1: the broker's default.")
+    partitions: int = Field(default=3, ge=1, description="Number of partitions of new change topics.")
+    replication_factor: int = Field(
+        default=-1, ge=-1, description="Replication factor of new topics. -1: the broker's default."
+    )
     retention_ms: int | None = Field(
-        default=None, ge=-1, description="Of new change and marker topics; -1: for ever; unset: the broker's default."
+        default=None,
+        ge=-1,
+        description="retention.ms of new change and marker topics. -1: keep forever. unset: the broker's default.",
     )
     topics: tuple[TopicOverride, ...] = Field(
         default=(),
-        description="Other settings of the new topics that a pattern matches (see the sample). In a variable: the same as "
-        "a JSON array.",
+        description="Different settings for new topics that match a pattern (see the sample). In an environment "
+        "variable: the same as a JSON array.",
     )
     topic_names: dict[str, str] = Field(
         default_factory=dict,
-        description='Topics of chosen tables: { "schema.table" = "prefix.name" }. In a variable: the same as a JSON object.',
+        description='Topic names for individual tables: { "schema.table" = "prefix.name" }. In an environment '
+        "variable: the same as a JSON object.",
     )
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
-        default="lz4", description="Of the batches, by the producer."
+        default="lz4", description="Compression of batches by the producer."
     )
     max_record_bytes: int = Field(
-        default=16 << 20, ge=1024, description="Largest record, of producer and new topics together."
+        default=16 << 20, ge=1024, description="Largest record, for the producer and for new topics."
     )
     batch_bytes: int = Field(
-        default=1 << 19, ge=1024, description="Largest batch of a partition; never more than max_record_bytes."
+        default=1 << 19, ge=1024, description="Largest batch of a partition. It never exceeds max_record_bytes."
     )
     memory_bytes: int = Field(
-        default=16 << 20, ge=1 << 20, description="Reading waits while more than this is unacknowledged."
+        default=16 << 20,
+        ge=1 << 20,
+        description="Reading from PostgreSQL pauses while more bytes than this are unacknowledged.",
     )
     transaction_timeout_s: int = Field(
-        default=900, ge=1, description="At most the broker's transaction.max.timeout.ms."
+        default=900,
+        ge=1,
+        description="Time-out of a Kafka transaction. It must not exceed the broker's transaction.max.timeout.ms.",
     )
-    request_timeout_s: int = Field(default=30, ge=1, description="No answer to one request for so long: it failed.")
-    delivery_timeout_s: float = Field(default=60.0, gt=0, description="No answer for so long: a new producer.")
+    request_timeout_s: int = Field(default=30, ge=1, description="A request fails after this long without a response.")
+    delivery_timeout_s: float = Field(
+        default=60.0, gt=0, description="Replace the producer after this long without a response."
+    )
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
-        default="PLAINTEXT", description="SSL: TLS. SASL: with a login."
+        default="PLAINTEXT", description="SSL: TLS. SASL: authentication with a user name or token."
     )
     ssl_ca_file: Path | None = Field(
         default=None,
-        description="PEM file of the authorities that may sign the broker's certificate; unset: the system's.",
+        description="PEM file of the certificate authorities that may sign the broker's certificate. unset: the "
+        "system's.",
     )
     ssl_cert_file: Path | None = Field(
-        default=None, description="PEM file of our own certificate, where brokers ask for one."
+        default=None, description="PEM file of the gateway's client certificate, if brokers require one."
     )
-    ssl_key_file: Path | None = Field(default=None, description="PEM file of its key; unset: it is in ssl_cert_file.")
+    ssl_key_file: Path | None = Field(
+        default=None, description="PEM file of the certificate's private key. unset: the key is in ssl_cert_file."
+    )
     ssl_key_password: SecretStr | None = Field(
-        default=None, description=f"Passphrase of the key; or a file by {PREFIX}KAFKA__SSL_KEY_PASSWORD_FILE."
+        default=None,
+        description=f"Passphrase of the private key. To read it from a file, set {PREFIX}KAFKA__SSL_KEY_PASSWORD_FILE.",
     )
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "AWS_MSK_IAM"] = Field(
         default="SCRAM-SHA-512",
-        description="How to log in. PLAIN sends the password as it is, OAUTHBEARER the token: with SASL_SSL only. AWS_MSK_IAM: "
-        "as the AWS identity of this process; needs `pip install 'walgate[msk]'`.",
+        description="SASL mechanism. PLAIN sends the password in clear text, and OAUTHBEARER the token: allowed only "
+        "with SASL_SSL. AWS_MSK_IAM: the AWS identity of the process; needs `pip install 'walgate[msk]'`.",
     )
-    aws_region: str | None = Field(default=None, description="Of the cluster, for AWS_MSK_IAM.")
+    aws_region: str | None = Field(default=None, description="AWS region of the cluster, for AWS_MSK_IAM.")
     sasl_username: str | None = Field(default=None, description="Required for PLAIN and SCRAM.")
     sasl_password: SecretStr | None = Field(
-        default=None, description=f"Its password; or a file by {PREFIX}KAFKA__SASL_PASSWORD_FILE."
+        default=None,
+        description=f"Password of that user. To read it from a file, set {PREFIX}KAFKA__SASL_PASSWORD_FILE.",
     )
 
     @field_validator("bootstrap_servers")
@@ -126,11 +142,13 @@ class KafkaSettings(TokenSettings):
             own = topic_names(self.prefix, *(parse_relation(table) or ("", "")))
             if topic not in own and not topic_is_free(self.prefix, topic):
                 raise ValueError(
-                    f"topic_names: {topic} cannot be used: it must begin with {self.prefix}. and must not have a form in "
-                    f"which the gateway names topics itself, such as {self.prefix}.schema.table"
+                    f"topic_names: {topic} cannot be used: it must begin with {self.prefix}. and must not have the "
+                    f"form of a name that the gateway generates, such as {self.prefix}.schema.table"
                 )
         if len(set(map(collision_name, self.topic_names.values()))) < len(self.topic_names):
-            raise ValueError("topic_names: two tables have the same topic, or topics that differ in '.' and '_' only")
+            raise ValueError(
+                "topic_names: two tables have the same topic, or topics whose names differ only in '.' and '_'"
+            )
         return self
 
     @model_validator(mode="after")

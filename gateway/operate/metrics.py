@@ -29,32 +29,32 @@ EXCLUDED = Counter(
 QUARANTINED = Gauge("walgate_quarantined_tables", "Tables in quarantine.", registry=REGISTRY)
 UNCONVERTIBLE = Counter(
     "walgate_unconvertible_values",
-    "Values that were sent as null in Debezium's dialect, as their Connect type cannot hold them.",
+    "Values that were sent as null in Debezium's dialect because their Connect type cannot represent them.",
     registry=REGISTRY,
 )
 RELEASES = Counter(
     "walgate_wal_releases",
-    "Times that a slot was moved on at source.wal_budget_bytes: changes are lost.",
+    "Number of times that a slot was advanced at source.wal_budget_bytes: changes are lost.",
     registry=REGISTRY,
 )
 RELEASED_BYTES = Counter(
     "walgate_wal_released_bytes",
-    "WAL that was given up so, from the delivered LSN to the slot's new one.",
+    "WAL that was given up by this, from the delivered LSN to the slot's new position.",
     registry=REGISTRY,
 )
 TRANSACTIONS = Counter("walgate_transactions", "Committed transactions that are durable in Kafka.", registry=REGISTRY)
 KAFKA_TRANSACTIONS = Counter("walgate_kafka_transactions", "Kafka transactions that were committed.", registry=REGISTRY)
 SNAPSHOT_ROWS = Counter(
-    "walgate_snapshot_rows", "Rows that were read from tables and handed over to the stream.", registry=REGISTRY
+    "walgate_snapshot_rows", "Snapshot rows that were read from tables and sent.", registry=REGISTRY
 )
 SNAPSHOT_STALE_ROWS = Counter(
     "walgate_snapshot_stale_rows",
-    "Rows that were read and left out, because the stream had changed them since; they are read again.",
+    "Snapshot rows that were discarded because they had changed since they were read; they are read again.",
     registry=REGISTRY,
 )
 ATTEMPTS = Counter(
     "walgate_attempts",
-    "Starts and new attempts after an error, by what ended the last.",
+    "New sessions after an error, by the class of the error that ended the last one.",
     ["ended_by"],
     registry=REGISTRY,
 )
@@ -65,29 +65,34 @@ OTHER_TOPICS: Final = "(other)"
 _NAN: Final = float("nan")
 
 GAUGES: Final[dict[str, str]] = {
-    "walgate_connected": "1 while the replication stream is read, else 0.",
+    "walgate_connected": "1 while the replication stream is read, otherwise 0.",
     "walgate_epoch": "Incarnation of the gateway, as on every record.",
-    "walgate_lag_seconds": "Age of the oldest commit that is not durable in Kafka, by the server's clock; 0: there is none. It "
-    "goes on while nothing is connected: then it counts from the last moment at which nothing was owed.",
-    "walgate_lag_bytes": "WAL between what is delivered and the server's end of the WAL.",
-    "walgate_received_lsn_bytes": "Newest LSN that came from PostgreSQL.",
+    "walgate_lag_seconds": "Age of the oldest commit that is not durable in Kafka, by the server's clock; 0 if there is "
+    "none. While nothing is connected it keeps rising from the last moment at which everything was "
+    "delivered.",
+    "walgate_lag_bytes": "WAL between the delivered position and the server's end of WAL.",
+    "walgate_received_lsn_bytes": "Newest LSN that was received from PostgreSQL.",
     "walgate_delivered_lsn_bytes": "LSN before which every commit is durable in Kafka.",
-    "walgate_flush_lsn_bytes": "LSN that PostgreSQL has been told: it may forget the WAL before it.",
-    "walgate_server_lsn_bytes": "The server's end of the WAL, read by a connection of its own.",
-    "walgate_server_lsn_age_seconds": "Since the server was last reached by that connection.",
+    "walgate_flush_lsn_bytes": "LSN that was confirmed to PostgreSQL, which may remove the WAL before it.",
+    "walgate_server_lsn_bytes": "The server's end of WAL, read over a separate connection.",
+    "walgate_server_lsn_age_seconds": "Time since the server's end of WAL was last read.",
     "walgate_last_commit_timestamp_seconds": "Commit time of the newest transaction that is durable in Kafka (Unix).",
     "walgate_heartbeat_timestamp_seconds": "Commit time of the newest heartbeat that the position in Kafka has passed (Unix).",
-    "walgate_undelivered_transactions": "Committed transactions that were received and are not durable in Kafka.",
-    "walgate_waiting_seconds": "So long the stream has not been read or delivered; 0 while it is.",
-    "walgate_last_error_timestamp_seconds": "When a session ended with an error (Unix); the error is in /status and the log.",
-    "walgate_in_flight_bytes": "Batches that Kafka has not acknowledged; reading pauses at kafka.memory_bytes.",
-    "walgate_open_streams": "Transactions in progress of which rows were sent.",
-    "walgate_oldest_open_stream_seconds": "Since the first row of the oldest of them came.",
-    "walgate_prepared_transactions": "Prepared transactions that wait for their end.",
-    "walgate_wal_held_bytes": "WAL that the server keeps for the slot.",
-    "walgate_wal_limit_bytes": "How much it may keep: max_slot_wal_keep_size or source.wal_budget_bytes, whichever is less.",
-    "walgate_wal_seconds_to_full": "Until that limit is reached, at the rate of the last minute.",
-    "walgate_oldest_holder_seconds": "Age of the oldest transaction, prepared or not, that keeps the slot from moving.",
+    "walgate_undelivered_transactions": "Committed transactions that were received and are not yet durable in Kafka.",
+    "walgate_waiting_seconds": "Time for which the stream has not been read or delivered; 0 while it is.",
+    "walgate_last_error_timestamp_seconds": "Time at which a session last ended with an error (Unix); the error "
+    "is in /status and in the log.",
+    "walgate_in_flight_bytes": "Bytes of batches that Kafka has not acknowledged; reading pauses at "
+    "kafka.memory_bytes.",
+    "walgate_open_streams": "Transactions in progress whose rows have been received.",
+    "walgate_oldest_open_stream_seconds": "Time since the first rows of the oldest of these were received.",
+    "walgate_prepared_transactions": "Prepared transactions that are neither committed nor rolled back.",
+    "walgate_wal_held_bytes": "WAL that the server retains for the slot.",
+    "walgate_wal_limit_bytes": "Limit on that WAL: max_slot_wal_keep_size or source.wal_budget_bytes, whichever "
+    "is less.",
+    "walgate_wal_seconds_to_full": "Time until that limit is reached, at the rate of the last minute.",
+    "walgate_oldest_holder_seconds": "Age of the oldest transaction, prepared or not, that keeps the slot from "
+    "advancing.",
 }
 
 
@@ -136,13 +141,11 @@ class BoardCollector(Collector):
         now = self._board.snapshot()
         for name, value in _values(self._board, now).items():
             yield GaugeMetricFamily(name, GAUGES[name], value=_NAN if value is None else value)
-        state = GaugeMetricFamily("walgate_state", "1 for what the gateway does now.", labels=["state"])
+        state = GaugeMetricFamily("walgate_state", "1 for the current state of the gateway.", labels=["state"])
         for each in STATES:
             state.add_metric([each], float(each == now.state))
         yield state
-        up = GaugeMetricFamily(
-            "walgate_up", "1 while a server answers a probe of its own, 0 while it does not.", labels=["server"]
-        )
+        up = GaugeMetricFamily("walgate_up", "1 while a server answers probes, 0 while it does not.", labels=["server"])
         for part in now.parts:
             up.add_metric([part.name], _NAN if part.up is None else float(part.up))
         yield up
@@ -153,7 +156,7 @@ def _topics(board: Board) -> Iterator[Metric]:
     """Of 10,000 topics most share a label: dashboards and Prometheus itself suffer from the number of series."""
     for name, text, counted in (
         ("walgate_topic_records", "Records of a topic that are durable in Kafka.", board.topic_records),
-        ("walgate_topic_bytes", "Their batches, as sent to Kafka.", board.topic_bytes),
+        ("walgate_topic_bytes", "Bytes of the batches of a topic, as sent to Kafka.", board.topic_bytes),
     ):
         family = CounterMetricFamily(name, text, labels=["topic"])
         others = 0

@@ -33,8 +33,8 @@ class MskTokens:
                 self._token, expires_ms = await asyncio.to_thread(self._signer.generate_auth_token, self._region)
             except Exception as error:  # botocore's and the signer's own have no parent in common
                 raise RetrySlowly(
-                    f"no token for Amazon MSK: {type(error).__name__}",
-                    hint="does this process have AWS credentials (environment, profile, instance or pod role)?",
+                    f"could not create a token for Amazon MSK: {type(error).__name__}",
+                    hint="check that this process has AWS credentials (environment, profile, instance or pod role)",
                 ) from error
             self._good_until_s = expires_ms / 1000 - 300
         return self._token

@@ -16,10 +16,10 @@ from gateway.operate.settings import Settings, TableErrors
 
 _HEAD = f"""# Settings
 
-A TOML file (`walgate run --config walgate.toml`) with the sections below, or environment variables
-`{PREFIX}<SECTION>__<NAME>`, which win over the file. A variable `..._FILE` names a file that holds the value: for secrets.
-A setting that does not exist, or a value that does not fit, ends the start with its name (exit code 78). In a variable a list
-is `a,b` or JSON (`["a", "b"]`), tables are JSON.
+Settings come from a TOML file (`walgate run --config walgate.toml`) with the sections below, and from environment variables
+`{PREFIX}<SECTION>__<NAME>`, which take precedence over the file. A variable `..._FILE` names a file that contains the value: use
+it for secrets. If a setting does not exist or a value is invalid, the gateway names it and exits with code 78. In
+an environment variable, write a list as `a,b` or as JSON (`["a", "b"]`), and a table as JSON.
 
 ```toml
 [source]
@@ -33,18 +33,18 @@ security_protocol = "SASL_SSL"
 sasl_username = "walgate"
 sasl_password = "..."           # better: {PREFIX}KAFKA__SASL_PASSWORD_FILE=/run/secrets/kafka
 
-[[kafka.topics]]                # where two match a topic, the later one wins
+[[kafka.topics]]                # if several match a topic, the last one applies
 pattern = 'cdc\\.public\\.order.*'
 partitions = 12
 config = {{ "retention.ms" = "604800000", "cleanup.policy" = "delete" }}
 
-[kafka.topic_names]             # topics of chosen tables
+[kafka.topic_names]             # names of the topics of individual tables
 "sales.order_items" = "cdc.sales.order-items.v2"
 
 [registry]
 url = "https://registry.example/apis/ccompat/v7"
 
-[[columns]]                     # where two match a column, the later one wins
+[[columns]]                     # if several match a column, the last one applies
 pattern = 'public\\.customers\\.(email|phone)'
 action = "null"                 # or "hash", with {PREFIX}COLUMNS__HASH_KEY_FILE=/run/secrets/hash-key
 
@@ -53,7 +53,7 @@ pattern = 'public\\.customers\\.notes?'
 action = "truncate"
 length = 20
 
-[[errors.tables]]               # where two match a table, the later one wins
+[[errors.tables]]               # if several match a table, the last one applies
 pattern = 'audit\\..*'
 on_error = "quarantine"
 
@@ -62,9 +62,9 @@ host = "0.0.0.0"
 port = 8088
 ```
 
-In the DSN, the characters `/ ? # @ : %` of a password are percent-encoded (`%2F %3F %23 %40 %3A %25`). A pattern of
-`kafka.topics` is a regular expression that must match a topic's whole name. It is for the topics that the gateway makes:
-those that exist stay as they are.
+In the DSN, the characters `/ ? # @ : %` of a password must be percent-encoded (`%2F %3F %23 %40 %3A %25`). A pattern of
+`kafka.topics` is a regular expression that must match a topic's whole name. It applies to topics that the gateway creates:
+existing topics are not changed.
 """
 
 

@@ -69,13 +69,15 @@ JoinedNames = Annotated[str, BeforeValidator(_join_names)]
 def refuse_unused(section: BaseModel, names: Iterable[str], reason: str) -> None:
     unused = [name for name in names if getattr(section, name) is not None]
     if unused:
-        raise ValueError(f"{', '.join(unused)} would not be used: {reason}")
+        raise ValueError(f"{', '.join(unused)} would have no effect: {reason}")
 
 
 def unusable(error: OSError, setting: str, *paths: Path | None) -> StopForOperator:
     named = " ".join(str(path) for path in paths if path is not None)
     reason = getattr(error, "reason", None) or error.strerror or type(error).__name__
-    return StopForOperator(f"{setting} cannot be used: {named}: {reason}", hint="PEM files that the gateway may read")
+    return StopForOperator(
+        f"{setting} cannot be used: {named}: {reason}", hint="use PEM files that the gateway can read"
+    )
 
 
 def load_key(context: ssl.SSLContext, cert_file: Path, key_file: Path | None, password: SecretStr | None) -> None:

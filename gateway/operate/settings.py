@@ -44,61 +44,69 @@ _OF_KUBERNETES: Final = re.compile(
 
 
 class SourceSettings(Section):
-    """PostgreSQL, the slot and what it decodes."""
+    """PostgreSQL, the slot, and what is decoded."""
 
-    dsn: SecretStr = Field(description="libpq URI of the database; user needs LOGIN and REPLICATION.")
+    dsn: SecretStr = Field(description="libpq connection URI of the database. The role needs LOGIN and REPLICATION.")
     password_file: Path | None = Field(
         default=None,
-        description="File with the password, read at each connect, so that it may change; instead of one in dsn.",
+        description="File that contains the password. It is read at each connect, so the password can change. Use "
+        "instead of a password in dsn.",
     )
     password_command: str = Field(
         default="",
-        description="Program and arguments, without a shell, whose output is the password; run at each connect, for tokens "
-        "that expire.",
+        description="Command that prints the password (a program and its arguments, run without a shell). It is run "
+        "at each connect, for tokens that expire.",
     )
-    slot: str = Field(default="walgate", description="Replication slot; made on the first start.")
-    publications: Names = Field(default=("walgate",), description="Publications, which must exist.")
-    adopt_slot: bool = Field(
-        default=False, description="Take over a slot that exists although no position is known for it."
-    )
+    slot: str = Field(default="walgate", description="Replication slot. It is created on the first start.")
+    publications: Names = Field(default=("walgate",), description="Publications. They must exist.")
+    adopt_slot: bool = Field(default=False, description="Use an existing slot although no position is stored for it.")
     two_phase: bool = Field(
-        default=False, description="Make the slot with two_phase: PREPARE TRANSACTION is sent at once (15+)."
+        default=False,
+        description="Create the slot with two_phase: transactions are sent at PREPARE TRANSACTION (PostgreSQL 15 and "
+        "later).",
     )
-    failover: bool = Field(default=False, description="Make the slot with failover: it is kept on standbys (17+).")
+    failover: bool = Field(
+        default=False,
+        description="Create the slot with failover: it is synchronized to standbys (PostgreSQL 17 and later).",
+    )
     binary: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="Binary tuples: where every type has a decoder. A database that is not UTF8 is read in text.",
+        description="Binary format for column values. auto: if every type has a decoder. A database that is not UTF8 "
+        "is always read as text.",
     )
     large_transactions: Literal["stream", "whole"] = Field(
         default="stream",
-        description="stream: rows are sent while a large transaction is open. whole: only after its commit; "
-        "it must then reach Kafka within kafka.transaction_timeout_s.",
+        description="stream: rows of a large transaction are sent while it is in progress. whole: they are sent "
+        "after it commits; it must then reach Kafka within kafka.transaction_timeout_s.",
     )
     messages: bool = Field(default=True, description="Logical decoding messages.")
     message_prefixes: Names = Field(
-        default=(), description="Only messages with one of these prefixes are published; none: all."
+        default=(), description="Publish only messages with one of these prefixes. none: publish all."
     )
     heartbeat_interval_s: float = Field(
         default=0.0,
         ge=0,
-        description="Write a logical message `walgate.heartbeat` this often, so that the lag is measured where nothing else "
-        "commits; 0: never. It is published only if message_prefixes names it.",
+        description="Write a logical message `walgate.heartbeat` at this interval, so that lag can be measured if "
+        "nothing else commits. 0: never. It is published only if message_prefixes includes it.",
     )
     origin: Literal["any", "none"] = Field(
-        default="any", description="none: leave out what came from another origin (16+)."
+        default="any", description="none: skip changes that have a replication origin (PostgreSQL 16 and later)."
     )
     wal_budget_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="WAL that the slot may hold back: near it the log and the metrics say so, ever louder; unset: only "
-        "max_slot_wal_keep_size of the server counts.",
+        description="Amount of WAL that the slot may hold back. As it fills, the log and the metrics warn with "
+        "rising severity. unset: only the server's max_slot_wal_keep_size applies.",
     )
     on_wal_budget: Literal["warn", "release"] = Field(
         default="warn",
-        description="At wal_budget_bytes. release: move the slot on although what it holds was not delivered. A marker GAP "
-        "says what is lost, and where snapshot.mode allows every table is read again.",
+        description="What happens when wal_budget_bytes is reached. warn: nothing more. release: advance the slot "
+        "although changes have not been delivered. A GAP marker names the lost range, and every table is "
+        "read again if snapshot.mode allows it.",
     )
-    check_interval_s: float = Field(default=10.0, gt=0, description="Slot and publications are checked this often.")
+    check_interval_s: float = Field(
+        default=10.0, gt=0, description="Interval at which the slot and the publications are checked."
+    )
 
     @field_validator("password_command")
     @classmethod
@@ -137,35 +145,39 @@ class SourceSettings(Section):
 
 
 class RegistrySettings(TokenSettings):
-    """Schema registry with the Confluent API."""
+    """Schema registry with Confluent's API."""
 
     url: str = Field(
         default="http://localhost:8081",
-        description="Without user and password. Apicurio: http://host:8080/apis/ccompat/v7",
+        description="URL without user and password. For Apicurio: http://host:8080/apis/ccompat/v7",
     )
     username: str | None = Field(default=None, description="For HTTP basic authentication.")
     password: SecretStr | None = Field(
-        default=None, description=f"Its password; or a file by {PREFIX}REGISTRY__PASSWORD_FILE."
+        default=None, description=f"Password of that user. To read it from a file, set {PREFIX}REGISTRY__PASSWORD_FILE."
     )
     ca_file: Path | None = Field(
         default=None,
-        description="PEM file of the authorities that may sign the registry's certificate; unset: the system's.",
+        description="PEM file of the certificate authorities that may sign the registry's certificate. unset: the "
+        "system's.",
     )
     cert_file: Path | None = Field(
-        default=None, description="PEM file of our own certificate, where the registry asks for one."
+        default=None, description="PEM file of the gateway's client certificate, if the registry requires one."
     )
-    key_file: Path | None = Field(default=None, description="PEM file of its key; unset: it is in cert_file.")
+    key_file: Path | None = Field(
+        default=None, description="PEM file of the certificate's private key. unset: the key is in cert_file."
+    )
     key_password: SecretStr | None = Field(
-        default=None, description=f"Passphrase of the key; or a file by {PREFIX}REGISTRY__KEY_PASSWORD_FILE."
+        default=None,
+        description=f"Passphrase of the private key. To read it from a file, set {PREFIX}REGISTRY__KEY_PASSWORD_FILE.",
     )
-    timeout_s: float = Field(default=30.0, gt=0, description="No answer for so long: the registry is not there.")
+    timeout_s: float = Field(default=30.0, gt=0, description="Time-out of a request to the registry.")
 
     @field_validator("url")
     @classmethod
     def _shows_no_secret(cls, value: str) -> str:
         """Addresses are printed. What is no address at all the client itself refuses."""
         if "@" in value:
-            raise ValueError("user and password do not belong here: set registry.username and registry.password")
+            raise ValueError("the URL must not contain user and password: set registry.username and registry.password")
         return value
 
     @model_validator(mode="after")
@@ -173,7 +185,7 @@ class RegistrySettings(TokenSettings):
         if self.username is None:
             refuse_unused(self, ("password",), "registry.username is not set")
         if not self.url.lower().startswith("https:"):
-            refuse_unused(self, ("ca_file", "cert_file"), "registry.url is no https address")
+            refuse_unused(self, ("ca_file", "cert_file"), "registry.url is not an https URL")
         if self.cert_file is None:
             refuse_unused(self, ("key_file", "key_password"), "registry.cert_file is not set")
         if self.has_token:
@@ -208,30 +220,32 @@ class SchemaSettings(Section):
 
     on_incompatible: Literal["stop", "register"] = Field(
         default="stop",
-        description="register: send a schema that readers of the old one cannot read, rather than stop.",
+        description="register: register a schema with which older events cannot be read, and continue. stop: exit "
+        "instead.",
     )
 
 
 class SnapshotSettings(Section):
-    """Rows that were there before (docs/snapshot.md)."""
+    """Existing rows (docs/snapshot.md)."""
 
     mode: Literal["initial", "on_command", "never"] = Field(
         default="initial",
-        description="initial: at the first start every published table is read, and later each one that joins the publications. "
-        "on_command: only what `walgate snapshot start` names. The user needs SELECT on the tables. The dialect debezium has "
-        "no snapshots.",
+        description="initial: read every published table at the first start, and later each table that joins the "
+        "publications. on_command: read only tables named in `walgate snapshot start`. The role needs "
+        "SELECT on the tables. The debezium dialect has no snapshots.",
     )
     commands: bool = Field(
         default=True,
-        description="Obey commands in the stream (`walgate snapshot`). Everybody who may connect to the database may emit them.",
+        description="Accept commands from the replication stream (`walgate snapshot`). Any role that can connect to "
+        "the database can send them.",
     )
-    readers: int = Field(default=2, ge=1, le=16, description="Sessions that read tables at the same time.")
-    rows_per_s: int | None = Field(default=None, gt=0, description="Read no more than this.")
+    readers: int = Field(default=2, ge=1, le=16, description="Number of sessions that read tables in parallel.")
+    rows_per_s: int | None = Field(default=None, gt=0, description="Limit on the rows read per second.")
     chunk_bytes: int = Field(
         default=4 << 20,
         ge=8192,
-        description="About so much of a table is read in one transaction. Its rows take four times as much memory until "
-        "they are handed over, once for each reader.",
+        description="Approximate amount of a table that is read in one transaction. Its rows need four times as much "
+        "memory until they are sent, for each reader.",
     )
 
 
@@ -243,16 +257,17 @@ class TableErrors(Section):
 
 
 class ErrorSettings(Section):
-    """A row or a change of a table that cannot be written (docs/operations.md)."""
+    """What happens if a row or a schema change cannot be written (docs/operations.md)."""
 
     on_error: Literal["stop", "quarantine"] = Field(
         default="stop",
-        description="quarantine: leave the table out from that transaction on, marked in every manifest, rather than stop.",
+        description="quarantine: leave the table out from that transaction on, and record this in every manifest. "
+        "stop: exit instead.",
     )
     tables: tuple[TableErrors, ...] = Field(
         default=(),
-        description="Other rules for the tables that a pattern matches (see the sample). In a variable: the same as a JSON "
-        "array.",
+        description="Different rules for tables that match a pattern (see the sample). In an environment variable: "
+        "the same as a JSON array.",
     )
 
     @field_validator("tables", mode="before")
@@ -271,10 +286,12 @@ class ErrorSettings(Section):
 
 
 class HttpSettings(Section):
-    """`/livez`, `/readyz`, `/status` (JSON) and `/metrics` (Prometheus); off while no port is set."""
+    """`/livez`, `/readyz`, `/status` (JSON) and `/metrics` (Prometheus). Disabled unless a port is set."""
 
-    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0: every one.")
-    port: int | None = Field(default=None, ge=0, le=65535, description="0: a free one, which the log tells.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on. 0.0.0.0: all interfaces.")
+    port: int | None = Field(
+        default=None, ge=0, le=65535, description="Port to listen on. 0: any free port; the log shows which."
+    )
 
 
 class _Sources(BaseSettings):
@@ -330,24 +347,22 @@ class Settings(_Sources, extra="forbid"):
         if self.writes_debezium:
             if self.source.large_transactions == "stream" and "large_transactions" in self.source.model_fields_set:
                 raise ValueError(
-                    "kafka.dialect = debezium sends committed rows only: source.large_transactions must be whole"
+                    "kafka.dialect = debezium writes only committed rows: set source.large_transactions = whole"
                 )
             if self.source.two_phase:
-                raise ValueError("kafka.dialect = debezium sends committed rows only: source.two_phase must be false")
+                raise ValueError("kafka.dialect = debezium writes only committed rows: set source.two_phase = false")
             if self.errors.may_quarantine:
                 raise ValueError(
-                    "kafka.dialect = debezium has no place to mark what is left out: errors.on_error must be stop"
+                    "kafka.dialect = debezium cannot record that changes were left out: set errors.on_error = stop"
                 )
             if self.source.on_wal_budget == "release":
-                raise ValueError(
-                    "kafka.dialect = debezium has no place to mark a gap: source.on_wal_budget must be warn"
-                )
+                raise ValueError("kafka.dialect = debezium cannot record a gap: set source.on_wal_budget = warn")
             if self.columns.rules:
                 raise ValueError(
-                    "kafka.dialect = debezium does not apply columns.rules yet: values would leave as they are"
+                    "kafka.dialect = debezium does not apply columns.rules yet: values would be sent unprotected"
                 )
         elif "debezium" in self.model_fields_set:
-            raise ValueError("the section debezium would not be used: kafka.dialect is walgate")
+            raise ValueError("the section debezium has no effect: kafka.dialect is walgate")
         return self
 
 
@@ -404,7 +419,7 @@ def _merge(model: type[_S], values: dict[str, Any]) -> _S:
         lines = [f"  {sentence}" for sentence in explain(error, model)]
         raise StopForOperator(
             "configuration:\n" + "\n".join(lines),
-            hint=f"a TOML file, or {PREFIX}SECTION__NAME variables: docs/settings.md",
+            hint=f"use a TOML file or {PREFIX}SECTION__NAME variables: docs/settings.md",
         ) from None
 
 

@@ -32,17 +32,20 @@ class TokenSettings(Section):
     """Where a token comes from."""
 
     token_file: Path | None = Field(
-        default=None, description="File with a bearer token, read at each login, so that it may change."
+        default=None,
+        description="File that contains a bearer token. It is read at each login, so the token can change.",
     )
     oauth_token_url: str | None = Field(
-        default=None, description="Token endpoint of the OpenID provider; asked with the client's credentials."
+        default=None,
+        description="Token endpoint of the OpenID provider. Tokens are requested with the client's credentials.",
     )
     oauth_client_id: str | None = Field(default=None, description="The client there.")
     oauth_client_secret: SecretStr | None = Field(
         default=None,
-        description=f"Its secret; or a file by the variable with `_FILE`, as {PREFIX}KAFKA__SASL_PASSWORD_FILE.",
+        description=f"Secret of that client. To read it from a file, "
+        f"use the variable with `_FILE`, as in {PREFIX}KAFKA__SASL_PASSWORD_FILE.",
     )
-    oauth_scope: str | None = Field(default=None, description="Scopes to ask for, with blanks between.")
+    oauth_scope: str | None = Field(default=None, description="Scopes to request, separated by spaces.")
 
     @field_validator("oauth_token_url")
     @classmethod
@@ -118,7 +121,9 @@ class Tokens:
                 answer = await http.post(settings.oauth_token_url, data=form, auth=credentials)
         except (httpx2.HTTPError, TimeoutError) as error:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise Retry(f"{where} does not answer: {reason}", hint="is the OpenID provider up?") from error
+            raise Retry(
+                f"{where} does not answer: {reason}", hint="check that the OpenID provider is running"
+            ) from error
         if answer.status_code >= 500 or answer.status_code in (408, 429):
             raise Retry(f"{where} answers {answer.status_code}")
         found = _object(answer)
@@ -126,7 +131,7 @@ class Tokens:
         if answer.status_code != 200 or not isinstance(token, str) or not token:
             said = found.get("error")
             raise RetrySlowly(
-                f"{where} gives no token: {answer.status_code}" + (f" {said}" if isinstance(said, str) else ""),
+                f"{where} issued no token: {answer.status_code}" + (f" {said}" if isinstance(said, str) else ""),
                 hint=f"check {self._section}.oauth_client_id, its secret and oauth_scope",
             )
         life = found.get("expires_in")

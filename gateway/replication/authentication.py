@@ -127,22 +127,22 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
 
     def _check_admission(self) -> None:
         if self._scram is not None and not self._is_verified:
-            raise self._refused("the server lets us in without a proof that it knows the password")
+            raise self._refused("the server accepted the login without proving that it knows the password")
         if not self.is_bound:
             self._demand_binding()
 
     def _demand_binding(self) -> None:
         if self._channel_binding is ChannelBinding.REQUIRE:
             raise self._refused(
-                "the server does not prove by channel binding who it is, as channel_binding=require asks"
+                "the server does not prove its identity by channel binding, as channel_binding=require demands"
             )
 
     def _refuse_cleartext(self) -> None:
         self._demand_binding()
         if self._wire.get_extra_info("ssl_object") is None and not is_local(self._wire):
             raise RetrySlowly(
-                f"{self._doing}: the server asks for the password in cleartext over a connection without TLS: refused",
-                hint="set sslmode=verify-full in source.dsn; or let pg_hba.conf ask for scram-sha-256",
+                f"{self._doing}: the server requests the password in cleartext over a connection without TLS: refused",
+                hint="set sslmode=verify-full in source.dsn, or require scram-sha-256 in pg_hba.conf",
             )
 
     def _begin_scram(self, content: bytes) -> bool:
@@ -151,8 +151,8 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
             return True  # asyncpg names what the server wants
         if not self._login_password:
             raise RetrySlowly(
-                f"{self._doing}: the server asks for a password, and there is none",
-                hint="put it into source.dsn or a passfile, or set source.password_file or source.password_command",
+                f"{self._doing}: the server requests a password, but none is configured",
+                hint="set it in source.dsn or a passfile, or by source.password_file or source.password_command",
             )
         binding = None if self._channel_binding is ChannelBinding.DISABLE else self._binding()
         self._scram = Scram(self._login_password, offered, binding)
@@ -189,7 +189,8 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
     def _refused(self, reason: str) -> WalgateError:
         return RetrySlowly(
             f"{self._doing}: login aborted: {reason}",
-            hint="is this the intended server, with nothing in between? It needs TLS, and scram-sha-256 in pg_hba.conf",
+            hint="check that this is the intended server, with nothing in between. It needs TLS, and "
+            "scram-sha-256 in pg_hba.conf",
         )
 
 

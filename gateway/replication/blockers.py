@@ -60,7 +60,7 @@ class Blocker:
 
 
 def _ago(seconds: float | None) -> str:
-    return "at a time that is not known" if seconds is None else f"{seconds:.0f} s ago"
+    return "at an unknown time" if seconds is None else f"{seconds:.0f} s ago"
 
 
 async def blockers(sql: asyncpg.Connection, waiting_pid: int) -> tuple[Blocker, ...]:
@@ -68,7 +68,7 @@ async def blockers(sql: asyncpg.Connection, waiting_pid: int) -> tuple[Blocker, 
     try:
         return tuple(Blocker(*row) for row in await sql.fetch(_QUERY, waiting_pid))
     except DRIVER_ERRORS as error:
-        raise classify_exception(error, "asking who is in the way") from error
+        raise classify_exception(error, "looking for blocking transactions") from error
 
 
 @asynccontextmanager
@@ -124,5 +124,5 @@ def _hint(found: tuple[Blocker, ...]) -> str:
 
 def remedy(first: Blocker) -> str:
     if first.gid is not None:
-        return "COMMIT PREPARED or ROLLBACK PREPARED it in its database, if it was forgotten"
-    return f"wait for its end; or SELECT pg_terminate_backend({first.pid}), which rolls it back"
+        return "if it was forgotten, run COMMIT PREPARED or ROLLBACK PREPARED in its database"
+    return f"wait for it to end, or roll it back with SELECT pg_terminate_backend({first.pid})"

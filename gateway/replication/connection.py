@@ -159,7 +159,9 @@ def leave_with(sql: asyncpg.Connection, stream: ReplicationStream) -> None:
 
     def leave() -> None:
         if stream.failure is None:
-            stream.fail(Retry("PostgreSQL ended the SQL connection: it is stopping, or an administrator did so"))
+            stream.fail(
+                Retry("PostgreSQL closed the SQL connection: it is shutting down, or an administrator terminated it")
+            )
 
     def ended(_: Any) -> None:
         loop.call_later(LEAVE_AFTER_S, leave)

@@ -20,18 +20,22 @@ from gateway.replication.server_message import ServerMessage
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 """What asyncpg and the socket raise: for `except`, then `classify_exception`."""
 
-_FULL = "raise {} (needs a restart of the server), or remove what is not used"
-_NEW_SLOT = "changes since the last position cannot be read any more: drop the slot and start over with new copies of the tables"
+_FULL = "raise {} (requires a server restart), or drop what is not used"
+_NEW_SLOT = (
+    "changes since the last position can no longer be read: drop the slot and start over with new copies of the tables"
+)
 _UNPRINTABLE = "PostgreSQL 14 cannot print intervals above 2^31 hours: set source.binary = on, or leave the column out"
 
 _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     # Connection
     "08": (Retry, ""),
-    "08P01": (StopForOperator, "is there a pooler between? The gateway needs a direct connection to the server"),
+    "08P01": (StopForOperator, ("the gateway needs a direct connection to the server: check that there is no connection pooler "
+        "in between")),
     "28": (RetrySlowly, "check user, password and pg_hba.conf: logical replication needs a line for the database itself"),
     "3D000": (RetrySlowly, "check the name of the database in source.dsn"),
     "42501": (RetrySlowly, "ALTER ROLE <user> REPLICATION; on a managed service grant its replication role"),
-    "42601": (StopForOperator, "is there a pooler between? The gateway needs a direct connection to the server"),
+    "42601": (StopForOperator, ("the gateway needs a direct connection to the server: check that there is no connection pooler "
+        "in between")),
     # The server stops, starts, or has no room
     "57014": (Retry, ""),
     "57P01": (Retry, ""),
@@ -42,25 +46,27 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "40001": (Retry, ""),
     "40P01": (Retry, ""),
     "55P03": (Retry, ""),
-    "53100": (RetrySlowly, "make room on the server's disk"),
+    "53100": (RetrySlowly, "free disk space on the server"),
     "53200": (RetrySlowly, "the server is out of memory: lower logical_decoding_work_mem or the number of connections"),
     "53300": (RetrySlowly, _FULL.format("max_wal_senders or max_connections")),
     "53400": (RetrySlowly, _FULL.format("max_replication_slots")),
     "58030": (RetrySlowly, "the server cannot read or write its files: see its log"),
     "25006": (RetrySlowly, "the server is read-only or a standby: point the DSN to the primary (target_session_attrs=primary)"),
     # Slot and publication
-    "42704": (StopForOperator, "the server does not know a name: check the parameters behind the ? of source.dsn"),
+    "42704": (StopForOperator, "the server does not know a parameter: check those after the ? in source.dsn"),
     "42710": (Retry, "another gateway has created it"),
     "55006": (Retry, "another process reads the slot: see active_pid in pg_replication_slots"),
     "55000": (RetrySlowly, "check wal_level = logical and the slot in pg_replication_slots"),
-    "58P01": (RetrySlowly, "a file of the server is missing: see its log"),
-    "58P02": (StopForOperator, "the server has two files of one name: see its log"),
-    "0A000": (StopForOperator, "this server cannot do that: check its version, and whether it is a standby"),
-    "22023": (StopForOperator, "the server refuses an option of the output plugin: check the settings under source"),
-    "42P01": (StopForOperator, "a catalog or table that the gateway reads is not there: check the server's version"),
+    "58P01": (RetrySlowly, "a file is missing on the server: see its log"),
+    "58P02": (StopForOperator, "a file already exists on the server: see its log"),
+    "0A000": (StopForOperator, "this server does not support that: check its version, and whether it is a standby"),
+    "22023": (StopForOperator, "the server rejects an option of the output plugin: check the settings under source"),
+    "42P01": (StopForOperator, ("a catalog or table that the gateway reads does not exist: check the server's "
+        "version")),
     "22008": (StopForOperator, _UNPRINTABLE),
-    "22P05": (StopForOperator, "a text cannot be converted to UTF8: repair the row, or leave its column out"),
-    "22021": (StopForOperator, "text in the database is not valid in its encoding: repair the row, or leave its table out"),
+    "22P05": (StopForOperator, "a text value cannot be converted to UTF8: correct the row, or leave its column out"),
+    "22021": (StopForOperator, ("a text value is not valid in the database's encoding: correct the row, or leave "
+        "its table out")),
     "XX000": (RetrySlowly, "internal error of the server: see its log"),
 }  # fmt: skip
 
@@ -79,8 +85,8 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
     elif said.sqlstate == "XX000" and _WEDGED.search(said.message):
         kind = StopForOperator
         hint = (
-            "seen on PostgreSQL 18 when a table is truncated under prepared transactions: this slot cannot go on; take a "
-            "new slot with source.two_phase = false, and new copies of the tables"
+            "this happens on PostgreSQL 18 when a table is truncated while transactions are prepared. The "
+            "slot is unusable: use a new slot with source.two_phase = false, and new copies of the tables"
         )
     elif said.sqlstate in ("XX000", "54000") and _TOO_LARGE.search(said.message):
         kind = StopForOperator
@@ -111,8 +117,8 @@ def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool) -> Walg
         return Retry(f"{doing}: {said}")  # the catalog says it too, and the start judges it
     if said.sqlstate == "42883" and binary:
         return NeedsText(
-            f"{doing}: a type has no binary form; going on in text: {said}",
-            hint="set source.binary to off to save this detour at each start",
+            f"{doing}: a type has no binary output function; continuing with the text format: {said}",
+            hint="set source.binary = off to avoid this restart of the session",
         )
     return classify(said, doing)
 
@@ -146,19 +152,19 @@ def classify_exception(error: BaseException, doing: str) -> WalgateError:
 def _classify_network(error: BaseException, doing: str) -> WalgateError:
     text = f"{doing}: {type(error).__name__}: {error}"
     if isinstance(error, ssl.SSLCertVerificationError):
-        return StopForOperator(text, hint="check sslrootcert, the host's name and the certificate's dates")
+        return StopForOperator(text, hint="check sslrootcert, the host name and the certificate's validity dates")
     if isinstance(error, ssl.SSLError):
         return RetrySlowly(text, hint="check sslmode and the server's TLS settings")
     if isinstance(error, socket.gaierror):
-        return RetrySlowly(text, hint="check the host's name in the DSN")
+        return RetrySlowly(text, hint="check the host name in the DSN")
     if type(error) is ConnectionError and "SSL" in str(error):
-        return RetrySlowly(text, hint="the server refuses TLS, and sslmode asks for it")
+        return RetrySlowly(text, hint="the server does not support TLS, but sslmode requires it")
     if isinstance(error, TimeoutError):
-        return Retry(f"{doing}: no answer in time")
+        return Retry(f"{doing}: timed out")
     if isinstance(error, OSError):
         return Retry(text)
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return RetrySlowly(text, hint="no host of the DSN is a primary: a failover may be in progress")
+        return RetrySlowly(text, hint="none of the hosts in the DSN is a primary: a failover may be in progress")
     if isinstance(error, asyncpg.InternalClientError):
         return Retry(text)  # asyncpg on a connection that a crash of the server cut off in the middle of an answer
     if isinstance(error, asyncpg.InterfaceError):

@@ -146,10 +146,10 @@ class StandbyStatus:
             self._asked_at = None
         elif self._asked_at is not None and now - self._asked_at >= half_s:
             # Counted from our question: a process that was stopped, or started this task late, was silent itself.
-            self._link.fail(Retry(f"PostgreSQL has sent nothing for {silence_s:.0f} s, although it was asked to"))
+            self._link.fail(Retry(f"PostgreSQL has sent nothing for {silence_s:.0f} s, although a reply was requested"))
             return None
         if self._must_leave(now):
-            self._link.fail(Retry("PostgreSQL is shutting down, and what it has sent is not durable in Kafka yet"))
+            self._link.fail(Retry("PostgreSQL is shutting down, and changes that it sent are not yet durable in Kafka"))
             return None
         ask = silence_s >= half_s
         if self._due or now - self._sent_at >= self.interval_s or (ask and self._asked_at is None):

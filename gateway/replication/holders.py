@@ -67,7 +67,7 @@ async def holders(sql: asyncpg.Connection, slot: str) -> tuple[Holder, ...]:
     try:
         rows = await sql.fetch(_HOLDERS, slot, OLD_S, _HELD_LEAST)
     except DRIVER_ERRORS as error:
-        raise classify_exception(error, "asking who keeps WAL") from error
+        raise classify_exception(error, "querying what holds WAL back") from error
     return tuple(_holder(row) for row in rows)
 
 
@@ -93,8 +93,10 @@ def _remedy(kind: str, name: str, pid: int, state: str) -> str:
     if kind == "prepared":
         return f"if it was forgotten: COMMIT PREPARED {quoted} or ROLLBACK PREPARED {quoted}, in database {state}"
     if kind == "slot":
-        return f"is its reader up? If nothing reads it any more: SELECT pg_drop_replication_slot({quoted})"
-    return f"wait for its end; or SELECT pg_terminate_backend({pid}), which rolls it back"
+        return (
+            f"check that its reader is running. If nothing reads it any more: SELECT pg_drop_replication_slot({quoted})"
+        )
+    return f"wait for it to end, or roll it back with SELECT pg_terminate_backend({pid})"
 
 
 async def slot_status(sql: asyncpg.Connection, name: str) -> SlotStatus | None:

@@ -143,8 +143,8 @@ async def _log_in_at(address: Address, target: _Target, place: str) -> asyncpg.C
     if not is_wanted and wanted != connect_utils.SessionAttribute.prefer_standby:
         connection.terminate()
         raise RetrySlowly(
-            f"{place}: this server is not what target_session_attrs={wanted.value} asks for",
-            hint="no host of the DSN is: a failover may be in progress",
+            f"{place}: this server does not meet target_session_attrs={wanted.value}",
+            hint="none of the hosts in the DSN does: a failover may be in progress",
         )
     _caution(address, target, connection)
     return connection
@@ -231,8 +231,8 @@ def _caution(address: Address, target: _Target, connection: Any) -> None:
         "unverified_server",
         address=shown(address),
         tls=connection._protocol.is_ssl,
-        note="nothing proves that this is the server that source.dsn means",
-        hint="sslmode=verify-full with sslrootcert in source.dsn; or channel_binding=require",
+        note="the identity of the PostgreSQL server is not verified",
+        hint="set sslmode=verify-full and sslrootcert, or channel_binding=require, in source.dsn",
     )
 
 
@@ -240,8 +240,9 @@ def _classified(error: BaseException, dsn: str, place: str) -> WalgateError:
     if isinstance(error, asyncpg.UndefinedObjectError):
         return StopForOperator(
             f"{place}: source.dsn has a parameter that the server does not know: {error.args[0]}",
-            hint="behind the ? may stand sslmode, sslrootcert, sslcert, sslkey, target_session_attrs, passfile, "
-            "channel_binding and settings of the server; not libpq's connect_timeout or keepalives: the gateway has its own",
+            hint="allowed after the ? are sslmode, sslrootcert, sslcert, sslkey, target_session_attrs, passfile, "
+            "channel_binding and server settings; not libpq's connect_timeout or keepalives, for which the "
+            "gateway has its own values",
         )
     if isinstance(error, (FileNotFoundError, PermissionError)):
         return _unreadable_file(dsn, place) or classify_exception(error, place)
@@ -252,8 +253,9 @@ def unusable_dsn(doing: str) -> WalgateError:
     """What asyncpg or urllib says of it may quote the password."""
     return StopForOperator(
         f"{doing}: source.dsn cannot be used",
-        hint="postgresql://user:password@host:port/database?sslmode=...: percent-encode / ? # @ : % in the password; ports are "
-        "numbers; sslmode is disable, allow, prefer, require, verify-ca or verify-full, the last two with sslrootcert=FILE",
+        hint="expected postgresql://user:password@host:port/database?sslmode=...: percent-encode / ? # @ : % "
+        "in the password; ports are numbers; sslmode is disable, allow, prefer, require, verify-ca or "
+        "verify-full, the last two with sslrootcert=FILE",
     )
 
 

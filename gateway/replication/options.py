@@ -21,7 +21,7 @@ _OPTION_NAME = re.compile(r"[a-z_]{1,63}")
 def protocol_version(version_num: int) -> int:
     """The highest pgoutput protocol of the server: 2 streams, 3 adds two-phase, 4 adds LSN and time to aborts."""
     if version_num < OLDEST_VERSION_NUM:
-        raise StopForOperator(f"PostgreSQL {version_num // 10000} is too old", hint="14 is the oldest that works")
+        raise StopForOperator(f"PostgreSQL {version_num // 10000} is too old", hint="use PostgreSQL 14 or newer")
     return 2 if version_num < 150000 else 3 if version_num < 160000 else 4
 
 
@@ -71,25 +71,25 @@ def temporary_slot_command(slot: str) -> str:
 def checked_slot(name: str) -> str:
     """Raises StopForOperator unless the name is one that PostgreSQL allows for a slot."""
     if not is_slot(name):
-        raise StopForOperator(f"not a slot's name: {name!r}", hint=SLOT_RULE)
+        raise StopForOperator(f"invalid slot name: {name!r}", hint=SLOT_RULE)
     return name
 
 
 def _checked_option(name: str) -> str:
     if not _OPTION_NAME.fullmatch(name):
-        raise StopForOperator(f"not an option's name: {name!r}")
+        raise StopForOperator(f"invalid option name: {name!r}")
     return name
 
 
 def quoted_identifier(name: str) -> str:
     """Raises StopForOperator when it is no name: empty, over 63 bytes, or with a zero byte."""
     if not is_identifier(name):
-        raise StopForOperator(f"not a name: {name!r}", hint=IDENTIFIER_RULE)
+        raise StopForOperator(f"invalid name: {name!r}", hint=IDENTIFIER_RULE)
     return quote_identifier(name)
 
 
 def quote_literal(text: str) -> str:
     """For the walsender's grammar, where a backslash has no meaning."""
     if "\0" in text:
-        raise StopForOperator("a zero byte in an option's value")
+        raise StopForOperator("an option value contains a zero byte")
     return "'" + text.replace("'", "''") + "'"

@@ -61,8 +61,8 @@ async def _output(command: str) -> bytes:
             output, _ = await process.communicate()
     except TimeoutError:
         raise RetrySlowly(
-            f"source.password_command gave no password within {COMMAND_TIMEOUT_S:.0f} s",
-            hint="run it by hand, as the gateway's user, to see why",
+            f"source.password_command returned no password within {COMMAND_TIMEOUT_S:.0f} s",
+            hint="run it by hand, as the gateway's operating system user, to see why",
         ) from None
     finally:
         if process.returncode is None:
@@ -71,7 +71,7 @@ async def _output(command: str) -> bytes:
     if process.returncode:
         raise RetrySlowly(
             f"source.password_command ended with exit code {process.returncode}",
-            hint="run it by hand, as the gateway's user, to see why",
+            hint="run it by hand, as the gateway's operating system user, to see why",
         )
     return output
 
@@ -80,9 +80,10 @@ def _one_line(content: bytes, where: str) -> str:
     try:
         password = content.decode().rstrip("\r\n")
     except UnicodeDecodeError:
-        raise RetrySlowly(f"{where} gave something that is not UTF-8") from None
+        raise RetrySlowly(f"{where} returned text that is not UTF-8") from None
     if not password or "\n" in password or "\0" in password:
         raise RetrySlowly(
-            f"{where} gave {'more than one line' if password else 'nothing'}", hint="the password, and no more"
+            f"{where} returned {'more than one line' if password else 'nothing'}",
+            hint="it must contain the password and nothing else",
         )
     return password

@@ -181,7 +181,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
     async def close(self) -> None:
         """Say goodbye and wait, for a second at most, until the connection is gone. May be called at any time."""
         if self._failure is None:
-            self._failure = Retry(f"{self._place}: closed from here")
+            self._failure = Retry(f"{self._place}: closed by the gateway")
             self._state = State.FAILED
             self._wake()
         if self._transport is None or self._closed.done():
@@ -321,7 +321,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
                         raise self._failure
                     await self._wait()
         except TimeoutError:
-            self.fail(Retry(f"{self._place}: no answer within {timeout_s:.0f} s"))
+            self.fail(Retry(f"{self._place}: no response within {timeout_s:.0f} s"))
             assert self._failure is not None
             raise self._failure from None
 
@@ -345,8 +345,8 @@ def check_report(name: str, value: str, place: str) -> WalgateError | None:
     if pinned is None or value.split(",")[0] == pinned:
         return None
     return StopForOperator(
-        f"{place}: {name} is {value!r}, but values are read as with {pinned!r}",
-        hint=f"make sure that no pooler and no login trigger sets {name} for this session",
+        f"{place}: {name} is {value!r}, but the gateway requires {pinned!r}",
+        hint=f"make sure that no connection pooler and no login event trigger sets {name} for this session",
     )
 
 

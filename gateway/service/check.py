@@ -101,7 +101,7 @@ class _Check:
         )
 
     async def run(self) -> list[Checked]:
-        self._checked.append(Checked("settings", "ok", "every setting is known and fits"))
+        self._checked.append(Checked("settings", "ok", "all settings are valid"))
         await self._postgresql()
         kafka = await self._kafka()
         await self._registry()
@@ -197,7 +197,7 @@ class _Check:
                     "postgresql",
                     "waits",
                     "the replication connection reached another server than the SQL connection",
-                    "name one host in source.dsn, or add target_session_attrs=primary",
+                    "use one host in source.dsn, or add target_session_attrs=primary",
                 )
             )
         else:
@@ -325,9 +325,11 @@ class _Check:
         if known is None or known.state != "ACTIVE":
             if known is None:
                 yield from check_first_start(stored, fresh, after, adopt_slot=self._settings.source.adopt_slot)
-            self._ok("position", f"slot {fresh.slot} was not delivered from yet: a start would be its first")
+            self._ok(
+                "position", f"nothing has been delivered from slot {fresh.slot} yet: this would be the first start"
+            )
             return
-        self._ok("position", f"slot {known.slot} is delivered up to {known.resume_lsn}, epoch {known.epoch}")
+        self._ok("position", f"slot {known.slot} has been delivered up to {known.resume_lsn}, epoch {known.epoch}")
         if after.slot is not None and after.slot.active_pid is not None:
             return  # a gateway reads it: the position moves on while we look
         expected = replace(
@@ -369,8 +371,8 @@ def no_login(error: WalgateError, kafka: KafkaSettings) -> WalgateError:
     if "bootstrap" not in error.message:
         return error
     return RetrySlowly(
-        f"Kafka does not take the login of {kafka.sasl_username}",
-        hint="check kafka.sasl_username and its password; the broker's log has the reason",
+        f"Kafka rejects the login of {kafka.sasl_username}",
+        hint="check kafka.sasl_username and its password; the broker's log gives the reason",
     )
 
 
@@ -395,7 +397,7 @@ def render(checked: list[Checked]) -> str:
                 lines.extend(f"{'':<21}{part}" for part in each.remedy.splitlines())
     wrong = sum(each.outcome in ("waits", "stops") for each in checked)
     warnings = sum(each.outcome == "warning" for each in checked)
-    verdict = "a start would run" if not wrong else f"{wrong} found that keep a start from running"
+    verdict = "the gateway would start" if not wrong else f"{wrong} found that prevent a start"
     lines.append(f"{verdict}; {warnings} warnings")
     return "\n".join(lines)
 

@@ -61,12 +61,15 @@ class DebeziumRelations:
         except NameCollision as error:
             raise StopForOperator(
                 f"{description.qualified_name}: {error}",
-                hint="Debezium's dialect writes an underscore for every character that Avro does not allow: rename a column, "
-                "leave the table out of the publication, or use kafka.dialect = walgate with another slot and prefix",
+                hint="Debezium's dialect replaces every character that Avro does not allow by an underscore: rename a "
+                "column, leave the table out of the publication, or use kafka.dialect = walgate with another "
+                "slot and prefix",
             ) from None
         for described, column in zip(description.columns, relation.columns, strict=True):
             if column is None:
-                self._warn(description.qualified_name, described.name, f"Debezium does not know {described.facts.name}")
+                self._warn(
+                    description.qualified_name, described.name, f"Debezium does not support {described.facts.name}"
+                )
         return with_defaults(relation, catalog)
 
     def _as_it_was(self, description: RelationDescription, catalog: list[CatalogColumn]) -> list[CatalogColumn]:
@@ -94,8 +97,8 @@ class DebeziumRelations:
         if mode == "fail":
             raise StopForOperator(
                 f"{relation}, column {column}: {reason}",
-                hint="debezium.decimal_handling_mode = string takes NaN; debezium.event_converting_failure_handling_mode = warn "
-                "sends null with a warning",
+                hint="set debezium.decimal_handling_mode = string to send NaN, or "
+                "debezium.event_converting_failure_handling_mode = warn to send null with a warning",
             )
         if mode == "warn":
             self._warn(relation, column, reason)

@@ -32,12 +32,15 @@ def _check_key(description: RelationDescription, column: ColumnDescription, rule
     if not column.identity or rule.in_key:
         return
     if rule.action == "hash":
-        hint = "in_key = true in the rule: the key has the hash then, and so have old_key and before"
+        hint = "set in_key = true in the rule: the key, old_key and before then contain the hash"
     else:
-        hint = "the action hash with in_key = true keeps keys apart; else take the column out of the rule's pattern"
+        hint = (
+            "the action hash with in_key = true keeps keys distinct; otherwise exclude the column from the "
+            "rule's pattern"
+        )
     raise StopForOperator(
-        f"{description.qualified_name}, column {column.name} is part of the key, and the rule with the pattern {rule.pattern} "
-        f"({rule.action}) does not say that it may be",
+        f"{description.qualified_name}, column {column.name} is part of the key, but the rule with the "
+        f"pattern {rule.pattern} ({rule.action}) does not allow that",
         hint=hint,
     )
 
@@ -53,7 +56,7 @@ def unused_rules(settings: ColumnSettings, publications: Iterable[PublicationFac
     return tuple(
         OperatorWarning(
             f"the columns rule with the pattern {pattern} matches no published column",
-            "the pattern is a regular expression for the whole name schema.table.column",
+            "the pattern is a regular expression that must match the whole name schema.table.column",
         )
         for pattern in settings.unused(columns)
     )

@@ -65,12 +65,12 @@ _NOWHERE = Lsn(0)
 _STOP = ErrorSettings()
 _OF_RELATION = (UnwritableRelation, PgOutputError, Defect)
 _REASONS: dict[type, str] = {
-    UnwritableRelation: "its schema was refused",
+    UnwritableRelation: "its schema was rejected",
     RecordTooLarge: "a row is larger than kafka.max_record_bytes",
     UnreadableValue: "a value cannot be read",
-    KeyNotSent: "a row came without its key",
+    KeyNotSent: "a row was received without its key",
     PgOutputError: "a row message cannot be read",
-    Defect: "a defect of the gateway",
+    Defect: "a bug in the gateway",
 }
 """For readers of the manifest, and for the operator: no names, no values."""
 
@@ -103,7 +103,7 @@ class ReadWhole(Retry):
     """Begin again without streaming, to learn the commit LSN of the transaction that is in the way, and whether it commits."""
 
     def __init__(self, error: StopForOperator) -> None:
-        super().__init__(f"{error.message}; its transaction is read again without streaming", hint=error.hint)
+        super().__init__(f"{error.message}; its transaction is received again without streaming", hint=error.hint)
 
 
 class QuarantineRelation(Retry):
@@ -269,8 +269,9 @@ class Pump:
             relation = Quarantined(error.relation_oid, *name, topic, reason, commit_lsn)
             raise QuarantineRelation(error, relation) from error
         error.hint += (
-            f"{'; or ' if error.hint else ''}go on without the table: errors.on_error = quarantine for {full_name}; or "
-            f"without this transaction: walgate skip --lsn {commit_lsn} (docs/operations.md, Errors of one table)"
+            f"{('; or ' if error.hint else '')}continue without the table: errors.on_error = quarantine for "
+            f"{full_name}; or without this transaction: walgate skip --lsn {commit_lsn} (docs/operations.md, "
+            "Errors of one table)"
         )
 
     async def _close_alone(self) -> None:

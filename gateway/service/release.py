@@ -48,8 +48,9 @@ class WalBudget:
         """While the stream is read: a slot in use cannot be moved. Raises Retry."""
         if self._target(facts) is not None:
             raise Retry(
-                f"the slot holds {held_bytes(facts)} bytes of WAL, source.wal_budget_bytes is {self._bytes}: it is moved on",
-                hint="source.on_wal_budget = warn keeps the changes, as long as the disk has room",
+                f"the slot retains {held_bytes(facts)} bytes of WAL, source.wal_budget_bytes is {self._bytes}: it "
+                "is advanced",
+                hint="source.on_wal_budget = warn keeps the changes as long as there is disk space",
             )
 
     async def keep(self, catalog: Catalog) -> None:
@@ -63,7 +64,7 @@ class WalBudget:
             memory.released = replace(memory.released, has_freed=True)
         if end_lsn is None or any(check_holder(facts, catalog.expected)):
             return
-        self._board.wait_for("PostgreSQL, which moves the slot on")
+        self._board.wait_for("PostgreSQL, which advances the slot")
         assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
         first_lsn = facts.slot.confirmed_flush_lsn
         is_again = memory.released is not None and memory.released.end_lsn == end_lsn
@@ -85,13 +86,15 @@ class WalBudget:
                 end_lsn=str(released.end_lsn),
                 held_bytes=held_bytes(before),
                 budget_bytes=self._bytes,
-                hint="what committed between them is lost for Kafka: a marker GAP says so as soon as it answers",
+                hint="changes committed between them are lost to Kafka: a GAP marker records this as soon as "
+                "Kafka answers",
             )
         if held_bytes(after) >= (self._bytes or 0):
             log.error(
                 "wal_not_freed_yet",
                 held_bytes=held_bytes(after),
-                hint="the server notes every 15 s where decoding can begin; open transactions hold it back: walgate status",
+                hint="every 15 s the server records where decoding can start; open transactions hold that back: see "
+                "walgate status",
             )
 
     def _target(self, facts: Facts) -> Lsn | None:

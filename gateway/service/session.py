@@ -173,7 +173,7 @@ class Session:
                 table=relation.full_name,
                 reason=relation.reason,
                 since_commit_lsn=str(Lsn(relation.since_lsn)),
-                hint=f"its changes are counted and left out; walgate readmit {relation.full_name} ends that",
+                hint=f"its changes are counted and left out; walgate readmit {relation.full_name} ends the quarantine",
             )
         self._memory.quarantine.clear()
         metrics.QUARANTINED.set(len(position.quarantined))
@@ -187,10 +187,10 @@ class Session:
             streams = self._settings.streams_open_transactions or self._settings.writes_debezium
             smaller = "source.messages = false" if streams else "source.large_transactions = stream"
             raise StopForOperator(
-                f"the transaction behind {behind} took longer than kafka.transaction_timeout_s = "
-                f"{self._settings.kafka.transaction_timeout_s} to be received and delivered, twice",
+                f"the transaction after {behind} took longer than kafka.transaction_timeout_s = "
+                f"{self._settings.kafka.transaction_timeout_s} to receive and deliver, twice",
                 hint=f"set {smaller}, so that it need not fit into one Kafka transaction; or raise "
-                "kafka.transaction_timeout_s (with the broker's transaction.max.timeout.ms)",
+                "kafka.transaction_timeout_s (and the broker's transaction.max.timeout.ms)",
             ) from error
         self._memory.timed_out_behind = behind
 

@@ -354,9 +354,11 @@ class Start:
                 schema, found = {}, error.message
         if found != POSITION["name"]:
             raise StopForOperator(
-                f"a record of {POSITION_TOPIC} is not a position of this registry: schema {schema_id}: {found}",
-                hint="is registry.url another registry than before, or was it emptied? Readers need the ids that the records "
-                "carry: set the former one, or restore it. Or has another program written to the topic?",
+                f"a record of {POSITION_TOPIC} was not written with a schema of this registry: schema {schema_id}: "
+                f"{found}",
+                hint="registry.url may point to a different registry than before, or the registry was emptied. "
+                "Readers need the schema ids in the records: set the previous URL, or restore the registry. Or "
+                "another program has written to the topic",
             )
         return decode_position(value, schema)
 
@@ -475,7 +477,8 @@ def _log_left_out(message: LeftOutMessage) -> None:
         message_bytes=message.message_bytes,
         message_lsn=str(Lsn(message.message_lsn)),
         xid=message.xid,
-        hint="its transaction names it in its manifest; source.message_prefixes says which messages are published",
+        hint="the manifest of its transaction records this; source.message_prefixes limits which messages are "
+        "published",
     )
 
 

@@ -75,9 +75,9 @@ async def _ask_servers(settings: Settings) -> dict[str, Any]:
         await _ask_of_slot(settings, board, position)
     pid = board.slot.active_pid if board.slot else None
     board.wait_for(
-        f"nothing that is known here: a gateway reads the slot as process {pid}, but http.port is not set or it does not answer"
+        f"unknown: a gateway reads the slot as process {pid}, but http.port is not set or does not answer"
         if pid
-        else "a gateway: none reads the slot"
+        else "a gateway: nothing reads the slot"
     )
     return board.snapshot().as_json()
 

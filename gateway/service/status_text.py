@@ -70,7 +70,7 @@ def _part(part: Mapping[str, Any], now: float) -> str:
 def _lag(now: Mapping[str, Any]) -> str:
     seconds = now["lag_seconds"]
     if seconds is None:
-        return "not known: the server was never reached"
+        return "unknown: the server was never reached"
     bound = "at least " if now["lag_is_at_least"] else "at most " if seconds and now["asked"] == "servers" else ""
     size = f", {_size(now['lag_bytes'])} of WAL" if now["lag_bytes"] is not None else ""
     return f"{bound}{seconds:.1f} s{size}, {now['undelivered_transactions']:,} transactions received and not delivered"

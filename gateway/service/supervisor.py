@@ -72,7 +72,7 @@ async def serve(settings: Settings) -> None:
     board = Board(slot_name=settings.source.slot, prefix=settings.kafka.prefix, version=package_version("walgate"))
     metrics.show(board)
     if settings.writes_debezium and settings.snapshot.mode != "never":
-        log.warning("no_snapshot", reason="kafka.dialect is debezium: the rows that were there before are not read")
+        log.warning("no_snapshot", reason="kafka.dialect is debezium: existing rows are not read")
     if settings.http.port is not None:
         port = start_http(settings.http.host, settings.http.port, board)
         log.info("http", url=f"http://{settings.http.host}:{port}/readyz")

@@ -244,7 +244,11 @@ class Snapshot:
         if command.slot not in ("", self._source.slot):
             return None
         if not self._settings.commands or in_stream:
-            reason = "snapshot.commands is off" if not in_stream else "it came in a large transaction: send it alone"
+            reason = (
+                "snapshot.commands is off"
+                if not in_stream
+                else "it was sent in a large transaction: send it in a transaction of its own"
+            )
             log.warning("command_refused", command=command.command, reason=reason)
             return None
         return command
@@ -472,7 +476,7 @@ class Snapshot:
         self._known.discard(oid)
         self._left.add(oid)
         name = oid if reading is None else reading.full_name
-        log.info("table_left", table=name, reason="it is not published any more")
+        log.info("table_left", table=name, reason="it is no longer published")
         if reading is not None and reading.table is not None:
             reading.table.begin_again()
         if self._tracking is not None:
@@ -644,8 +648,9 @@ class Snapshot:
             "tables_not_read",
             count=len(names),
             tables=names[:NAMED_TABLES],
-            reason="changes were delivered before there were snapshots here: readers may have these rows already",
-            hint="`walgate snapshot start schema.table` reads them, when it suits; tables that are published later are read",
+            reason="changes were delivered before snapshots were enabled: readers may already have these rows",
+            hint="to read them, run `walgate snapshot start schema.table`; tables that are published later are "
+            "read automatically",
         )
 
     def _tell_waiting(self) -> None:
@@ -656,7 +661,8 @@ class Snapshot:
             self._not_yet_since = now
             log.info(
                 "snapshot_waits",
-                note="for transactions to end that were open when it began, or that wait for a standby",
+                note="waiting for transactions to end that were open when it began, or that wait for a "
+                "synchronous standby",
             )
 
     def _tell_progress(self) -> None:

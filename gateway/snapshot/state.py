@@ -129,5 +129,5 @@ def _decode(value: bytes, writers: Mapping[int, Schema]) -> dict[str, Any]:
     except (SchemaError, SchemaResolutionError, *_MALFORMED) as error:
         raise StopForOperator(
             f"a record of {SNAPSHOT_TOPIC} is not a state of a snapshot: {type(error).__name__}",
-            hint="another program wrote it, or a newer version of the gateway did: use that version",
+            hint="it was written by another program, or by a newer version of the gateway: use that version",
         ) from error

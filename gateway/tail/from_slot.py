@@ -84,7 +84,7 @@ async def _copy(
                 data = await _unless_ended(stream.read(), output)
             except LossReported as error:
                 raise StopForOperator(
-                    error.message, hint="was a publication dropped? Begin again without it"
+                    error.message, hint="check whether a publication was dropped, and start again without it"
                 ) from error
             if data is not None:
                 last, shown = _show(data, shower, chosen)
@@ -131,8 +131,8 @@ async def _check_publications(sql: asyncpg.Connection, names: Sequence[str]) -> 
     missing = [name for name in names if name not in there]
     if missing:
         raise StopForOperator(
-            f"there is no publication {', '.join(missing)}",
-            hint=f"--publication names one that is there: {', '.join(there)}"
+            f"publication {', '.join(missing)} does not exist",
+            hint=f"use --publication with one of: {', '.join(there)}"
             if there
             else "CREATE PUBLICATION walgate FOR TABLE ...",
         )

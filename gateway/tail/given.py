@@ -40,7 +40,7 @@ class Given:
 def read_given(data: bytes) -> Iterator[Given]:
     """Raises WalgateError, after it has given what comes before."""
     if not data.strip():
-        raise WalgateError("there is nothing to decode", hint="hexadecimal text or a file; --help has examples")
+        raise WalgateError("nothing to decode", hint="give hexadecimal text or a file; see --help")
     if _TEXT.issuperset(data):
         yield from _lines(data.decode("ascii"))
     elif data[0] == COPY_DATA:

@@ -38,7 +38,7 @@ def add_context(error: Exception, machine: TransactionMachine, payload: bytes, c
         places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
         defect = Defect(
             f"{type(error).__name__} in {places} {context}",
-            hint="this is a defect of the gateway: keep the slot as it is and report it",
+            hint="this is a bug in the gateway: do not drop the slot, and report the error",
         )
         defect.relation_oid = relation_oid
         raise defect from error

@@ -97,7 +97,7 @@ from gateway.varint import encode_long
 _UNSIGNED: Final = 0xFFFFFFFF
 """Oids and xids are unsigned, what librt reads is not. Its reading takes 0.02 us, that of struct 0.06."""
 
-_SKIPPED: Final = "left out by the operator: walgate skip"
+_SKIPPED: Final = "skipped by the operator: walgate skip"
 
 _NAMED_PREFIX: Final = 100
 """So many characters of a prefix are enough to know it again: it may be as large as the message."""
@@ -464,7 +464,7 @@ class TransactionMachine:
         if commit_lsn <= self.last_commit_lsn:
             raise DataGap(
                 f"commit LSN {Lsn(commit_lsn)} is not above {Lsn(self.last_commit_lsn)}, which was already delivered",
-                hint="the slot went back or belongs to another history: check which server this is, and the slot",
+                hint="the slot moved backwards, or belongs to another server: check source.dsn and the slot",
             )
         self.last_commit_lsn = commit_lsn
         self.transaction_count += 1
@@ -683,7 +683,8 @@ class TransactionMachine:
             raise DataGap(
                 f"Commit Prepared of {message.gid!r} (xid {message.xid}) at {message.commit_lsn}, "
                 "but its PREPARE was never received",
-                hint="the position topic does not belong to this slot's history: compare both, or start with a new slot",
+                hint="the stored position does not belong to this slot's history: compare both, or start with a "
+                "new slot",
             )
         self._note_commit(message.commit_lsn)
         self._note_owed(message.commit_time, not prepared.manifest.is_empty)
@@ -725,5 +726,6 @@ class TransactionMachine:
     def _out_of_order(self, what: str, expected: str) -> OutOfOrder:
         return OutOfOrder(
             f"protocol: {what}, expected {expected}",
-            hint="this is a defect of the gateway or of the server: keep the slot and report it with both versions",
+            hint="this is a bug in the gateway or in the server: do not drop the slot, and report the error with "
+            "both versions",
         )

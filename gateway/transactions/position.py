@@ -97,7 +97,7 @@ def decode_position(value: bytes, writer: Schema) -> Position:
     except _NOT_A_POSITION as error:
         raise StopForOperator(
             f"a record of {POSITION_TOPIC} is not a position: {type(error).__name__}",
-            hint="another program wrote it, or a newer version of the gateway did: use that version",
+            hint="it was written by another program, or by a newer version of the gateway: use that version",
         ) from error
 
 

@@ -23,24 +23,30 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 Servers = Annotated[str, typer.Option("--bootstrap-servers", help="Kafka brokers.")]
 RegistryUrl = Annotated[str, typer.Option("--registry", help="URL of the schema registry (Confluent API).")]
 Prefix = Annotated[str, typer.Option(help="Prefix of the topics.")]
-Tables = Annotated[str, typer.Option(help="public.orders,public.items: only these; all where empty.")]
-Exclude = Annotated[str, typer.Option(help="public.tmp_*,staging.*: not these; * ? [...] as in file names.")]
+Tables = Annotated[str, typer.Option(help="Only these tables (public.orders,public.items). Default: all.")]
+Exclude = Annotated[
+    str, typer.Option(help="Not these tables (public.tmp_*,staging.*); *, ? and [...] match as in file names.")
+]
 Path_ = Annotated[
-    str, typer.Option("--path", "--to", help="Folder of the result: local, or any URL that Spark writes to.")
+    str, typer.Option("--path", "--to", help="Folder of the result: local, or any URL that Spark can write to.")
 ]
-Checkpoint = Annotated[str, typer.Option(help="Spark's checkpoint; <path>/checkpoint where empty.")]
-Limit = Annotated[int, typer.Option(help="Changes a batch; a larger transaction is still one batch.")]
-Start = Annotated[str, typer.Option(help="Of a new checkpoint: earliest, latest, marker:, lsn:, time:.")]
-Until = Annotated[str, typer.Option(help="Stop when everything up to this LSN is written (16/B374D848).")]
-Once = Annotated[bool, typer.Option(help="Take what is there now, and stop.")]
+Checkpoint = Annotated[str, typer.Option(help="Spark's checkpoint. Default: <path>/checkpoint.")]
+Limit = Annotated[
+    int, typer.Option(help="Largest number of changes per batch. A larger transaction is one batch of its own.")
+]
+Start = Annotated[str, typer.Option(help="Where a new checkpoint starts: earliest, latest, marker:, lsn:, time:.")]
+Until = Annotated[str, typer.Option(help="Stop when everything up to this LSN has been written (16/B374D848).")]
+Once = Annotated[bool, typer.Option(help="Process what is in the topics now, and stop.")]
 ProgressKind = Annotated[str, typer.Option(help="lines or json.")]
-Option = Annotated[list[str], typer.Option("--option", help="name=value of the data source: kafka.*, registry.*, ...")]
-Jars = Annotated[str, typer.Option(envvar="WALGATE_SPARK_JARS", help="Delta's jars, separated by commas.")]
-Memory = Annotated[int, typer.Option(help="Heap of Spark, in MB.")]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Spark's log of errors, and the whole of the one that ends the job.")
+Option = Annotated[
+    list[str], typer.Option("--option", help="An option of the data source, as name=value: kafka.*, registry.*, ...")
 ]
-Cores = Annotated[int, typer.Option(help="Cores of the local Spark; 0: all.")]
+Jars = Annotated[str, typer.Option(envvar="WALGATE_SPARK_JARS", help="Delta's jars, separated by commas.")]
+Memory = Annotated[int, typer.Option(help="Heap size of Spark, in MB.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Show Spark's error log, and the complete error that ends the job.")
+]
+Cores = Annotated[int, typer.Option(help="Cores that local Spark uses. 0: all.")]
 
 _OPTIONS = "options of the data source in the settings file"
 
@@ -57,11 +63,16 @@ def _load(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-Http = Annotated[str, typer.Option("--http", help="HOST:PORT of /livez, /readyz and /metrics; none where empty.")]
+Http = Annotated[
+    str, typer.Option("--http", help="HOST:PORT on which to serve /livez, /readyz and /metrics. Default: none.")
+]
 Config = Annotated[
     Path | None,
     typer.Option(
-        "--config", help="TOML with these options and [options] of the data source.", is_eager=True, callback=_load
+        "--config",
+        help="TOML file with these options and an [options] table for the data source.",
+        is_eager=True,
+        callback=_load,
     ),
 ]
 
@@ -81,7 +92,8 @@ def mirror(
     on_recreated: Annotated[
         str,
         typer.Option(
-            help="A table that was dropped and created again: empty, stop, or keep-as (and copy the old rows)."
+            help="What happens when a table was dropped and created again: empty, stop, or keep-as (copy the old "
+            "rows first)."
         ),
     ] = "empty",
     checkpoint: Checkpoint = "",
@@ -193,9 +205,9 @@ def consume(
 @app.command()
 def dump(
     path: Annotated[str, typer.Option("--mirror", "--path", help="Folder of a mirror.")],
-    table: Annotated[list[str], typer.Option("--table", help="Only these; all where empty.")] = [],  # noqa: B006
+    table: Annotated[list[str], typer.Option("--table", help="Only this table. May be repeated. Default: all.")] = [],  # noqa: B006
     to: Annotated[
-        str, typer.Option(help="A folder for Parquet files; JSON lines on standard output where empty.")
+        str, typer.Option(help="Write Parquet files to this folder. Default: JSON lines on standard output.")
     ] = "",
 ) -> None:
     """Write the rows of a local mirror, every value exact, without Spark."""

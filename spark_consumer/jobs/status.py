@@ -22,24 +22,30 @@ _REQUEST_S = 2.0
 # Every metric by name, with its type and meaning.
 METRICS = {
     "walgate_job_commit_lsn": ("gauge", "Commit LSN of the last transaction that was written."),
-    "walgate_job_commit_time_seconds": ("gauge", "Its commit time, in seconds since 1970; by the server's clock."),
-    "walgate_job_written_time_seconds": ("gauge", "When it was written, in seconds since 1970."),
+    "walgate_job_commit_time_seconds": (
+        "gauge",
+        "Commit time of that transaction by the server's clock, in seconds since 1970.",
+    ),
+    "walgate_job_written_time_seconds": ("gauge", "Time at which it was written, in seconds since 1970."),
     "walgate_job_lag_seconds": (
         "gauge",
-        "Age of the last transaction that was written, while others wait in Kafka; else 0.",
+        "Age of the last transaction that was written, while others wait in Kafka; otherwise 0.",
     ),
-    "walgate_job_lag_markers": ("gauge", "Markers in the transaction topic behind the last that was read."),
+    "walgate_job_lag_markers": ("gauge", "Markers in the transaction topic after the last one that was read."),
     "walgate_job_batches_total": ("counter", "Batches with changes that were written."),
     "walgate_job_transactions_total": ("counter", "Transactions that were written."),
     "walgate_job_changes_total": ("counter", "Changes that were written."),
-    "walgate_job_batch_seconds_total": ("counter", "Seconds that writing them took."),
+    "walgate_job_batch_seconds_total": ("counter", "Time spent writing them, in seconds."),
     "walgate_job_restarts_total": (
         "counter",
-        "Times that the query was started again after an error that passes by itself.",
+        "Number of times that the query was restarted after a transient error.",
     ),
-    "walgate_job_differences_total": ("counter", "Differences that a VERIFY has found."),
-    "walgate_job_stale_tables": ("gauge", "Tables that stand still, or were not copied since a gap."),
-    "walgate_job_filling_tables": ("gauge", "Tables that a snapshot has not brought whole yet."),
+    "walgate_job_differences_total": ("counter", "Differences that VERIFY snapshots have found."),
+    "walgate_job_stale_tables": (
+        "gauge",
+        "Tables that are not being updated, or have not been loaded again since a gap.",
+    ),
+    "walgate_job_filling_tables": ("gauge", "Tables whose snapshot is not complete yet."),
 }
 
 

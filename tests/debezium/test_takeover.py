@@ -46,7 +46,7 @@ async def test_a_connector_that_is_stopped_under_load_is_replaced_without_gap_or
     gateway.command = (gateway.command[0], "adopt", "--from-debezium", str(offsets))
     gateway.start()
     assert await gateway.wait() == 0, gateway.log_tail()
-    assert f"slot {topic_prefix}: goes on at" in gateway.log()
+    assert f"slot {topic_prefix}: resumes at" in gateway.log()
     gateway.command = (gateway.command[0], "run", "--log-format", "json")
     await gateway.streaming()
     load.goes_on = False

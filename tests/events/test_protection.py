@@ -187,17 +187,17 @@ def test_a_rule_on_a_key_must_say_so(action: str) -> None:
         found = protect(relation(), rules({**rule, "in_key": True}, **key))
         assert found.columns[0].protection == Protection(Protect.HASH, 0, b"x" * 16)
     else:
-        with pytest.raises(ValueError, match="in_key is for hash"):
+        with pytest.raises(ValueError, match="in_key applies to hash only"):
             ColumnRule(**rule, in_key=True)
 
 
 @pytest.mark.parametrize(
     ("found", "key", "said"),
     [
-        ({"action": "hash"}, None, "16 bytes or more"),
-        ({"action": "hash"}, "short", "16 bytes or more"),
+        ({"action": "hash"}, None, "at least 16 bytes"),
+        ({"action": "hash"}, "short", "at least 16 bytes"),
         ({"action": "truncate"}, None, "truncate needs length"),
-        ({"action": "null", "length": 3}, None, "it is for truncate"),
+        ({"action": "null", "length": 3}, None, "it applies to truncate"),
         ({"action": "drop"}, "x" * 16, "no rule has the action hash"),
         ({"action": "drop", "pattern": "("}, None, "not a regular expression"),
     ],

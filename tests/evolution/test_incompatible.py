@@ -139,7 +139,7 @@ async def test_a_change_that_is_rolled_back_in_the_source_needs_no_decision(stag
     await stage.sql.execute(IN_TRANSACTION[2])
     await stage.sql.execute(f"INSERT INTO t SELECT n, 'new', 5 FROM generate_series(10, {9 + MANY}) n")
     await stage.flush()
-    await stage.gateway.logged("its transaction is read again without streaming")
+    await stage.gateway.logged("its transaction is received again without streaming")
     await transaction.rollback()
     await stage.sql.execute("INSERT INTO t VALUES (4, 'old', '4')")
     assert await rows(stage, 4) == EXPECTED[:4]

@@ -119,7 +119,7 @@ async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
     await place.finds("stops", "is physical, not logical", "another source.slot")
     await sql.execute("SELECT pg_drop_replication_slot($1)", place.prefix)
     await sql.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", place.prefix)
-    await place.finds("stops", "no position is known for it", "source.adopt_slot = true")
+    await place.finds("stops", "no position is stored for it", "source.adopt_slot = true")
     await sql.execute("SELECT pg_drop_replication_slot($1)", place.prefix)
     writer = await place.database.connect()
     await writer.execute("BEGIN; INSERT INTO t VALUES (1)")
@@ -131,9 +131,11 @@ async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
         url = place.database.dsn_of(role)
         checked = await run_check(place.settings(source={"dsn": url}))
         said = {one.message: one.remedy for one in checked}
-        assert said.get(f"role {role} may not replicate") == f'ALTER ROLE "{role}" REPLICATION', render(checked)
-        assert any("may not see other roles' sessions" in message for message in said)
-        assert any("may not read" in message for message in said)
+        assert said.get(f"role {role} lacks the REPLICATION attribute") == f'ALTER ROLE "{role}" REPLICATION', render(
+            checked
+        )
+        assert any("cannot see other roles' sessions" in message for message in said)
+        assert any("cannot read" in message for message in said)
         assert exit_code(checked) == 1
     finally:
         await sql.execute(f"DROP ROLE {role}")
@@ -144,11 +146,11 @@ async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> Non
     await sql.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION p FOR TABLE t")
     secured = {"bootstrap_servers": place.kafka.secured_servers}
     postgres = f"127.0.0.1:{place.database.server.port}"
-    await place.finds("stops", "asks for a login (PLAIN)", "= SASL_PLAINTEXT", kafka=secured)
-    await place.finds("stops", "asks for no login", "= PLAINTEXT", kafka=LOGIN)
+    await place.finds("stops", "requires SASL (PLAIN)", "= SASL_PLAINTEXT", kafka=secured)
+    await place.finds("stops", "does not use SASL", "= PLAINTEXT", kafka=LOGIN)
     await place.finds(
         "stops",
-        "does not take kafka.sasl_mechanism",
+        "does not support kafka.sasl_mechanism",
         "PLAIN",
         kafka={**secured, **LOGIN, "sasl_mechanism": "SCRAM-SHA-512"},
     )
@@ -159,11 +161,11 @@ async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> Non
         kafka={**secured, **LOGIN, "sasl_password": "x"},
     )
     await place.finds("stops", "speaks no TLS", "= PLAINTEXT", kafka={"security_protocol": "SSL"})
-    await place.finds("stops", "does not answer as Kafka", kafka={"bootstrap_servers": postgres})
-    await place.finds("waits", "nobody listens at 127.0.0.1:1", kafka={"bootstrap_servers": "127.0.0.1:1"})
+    await place.finds("stops", "answers, but not with Kafka's protocol", kafka={"bootstrap_servers": postgres})
+    await place.finds("waits", "connection to 127.0.0.1:1 refused", kafka={"bootstrap_servers": "127.0.0.1:1"})
     await place.finds("waits", "kafka.replication_factor is 3", "= 1", kafka={"replication_factor": 3})
     await place.finds("stops", "kafka.transaction_timeout_s is 2000", "= 900", kafka={"transaction_timeout_s": 2000})
-    await place.finds("stops", "may have 104857600 bytes", kafka={"max_record_bytes": 200 << 20})
+    await place.finds("stops", "requests of at most 104857600 bytes", kafka={"max_record_bytes": 200 << 20})
     await place.finds("warning", "keep records for 1 h", kafka={"retention_ms": 3_600_000})
     await place.finds(
         "waits",
@@ -184,7 +186,7 @@ async def _topics_and_rights(place: Place, account: dict[str, Any]) -> None:
     ).values():
         future.result(30)
     await place.finds("stops", f"{markers} has 2 partitions", "another kafka.prefix")
-    await place.finds("warning", f"{table} takes records of 1048588 bytes", "max.message.bytes=16777216")
+    await place.finds("warning", f"{table} accepts records of at most 1048588 bytes", "max.message.bytes=16777216")
     await _denied(admin, ResourceType.TOPIC, table, AclOperation.WRITE)  # no ACL allows the rest: to describe it, say
     await place.finds("waits", "does not allow", table, "kafka-acls.sh", kafka=account)
 

@@ -399,7 +399,7 @@ async def test_a_lost_position_topic_stops_the_start(place: Place) -> None:
         await scene.gateway.stop()
         place.broker.delete_topic("walgate.position")
         scene.gateway.start()
-        await scene.ends("no position is known", "adopt_slot")
+        await scene.ends("no position is stored", "adopt_slot")
 
 
 async def test_a_position_topic_that_may_forget_stops_the_start(place: Place) -> None:

@@ -144,7 +144,8 @@ async def test_a_position_that_is_none_stops_the_start(
         assert producer.flush(30) == 0
         scene.gateway.start()
         await scene.ends(
-            f"walgate.position is not a position of this registry: schema {delivered.markers[-1].schema_id}: TransactionMarker"
+            "walgate.position was not written with a schema of this registry: "
+            f"schema {delivered.markers[-1].schema_id}: TransactionMarker"
         )
         await asyncio.to_thread(proxied_kafka.delete_topic, "walgate.position")
 

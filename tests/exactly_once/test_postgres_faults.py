@@ -293,7 +293,7 @@ async def test_a_publication_that_is_emptied_is_reported(place: Place) -> None:
         await scene.connection.execute(
             f"ALTER PUBLICATION {PUBLICATION} DROP TABLE " + ", ".join(f"work.{name}" for name in tables)
         )
-        await scene.gateway.logged("holds no table")
+        await scene.gateway.logged("has no tables")
         await scene.connection.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE work.plain")
         await scene.commits()
 

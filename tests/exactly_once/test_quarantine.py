@@ -98,7 +98,7 @@ async def test_tables_in_quarantine_leave_the_others_alone(
         told = {entry["table"]: entry["reason"] for entry in gateway.events("table_quarantined")}
         assert told == {
             "public.poison": "a value cannot be read",
-            "public.typed": "its schema was refused",
+            "public.typed": "its schema was rejected",
             "public.large": "a row is larger than kafka.max_record_bytes",
         }
         assert [await written.ids(table) for table in ("poison", "typed", "large")] == [{1}, {1}, {1}]
@@ -112,7 +112,7 @@ async def test_tables_in_quarantine_leave_the_others_alone(
         await written.has("flows", flows | {16})
         assert await written.excluded("poison") == 3 + 1 + 2000 + 1 + 1
 
-        assert "public.poison is written again" in await walgate(gateway, "readmit", "public.poison")
+        assert "changes of public.poison are written again" in await walgate(gateway, "readmit", "public.poison")
         await gateway.logged('"streaming"', times=gateway.log().count('"streaming"') + 1)
         await both(sql, 17, "INSERT INTO poison VALUES (13, 'abc')")
         await written.has("poison", {1, 13})

@@ -111,7 +111,7 @@ async def _publication_dropped(place: Place) -> None:
 @pytest.mark.parametrize(
     ("loss", "said", "option"),
     [
-        (_slot_dropped, "does not exist any more", ""),
+        (_slot_dropped, "no longer exists", ""),
         pytest.param(_slot_created_anew, "by another process, or the slot was dropped", "", marks=pytest.mark.long),
         pytest.param(_slot_advanced, "by another process, or the slot was dropped", "", marks=pytest.mark.long),
         pytest.param(_wal_removed, "is invalid: wal_removed", "", marks=pytest.mark.long),
@@ -188,7 +188,7 @@ async def test_a_position_is_adopted_after_pg_upgrade_and_nothing_is_lost_or_dou
             await place.stop()
             await gateway.streaming()
             await place.stop()
-            assert "no position is known" in await walgate(gateway, *command.split()[1:], code=78)
+            assert "no position is stored" in await walgate(gateway, *command.split()[1:], code=78)
         finally:
             await gateway.end()
 

@@ -137,7 +137,7 @@ async def test_who_holds_the_start_and_the_slot_is_named(
         assert code == 0 and json.loads(text)["asked"] == "gateway"
         assert await scene.stop() == 0
         code, text = await status_of(scene)
-        assert code == 1 and "none reads the slot" in text and "NOT IN USE" in text and "last commit" in text
+        assert code == 1 and "nothing reads the slot" in text and "NOT IN USE" in text and "last commit" in text
         told = json.loads((await status_of(scene, "--json"))[1])
         assert told["asked"] == "servers" and told["delivered_lsn"] > 0 and told["last_commit_time"] > 0
         assert all(part["up"] for part in told["parts"])

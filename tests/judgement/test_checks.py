@@ -84,13 +84,13 @@ def test_failed_check_is_one_error_with_its_class_and_a_remedy(
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        (with_server(version_num=190000), "newer than this gateway"),
+        (with_server(version_num=190000), "newer than the versions"),
         (with_server(max_slot_wal_keep_mb=100), "max_slot_wal_keep_size is 100 MB"),
         (with_server(idle_slot_timeout_s=60.0), "idle_replication_slot_timeout is 60 s"),
         (with_slot(wal_status="extended"), "holds back"),
         (with_slot(wal_status="unreserved"), "about to be lost"),
         (with_slot(failover=True), "failover = true"),
-        (with_publication(relations=()), "holds no table"),
+        (with_publication(relations=()), "has no tables"),
         (
             with_publication(relations=(replace(ORDERS, replica_identity="NOTHING", identity_columns=()), ITEMS)),
             '"shop"."orders"',
@@ -179,7 +179,7 @@ def test_the_position_lies_between_the_slot_before_it_and_the_end_of_the_wal_aft
 def test_a_slot_that_is_gone_is_a_gap() -> None:
     (error,) = progress(FACTS, without_slot(), 1500)
     assert type(error) is DataGap
-    assert "does not exist any more" in error.message
+    assert "no longer exists" in error.message
 
 
 def test_a_standby_may_not_have_replayed_the_position_yet() -> None:
@@ -240,7 +240,7 @@ def test_a_change_of_the_inventory_is_a_warning_and_the_stream_goes_on(changed: 
 def test_a_publication_that_is_emptied_is_a_warning() -> None:
     report = check_running(FACTS, with_publication(relations=()), EXPECTED)
     assert report.errors == ()
-    assert ["holds no table" in report.warnings[0].message, "no longer holds" in report.warnings[1].message] == [
+    assert ["has no tables" in report.warnings[0].message, "no longer holds" in report.warnings[1].message] == [
         True,
         True,
     ]

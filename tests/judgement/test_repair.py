@@ -40,7 +40,7 @@ def test_skip_records_the_commit_lsn_and_nothing_else() -> None:
     assert position == replace(ACTIVE, skip_lsn=Lsn(1600)) and steps[-1] == Record(position)
 
 
-@pytest.mark.parametrize(("lsn", "said"), [(1499, "delivered already"), (9_999_999, "nothing has committed")])
+@pytest.mark.parametrize(("lsn", "said"), [(1499, "already been delivered"), (9_999_999, "nothing has been committed")])
 def test_skip_refuses_what_is_behind_the_position_or_not_written_yet(lsn: int, said: str) -> None:
     with pytest.raises(StopForOperator, match=said):
         done(skip(fresh, Lsn(lsn)))
@@ -98,7 +98,7 @@ def test_everything_before_now_is_given_up_only_on_demand() -> None:
 def test_what_a_marker_cannot_repair_is_refused() -> None:
     for facts, known, said in (
         (without_slot(), replace(STORED, marker_topic_used=False), "was deleted and created again"),
-        (with_server(flush_lsn=Lsn(1200)), STORED, "would come again"),
+        (with_server(flush_lsn=Lsn(1200)), STORED, "would repeat"),
     ):
         with pytest.raises(StopForOperator, match=said):
             done(accept_gap(fresh, EXPECTED, until_now=True), facts, known)
@@ -120,9 +120,9 @@ def test_another_server_is_not_adopted() -> None:
     former = replace(ACTIVE, system_identifier="17")
     for facts, known, said in (
         (without_slot(), stored(former), "has no slot"),
-        (with_slot(confirmed_flush_lsn=Lsn(1400)), stored(former), "is no upgrade of that server"),
-        (FACTS, Stored({former.key: former, ACTIVE.key: ACTIVE}, marker_topic_used=True), "a position of its own"),
-        (FACTS, STORED, "no position is known"),
+        (with_slot(confirmed_flush_lsn=Lsn(1400)), stored(former), "is not an upgrade of that one"),
+        (FACTS, Stored({former.key: former, ACTIVE.key: ACTIVE}, marker_topic_used=True), "already has a position"),
+        (FACTS, STORED, "no position is stored"),
     ):
         with pytest.raises(StopForOperator, match=said):
             done(adopt(fresh, EXPECTED, "17"), facts, known)
@@ -151,11 +151,11 @@ def test_after_a_snapshot_the_slot_goes_on_where_it_was_made() -> None:
 def test_a_connector_whose_place_is_not_the_slots_is_not_adopted() -> None:
     other = replace(ACTIVE, slot="other")
     for facts, known, offset, said in (
-        (without_slot(), NONE_STORED, OFFSET, "no such slot"),
+        (without_slot(), NONE_STORED, OFFSET, "the slot does not exist"),
         (with_slot(confirmed_flush_lsn=Lsn(1701)), NONE_STORED, OFFSET, "an older one, or another process"),
         (with_server(flush_lsn=Lsn(1650)), NONE_STORED, OFFSET, "of another server"),
-        (FACTS, NONE_STORED, replace(OFFSET, of_snapshot=True, in_snapshot=True), "had not ended its snapshot"),
-        (FACTS, STORED, OFFSET, "a position of its own"),
+        (FACTS, NONE_STORED, replace(OFFSET, of_snapshot=True, in_snapshot=True), "has not finished its snapshot"),
+        (FACTS, STORED, OFFSET, "already has a position"),
         (FACTS, stored(other), OFFSET, "belongs to slot other"),
     ):
         with pytest.raises(StopForOperator, match=said):

@@ -96,19 +96,19 @@ def test_a_slot_keeps_its_prefix() -> None:
 
 @pytest.mark.parametrize("facts", [FACTS, without_slot()])
 def test_a_prefix_with_markers_of_a_lost_position_is_refused(facts: Facts) -> None:
-    with pytest.raises(StopForOperator, match="was used before"):
+    with pytest.raises(StopForOperator, match="has been used before"):
         started(facts, Stored({}, marker_topic_used=True), adopt_slot=True)
 
 
 @pytest.mark.parametrize(
     ("facts", "stored", "said"),
     [
-        (without_slot(), STORED, "does not exist any more; it was delivered up to 0/5DC"),
+        (without_slot(), STORED, "no longer exists; changes up to 0/5DC were delivered"),
         (with_slot(confirmed_flush_lsn=Lsn(1501)), STORED, "1 bytes of WAL were read by another process"),
         (with_slot(wal_status="lost"), STORED, "is lost"),
         (with_slot(invalidation_reason="wal_removed"), STORED, "is invalid: wal_removed"),
         (with_slot(conflicting=True), STORED, "conflicted"),
-        (with_server(flush_lsn=Lsn(1499)), STORED, "the server was set back"),
+        (with_server(flush_lsn=Lsn(1499)), STORED, "the server went back in time"),
         (FACTS, replace(STORED, marker_topic_used=False), "it was deleted and created again"),
     ],
 )
@@ -140,7 +140,7 @@ def test_nothing_is_judged_while_another_process_holds_the_slot(look: int, gone:
 def test_the_position_of_another_server_is_not_compared_with_this_one() -> None:
     """Only what is wrong with the place is said: the LSNs would add a false loss."""
     facts = replace(with_server(system_identifier="72", flush_lsn=Lsn(3)), slot=None)
-    with pytest.raises(StopForOperator, match="this is another server") as caught:
+    with pytest.raises(StopForOperator, match="this is a different server") as caught:
         started(facts, STORED)
     assert not isinstance(caught.value, DataGap)
 

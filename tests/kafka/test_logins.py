@@ -203,9 +203,9 @@ async def test_what_fits_a_listener_gets_in(
 @pytest.mark.parametrize(
     ("listener", "more", "said"),
     [
-        ("TLS", {"security_protocol": "PLAINTEXT", "ssl_ca_file": None}, "this listener speaks TLS"),
-        ("PLAINTEXT", {"security_protocol": "SSL"}, "does this listener speak TLS"),
-        ("TLS", {"ssl_ca_file": None}, "kafka.ssl_ca_file must name"),
+        ("TLS", {"security_protocol": "PLAINTEXT", "ssl_ca_file": None}, "this listener uses TLS"),
+        ("PLAINTEXT", {"security_protocol": "SSL"}, "check that this listener uses TLS"),
+        ("TLS", {"ssl_ca_file": None}, "kafka.ssl_ca_file must contain"),
         (
             "MUTUAL",
             {"ssl_cert_file": None, "ssl_key_file": None, "ssl_key_password": None},
@@ -214,15 +214,19 @@ async def test_what_fits_a_listener_gets_in(
         (
             "LOGIN",
             {"security_protocol": "PLAINTEXT", "sasl_username": None, "sasl_password": None},
-            "want a login",
+            "may require SASL",
         ),
         (
             "PLAINTEXT",
             {"security_protocol": "SASL_PLAINTEXT", "sasl_username": USER, "sasl_password": PASSWORD},
-            "takes no login",
+            "does not use SASL",
         ),
-        ("LOGIN", {"sasl_mechanism": "PLAIN", "sasl_password": "wrong"}, "check the login"),
-        ("LOGIN", {"sasl_mechanism": "SCRAM-SHA-512", "sasl_password": "wrong"}, "check the login"),
+        ("LOGIN", {"sasl_mechanism": "PLAIN", "sasl_password": "wrong"}, "check kafka.sasl_username and its password"),
+        (
+            "LOGIN",
+            {"sasl_mechanism": "SCRAM-SHA-512", "sasl_password": "wrong"},
+            "check kafka.sasl_username and its password",
+        ),
         ("LOGIN", {"sasl_mechanism": "SCRAM-SHA-256"}, "kafka.sasl_mechanism"),
         ("TOKEN", {"oauth_client_secret": "wrong"}, "kafka.oauth_client_id"),
     ],
@@ -238,7 +242,7 @@ async def test_what_does_not_fit_a_listener_is_named_and_tried_slowly(
 
 
 async def test_a_broker_that_is_away_is_no_wrong_setting(topic_prefix: str) -> None:
-    with pytest.raises(Retry, match="that the broker is up"):
+    with pytest.raises(Retry, match="that the broker is running"):
         await get_in(KafkaSettings(bootstrap_servers=f"{HOST}:{free_port()},{HOST}:{free_port()}"), topic_prefix)
 
 
@@ -256,7 +260,7 @@ async def test_a_token_from_a_file_is_read_at_each_login(place: Place, topic_pre
         await get_in(settings, topic_prefix)
     for token in (place.provider.token(life_s=-60), place.provider.token(audience="others")):
         file.write_text(token)
-        with pytest.raises(RetrySlowly, match="refuses the token") as raised:
+        with pytest.raises(RetrySlowly, match="rejects the token") as raised:
             await get_in(settings, topic_prefix)
         assert token not in str(raised.value)
     file.write_text(place.provider.token())
@@ -332,5 +336,5 @@ async def test_rights_that_are_missing_are_named(place: Place, topic_prefix: str
 
 
 async def test_a_replication_factor_above_the_brokers_is_named_and_may_pass(place: Place, topic_prefix: str) -> None:
-    with pytest.raises(RetrySlowly, match="kafka.replication_factor .* above the number of brokers"):
+    with pytest.raises(RetrySlowly, match="kafka.replication_factor .* exceeds the number of brokers"):
         await get_in(place.settings("PLAINTEXT", replication_factor=3), topic_prefix)

@@ -74,7 +74,7 @@ def test_a_setting_that_is_missing_is_a_sentence(content: str, tmp_path: Path, m
     (tmp_path / "walgate.toml").write_text(content)
     with pytest.raises(StopForOperator) as caught:
         load_settings(tmp_path / "walgate.toml")
-    assert "source.dsn is not set (libpq URI of the database" in caught.value.message
+    assert "source.dsn is not set (libpq connection URI of the database" in caught.value.message
     assert "set WALGATE_SOURCE__DSN, or dsn = ... below [source] in the file" in caught.value.message
 
 
@@ -209,9 +209,13 @@ SASL = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "u", "sasl_passw
 @pytest.mark.parametrize(
     ("section", "values", "says"),
     [
-        ("kafka", {"sasl_username": "u", "sasl_password": "geheim"}, "sasl_username, sasl_password would not be used"),
-        ("kafka", {**SASL, "security_protocol": "SSL"}, "sasl_username, sasl_password would not be used"),
-        ("kafka", {**SASL, "ssl_ca_file": "/ca.pem"}, "ssl_ca_file would not be used"),
+        (
+            "kafka",
+            {"sasl_username": "u", "sasl_password": "geheim"},
+            "sasl_username, sasl_password would have no effect",
+        ),
+        ("kafka", {**SASL, "security_protocol": "SSL"}, "sasl_username, sasl_password would have no effect"),
+        ("kafka", {**SASL, "ssl_ca_file": "/ca.pem"}, "ssl_ca_file would have no effect"),
         ("kafka", {"security_protocol": "SASL_SSL"}, "SASL_SSL needs sasl_username and sasl_password"),
         ("kafka", {"security_protocol": "SASL_SSL", "sasl_username": "u"}, "SASL_SSL needs"),
         ("kafka", {"security_protocol": "SSL", "ssl_key_file": "/key.pem"}, "without ssl_cert_file"),
@@ -226,8 +230,8 @@ SASL = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "u", "sasl_passw
             {"security_protocol": "SSL", "ssl_cert_file": "/no/it.pem"},
             r"kafka\.ssl_cert_file.* .*it\.pem: No such",
         ),
-        ("registry", {"password": "geheim"}, "password would not be used: registry.username"),
-        ("registry", {"ca_file": "/ca.pem"}, "ca_file would not be used"),
+        ("registry", {"password": "geheim"}, "password would have no effect: registry.username"),
+        ("registry", {"ca_file": "/ca.pem"}, "ca_file would have no effect"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(

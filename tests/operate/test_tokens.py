@@ -65,12 +65,12 @@ async def test_what_gives_no_token_is_named_without_a_secret(provider: Provider,
         ({"sasl_mechanism": "OAUTHBEARER"}, "needs oauth_token_url or token_file"),
         (
             {"sasl_mechanism": "OAUTHBEARER", "token_file": "/t", "sasl_username": "u"},
-            "sasl_username would not be used",
+            "sasl_username would have no effect",
         ),
         ({"sasl_mechanism": "OAUTHBEARER", "oauth_token_url": "https://x/t"}, "needs oauth_client_id"),
         ({"sasl_mechanism": "OAUTHBEARER", "oauth_token_url": "x/t"}, "expected an http"),
-        ({"sasl_username": "u", "sasl_password": "p", "token_file": "/t"}, "token_file would not be used"),
-        ({"security_protocol": "PLAINTEXT", "token_file": "/t"}, "token_file would not be used"),
+        ({"sasl_username": "u", "sasl_password": "p", "token_file": "/t"}, "token_file would have no effect"),
+        ({"security_protocol": "PLAINTEXT", "token_file": "/t"}, "token_file would have no effect"),
         ({"sasl_mechanism": "AWS_MSK_IAM"}, "needs aws_region"),
     ],
 )
@@ -98,5 +98,5 @@ async def test_the_signer_of_amazon_msk_gives_a_signed_request(monkeypatch: pyte
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     tokens.forget()
-    with pytest.raises(RetrySlowly, match="no token for Amazon MSK"):
+    with pytest.raises(RetrySlowly, match="a token for Amazon MSK"):
         await tokens.token()

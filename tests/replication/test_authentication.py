@@ -186,7 +186,7 @@ async def test_no_password_where_one_is_asked_for_is_said() -> None:
         await server.ask(sasl(PLAIN))
 
     async with serving(ask) as (dsn, _):
-        with pytest.raises(RetrySlowly, match="asks for a password, and there is none"):
+        with pytest.raises(RetrySlowly, match="requests a password, but none is configured"):
             await connect_sql(dsn.replace(f":{PASSWORD}", ""))
 
 

@@ -257,7 +257,7 @@ async def test_an_answer_is_classed_by_its_status(status: str, error: type[Excep
 async def test_a_registry_without_its_path_says_which_one(registry: Registry) -> None:
     """Apicurio at its root: an answer of its own, which is no Confluent API's."""
     async with client(f"http://127.0.0.1:{registry.port}") as schemas:
-        with pytest.raises(RegistryMissing, match="404, and not in the form") as caught:
+        with pytest.raises(RegistryMissing, match="404, but not in the format") as caught:
             await schemas.latest("t-value")
     assert "/apis/ccompat/v7" in caught.value.hint and "{" not in caught.value.message
 
