@@ -239,6 +239,11 @@ class SnapshotSettings(Section):
         description="Accept commands from the replication stream (`walgate snapshot`). Any role that can connect to "
         "the database can send them.",
     )
+    read_again: bool = Field(
+        default=True,
+        description="In the mode initial, read a table once more where its rows changed without an event: after an ALTER "
+        "TABLE that rewrites it, or when a partition was attached or detached. false: only log it.",
+    )
     readers: int = Field(default=2, ge=1, le=16, description="Number of sessions that read tables in parallel.")
     rows_per_s: int | None = Field(default=None, gt=0, description="Limit on the rows read per second.")
     chunk_bytes: int = Field(

@@ -5,6 +5,7 @@ logical message; its commit comes back through our own slot with an LSN, and the
 
     visibility  judge  keys  plan  table     pure: which rows are right, what is read next
     state                                    what is durable of it, in Avro
+    content                                  when rows have changed without an event
     statements  survey                       what a relation is, and how it is asked for
     copied  reader                           one chunk, from SQL to encoded rows
     tracking                                 what the stream changes while tables are read

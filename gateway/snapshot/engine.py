@@ -33,12 +33,13 @@ from gateway.replication.password import login_of
 from gateway.replication.publication import publication_facts
 from gateway.snapshot.announcing import Announce
 from gateway.snapshot.commands import Command, NotACommand, parse_command
+from gateway.snapshot.content import Content, unsent
 from gateway.snapshot.judge import Judge
 from gateway.snapshot.reader import NotYet, Outdated, TooMuch, Waiting, connect_reader, new_id, read_chunk
 from gateway.snapshot.reading import Reading
-from gateway.snapshot.state import KNOWN, States, StreamState, TableState, encode_stream
+from gateway.snapshot.state import KNOWN, States, StreamState, TableState, content_key, encode_content, encode_stream
 from gateway.snapshot.statements import EMIT, LOOK, NEW_XID
-from gateway.snapshot.survey import Recipe, Surveyed, as_message, recipe, survey
+from gateway.snapshot.survey import Recipe, Surveyed, as_message, content, recipe, survey
 from gateway.snapshot.table import Chunk, Status
 from gateway.snapshot.tracking import Listening, Tracking
 from gateway.snapshot.visibility import parse_visibility
@@ -120,6 +121,10 @@ class Snapshot:
         self._finished: list[Reading] = []
         """Done, and not written yet."""
         self._known = {oid for oid, state in states.tables.items() if state.status in (KNOWN, Status.DONE.value)}
+        self._contents: dict[int, Content] = dict(states.contents)
+        """Of the relations that are known: what their rows stood on."""
+        self._unwritten: set[int] = set()
+        """Those whose content is not written yet."""
         self._begun_ids = {state.snapshot_id for state in states.tables.values()}
         self._left: set[int] = set()
         """Relations that are not published any more: should they come again, they are read, and replace what was there."""
@@ -275,13 +280,19 @@ class Snapshot:
         found = [(name, self._published[name]) for name in wanted if name in self._published]
         for oid in [oid for _, oid in found if oid in self._readings]:
             self._cancel(oid)
-        if found and not self._snapshot_id:
-            self._snapshot_id = new_id()
-            log.info("snapshot_begins", snapshot_id=self._snapshot_id, tables=len(found))
+        if found:
+            self._begin_snapshot(len(found))
         for (namespace, name), oid in found:
-            self._known.discard(oid)
-            state = TableState(oid, namespace, name, self._snapshot_id, command.purpose)
-            self._readings[oid] = Reading(state)
+            self._queue(oid, namespace, name, command.purpose)
+
+    def _queue(self, oid: int, namespace: str, name: str, purpose: str) -> None:
+        self._known.discard(oid)
+        self._readings[oid] = Reading(TableState(oid, namespace, name, self._snapshot_id, purpose))
+
+    def _begin_snapshot(self, count: int) -> None:
+        if not self._snapshot_id:
+            self._snapshot_id = new_id()
+            log.info("snapshot_begins", snapshot_id=self._snapshot_id, tables=count)
 
     def _cancel(self, oid: int) -> None:
         reading = self._readings.pop(oid)
@@ -292,6 +303,9 @@ class Snapshot:
         if self._tracking is not None:
             self._tracking.end(oid)
         self._known.add(oid)
+        if reading.state.purpose != "VERIFY":
+            self._contents.pop(oid, None)  # what it is when it is looked at next, counts
+            self._unwritten.discard(oid)
         state = TableState(oid, reading.state.schema, reading.state.name, "", status=KNOWN)
         self._finished.append(Reading(state, void_segments=void))
 
@@ -375,6 +389,8 @@ class Snapshot:
                 tracking.end(reading.oid)
                 owe("SNAPSHOT_END", reading)
                 self._known.add(reading.oid)
+                if reading.state.purpose != "VERIFY":
+                    self._note_content(reading.oid, reading.recipe.surveyed.content)
                 self._finished.append(self._readings.pop(reading.oid))
                 log.info("table_read", table=reading.full_name, rows=table.row_count, stale=table.stale_count)
         if mark.is_last and not self._readings:
@@ -396,6 +412,9 @@ class Snapshot:
             if reading.table is not None or reading.encoded is None:
                 states |= reading.take_states(self._frame, self._position_key, prepared)
         self._finished.clear()
+        for oid in self._unwritten:
+            states[content_key(self._position_key, oid)] = encode_content(self._frame, oid, self._contents[oid])
+        self._unwritten.clear()
         if self._is_first or self._discovered_at > 0 or self._stream_state is not None:
             judge = self._judge
             state = StreamState(snapshot_id=self._snapshot_id, paused=self._paused)
@@ -454,9 +473,8 @@ class Snapshot:
         is_late = self._is_late or self._settings.mode != "initial"
         if self._is_late and new and self._settings.mode == "initial":
             self._tell_late(new)
-        elif new and not is_late and not self._snapshot_id:
-            self._snapshot_id = new_id()
-            log.info("snapshot_begins", snapshot_id=self._snapshot_id, tables=len(new))
+        elif new and not is_late:
+            self._begin_snapshot(len(new))
         self._is_late = False
         for relation in new:
             oid = relation.relation_oid
@@ -469,11 +487,36 @@ class Snapshot:
                 self._readings[oid] = Reading(replace(state, purpose="REPLACE"))
             else:  # waiting needs no record: what is published and not known, is read
                 self._readings[oid] = Reading(state, encoded=state)
+        await self._compare()
+
+    async def _compare(self) -> None:
+        """Whether rows of what is known have come, gone or changed without an event."""
+        try:
+            found = await content(self._sql, sorted(self._known))
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, "looking at files and partitions") from error
+        changed = [(oid, now, self._contents.get(oid)) for oid, now in found.items() if now != self._contents.get(oid)]
+        reads = self._settings.mode == "initial" and self._settings.read_again
+        for oid, now, before in changed:
+            reason = "" if before is None else unsent(before, now)
+            if reason:
+                self._tell_unsent(now, reason, reads=reads)
+            if reason and reads:
+                self._begin_snapshot(1)
+                self._queue(oid, now.schema, now.name, "REPLACE")
+            else:
+                self._note_content(oid, now)
+
+    def _note_content(self, oid: int, now: Content) -> None:
+        self._contents[oid] = now
+        self._unwritten.add(oid)
 
     def _leave(self, oid: int) -> None:
         """It is not published any more: its changes do not come, and what is known of it is void."""
         reading = self._readings.pop(oid, None)
         self._known.discard(oid)
+        self._contents.pop(oid, None)
+        self._unwritten.discard(oid)
         self._left.add(oid)
         name = oid if reading is None else reading.full_name
         log.info("table_left", table=name, reason="it is no longer published")
@@ -531,6 +574,9 @@ class Snapshot:
     def _begin_again(self, reading: Reading) -> None:
         log.info("table_begins_again", table=reading.full_name, reason="its columns, files or publication have changed")
         if reading.table is not None:
+            if reading.state.purpose == "FILL" and reading.table.row_count:
+                # Rows may be gone without an event that were sent.
+                reading.state = replace(reading.state, purpose="REPLACE")
             reading.table.begin_again()
         self._wake.set()
 
@@ -652,6 +698,14 @@ class Snapshot:
             hint="to read them, run `walgate snapshot start schema.table`; tables that are published later are "
             "read automatically",
         )
+
+    def _tell_unsent(self, now: Content, reason: str, *, reads: bool) -> None:
+        name = f"{now.schema}.{now.name}"
+        if reads:
+            log.warning("table_read_again", table=name, reason=f"{reason}: no event tells of its rows")
+        else:
+            hint = f"`walgate snapshot start {name}` reads it once more"
+            log.warning("rows_not_sent", table=name, reason=f"{reason}: no event tells of its rows", hint=hint)
 
     def _tell_waiting(self) -> None:
         now = time.monotonic()

@@ -1,6 +1,6 @@
 """What is durable of snapshots: records of the topic walgate.snapshot, written in the Kafka transaction of what they stand for.
 
-One record for the stream, one for each table, one for each segment of keys that must be read again: 10,000 tables do not make
+One record for the stream, two for each table, one for each segment of keys that must be read again: 10,000 tables do not make
 each Kafka transaction pay for all. The layout is schemas/records/SnapshotState.avsc.
 """
 
@@ -15,6 +15,7 @@ import fastavro
 from fastavro.read import SchemaResolutionError
 
 from gateway.operate.errors import StopForOperator
+from gateway.snapshot.content import Content, LeafContent
 from gateway.snapshot.plan import TidRange
 from schemas.errors import SchemaError
 from schemas.framing import FRAME_BYTES, read_schema_id
@@ -65,6 +66,7 @@ class States:
     stream: StreamState | None = None
     tables: dict[int, TableState] = field(default_factory=dict)
     keys: dict[int, dict[int, list[bytes]]] = field(default_factory=dict)
+    contents: dict[int, Content] = field(default_factory=dict)
 
 
 def encode_stream(frame: bytes, state: StreamState) -> bytes:
@@ -80,12 +82,22 @@ def encode_keys(frame: bytes, relation_oid: int, segment: int, keys: list[bytes]
     return _encode(frame, keys={"relation_oid": relation_oid, "segment": segment, "keys": keys})
 
 
+def encode_content(frame: bytes, relation_oid: int, content: Content) -> bytes:
+    return _encode(
+        frame, content={**asdict(content), "relation_oid": relation_oid, "leaves": [*map(asdict, content.leaves)]}
+    )
+
+
 def table_key(position_key: bytes, relation_oid: int) -> bytes:
     return position_key + b"#%d" % relation_oid
 
 
 def segment_key(position_key: bytes, relation_oid: int, segment: int) -> bytes:
     return position_key + b"#%d.%d" % (relation_oid, segment)
+
+
+def content_key(position_key: bytes, relation_oid: int) -> bytes:
+    return position_key + b"#%d.content" % relation_oid
 
 
 def of_slot(position_key: bytes, values: Mapping[bytes, bytes]) -> list[bytes]:
@@ -106,6 +118,12 @@ def decode_states(values: Iterable[bytes], writers: Mapping[int, Schema]) -> Sta
         elif record["keys"] is not None and record["keys"]["keys"]:
             found = record["keys"]
             states.keys.setdefault(found["relation_oid"], {})[found["segment"]] = found["keys"]
+        elif record["content"] is not None:
+            found = record["content"]
+            leaves = tuple(LeafContent(**leaf) for leaf in found["leaves"])
+            states.contents[found["relation_oid"]] = Content(
+                found["schema"], found["name"], found["is_partitioned"], leaves
+            )
     return states
 
 
@@ -117,7 +135,7 @@ def _table(record: dict[str, Any]) -> TableState:
 def _encode(frame: bytes, **body: dict[str, Any]) -> bytes:
     out = io.BytesIO()
     out.write(frame)
-    fastavro.schemaless_writer(out, _SCHEMA, {"stream": None, "table": None, "keys": None, **body})
+    fastavro.schemaless_writer(out, _SCHEMA, {"stream": None, "table": None, "keys": None, "content": None, **body})
     return out.getvalue()
 
 

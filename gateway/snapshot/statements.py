@@ -73,6 +73,34 @@ _FILTER: Final = """(
     FROM pg_catalog.pg_publication_rel AS r JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid
     WHERE p.pubname = ANY ($2::text[]) AND r.prrelid = c.oid AND r.prqual IS NOT NULL)"""
 
+# The row of a system column is never updated: who inserted it has made the table. A partition that was made as one stands in
+# pg_inherits since then.
+CONTENT: Final = """
+WITH RECURSIVE part (root, oid, is_attached) AS (
+    SELECT c.oid, c.oid, false FROM pg_catalog.pg_class AS c WHERE c.oid = ANY ($1::oid[])
+    UNION ALL
+    SELECT part.root, i.inhrelid, part.is_attached OR i.xmin <> (
+        SELECT s.xmin FROM pg_catalog.pg_attribute AS s WHERE s.attrelid = i.inhrelid AND s.attnum = -1)
+    FROM part
+    JOIN pg_catalog.pg_inherits AS i ON i.inhparent = part.oid AND NOT i.inhdetachpending
+    JOIN pg_catalog.pg_class AS x ON x.oid = i.inhrelid AND x.relispartition
+), leaf AS (
+    SELECT part.root, pg_catalog.jsonb_agg(jsonb_build_array(l.oid::int8, l.relfilenode::int8, columns.columns, part.is_attached)
+                                           ORDER BY l.oid) AS leaves
+    FROM part
+    JOIN pg_catalog.pg_class AS l ON l.oid = part.oid AND l.relkind = 'r'
+    CROSS JOIN LATERAL (
+        SELECT pg_catalog.md5(pg_catalog.string_agg(a.attnum || ' ' || a.xmin::text, ',' ORDER BY a.attnum)) AS columns
+        FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = l.oid AND a.attnum > 0) AS columns
+    GROUP BY part.root
+)
+SELECT c.oid::int8 AS oid, n.nspname, c.relname, c.relkind = 'p' AS is_partitioned, leaf.leaves::text AS leaves
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+LEFT JOIN leaf ON leaf.root = c.oid
+WHERE c.oid = ANY ($1::oid[])
+"""
+
 BLOCKS: Final = """
 SELECT coalesce(sum(greatest(relpages, 0)), 0)::int8 FROM pg_catalog.pg_class WHERE oid = ANY ($1::oid[])
 """

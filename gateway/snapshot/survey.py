@@ -14,8 +14,9 @@ import fastavro
 from gateway.judgement.facts import PublicationFacts, PublishedRelation
 from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity
 from gateway.replication.publication import publication_facts
+from gateway.snapshot.content import Content, read_content
 from gateway.snapshot.plan import Leaf
-from gateway.snapshot.statements import BLOCKS, column_list, facts_query, key_condition, qualified
+from gateway.snapshot.statements import BLOCKS, CONTENT, column_list, facts_query, key_condition, qualified
 from gateway.transactions.transaction import RelationVersion
 from gateway.values.codec import has_binary_decoder
 from schemas.relation import key_schema
@@ -31,6 +32,7 @@ class Surveyed:
     leaf_names: tuple[str, ...]
     row_filter: str
     fingerprint: str
+    content: Content
 
     @property
     def relation_name(self) -> str:
@@ -63,6 +65,7 @@ async def _survey(
             sent.setdefault(relation.relation_oid, []).append(relation)
     wanted = [oid for oid in relation_oids if oid in sent]
     rows = await sql.fetch(facts_query(sql.get_server_version().major), wanted, list(publications), None)
+    contents = await content(sql, wanted)
     found = {}
     for row in rows:
         leaves = json.loads(row["leaves"] or "[]")
@@ -77,8 +80,14 @@ async def _survey(
             leaf_names=tuple(qualified(namespace, name) for _, _, namespace, name in leaves),
             row_filter=(row["row_filter"] or "") if is_filtered else "",
             fingerprint=fingerprint(row),
+            content=contents[row["oid"]],
         )
     return found
+
+
+async def content(sql: asyncpg.Connection, relation_oids: Sequence[int]) -> dict[int, Content]:
+    """Of those that are there. Raises what the driver raises."""
+    return {row["oid"]: read_content(row) for row in await sql.fetch(CONTENT, relation_oids)}
 
 
 def as_message(relation: PublishedRelation) -> Relation:

@@ -11,10 +11,10 @@ from tests.conftest import Database
 from tests.snapshot.load import PUBLICATION
 from tests.snapshot.scene import open_scene
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(120)]
 
 
-@pytest.mark.parametrize("before", ["never", pytest.param("on_command", marks=pytest.mark.long)])
+@pytest.mark.parametrize("before", ["never", "on_command"])
 async def test_a_gateway_that_delivered_before_it_took_snapshots_reads_only_what_joins(
     before: str, database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:

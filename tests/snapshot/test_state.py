@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from gateway.operate.errors import StopForOperator
+from gateway.snapshot.content import Content, LeafContent
 from gateway.snapshot.plan import TidRange
 from gateway.snapshot.state import (
     StreamState,
     TableState,
+    content_key,
     decode_states,
+    encode_content,
     encode_keys,
     encode_stream,
     encode_table,
@@ -39,6 +42,7 @@ TABLE = TableState(
     2,
     3,
 )
+CONTENT = Content("public", "t", True, (LeafContent(16500, 7, "x" * 32, True), LeafContent(16600, 8, "y" * 32)))
 
 
 def test_states_are_read_back() -> None:
@@ -47,12 +51,14 @@ def test_states_are_read_back() -> None:
         table_key(KEY, 16400): encode_table(FRAME, TABLE),
         segment_key(KEY, 16400, 0): encode_keys(FRAME, 16400, 0, []),
         segment_key(KEY, 16400, 1): encode_keys(FRAME, 16400, 1, [b"\2", b"\4"]),
+        content_key(KEY, 16400): encode_content(FRAME, 16400, CONTENT),
         KEY + b"_2": encode_stream(FRAME, StreamState()),
         table_key(KEY + b"_2", 16400): encode_table(FRAME, TABLE),
     }
     own = of_slot(KEY, values)
-    assert len(own) == 4
+    assert len(own) == 5
     states = decode_states(own, WRITERS)
+    assert states.contents == {16400: CONTENT}
     assert (states.stream, states.tables, states.keys) == (STREAM, {16400: TABLE}, {16400: {1: [b"\2", b"\4"]}})
     assert decode_states([], {}).stream is None
 

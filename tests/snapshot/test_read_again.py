@@ -1,0 +1,70 @@
+"""Where rows change without an event the gateway reads their table once more by itself, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.local import Kafka, Registry
+from tests.conftest import Database
+from tests.snapshot.load import PUBLICATION
+from tests.snapshot.scene import Scene, open_scene
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+SETUP = f"""
+CREATE TABLE public.plain (id int PRIMARY KEY, n int);
+CREATE TABLE public.renamed (id int PRIMARY KEY, n int);
+CREATE TABLE public.part (id int PRIMARY KEY, n int) PARTITION BY RANGE (id);
+CREATE TABLE public.part_0 PARTITION OF public.part FOR VALUES FROM (0) TO (1000);
+CREATE TABLE public.part_1 PARTITION OF public.part FOR VALUES FROM (1000) TO (2000);
+CREATE TABLE public.other (LIKE public.part INCLUDING ALL);
+INSERT INTO public.plain SELECT i, i FROM generate_series(1, 500) i;
+INSERT INTO public.renamed SELECT i, i FROM generate_series(1, 10) i;
+INSERT INTO public.part SELECT i, i FROM generate_series(1, 1999) i;
+INSERT INTO public.other SELECT i, i FROM generate_series(2000, 2099) i;
+CREATE PUBLICATION {PUBLICATION} FOR TABLE public.plain, public.renamed, public.part WITH (publish_via_partition_root = true);
+"""
+
+
+async def test_rows_that_change_without_an_event_are_read_again(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    async with open_scene(database, kafka, registry, topic_prefix, tmp_path) as scene:
+        await scene.sql.execute(SETUP)
+        await scene.gateway.streaming()
+        await scene.snapshot_done()
+        # Events tell of all that changes here.
+        await scene.sql.execute("CREATE TABLE public.part_9 PARTITION OF public.part FOR VALUES FROM (9000) TO (9999)")
+        await scene.sql.execute("INSERT INTO public.part VALUES (9001, 1)")
+        await scene.sql.execute("VACUUM FULL public.plain")
+        await scene.sql.execute("TRUNCATE public.renamed")
+        await scene.sql.execute("INSERT INTO public.renamed VALUES (1, 1)")
+        await _is_equal(scene, "plain", "part", "renamed")
+        # And of nothing here: first while the gateway runs, then while it is down.
+        await scene.sql.execute("ALTER TABLE public.plain ALTER n TYPE int USING n * 2, ADD COLUMN later int")
+        await scene.sql.execute(
+            "ALTER TABLE public.part ATTACH PARTITION public.other FOR VALUES FROM (2000) TO (3000)"
+        )
+        await scene.gateway.logged('"table_read"', times=5)
+        await _is_equal(scene, "plain", "part", "renamed")
+        assert await scene.gateway.stop() == 0
+        await scene.sql.execute("ALTER TABLE public.part DETACH PARTITION public.part_0; TRUNCATE public.part_1")
+        await scene.sql.execute("ALTER TABLE public.renamed RENAME TO new")
+        await scene.gateway.streaming()
+        await scene.gateway.logged('"table_read"', times=7)
+        await _is_equal(scene, "plain", "part", "new")
+        told = {
+            (event["table"], event["reason"].partition(":")[0]) for event in scene.gateway.events("table_read_again")
+        }
+        assert told == {
+            ("public.plain", "ALTER TABLE has rewritten it"),
+            ("public.part", "a partition was attached"),
+            ("public.part", "a partition was detached or dropped"),
+            ("public.new", "it was public.renamed"),
+        }
+
+
+async def _is_equal(scene: Scene, *tables: str) -> None:
+    await scene.judge({f"public.{table}": f"SELECT * FROM public.{table}" for table in tables}, keyless=())
