@@ -123,8 +123,9 @@ def _byte_array(content: bytes, place: int) -> tuple[bytes | None, int]:
 
 def _offset(value: dict[str, Any]) -> DebeziumOffset:
     lsn, commit_lsn = Lsn(value["lsn"]), Lsn(value.get("lsn_commit") or 0)
-    done = value.get("last_snapshot_record", value.get("snapshot_completed", False))
     if value.get("snapshot"):
+        done = value.get("last_snapshot_record") or value.get("snapshot_completed")
         return DebeziumOffset(lsn, commit_lsn, of_snapshot=True, in_snapshot=not done)
     is_event = value.get("messageType") not in _NOT_EVENTS
-    return DebeziumOffset(lsn, commit_lsn, written_xid=value["txId"] or 0 if is_event else 0)
+    reads_tables = any(name.startswith("incremental_snapshot") and each is not None for name, each in value.items())
+    return DebeziumOffset(lsn, commit_lsn, value["txId"] or 0 if is_event else 0, in_snapshot=reads_tables)

@@ -61,6 +61,8 @@ def test_one_of_several_connectors_is_taken_by_its_prefix() -> None:
         ({"messageType": "COMMIT", "lsn_commit": 950}, DebeziumOffset(Lsn(950), Lsn(950))),
         ({"messageType": "BEGIN"}, DebeziumOffset(Lsn(950), Lsn(900))),
         ({"lsn": 850}, DebeziumOffset(Lsn(850), Lsn(900), 77)),
+        ({"incremental_snapshot_collections": "[]"}, DebeziumOffset(Lsn(950), Lsn(900), 77, False, True)),
+        ({"snapshot": "INITIAL", "last_snapshot_record": True}, DebeziumOffset(Lsn(950), Lsn(900), 0, True, False)),
         ({"snapshot": "INITIAL", "snapshot_completed": False}, DebeziumOffset(Lsn(950), Lsn(900), 0, True, True)),
         ({"snapshot": "INITIAL", "snapshot_completed": True}, DebeziumOffset(Lsn(950), Lsn(900), 0, True, False)),
     ],
