@@ -44,9 +44,9 @@ MAX_UNSEEN = 50_000
 """So many ids of unseen transactions; beyond, only that everything below the newest must be seen."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Track:
-    """What is known of the changes to one relation since it was begun.
+    """What is known of the changes to one relation since it was begun. Of two relations it may be the same, and is two things.
 
     `keys`: key -> transaction that changed it last. (One that changed it before had ended when that one could: row locks.)
     `whole`: transactions of which no keys are known. `suspects`: transactions that were open as streams or prepared when the

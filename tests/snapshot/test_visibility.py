@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.snapshot.errors import UnreadableSnapshot
+from gateway.snapshot.judge import Judge
 from gateway.snapshot.visibility import Visibility, parse_visibility
 from tests.conftest import Database
 
@@ -41,3 +42,14 @@ async def test_a_real_snapshot_is_read(database: Database) -> None:
     found = parse_visibility(await reader.fetchval("SELECT pg_current_snapshot()::text"))
     assert later > xid and found.sees(later) and not found.sees(xid) and not found.sees(later + 100)
     await writer.execute("COMMIT")
+
+
+def test_what_is_known_of_two_relations_is_two_things_also_where_it_is_the_same() -> None:
+    judge = Judge(Visibility(10, 10), 0)
+    one, two = judge.begin(), judge.begin()
+    judge.end(two)
+    judge.committed_whole(one, 12)
+    judge.observe(Visibility(20, 20))
+    assert not one.whole
+    judge.committed_whole(one, 22)
+    judge.end(one)
