@@ -326,7 +326,9 @@ def skip(
     """Skip one transaction, for all its tables, at the next start. A SKIP marker takes its place in the marker topic."""
     from gateway.judgement import repair
 
-    position = _repair(config, lambda fresh, _: repair.skip(fresh, _lsn(lsn)))
+    with _command():
+        commit_lsn = _lsn(lsn)
+    position = _repair(config, lambda fresh, _: repair.skip(fresh, commit_lsn))
     print(
         f"slot {position.slot}: the transaction that commits at {position.skip_lsn} will be left out; start the gateway"
     )

@@ -410,7 +410,9 @@ def _read_file(file: Path | None) -> dict[str, Any]:
         return {}
     try:
         return tomllib.loads(file.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise StopForOperator(f"configuration file {file}: {error.strerror}", hint="see --config") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StopForOperator(f"configuration file {file}: {error}") from error
 
 

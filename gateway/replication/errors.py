@@ -149,6 +149,9 @@ def classify_exception(error: BaseException, doing: str) -> WalgateError:
     return _classify_network(error, doing)
 
 
+_UNREACHABLE = "is the server up, and does it listen there (host and port of source.dsn, listen_addresses, firewall)?"
+
+
 def _classify_network(error: BaseException, doing: str) -> WalgateError:
     text = f"{doing}: {type(error).__name__}: {error}"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -160,7 +163,9 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
     if type(error) is ConnectionError and "SSL" in str(error):
         return RetrySlowly(text, hint="the server does not support TLS, but sslmode requires it")
     if isinstance(error, TimeoutError):
-        return Retry(f"{doing}: timed out")
+        return Retry(f"{doing}: timed out", hint=_UNREACHABLE)
+    if isinstance(error, ConnectionRefusedError):
+        return Retry(text, hint=_UNREACHABLE)
     if isinstance(error, OSError):
         return Retry(text)
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from typing import Final
 
 import structlog
@@ -14,6 +15,7 @@ from gateway.judgement.facts import Expected
 from gateway.judgement.repair import FreshPosition
 from gateway.judgement.start import Steps
 from gateway.operate.errors import Retry
+from gateway.operate.logs import Repeats
 from gateway.operate.settings import Settings
 from gateway.operate.status import Board
 from gateway.replication.connection import connect_sql
@@ -33,11 +35,14 @@ Repair = Callable[[FreshPosition, Expected], Steps]
 
 async def repair(settings: Settings, steps: Repair) -> Position:
     """The new position, durable. Raises WalgateError."""
+    repeats = Repeats()
     for _ in range(_ATTEMPTS - 1):
         try:
             return await _attempt(settings, steps)
         except Retry as error:
-            log.info("trying_again", reason=error.message)
+            told = repeats.again(error.message, datetime.now(UTC).isoformat(timespec="seconds"))
+            if told is not None:
+                log.info("trying_again", reason=error.message, **told)
             await asyncio.sleep(random.uniform(0.1, 1.5))
     return await _attempt(settings, steps)
 

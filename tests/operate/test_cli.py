@@ -61,3 +61,9 @@ def test_a_gap_needs_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.cli.set_up_logs", lambda *_: None)  # the logs are those of the whole run
     result = CliRunner().invoke(app, ["run"])
     assert result.exit_code == EX_CONFIG and "the slot is lost" in result.output
+
+
+def test_what_is_not_an_lsn_is_refused_before_anything_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WALGATE_SOURCE__DSN", "postgresql://u@127.0.0.1:1/d")
+    result = CliRunner().invoke(app, ["skip", "--lsn", "x"])
+    assert result.exit_code == EX_CONFIG and "'x' is not an LSN" in result.output and "connection" not in result.output
