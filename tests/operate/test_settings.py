@@ -90,9 +90,12 @@ def test_the_file_of_a_password_is_a_setting_and_not_a_secret_that_is_read_now(
     [
         ({"PASSWORD_COMMAND": "echo 'x"}, "source.password_command: not a command line"),
         ({"PASSWORD_COMMAND": "echo", "PASSWORD_FILE": "/x"}, "password_file or password_command, not both"),
+        ({"ON_WAL_BUDGET": "release"}, "on_wal_budget = release needs wal_budget_bytes"),
     ],
 )
-def test_a_password_has_one_source(values: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_source_that_do_not_fit_together_are_refused(
+    values: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in values.items():
         monkeypatch.setenv(f"WALGATE_SOURCE__{name}", value)
     with pytest.raises(StopForOperator, match=says):
