@@ -29,7 +29,7 @@ class TableName:
         parts = parse_relation(text)
         if parts is None:
             raise OptionError(
-                f"{text!r} is not a table's name",
+                f"{text!r} is not a table name",
                 hint='Write it as schema.table, for example public.orders or "odd.schema".orders',
             )
         return cls(*parts)

@@ -119,9 +119,9 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
             last = max(last, lsn)
         elif lsn != commit_lsn:
             raise MirrorError(
-                f"{folder} has no file _SUCCESS: it was not written to its end, and this batch, which ends at "
-                f"{format_lsn(commit_lsn)}, does not write it again",
-                hint="Remove the folder and start again: what the changelog has is not written twice.",
+                f"{folder} has no file _SUCCESS: it was not completed, and this batch, which ends at "
+                f"{format_lsn(commit_lsn)}, is not the batch that rewrites it",
+                hint="Remove the folder and start again: changes that the changelog already has are not written twice.",
             )
     return last
 
@@ -134,6 +134,7 @@ def _append_to_delta(changes: DataFrame, location: str, table: TableName, commit
         )
     except AnalysisException as problem:
         raise MirrorError(
-            f"the changelog of {table} at {location} cannot take a column as it is now: {str(problem).splitlines()[0]}",
-            hint="Delta can widen a type, and change it in no other way. Move the table away: a new one begins with this batch.",
+            f"the changelog of {table} at {location} cannot store a column in its current type: "
+            f"{str(problem).splitlines()[0]}",
+            hint="Delta can only widen a type. Move the table away: a new one begins with this batch.",
         ) from problem

@@ -35,7 +35,7 @@ def load_settings(path: Path, names: Iterable[str]) -> tuple[dict[str, Any], dic
     options = found.pop("options", {})
     if not isinstance(options, dict):
         raise OptionError(
-            f"--config {path}: options is not a table", hint="Write [options], and below it names and values."
+            f"--config {path}: options is not a table", hint="Write [options], followed by names and values."
         )
     known = set(names)
     for name in found:

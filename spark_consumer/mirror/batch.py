@@ -160,15 +160,16 @@ class Mirror:
             new = sorted(tables.difference(last.scope)) if tables else ["every other table"]
             if last.scope and new:
                 raise MirrorError(
-                    f"{new[0]} is new to the mirror at {self.path}, which was made for {', '.join(last.scope)} only: the changes "
-                    "up to here are not in it",
-                    hint="Choose another path and checkpoint for these tables, or give the same tables as before.",
+                    f"{new[0]} is not in the mirror at {self.path}, which was created for {', '.join(last.scope)} "
+                    "only: earlier changes of the table are missing",
+                    hint="Use another path and checkpoint for these tables, or give the same tables as before.",
                 )
             no_more = [pattern for pattern in Standing.of(last.standing).excludes if pattern not in self.exclude]
             if no_more:
                 raise MirrorError(
-                    f"tables named {no_more[0]} are new to the mirror at {self.path}: their changes up to here are not in it",
-                    hint=f"Choose another path and checkpoint for these tables, or go on with --exclude {no_more[0]}.",
+                    f"tables matching {no_more[0]} are not in the mirror at {self.path}: their earlier changes "
+                    "are missing",
+                    hint=f"Use another path and checkpoint for these tables, or keep --exclude {no_more[0]}.",
                 )
             stay = [name for name in last.tables if not is_one_of(TableName.parse(name), self.exclude)]
             last = replace(last, tables={name: last.tables[name] for name in stay if not tables or name in tables})
@@ -229,8 +230,7 @@ class Mirror:
             target.remove(spark, seen_path(self.path, TableName.parse(name), window.begin_lsn))
         tables = {str(part.table): part.changes for part in content.parts}
         notes = [
-            f"{table} is another relation now, dropped and created again: the rows of the old one went"
-            for table in self._emptied
+            f"{table} was dropped and created again: the rows of the old table were removed" for table in self._emptied
         ]
         self._emptied.clear()
         notes += notes_of(piece.marks, ended) + ([f"{differences} differences"] if differences else [])
@@ -309,9 +309,10 @@ class Mirror:
             first = identity.first_positions(_own(raw, records, part.table))
             if self.last is not None and min(first.values())[0] <= self.last.commit_lsn:
                 raise MirrorError(
-                    f"{part.table} is new to the mirror at {self.path}, which is at {format_lsn(self.last.commit_lsn)} already",
-                    hint="Choose another path for it, or start behind the mirror's last picture "
-                    f"(startingPosition lsn:{format_lsn(self.last.commit_lsn)}) to take only what follows.",
+                    f"{part.table} is not in the mirror at {self.path}, which has already reached "
+                    f"{format_lsn(self.last.commit_lsn)}",
+                    hint="Use another path for it, or start after the mirror's last picture "
+                    f"(startingPosition lsn:{format_lsn(self.last.commit_lsn)}) to take only later changes.",
                 )
             found.append(identity.change_of_key(part.table, first, self._key))
         return min((cut for cut in found if cut is not None), default=None)
@@ -358,10 +359,11 @@ class Mirror:
         applied = self._applied_commit_lsn(spark, part.table, location)
         if applied > commit_lsn:
             raise MirrorError(
-                f"{location} is at {format_lsn(applied)}, but this batch ends at {format_lsn(commit_lsn)}: the checkpoint of a "
-                "mirror that was killed within a batch was lost, and the batches are cut differently since",
-                hint="Remove the checkpoint and start again behind the last picture (walgate mirror does so by itself), "
-                "with batches at least as large as before (--max-changes).",
+                f"{location} has reached {format_lsn(applied)}, but this batch ends at {format_lsn(commit_lsn)}: "
+                "the checkpoint of a mirror that was killed within a batch was lost, and batches end elsewhere "
+                "now",
+                hint="Remove the checkpoint and start again after the last picture (walgate mirror does so "
+                "automatically), with batches at least as large as before (--max-changes).",
             )
         if applied < commit_lsn:
             part = self._of_one_relation(spark, location, part, own)
@@ -488,7 +490,7 @@ def notes_of(marks: Sequence[Mark], ended: Mapping[str, Window]) -> list[str]:
     """What of the signs a person should read."""
     notes = [f"the snapshot of {name} ended ({window.purpose})" for name, window in ended.items()]
     excluded = {mark.table: mark.facts["reason"] for mark in marks if mark.kind == EXCLUDED}
-    notes += [f"{name} stands still until it is copied anew: {reason}" for name, reason in excluded.items()]
+    notes += [f"{name} is not updated until it is loaded again: {reason}" for name, reason in excluded.items()]
     for mark in marks:
         if mark.kind == GAP:
             notes.append(

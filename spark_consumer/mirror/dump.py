@@ -77,7 +77,8 @@ class DumpedTable:
             held[row] += -1 if word in OUT else 1
         if words["UPDATE"] != words["UPDATE_BEFORE"] or any(count < 0 for count in held.values()):
             raise MirrorError(
-                f"the log of {self.name} does not add up to rows: old rows were not sent, or a column was added or changed",
+                f"the log of {self.name} cannot be reduced to rows: old rows were not sent, or a column was added "
+                "or changed",
                 hint="Old rows are sent under REPLICA IDENTITY FULL. Read the log itself with Spark, or use --to.",
             )
         return held.elements()

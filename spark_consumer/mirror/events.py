@@ -81,7 +81,7 @@ def _refuse_nulls(key: pa.Array, raw: pa.RecordBatch, shape: TableShape) -> None
         if name not in shape.uncertain_key and missing.any():
             commit_lsn = raw.column("commit_lsn")[int(missing.argmax())].as_py()
             raise MirrorError(
-                f"a change at {format_lsn(commit_lsn)} has no value in {name!r}, a column of its table's key"
+                f"a change at {format_lsn(commit_lsn)} has no value for {name!r}, a key column of its table"
             )
 
 

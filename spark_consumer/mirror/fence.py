@@ -44,6 +44,7 @@ def check(spark: SparkSession, path: str, epoch: int) -> None:
 
 def taken_over(path: str) -> MirrorError:
     return MirrorError(
-        f"another writer has taken over the mirror at {path}: this one stops, and has written nothing since",
-        hint="A mirror has one writer, the one that was started last. Start this one again when the other is stopped.",
+        f"another writer has taken over the mirror at {path}: this one stops, and has written nothing since then",
+        hint="A mirror has one writer: the one that was started last. Stop the other one before you start "
+        "this one again.",
     )

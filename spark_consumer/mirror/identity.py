@@ -23,9 +23,10 @@ from spark_consumer.mirror.target import properties, quoted
 from spark_consumer.tables import TableName
 
 COPY = (
-    "Stop the mirror, overwrite this Delta table with the rows that the source has now (its columns, and a map _special that "
-    "is null), and start again: changes that the copy has already do no harm, if no column came or went since. Or go on "
-    "without the table: --tables with all the others."
+    "Stop the mirror, overwrite this Delta table with the current rows of the source (its columns, "
+    "and a map _special that is null), and start again: changes that the copy already contains do no "
+    "harm, if no column was added or dropped since. Or continue without the table: --tables with all "
+    "the others."
 )
 
 
@@ -81,8 +82,8 @@ def keep(spark: SparkSession, location: str, kept: str) -> None:
 
 def recreated(table: TableName, location: str) -> MirrorError:
     return MirrorError(
-        f"{table} is another relation now, dropped and created again, or renamed to this name: PostgreSQL does not send which of "
-        f"the rows in {location} went with the old one",
+        f"{table} was dropped and created again, or another table was renamed to this name: PostgreSQL "
+        f"does not send which of the rows in {location} belong to it",
         hint=f"{COPY} Where it was dropped and created again, --on-recreated empty goes on without its rows.",
     )
 
@@ -100,9 +101,9 @@ def change_of_key(
         return None
     if min(others) == first[oldest][0]:
         raise MirrorError(
-            f"{table} has changes before and behind a change of its replica identity within one transaction, at "
-            f"{format_lsn(min(others))}: the mirror takes in a transaction as a whole, under one key",
-            hint="Go on without the table: --tables with all the others.",
+            f"{table} has changes before and after a change of its replica identity within one transaction, "
+            f"at {format_lsn(min(others))}: the mirror applies a transaction as a whole, under one key",
+            hint="Continue without the table: --tables with all the others.",
         )
     return min(others)
 
@@ -144,8 +145,8 @@ def added_up(log: DataFrame, table: TableName, location: str) -> DataFrame:
     words = {found["_op"]: found["count"] for found in log.groupBy("_op").count().collect()}
     if odd or words.get("UPDATE", 0) != words.get("UPDATE_BEFORE", 0):
         raise MirrorError(
-            f"{table} has a replica identity now, and was a log at {location} that does not add up to rows: not all of its "
-            "old rows were sent, or a column was added or changed without telling the stream",
+            f"{table} has a replica identity now, and was a log at {location} that cannot be reduced to rows: "
+            "not all of its old rows were sent, or a column was added or changed without an event",
             hint=COPY,
         )
     return held.select("row.*")
@@ -176,7 +177,7 @@ def check_log_names(table: TableName, shape: TableShape) -> None:
     own = [name for name in LOG_COLUMNS if name in shape.columns]
     if own and (not shape.key or is_log(own)):
         raise MirrorError(
-            f"{table} has the columns {_listed(own)}, by which the mirror knows its own logs",
+            f"{table} has the columns {_listed(own)}, which the mirror reserves for its logs",
             hint="Rename them in the source, or leave the table out: --tables with all the others.",
         )
 
@@ -188,7 +189,8 @@ def check_names(table: TableName, columns: Iterable[str]) -> None:
         other = known.setdefault(name.lower(), name)
         if other is not name:
             raise MirrorError(
-                f"{table} has the columns {_listed((other, name))}: Delta takes names that differ by case only for one",
+                f"{table} has the columns {_listed((other, name))}: Delta does not distinguish names that differ "
+                "only in case",
                 hint="Rename one in the source, or leave the table out: --tables with all the others.",
             )
 

@@ -127,7 +127,7 @@ class MirrorPicture(dict[str, DataFrame]):
 
     def __missing__(self, name: str) -> DataFrame:
         if name in self.filling:
-            raise MirrorError(f"{name} is still being filled by a snapshot: it is in no picture before its end")
+            raise MirrorError(f"{name} is still being filled by a snapshot: it is in no picture until that ends")
         raise KeyError(name)
 
 

@@ -128,7 +128,7 @@ def applied_commit_lsn(spark: SparkSession, location: str, application: str = AP
     found = transaction_version(spark, location, application)
     if found is None:
         raise MirrorError(
-            f"{location} is a Delta table that {application} did not make: nothing was written to it",
-            hint="Move it away, or choose another path: its rows cannot be told from those of the source.",
+            f"{location} is a Delta table that was not created by {application}: nothing was written to it",
+            hint="Move it away, or use another path: its rows cannot be distinguished from those of the source.",
         )
     return found

@@ -289,8 +289,7 @@ class _Reading:
             return offset if offset is not None and offset > stretch.last_offset else self.position
         if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise RangeExpired(
-                f"{stretch} has no offset {self.position} any more, but a manifest names "
-                f"{self.position}..{stretch.last_offset}",
+                f"{stretch} no longer has offset {self.position}, but a manifest lists {self.position}..{stretch.last_offset}",
                 hint="Retention has removed records that were never read, or the topic was created again. "
                 "Raise the retention; start again from a later position.",
             )
@@ -308,9 +307,10 @@ class _Reading:
         if self.trouble.last is not None:
             return unavailable(f"{self.stretch} from offset {self.position} on", self.trouble.last)
         return TransactionIncomplete(
-            f"{self.stretch}: no record at offset {self.position} for {no_progress_s:g} s, but a manifest reaches to "
-            f"{self.stretch.last_offset}",
-            hint="The topic is shorter than its manifests say, or the broker is slow: see the option noProgressTimeout.",
+            f"{self.stretch}: no record at offset {self.position} for {no_progress_s:g} s, but a manifest "
+            f"lists records up to {self.stretch.last_offset}",
+            hint="The topic has fewer records than its manifests list, or the broker is slow: see the option "
+            "noProgressTimeout.",
         )
 
 
@@ -351,5 +351,5 @@ def unavailable(what: str, error: KafkaError, reason: KafkaError | None = None) 
             "The topic is missing: check the options prefix and kafka.bootstrap.servers, and that the gateway has run."
         )
     elif reason is not None and "SSL_HANDSHAKE" in reason.str():  # the state in which the broker hung up
-        hint = "The broker hung up in the TLS handshake: does its port want another kafka.security.protocol?"
+        hint = "The broker closed the connection during the TLS handshake: check kafka.security.protocol for this port."
     return SourceUnavailable(message, hint=hint)

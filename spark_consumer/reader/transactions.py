@@ -148,7 +148,7 @@ class TransactionReader:
         place = TopicPartition(transaction_topic(self._prefix), 0)
         if place.topic not in await markers.topics():
             raise SourceUnavailable(
-                f"Kafka has no topic {place.topic}, or shows us none",
+                f"Kafka has no topic {place.topic}, or access to it is denied",
                 hint="Check prefix and bootstrap_servers, and that the gateway has run.",
             )
         markers.assign([place])
@@ -185,7 +185,7 @@ class TransactionReader:
         try:
             found = await _started(self._markers).getmany(timeout_ms=_POLL_MS, max_records=_CHUNK_RECORDS)
         except OffsetOutOfRangeError as problem:
-            raise RangeExpired("the transaction topic does not have the position to begin at") from problem
+            raise RangeExpired("the transaction topic does not have the starting position") from problem
         except KafkaError as problem:
             raise SourceUnavailable(f"Kafka: {problem}") from problem
         return [message for messages in found.values() for message in messages]
@@ -237,9 +237,7 @@ class TransactionReader:
         try:
             found = await _started(self._records).getmany(place, timeout_ms=_POLL_MS, max_records=_CHUNK_RECORDS)
         except OffsetOutOfRangeError as problem:
-            raise RangeExpired(
-                f"{read.topic}[{read.partition}] has no offset {read.first_offset} any more"
-            ) from problem
+            raise RangeExpired(f"{read.topic}[{read.partition}] no longer has offset {read.first_offset}") from problem
         except KafkaError as problem:
             raise SourceUnavailable(f"Kafka: {problem}") from problem
         messages: list[Any] = found.get(place, [])

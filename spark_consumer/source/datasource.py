@@ -185,8 +185,9 @@ class _Planner:
             later = first_complete(self.log.walk(expired, self.log.bounds()[1]), wants, first_kept)
             raise RangeExpired(
                 f"rows of the transaction at marker {expired - 1} are no longer in Kafka",
-                hint="Retention has removed records that were never read, or a topic was created again. "
-                f"What is complete begins at startingPosition marker:{later or expired}, with a new checkpoint.",
+                hint="Retention has removed records that were never read, or a topic was created again. The first "
+                f"position from which everything is available is startingPosition marker:{later or expired}, with "
+                "a new checkpoint.",
             )
 
     def tasks(self, transactions: list[CommittedTransaction]) -> list[InputPartition]:
@@ -270,8 +271,8 @@ def _check_last(transactions: list[CommittedTransaction], offset: StreamOffset, 
 def _other_topic(what: str, offset: StreamOffset) -> MarkerError:
     return MarkerError(
         f"the query is at commit_lsn {format_lsn(offset['commit_lsn'])} at marker {offset['position']}, but {what}",
-        hint="The topic was created again, or the checkpoint is of another cluster or prefix: what was committed meanwhile may "
-        "be missing here. Begin with a new checkpoint, and a new mirror or changelog.",
+        hint="The topic was created again, or the checkpoint belongs to another cluster or prefix: what was "
+        "committed meanwhile may be missing here. Use a new checkpoint, and a new mirror or changelog.",
     )
 
 
@@ -340,7 +341,7 @@ class WalgateChanges(DataSource):
         if from_arrow_schema(shape.schema).simpleString() != loaded.simpleString():
             raise UnsupportedSchema(
                 f"the columns of {options.table} have changed since load()",
-                hint="Call load() again: a frame keeps its columns.",
+                hint="Call load() again: a DataFrame keeps its columns.",
             )
         return _Planner(options, shape)
 
@@ -363,9 +364,9 @@ class WalgateTransactions(WalgateChanges):
         chosen = options.table is not None or options.tables or options.exclude
         if chosen or options.include_messages or options.include_markers:
             raise OptionError(
-                "table, tables, exclude, includeMessages and includeMarkers choose changes; "
-                "walgate-transactions gives transactions",
-                hint='Look into its column `tables`, or use format("walgate").',
+                "table, tables, exclude, includeMessages and includeMarkers select changes, but "
+                "walgate-transactions returns transactions",
+                hint='Use its column `tables`, or format("walgate").',
             )
         return options
 

@@ -222,8 +222,8 @@ def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise UnsupportedSchema(
                 f"column {field.name!r} was written as {child.type} and does not fit into {field.type}",
-                hint="The type of the column was changed in a way that loses values: "
-                "read it in the raw form, or start the query again.",
+                hint="The type of the column was changed in a way that would lose values: read it in the raw format, "
+                "or restart the query.",
             ) from None
     if not children:
         return pa.array([{}] * len(array), target)
@@ -249,14 +249,14 @@ def carried_over(values: pa.Array, target: pa.DataType) -> pa.Array:
     nested = pa.types.is_list(written) and pa.types.is_list(target)
     inner = (written.value_type, target.value_type) if nested else (written, target)
     if frozenset(map(_kind, inner)) not in _CARRIED_OVER:
-        raise pa.ArrowInvalid(f"{written} does not become {target}")
+        raise pa.ArrowInvalid(f"{written} cannot be converted to {target}")
     cast = values.cast(target)
     before, after = (values.flatten(), cast.flatten()) if nested else (values, cast)
     same = pc.equal(after.cast(inner[0]), before)
     if pa.types.is_floating(inner[0]):
         same = pc.or_(same, pc.is_nan(before))
     if not pc.all(same, min_count=0).as_py():
-        raise pa.ArrowInvalid(f"a value changes between {written} and {target}")
+        raise pa.ArrowInvalid(f"a value would change between {written} and {target}")
     return cast
 
 

@@ -74,22 +74,27 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Option
     _check_names(values)
     if streaming and "endingposition" in values:
         raise OptionError(
-            "endingPosition is for batch reads", hint="Stop a stream with trigger(availableNow=True) or query.stop()."
+            "endingPosition applies to batch reads only",
+            hint="Stop a stream with trigger(availableNow=True) or query.stop().",
         )
     if streaming is False and "maxchangespertrigger" in values:
         raise OptionError(
-            "maxChangesPerTrigger is for streams", hint="Bound a batch read with startingPosition and endingPosition."
+            "maxChangesPerTrigger applies to streams only",
+            hint="Limit a batch read with startingPosition and endingPosition.",
         )
     if "table" in values and _flag(values, "includeMarkers"):
         raise OptionError(
-            "includeMarkers is for the raw form", hint="The typed columns of one table have no place for them."
+            "includeMarkers applies to the raw format only",
+            hint="The typed columns of one table cannot represent them.",
         )
     if "table" in values and "exclude" in values:
-        raise OptionError("table and exclude contradict each other", hint="exclude leaves tables out of the raw form.")
+        raise OptionError(
+            "table and exclude contradict each other", hint="exclude leaves tables out of the raw format."
+        )
     if "table" in values and "tables" in values:
         raise OptionError(
             "table and tables contradict each other",
-            hint="table gives typed columns of one table; tables chooses some in the raw form.",
+            hint="table returns typed columns of one table; tables selects some in the raw format.",
         )
     return Options(
         broker=Broker(_kafka_settings(values), _seconds(values, "noProgressTimeout", 30.0)),
@@ -125,7 +130,7 @@ def _kafka_settings(values: Mapping[str, str]) -> dict[str, str]:
     settings = {name.removeprefix("kafka."): value for name, value in values.items() if name.startswith("kafka.")}
     ours = sorted(_OURS & settings.keys())
     if ours:
-        raise OptionError(f"kafka.{ours[0]} is set by the reader itself")
+        raise OptionError(f"kafka.{ours[0]} is set by the reader and cannot be changed")
     try:
         # Only a check of names and values: it connects to nothing before it is told to.
         Consumer({**settings, "bootstrap.servers": "", "group.id": "check"}).close()

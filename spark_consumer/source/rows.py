@@ -28,8 +28,9 @@ class KnownSchemas(dict[int, str]):
 
     def __missing__(self, schema_id: int) -> str:
         raise UnsupportedSchema(
-            f"a record was written with schema {schema_id}, which the registry did not have for the table when decode was called",
-            hint="The table was altered since: call decode again.",
+            f"a record was written with schema {schema_id}, which the registry did not have for the table "
+            "when decode was called",
+            hint="The table was altered after that: call decode again.",
         )
 
 

@@ -177,7 +177,7 @@ async def test_a_position_is_adopted_after_pg_upgrade_and_nothing_is_lost_or_dou
             gateway.start()
             command = f"walgate adopt --from-system {from_system}"
             await place.ends("belongs to slot", command)
-            assert "goes on at" in await walgate(gateway, *command.split()[1:])
+            assert "resumes at" in await walgate(gateway, *command.split()[1:])
             await gateway.streaming()
             await place.insert(400)
             await written.has("flows", set(range(401)))

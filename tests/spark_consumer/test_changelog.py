@@ -122,7 +122,7 @@ def test_a_column_that_is_widened_stays_readable(
         transaction.insert(text, {"id": "a"})
         transaction.commit()
         feeder.kafka_commit()
-        with pytest.raises(MirrorError, match=r"changelog of public\.items .* cannot take a column"):
+        with pytest.raises(MirrorError, match=r"changelog of public\.items .* cannot store a column"):
             changelog.apply(spark.read.format("walgate").options(**feeder.options(startingPosition=start)).load(), 0)
 
 

@@ -41,7 +41,7 @@ def test_a_frame_whose_table_was_altered_since_is_refused(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("choice", [{"table": "public.a"}, {"tables": "public.a"}, {"includeMessages": "true"}])
 def test_transactions_take_no_choice_of_changes(choice: dict[str, str]) -> None:
-    with pytest.raises(OptionError, match="walgate-transactions gives transactions"):
+    with pytest.raises(OptionError, match="walgate-transactions returns transactions"):
         WalgateTransactions({**NEEDED, **choice}).schema()
 
 

@@ -183,7 +183,7 @@ def test_an_excluded_table_stands_still_until_it_was_replaced(reader: Reader, fe
     reports = reader.take()
     assert reader.rows(accounts) == before and reader.rows(items) == items.rows
     assert reader.picture().stale == {"public.accounts": "a row is too large"}
-    assert any("stands still" in note for report in reports for note in report.notes)
+    assert any("is not updated" in note for report in reports for note in report.notes)
     feeder.bound("SNAPSHOT_BEGIN", accounts, "REPLACE")
     feeder.chunk(accounts, [account(3)], "REPLACE")
     reader.take()

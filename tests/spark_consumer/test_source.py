@@ -174,7 +174,7 @@ def test_a_damaged_marker_stops_the_read_in_time(
         ({"table": "accounts"}, "schema.table"),
         ({"startingPosition": "soon"}, "Write earliest"),
         ({"table": "public.a", "tables": "public.b"}, "contradict"),
-        ({"kafka.isolation.level": "read_uncommitted"}, "set by the reader itself"),
+        ({"kafka.isolation.level": "read_uncommitted"}, "set by the reader"),
         ({"kafka.no.such.setting": "1"}, "No such configuration property"),
     ],
 )
