@@ -26,16 +26,64 @@ _SKIPPED: Final = (
     "exactly_once/test_quarantine.py::test_a_stop_names_the_transaction_and_skip_leaves_out_exactly_that_one"
 )
 _QUARANTINED: Final = "exactly_once/test_quarantine.py::test_tables_in_quarantine_leave_the_others_alone"
+_STATE: Final = "exactly_once/test_ways_on.py::test_a_state_that_stops_the_gateway_is_left_as_the_message_says"
+_OLDER: Final = "exactly_once/test_ways_on.py::test_what_an_older_server_does_not_know_is_set_back"
+_COMMAND: Final = "exactly_once/test_ways_on.py::test_a_command_that_is_refused_leaves_everything_as_it_was"
+_CHECK: Final = "exactly_once/test_ways_on.py::test_what_the_check_says_lets_the_gateway_stream"
+_ENCODING: Final = "exactly_once/test_ways_on.py::test_a_database_of_unknown_encoding_is_moved_to_one_of_utf8"
+_LOST: Final = "exactly_once/test_ways_on.py::test_a_lost_slot_of_an_older_server_is_left_behind"
+_SET_BACK: Final = "exactly_once/test_ways_on.py::test_a_server_that_was_set_back_is_read_on"
+_KAFKA: Final = "exactly_once/test_kafka_faults.py::"
 WALKED: Final[dict[tuple[str, str], str]] = {
-    ("gateway/judgement/slot.py _lost", "{invalidation_reason}"): _GAP,
-    ("gateway/judgement/position.py check_progress", "no longer exists"): _GAP,
-    ("gateway/judgement/position.py check_progress", "were read by another process"): _GAP,
+    ("gateway/judgement/brokers.py check_listener", " speaks "): _CHECK,
+    ("gateway/judgement/brokers.py _login", "does not use SASL"): _CHECK,
+    ("gateway/judgement/brokers.py check_brokers", "allows transactions of"): _CHECK,
+    ("gateway/judgement/brokers.py check_brokers", "accept requests of at most"): _CHECK,
+    ("gateway/judgement/brokers.py check_single_partition", ""): _STATE,
+    ("gateway/judgement/brokers.py check_position_topic", ""): _STATE,
+    ("gateway/judgement/brokers.py _topic", ""): _CHECK,
     ("gateway/judgement/notice.py _judge_left_out", "the server left out changes"): _GAP,
+    ("gateway/judgement/position.py check_first_start", "exists, but no position"): _STATE,
+    ("gateway/judgement/position.py check_progress", "no longer exists"): _GAP,
+    ("gateway/judgement/position.py check_progress", "is empty, but slot"): _STATE,
+    ("gateway/judgement/position.py check_progress", "were read by another process"): _GAP,
+    ("gateway/judgement/publication.py _keys_sent_in_part", ""): _STATE,
+    ("gateway/judgement/repair.py skip", ""): _COMMAND,
+    ("gateway/judgement/repair.py readmit", ""): _COMMAND,
+    ("gateway/judgement/repair.py accept_gap", ""): _COMMAND,
+    ("gateway/judgement/repair.py adopt", ""): _COMMAND,
+    ("gateway/judgement/repair.py _position_of", ""): _COMMAND,
+    ("gateway/judgement/repair.py _unacceptable", "is empty"): _STATE,
+    ("gateway/judgement/repair.py _unacceptable", "WAL ends at"): _SET_BACK,
+    ("gateway/judgement/position.py check_progress", "the server went back in time"): _SET_BACK,
+    ("gateway/judgement/server.py check_server", "SQL_ASCII"): _ENCODING,
+    ("gateway/judgement/server.py check_server", "or newer, this is"): _OLDER,
     ("gateway/judgement/server.py check_identity", "this is a different server"): _ADOPTED,
+    ("gateway/judgement/slot.py _kind", "not logical"): _STATE,
+    ("gateway/judgement/slot.py _kind", "has the output plugin"): _STATE,
+    ("gateway/judgement/slot.py _kind", "belongs to database"): _STATE,
+    ("gateway/judgement/slot.py _lost", "{invalidation_reason}"): _GAP,
+    ("gateway/judgement/slot.py _lost", "is lost"): _LOST,
+    ("gateway/kafka/errors.py classify", "{text}"): _KAFKA
+    + "test_a_row_that_is_too_large_stops_the_gateway_and_is_not_skipped",
     ("gateway/kafka/outlet.py too_large", ""): _QUARANTINED,
+    ("gateway/kafka/topics.py deleted_topics", ""): _KAFKA
+    + "test_a_topic_that_is_deleted_while_nobody_looks_is_not_created_again_silently",
+    ("gateway/kafka/topics.py topic_of_another", ""): _STATE,
+    ("gateway/kafka/topics.py refused_topic", ""): _STATE,
+    ("gateway/replication/options.py pgoutput_options", ""): _OLDER,
+    ("gateway/service/protection.py _check_key", ""): _STATE,
     ("gateway/service/schema_errors.py classified_schema_errors", "{message}"): _SKIPPED,
+    ("gateway/service/session.py _stop_if_again", ""): _KAFKA
+    + "test_a_transaction_that_outlives_its_kafka_transaction_stops_with_the_way_out",
+    ("gateway/service/start.py _decode", ""): "exactly_once/test_registry_faults.py::"
+    "test_another_registry_behind_the_url_is_refused",
+    ("gateway/events/tuple_values.py _refused", ""): _SKIPPED,
 }
 """Tests that go from a stop to a gateway that streams again, on real servers. Key: place, and a part of what it says."""
+
+DEFECTS: Final = frozenset({"Defect", "FrameError", "OutOfOrder", "PgOutputError", "UnreadableSnapshot"})
+"""What should never be raised: defects of the gateway, or of what it talks to. Only a repaired version goes on."""
 
 _HEAD: Final = """# Every exit code 78
 
@@ -111,6 +159,8 @@ def is_of(stop: Stop, key: tuple[str, str]) -> bool:
 
 
 def _walked(stop: Stop) -> str:
+    if stop.kind in DEFECTS:
+        return "a defect: keep the slot, and report it"
     return next((test for key, test in WALKED.items() if is_of(stop, key)), "")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.stops import ROOT, WALKED, is_of, page, stops
+from tests.stops import DEFECTS, ROOT, WALKED, is_of, page, stops
 
 
 def test_the_page_of_stops_is_that_of_the_code() -> None:
@@ -16,3 +16,7 @@ def test_each_test_that_walks_a_way_on_exists_and_so_does_its_stop() -> None:
         assert any(is_of(stop, key) for stop in found), key
         file, _, name = test.partition("::")
         assert f"def {name}(" in (ROOT / "tests" / file).read_text("utf-8"), test
+
+
+def test_each_stop_that_is_no_defect_says_what_to_do() -> None:
+    assert [stop for stop in stops() if not stop.hint and stop.kind not in DEFECTS] == []

@@ -109,7 +109,7 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
         return StopForOperator(
             f"slot {slot} was created before its publication, and this version of PostgreSQL cannot decode that "
             f"({left_out.message})",
-            hint=f"nothing has been delivered yet: run SELECT pg_drop_replication_slot('{slot}') and start again; "
-            "the gateway creates the slot",
+            hint="nothing has been delivered yet: walgate accept-gap --until-now creates the slot again, and the stream starts "
+            "there; load the tables for what is before (docs/operations.md, After a data gap)",
         )
     return None

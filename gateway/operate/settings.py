@@ -413,7 +413,7 @@ def _read_file(file: Path | None) -> dict[str, Any]:
     except OSError as error:
         raise StopForOperator(f"configuration file {file}: {error.strerror}", hint="see --config") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StopForOperator(f"configuration file {file}: {error}") from error
+        raise StopForOperator(f"configuration file {file}: {error}", hint="it must be a TOML file") from error
 
 
 _S = TypeVar("_S", bound=_Sources)
@@ -463,5 +463,7 @@ def _read_secret_files() -> None:
             try:
                 os.environ[name.removesuffix("_FILE")] = Path(path).read_text().strip()
             except OSError as error:
-                raise StopForOperator(f"{name}: {error}") from error
+                raise StopForOperator(
+                    f"{name}: {error}", hint="it must name a text file that the gateway may read"
+                ) from error
             del os.environ[name]

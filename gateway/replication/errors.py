@@ -24,6 +24,7 @@ _FULL = "raise {} (requires a server restart), or drop what is not used"
 _NEW_SLOT = (
     "changes since the last position can no longer be read: drop the slot and start over with new copies of the tables"
 )
+_UNKNOWN = "this error is not known, and nothing was skipped: start again, and report it if it comes again"
 _UNPRINTABLE = "PostgreSQL 14 cannot print intervals above 2^31 hours: set source.binary = on, or leave the column out"
 
 _TABLE: dict[str, tuple[type[WalgateError], str]] = {
@@ -174,5 +175,6 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
         return Retry(text)  # asyncpg on a connection that a crash of the server cut off in the middle of an answer
     if isinstance(error, asyncpg.InterfaceError):
         # "connection is closed" and the like; wrong arguments are also a ValueError, which quotes them.
-        return StopForOperator(f"{doing}: {type(error).__name__}") if isinstance(error, ValueError) else Retry(text)
-    return StopForOperator(text)
+        unknown = StopForOperator(f"{doing}: {type(error).__name__}", hint=_UNKNOWN)
+        return unknown if isinstance(error, ValueError) else Retry(text)
+    return StopForOperator(text, hint=_UNKNOWN)

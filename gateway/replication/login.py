@@ -266,5 +266,8 @@ def _unreadable_file(dsn: str, doing: str) -> WalgateError | None:
         variable = f"PG{parameter.upper()}"
         path = named.get(parameter) or os.environ.get(variable)
         if path and not os.access(path, os.R_OK):
-            return StopForOperator(f"{doing}: {parameter} (source.dsn, {variable}) cannot be read: {path}")
+            return StopForOperator(
+                f"{doing}: {parameter} (source.dsn, {variable}) cannot be read: {path}",
+                hint=f"set {parameter} in source.dsn to a PEM file that the gateway may read",
+            )
     return None

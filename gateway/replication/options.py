@@ -77,7 +77,7 @@ def checked_slot(name: str) -> str:
 
 def _checked_option(name: str) -> str:
     if not _OPTION_NAME.fullmatch(name):
-        raise StopForOperator(f"invalid option name: {name!r}")
+        raise StopForOperator(f"invalid option name: {name!r}", hint="an option name has letters, digits and _")
     return name
 
 
@@ -91,5 +91,5 @@ def quoted_identifier(name: str) -> str:
 def quote_literal(text: str) -> str:
     """For the walsender's grammar, where a backslash has no meaning."""
     if "\0" in text:
-        raise StopForOperator("an option value contains a zero byte")
+        raise StopForOperator("an option value contains a zero byte", hint="check the settings under source")
     return "'" + text.replace("'", "''") + "'"

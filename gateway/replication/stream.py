@@ -42,6 +42,9 @@ class State(enum.Enum):
     FAILED = enum.auto()
 
 
+_POOLER: Final = "is there a proxy or pooler between? The gateway needs a direct connection to the server"
+
+
 class ReplicationStream(asyncio.BufferedProtocol):
     """Made by `connect_replication`. One reader and one sender of status; not for several tasks that read.
 
@@ -91,13 +94,15 @@ class ReplicationStream(asyncio.BufferedProtocol):
                 database.decode() if database else None,
             )
         except (ValueError, AssertionError) as error:
-            raise StopForOperator(f"{self._place}: the answer to IDENTIFY_SYSTEM cannot be read") from error
+            raise StopForOperator(
+                f"{self._place}: the answer to IDENTIFY_SYSTEM cannot be read", hint=_POOLER
+            ) from error
 
     async def timeline_history(self, timeline: int, timeout_s: float = 30.0) -> str:
         """TIMELINE_HISTORY, before `start`; timeline 1 has none (58P01). For `timeline.check_promotion`."""
         rows = await self._query(f"TIMELINE_HISTORY {int(timeline)}", timeout_s)
         if len(rows) != 1 or len(rows[0]) != 2 or rows[0][1] is None:
-            raise StopForOperator(f"{self._place}: the answer cannot be read")
+            raise StopForOperator(f"{self._place}: the answer cannot be read", hint=_POOLER)
         return rows[0][1].decode("utf-8", "replace")
 
     async def create_temporary_slot(self, name: str, timeout_s: float = 3600.0) -> Lsn:
@@ -105,7 +110,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         point. The server waits for the end of every transaction that is open and writes."""
         rows = await self._query(temporary_slot_command(name), timeout_s)
         if len(rows) != 1 or len(rows[0]) < 2 or rows[0][1] is None:
-            raise StopForOperator(f"{self._place}: the answer cannot be read")
+            raise StopForOperator(f"{self._place}: the answer cannot be read", hint=_POOLER)
         return Lsn.parse(rows[0][1].decode("ascii", "replace"))
 
     async def start(
@@ -306,7 +311,9 @@ class ReplicationStream(asyncio.BufferedProtocol):
         if self._failure is not None:
             raise self._failure
         if self._state is not State.READY or self._transport is None:
-            raise StopForOperator(f"{self._place}: query in state {self._state.name}")
+            raise StopForOperator(
+                f"{self._place}: query in state {self._state.name}", hint="a defect of the gateway: report it"
+            )
         self._state = state
         self._place = doing
         self._rows = []

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from schemas.names import POSITION_TOPIC
@@ -64,17 +65,28 @@ class Written:
         return [each for each in positions if each["prefix"] == self._prefix][-1]
 
 
+async def checked(gateway: GatewayProcess, code: int, **settings: object) -> str:
+    """What `walgate check` prints, which ends with `code`."""
+    done = await command({**gateway.settings, **settings}, "check")
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
 async def walgate(gateway: GatewayProcess, *arguments: str, code: int = 0) -> str:
     """The command with the gateway's settings, which ends with `code`; what it prints, or the error."""
-    done = await asyncio.to_thread(
+    done = await command(gateway.settings, *arguments)
+    assert done.returncode == code, done.stderr
+    return done.stderr if code else done.stdout
+
+
+async def command(settings: Mapping[str, object], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`walgate` with these settings."""
+    return await asyncio.to_thread(
         subprocess.run,
         [COMMAND[0], *arguments],
-        env={"PATH": os.environ["PATH"]}
-        | {f"WALGATE_{name.upper()}": str(value) for name, value in gateway.settings.items()},
+        env={"PATH": os.environ["PATH"]} | {f"WALGATE_{name.upper()}": str(value) for name, value in settings.items()},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert done.returncode == code, done.stderr
-    return done.stderr if code else done.stdout

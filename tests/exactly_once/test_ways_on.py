@@ -1,0 +1,506 @@
+"""Each way on that a stop names, followed to the letter: a gateway is stopped, its advice is taken, and it streams again with
+nothing lost.
+
+Settings and SQL are taken from the message where it has them. docs/stops.md names the test of each stop (tests/stops.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import asyncpg
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from gateway.local import Kafka, Registry
+from schemas.names import POSITION_TOPIC
+from tests.conftest import Database
+from tests.exactly_once.test_postgres_faults import _give_as as give_as
+from tests.exactly_once.written import Written, checked, command, walgate
+from tests.gateway_process import GatewayProcess
+from tests.service.topics import Topics
+from tests.slots import until_free
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+_TABLE = "CREATE TABLE flows (id int PRIMARY KEY, v text); CREATE PUBLICATION walgate FOR ALL TABLES"
+_SQL = re.compile(r"SELECT pg_drop_replication_slot\('\w+'\)")
+_SETTING = re.compile(r"set (\w+)\.(\w+) = ([^\s,;]+)")
+_TOPIC_CONFIG = re.compile(r"--entity-type topics --entity-name (\S+) --add-config ([\w.]+)=(\S+)")
+
+
+@dataclass
+class Place:
+    """A database, a gateway for it, and what it has written. `wrong`: settings of the start that is to stop; None: unset."""
+
+    database: Database
+    sql: asyncpg.Connection
+    servers: str
+    topics: Topics
+    gateway: GatewayProcess
+    folder: Path
+    registry_port: int
+
+    def __post_init__(self) -> None:
+        self.wrong: dict[str, object] = {}
+        self.inserted: set[int] = set()
+        self.numbers = count()
+        self.admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+
+    @property
+    def slot(self) -> str:
+        return str(self.gateway.settings["source__slot"])
+
+    @property
+    def prefix(self) -> str:
+        return str(self.gateway.settings["kafka__prefix"])
+
+    async def insert(self) -> None:
+        number = next(self.numbers)
+        await self.sql.execute("INSERT INTO flows VALUES ($1)", number)
+        self.inserted.add(number)
+
+    async def streams(self) -> None:
+        """One row more, and every row is in Kafka, once it has been started."""
+        await self.gateway.streaming()
+        await self.insert()
+        await Written(self.topics, self.prefix).has("flows", self.inserted)
+
+    async def stop(self) -> None:
+        assert await self.gateway.stop() == 0
+        await until_free(self.sql, self.slot)
+
+    async def ends(self) -> str:
+        """With exit code 78, and what it says."""
+        failpoints = str(self.wrong.pop("failpoints", ""))
+        self.gateway.start(failpoints, **self.wrong)
+        assert await self.gateway.wait(60) == 78, self.gateway.log_tail()
+        last = self.gateway.log_tail(1)
+        if not last.startswith("{"):  # there was no log yet
+            return self.gateway.log().rpartition("walgate: ")[2]
+        stopped = json.loads(last)
+        return f"{stopped['reason']}\n{stopped['hint']}"
+
+    def set(self, **settings: object) -> None:
+        self.gateway.settings |= settings
+
+    async def new_topic(self, topic: str, partitions: int = 1, **config: str) -> None:
+        new = NewTopic(topic, partitions, 1, config={name.replace("_", "."): value for name, value in config.items()})
+        await asyncio.to_thread(self.admin.create_topics([new])[topic].result, 30)
+
+    async def delete_topic(self, topic: str) -> None:
+        await asyncio.to_thread(self.admin.delete_topics([topic])[topic].result, 30)
+        while topic in (await asyncio.to_thread(self.admin.list_topics, timeout=30)).topics:
+            await asyncio.sleep(0.1)
+
+    async def set_topic(self, topic: str, name: str, value: str) -> None:
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        await asyncio.to_thread(self.admin.incremental_alter_configs([resource])[resource].result, 30)
+
+    async def keep_positions(self) -> None:
+        """For the tests after this one."""
+        if POSITION_TOPIC in (await asyncio.to_thread(self.admin.list_topics, timeout=30)).topics:
+            await self.set_topic(POSITION_TOPIC, "cleanup.policy", "compact")
+
+
+@pytest.fixture
+async def place(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> AsyncIterator[Place]:
+    async for made in _place(database, kafka, registry, topic_prefix, tmp_path):
+        yield made
+        await made.keep_positions()
+
+
+@pytest.fixture
+async def old_place(
+    database_oldest: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> AsyncIterator[Place]:
+    async for made in _place(database_oldest, kafka, registry, topic_prefix, tmp_path):
+        yield made
+
+
+async def _place(
+    database: Database, kafka: Kafka, registry: Registry, prefix: str, folder: Path
+) -> AsyncIterator[Place]:
+    sql = await database.connect()
+    await sql.execute(_TABLE)
+    settings = {
+        "source__dsn": database.dsn,
+        "source__slot": prefix,
+        "kafka__bootstrap_servers": kafka.bootstrap_servers,
+        "kafka__prefix": prefix,
+        "registry__url": registry.url,
+        "snapshot__mode": "never",
+    }
+    gateway = GatewayProcess(folder / "gateway.log", settings)
+    topics = Topics(kafka.bootstrap_servers, registry.url)
+    yield Place(database, sql, kafka.bootstrap_servers, topics, gateway, folder, registry.port)
+    await gateway.end()
+
+
+Cause = Callable[[Place], Awaitable[None]]
+Way = Callable[[Place, str], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """`first`: the cause is there before the first start."""
+
+    said: str
+    cause: Cause
+    way: Way
+    first: bool = False
+
+
+def _with(**settings: object) -> Cause:
+    """A setting that is wrong; `{prefix}`, `{dsn}` and `{folder}` are filled in."""
+
+    async def cause(place: Place) -> None:
+        for name, value in settings.items():
+            if isinstance(value, str):
+                for word, what in (
+                    ("{prefix}", place.prefix),
+                    ("{dsn}", place.database.dsn),
+                    ("{folder}", place.folder),
+                ):
+                    value = value.replace(word, str(what))
+            place.wrong[name] = value
+
+    return cause
+
+
+async def _left_out(place: Place, said: str) -> None:
+    """The setting, or the part of it, that the message complains of is taken back."""
+
+
+async def _set_as_told(place: Place, said: str) -> None:
+    """`set section.name = value` of the hint."""
+    found = _SETTING.search(said)
+    assert found, said
+    place.set(**{f"{found[1]}__{found[2]}": found[3]})
+
+
+async def _run_as_told(place: Place, said: str) -> None:
+    found = _SQL.search(said)
+    assert found, said
+    await place.sql.execute(found[0])
+
+
+async def _topic_as_told(place: Place, said: str) -> None:
+    found = _TOPIC_CONFIG.search(said)
+    assert found, said
+    await place.set_topic(*found.groups())
+
+
+# -- states of servers --------------------------------------------------------------------------------------------------
+
+
+async def _slot_without_position(place: Place) -> None:
+    await place.sql.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", place.slot)
+
+
+async def _physical_slot(place: Place) -> None:
+    await place.sql.execute("SELECT pg_create_physical_replication_slot($1)", place.slot)
+
+
+async def _slot_of_another_plugin(place: Place) -> None:
+    await place.sql.execute("SELECT pg_create_logical_replication_slot($1, 'test_decoding')", place.slot)
+
+
+async def _slot_of_another_database(place: Place) -> None:
+    other = await place.database.server.connect()
+    await other.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", place.slot)
+    await other.close()
+
+
+async def _another_slot(place: Place, said: str) -> None:
+    assert "choose another source.slot" in said
+    first = place.slot
+    place.set(source__slot=f"{place.slot}_other")
+    server = await place.database.server.connect()
+    await server.execute("SELECT pg_drop_replication_slot($1)", first)
+    await server.close()
+
+
+async def _markers_of_two_partitions(place: Place) -> None:
+    await place.new_topic(f"{place.prefix}.transaction", 2)
+
+
+async def _topic_deleted_as_told(place: Place, said: str) -> None:
+    found = re.search(r"topic (\S+) has 2 partitions", said)
+    assert found and "or delete the topic" in said, said
+    await place.delete_topic(found[1])
+
+
+async def _positions_may_be_deleted(place: Place) -> None:
+    await place.set_topic(POSITION_TOPIC, "cleanup.policy", "delete")
+
+
+async def _markers_deleted(place: Place) -> None:
+    await place.delete_topic(f"{place.prefix}.transaction")
+    await place.new_topic(f"{place.prefix}.transaction")
+
+
+async def _loaded_again(place: Place, said: str) -> None:
+    """A snapshot loads the tables."""
+    assert "take a new source.slot and a new kafka.prefix, and load the tables again" in said
+    refused = await walgate(place.gateway, "accept-gap", code=78)
+    assert "is empty" in refused and "load the tables again" in refused
+    new = f"{place.prefix}_new"
+    place.set(source__slot=new, kafka__prefix=new, snapshot__mode="initial")
+
+
+async def _refused_config(place: Place) -> None:
+    place.wrong["kafka__topics"] = '[{"pattern": ".*", "config": {"no.such.setting": "1"}}]'
+
+
+async def _key_sent_in_part(place: Place) -> None:
+    await place.sql.execute("CREATE TABLE parts (a int, b int, PRIMARY KEY (a, b))")
+    await place.sql.execute(
+        "DROP PUBLICATION walgate; CREATE PUBLICATION walgate FOR TABLE flows, parts (a) WITH (publish = 'insert')"
+    )
+
+
+async def _identity_full_as_told(place: Place, said: str) -> None:
+    found = re.search(r"ALTER TABLE \S+ REPLICA IDENTITY FULL", said)
+    assert found, said
+    await place.sql.execute(found[0])
+
+
+async def _table_given_the_topic_of_another(place: Place) -> None:
+    await place.sql.execute("CREATE TABLE first (id int PRIMARY KEY)")
+    place.set(kafka__topic_names=f'{{"public.first": "{place.prefix}.given"}}')
+    await place.gateway.streaming()
+    await place.sql.execute("INSERT INTO first VALUES (1)")
+    await asyncio.to_thread(place.topics.read, f"{place.prefix}.given")
+    await place.stop()
+    await place.sql.execute("CREATE TABLE second (id int PRIMARY KEY); INSERT INTO second VALUES (1)")
+    place.set(kafka__topic_names=f'{{"public.second": "{place.prefix}.given"}}')
+
+
+async def _topic_of_its_own(place: Place, said: str) -> None:
+    assert "give the table a topic that no other table has ever used" in said
+    place.set(kafka__topic_names=f'{{"public.second": "{place.prefix}.second_given"}}')
+
+
+async def _rule_for_a_key(place: Place) -> None:
+    place.set(columns__rules='[{"pattern": "public.keyed.v", "action": "hash"}]', columns__hash_key="x" * 32)
+    await place.sql.execute("CREATE TABLE keyed (v text PRIMARY KEY); INSERT INTO keyed VALUES ('a')")
+
+
+async def _in_key_as_told(place: Place, said: str) -> None:
+    assert "in_key = true in the rule" in said
+    place.set(columns__rules='[{"pattern": "public.keyed.v", "action": "hash", "in_key": true}]')
+
+
+STATES: dict[str, Walk] = {
+    "slot dropped": Walk("so how far it was read is unknown", _slot_without_position, _run_as_told, first=True),
+    "physical": Walk("is physical, not logical", _physical_slot, _another_slot, first=True),
+    "plugin": Walk("has the output plugin", _slot_of_another_plugin, _another_slot, first=True),
+    "database": Walk("belongs to database", _slot_of_another_database, _another_slot, first=True),
+    "markers split": Walk("has 2 partitions", _markers_of_two_partitions, _topic_deleted_as_told, first=True),
+    "positions deletable": Walk("retention would delete positions", _positions_may_be_deleted, _topic_as_told),
+    "markers deleted": Walk("it was deleted and created again", _markers_deleted, _loaded_again),
+    "topic refused": Walk("could not be created", _refused_config, _left_out, first=True),
+    "key in part": Walk("a part of its replica identity", _key_sent_in_part, _identity_full_as_told, first=True),
+    "topic given": Walk("but it contains changes of", _table_given_the_topic_of_another, _topic_of_its_own),
+    "key protected": Walk("is part of the key", _rule_for_a_key, _in_key_as_told),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(STATES))
+async def test_a_state_that_stops_the_gateway_is_left_as_the_message_says(name: str, place: Place) -> None:
+    walk = STATES[name]
+    if not walk.first:  # what commits before the slot is there is not in its stream
+        await place.streams()
+        await place.stop()
+        await place.insert()
+    await walk.cause(place)
+    said = await place.ends()
+    assert walk.said in said, said
+    place.wrong.clear()
+    await walk.way(place, said)
+    await place.streams()
+    await place.stop()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "value"), [("source__failover", True), ("source__origin", "none")])
+async def test_what_an_older_server_does_not_know_is_set_back(name: str, value: object, old_place: Place) -> None:
+    await old_place.streams()
+    await old_place.stop()
+    await old_place.insert()
+    old_place.wrong[name] = value
+    said = await old_place.ends()
+    assert "or newer" in said
+    old_place.wrong.clear()
+    await _set_as_told(old_place, said)
+    await old_place.streams()
+    await old_place.stop()
+
+
+@pytest.mark.long
+async def test_a_lost_slot_of_an_older_server_is_left_behind(old_place: Place) -> None:
+    await old_place.streams()
+    await old_place.stop()
+    await old_place.insert()
+    lost = max(old_place.inserted)
+    sql = old_place.sql
+    await sql.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'")
+    await sql.execute("SELECT pg_reload_conf()")
+    try:
+        for _ in range(4):
+            await sql.execute("SELECT pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
+        await sql.execute("CHECKPOINT")
+    finally:
+        await sql.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
+        await sql.execute("SELECT pg_reload_conf()")
+    said = await old_place.ends()
+    assert "is lost: WAL that it needs was removed" in said and "walgate accept-gap resumes" in said
+    assert "load the tables again" in await walgate(old_place.gateway, "accept-gap")
+    old_place.inserted.discard(lost)
+    await old_place.gateway.streaming()
+    await sql.execute("INSERT INTO flows VALUES (100)")
+    await Written(old_place.topics, old_place.prefix).has("flows", old_place.inserted | {100})
+    await old_place.stop()
+
+
+@pytest.mark.long
+async def test_a_server_that_was_set_back_is_read_on(
+    own_database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """Restored from a backup: what it has lost stays in Kafka, marked, and LSNs go on rising."""
+    server = own_database.server
+    async for place in _place(own_database, kafka, registry, topic_prefix, tmp_path):
+        await place.streams()
+        await place.stop()
+        await server.stop("fast")
+        data = server.data_folder
+        backup = data.with_name("backup")
+        shutil.copytree(data, backup, symlinks=True)
+        give_as(data, backup)
+        await server.start()
+        place.sql = await own_database.connect()
+        await place.streams()
+        await place.stop()
+        await server.stop("fast")
+        shutil.rmtree(data)
+        backup.rename(data)
+        await server.start()
+        place.sql = await own_database.connect()
+
+        said = await place.ends()
+        assert "the server went back in time" in said and "walgate accept-gap --until-now" in said
+        while (
+            "before the position" in (told := await command(place.gateway.settings, "accept-gap", "--until-now")).stderr
+        ):
+            assert told.returncode == 78 and "SELECT pg_switch_wal() after a write" in told.stderr
+            await place.sql.execute("CREATE TABLE IF NOT EXISTS written (); INSERT INTO written DEFAULT VALUES")
+            await place.sql.execute("SELECT pg_switch_wal()")
+        assert told.returncode == 0 and "load the tables again" in told.stdout
+        await place.streams()
+        await place.stop()
+
+
+@pytest.mark.long
+async def test_a_database_of_unknown_encoding_is_moved_to_one_of_utf8(place: Place) -> None:
+    await place.sql.execute(
+        f"CREATE DATABASE {place.prefix} ENCODING SQL_ASCII TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+    )
+    place.wrong["source__dsn"] = place.database.server.database_dsn(place.prefix)
+    try:
+        said = await place.ends()
+        assert "has the encoding SQL_ASCII" in said and "ENCODING 'UTF8'" in said
+    finally:
+        await place.sql.execute(f"DROP DATABASE {place.prefix} WITH (FORCE)")
+    place.wrong.clear()
+    await place.streams()
+    await place.stop()
+
+
+# -- commands -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+async def test_a_command_that_is_refused_leaves_everything_as_it_was(place: Place) -> None:
+    system = await place.sql.fetchval("SELECT system_identifier::text FROM pg_control_system()")
+    commands = {
+        "has already been delivered": ("skip", "--lsn", "0/1"),
+        "nothing has been committed at": ("skip", "--lsn", "FFFF/1"),
+        "is not in quarantine": ("readmit", "public.flows"),
+        "has everything that committed after": ("accept-gap",),
+        "adopt: no position is stored for slot": ("adopt", "--from-system", "1"),
+        "already has a position": ("adopt", "--from-system", system),
+    }
+    await place.streams()
+    await place.stop()
+    for said, words in commands.items():
+        await place.insert()
+        assert said in await walgate(place.gateway, *words, code=78)
+        await place.streams()
+        await place.stop()
+    right = dict(place.gateway.settings)
+    for said, wrong in {
+        "writes to the prefix": {"kafka__prefix": f"{place.prefix}_other"},
+        "no position is stored for slot": {"source__slot": f"{place.slot}_other"},
+    }.items():
+        await place.insert()
+        place.set(**wrong)
+        assert said in await walgate(place.gateway, "readmit", "public.flows", code=78)
+        place.gateway.settings = dict(right)
+        await place.streams()
+        await place.stop()
+
+
+# -- the check ----------------------------------------------------------------------------------------------------------
+
+
+async def _markers_compacted(place: Place) -> None:
+    await place.set_topic(f"{place.prefix}.transaction", "cleanup.policy", "compact")
+
+
+CHECKS: dict[str, Walk] = {
+    "tls": Walk("speaks no TLS", _with(kafka__security_protocol="SSL"), _set_as_told),
+    "login": Walk(
+        "does not use SASL",
+        _with(kafka__security_protocol="SASL_PLAINTEXT", kafka__sasl_username="u", kafka__sasl_password="p"),
+        _set_as_told,
+    ),
+    "transactions": Walk("allows transactions of", _with(kafka__transaction_timeout_s=1000), _set_as_told),
+    "requests": Walk("accept requests of at most", _with(kafka__max_record_bytes=200 << 20), _left_out),
+    "markers": Walk("is compacted", _markers_compacted, _topic_as_told),
+}
+
+
+@pytest.mark.long
+async def test_what_the_check_says_lets_the_gateway_stream(place: Place) -> None:
+    await place.streams()
+    original = dict(place.gateway.settings)
+    for walk in CHECKS.values():
+        await place.stop()
+        await place.insert()
+        await walk.cause(place)
+        said = await checked(place.gateway, 78, **place.wrong)
+        assert walk.said in said, said
+        place.wrong.clear()
+        await walk.way(place, said)
+        await checked(place.gateway, 0)
+        await place.streams()
+        place.gateway.settings = dict(original)
