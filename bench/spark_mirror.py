@@ -1,9 +1,10 @@
 """What a mirror costs beside a plain Delta MERGE: `python -m bench.spark_mirror`.
 
-Two equal Delta tables of --rows rows. Of each round's --changes updates, which lie in Kafka, one batch goes into the first
-table as a mirror (read, counted, decoded, folded, merged, the picture recorded); then a MERGE that a person would write puts
-the same rows, which lie ready in Parquet, into the second. In the end both must be equal. Prints one line of JSON for each,
-and at last the ratio of the medians, of time and of CPU time (JVM, Python workers, this process); the first two rounds warm up.
+Two equal Delta tables of --rows rows, with deletion vectors or without. Of each round's --changes updates, which lie in Kafka,
+one batch goes into the first as a mirror (read, counted, decoded, folded, merged, the picture recorded); then a MERGE of the
+same rows, which lie ready in Parquet, goes into the second, as a person writes it. In the end both must be equal. Prints one
+line of JSON for each, and at last the ratio of the medians, of time and of CPU time (JVM, Python workers, this process); the
+first two rounds warm up.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ from tests.spark_consumer.feeder import Feeder, Table
 OPENED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def make_rows(spark: Any, location: str, rows: int) -> None:
+def make_rows(spark: Any, location: str, rows: int, *, deletion_vectors: bool) -> None:
     """As a mirror leaves them, with the mark that it has taken in something."""
     values = spark.range(rows).selectExpr(
         "id", "concat('owner ', id) owner", "'Konstanz' city", "cast(12.5 as decimal(12,2)) balance",
         "timestamp'2026-01-01 00:00:00' opened_at", "'a note of some length' note", "cast(null as map<string,string>) _special",
     )  # fmt: skip
-    write_once(values, location, "append", 0, properties=target.properties(values.columns))
+    properties = target.properties(values.columns, deletion_vectors=deletion_vectors)
+    write_once(values, location, "append", 0, properties=properties)
 
 
 def changed_rows(spark: Any, changes: int, rows: int, turn: int) -> Any:
@@ -88,15 +90,15 @@ def plain_merge(spark: Any, location: str, source: str) -> None:
     merged.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
 
 
-def run(kafka: str, registry: str, rows: int, changes: int, rounds: int) -> None:
+def run(kafka: str, registry: str, rows: int, changes: int, rounds: int, deletion_vectors: bool) -> None:
     spark = local_session("bench", java_home=spark_java_home(), jars=jars("delta"), cores=2)
     feeder = Feeder(kafka, registry, f"b{uuid4().hex[:8]}")
     accounts = feeder.table(ACCOUNTS)
     schemas = SchemaCache(Registry({"url": registry}))
     with tempfile.TemporaryDirectory() as folder:
         location, plain_location = table_path(folder, TableName("public", "accounts")), f"{folder}/plain"
-        make_rows(spark, location, rows)
-        make_rows(spark, plain_location, rows)
+        make_rows(spark, location, rows, deletion_vectors=deletion_vectors)
+        make_rows(spark, plain_location, rows, deletion_vectors=deletion_vectors)
         mirror = Mirror(folder, schemas)
         times: dict[str, list[tuple[float, float]]] = {"mirror batch": [], "plain MERGE": []}
         for turn in range(rounds):
@@ -123,9 +125,9 @@ def run(kafka: str, registry: str, rows: int, changes: int, rounds: int) -> None
     feeder.close()
 
 
-async def main(rows: int, changes: int, rounds: int) -> None:
+async def main(rows: int, changes: int, rounds: int, deletion_vectors: bool) -> None:
     async with Kafka() as kafka, LocalRegistry() as registry:
-        await asyncio.to_thread(run, kafka.bootstrap_servers, registry.url, rows, changes, rounds)
+        await asyncio.to_thread(run, kafka.bootstrap_servers, registry.url, rows, changes, rounds, deletion_vectors)
 
 
 if __name__ == "__main__":
@@ -133,5 +135,6 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--changes", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--deletion-vectors", action=argparse.BooleanOptionalAction, default=True)
     arguments = parser.parse_args()
-    asyncio.run(main(arguments.rows, arguments.changes, arguments.rounds))
+    asyncio.run(main(arguments.rows, arguments.changes, arguments.rounds, arguments.deletion_vectors))

@@ -90,6 +90,12 @@ def mirror(context: typer.Context) -> None:
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def merge(context: typer.Context) -> None:
+    """Merge what a mirror has appended into its tables (Spark); `walgate merge --help` lists the options."""
+    _run_spark_job("merge", context.args)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def consume(context: typer.Context) -> None:
     """Append every committed change to a changelog (Spark). `walgate consume --help` lists the options."""
     _run_spark_job("consume", context.args)

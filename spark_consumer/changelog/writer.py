@@ -26,12 +26,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror.batch import BatchReport, look_at
+from spark_consumer.mirror.batch import BatchReport
 from spark_consumer.mirror.identity import check_names
 from spark_consumer.mirror.layout import table_path
 from spark_consumer.mirror.log import not_yet
 from spark_consumer.mirror.merge import write_once
-from spark_consumer.mirror.parts import TablePart, batch_size, without_signs
+from spark_consumer.mirror.parts import TablePart, batch_size, look_at, without_signs
 from spark_consumer.mirror.target import CHANGELOG, applied_commit_lsn, exists
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.source.decode import decode_changes, typed

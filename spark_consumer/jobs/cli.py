@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from spark_consumer.errors import ConsumerError, OptionError, told_by
-from spark_consumer.jobs.run import Run
+from spark_consumer.jobs.run import Run, facts_of, line_of
 from spark_consumer.jobs.settings_file import load_settings
 from spark_consumer.jobs.status import serve
 from spark_consumer.lsn import parse_lsn
@@ -76,7 +77,19 @@ Config = Annotated[
     ),
 ]
 
+MergeEvery = Annotated[
+    float,
+    typer.Option(help="Seconds from one merge to the next; 0: every batch is merged; inf: walgate merge does it."),
+]
+KeepChanges = Annotated[
+    float, typer.Option(help="Seconds for which changes are kept after their merge, for pictures at any of them.")
+]
+Vectors = Annotated[
+    bool, typer.Option(help="New tables with or without Delta's deletion vectors, which some readers do not know.")
+]
+
 MAX_CHANGES = 500_000
+MERGE_EVERY_S = 0.0
 DIFFERS = 3  # exit code: a VERIFY has found differences
 
 
@@ -101,6 +114,9 @@ def mirror(
     starting_position: Start = "earliest",
     until_lsn: Until = "",
     once: Once = False,
+    merge_every: MergeEvery = MERGE_EVERY_S,
+    keep_changes: KeepChanges = 24 * 3600,
+    deletion_vectors: Vectors = True,
     progress: ProgressKind = "lines",
     option: Option = [],  # noqa: B006 - typer copies it
     jars: Jars = "",
@@ -111,18 +127,36 @@ def mirror(
     config: Config = None,
 ) -> None:
     """Keep Delta tables equal to the source, to the transaction."""
-    from spark_consumer.mirror import pictures
+    from spark_consumer.mirror.appending import AppendingMirror, taken_in
     from spark_consumer.mirror.batch import EMPTY, KEEP_AS, STOP, Mirror
     from spark_consumer.reader.registry import SchemaCache
 
     if on_recreated not in (EMPTY, STOP, KEEP_AS):
         _fail(OptionError(f"--on-recreated is {EMPTY}, {STOP} or {KEEP_AS}, not {on_recreated}"))
 
+    appending: list[AppendingMirror] = []
+
     def start(run: Run) -> Callable[[Any, int], None]:
         options = run.options
-        return Mirror(
-            path, SchemaCache(options.registry), run.report, options.tables, options.exclude, on_recreated
-        ).apply
+        facts = (
+            path,
+            SchemaCache(options.registry),
+            run.report,
+            options.tables,
+            options.exclude,
+            on_recreated,
+            deletion_vectors,
+        )
+        if not merge_every:
+            return Mirror(*facts).apply
+        while appending:
+            appending.pop().stop()
+        appending.append(AppendingMirror(*facts, merge_every, keep_changes))
+        return appending[-1].apply
+
+    def finish(spark: Any, *, is_done: bool) -> None:
+        for one in appending:
+            one.finish(spark, merge=is_done)
 
     given = source_options(
         bootstrap_servers, registry, prefix, tables, max_changes, starting_position, option, context.meta.get(_OPTIONS)
@@ -143,8 +177,37 @@ def mirror(
         cores,
         verbose,
         http,
-        lambda spark: pictures.picture(spark, path),
+        lambda spark: taken_in(spark, path),
+        finish,
     )
+
+
+@app.command()
+def merge(
+    path: Annotated[str, typer.Option("--path", "--to", help="Folder of a mirror.")],
+    progress: ProgressKind = "lines",
+    jars: Jars = "",
+    memory_mb: Memory = 1024,
+    cores: Cores = 0,
+    verbose: Verbose = False,
+) -> None:
+    """Merge what a mirror has appended into its tables. A mirror that runs goes on appending, and leaves the merges to others."""
+    from spark_consumer.jobs.session import local_session
+    from spark_consumer.mirror.appending import merge_once
+
+    def say(report: Any) -> None:
+        print(line_of(report) if progress == "lines" else json.dumps(facts_of(report)), flush=True)
+
+    try:
+        if progress not in ("lines", "json"):
+            raise OptionError(f"--progress is lines or json, not {progress}")
+        level = {} if verbose else {"spark.log.level": "FATAL"}
+        paths = [Path(jar) for jar in jars.split(",") if jar]
+        spark = local_session("walgate merge", jars=paths, memory_mb=memory_mb, cores=cores or None, settings=level)
+        merge_once(spark, path, say)
+        spark.stop()
+    except ConsumerError as problem:
+        _fail(problem)
 
 
 @app.command()
@@ -264,9 +327,11 @@ def _run(
     cores: int,
     verbose: bool,
     http: str,
-    picture: Callable[[Any], Any] | None = None,
+    reached: Callable[[Any], int | None] | None = None,
+    finish: Callable[..., None] | None = None,
 ) -> None:
-    """`picture`: the last one of a mirror, or None."""
+    """`reached`: commit LSN up to which a mirror has everything. `finish`: called at the end, with `is_done` where the job has
+    done what it was to do."""
     from pyspark.errors import PySparkException
 
     from spark_consumer.jobs.session import local_session
@@ -286,9 +351,9 @@ def _run(
         paths = [Path(jar) for jar in jars.split(",") if jar]
         level = {} if verbose else {"spark.log.level": "FATAL"}
         spark = local_session(name, jars=paths, memory_mb=memory_mb, cores=cores or None, settings=level)
-        if picture is not None and given["startingPosition"] == "earliest" and (last := picture(spark)) is not None:
+        if reached is not None and given["startingPosition"] == "earliest" and (last := reached(spark)) is not None:
             # Of a new checkpoint; an old one knows better.
-            given = {**given, "startingPosition": f"lsn:{last.commit_lsn}"}
+            given = {**given, "startingPosition": f"lsn:{last}"}
             run.options = parse_options(given, streaming=True)
 
         def query() -> Any:
@@ -297,6 +362,8 @@ def _run(
             return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")).start()
 
         run.keep_up(query, outages=not once)
+        if finish is not None:
+            finish(spark, is_done=(once or bool(until_lsn)) and not run.stopping.is_set())
         spark.stop()
         if run.differences:
             _fail(

@@ -57,34 +57,33 @@ class Run:
         print(json.dumps(facts) if self._progress == "json" else line, flush=True)
 
     def report(self, report: BatchReport) -> None:
-        """Called behind every batch that had changes."""
-        self._commit_lsn = max(self._commit_lsn, report.commit_lsn)
-        lsn = format_lsn(report.commit_lsn)
-        facts = {**asdict(report), "commit_lsn": lsn, "seconds": round(report.seconds, 3)}
-        facts["commit_time"] = report.commit_time and report.commit_time.isoformat()
-        tables = ", ".join(f"{name} {changes:,}" for name, changes in report.tables.items())
-        counts = f"{report.transactions:,} transactions, {report.changes:,} changes"
+        """Called behind every batch that had changes, and every merge."""
+        if not report.is_merge:
+            self._commit_lsn = max(self._commit_lsn, report.commit_lsn)
         self.differences += report.differences
         self._note(report)
-        self.say(facts, f"batch {report.batch}: {counts} to {lsn} in {report.seconds:.1f} s ({tables})")
+        self.say(facts_of(report), line_of(report))
         if self._progress != "json":  # there it has them
             for note in report.notes:
                 print(note, flush=True)
 
     def _note(self, report: BatchReport) -> None:
         status = self.status
+        status.set("stale_tables", report.stale)
+        status.set("filling_tables", report.filling)
+        status.add("differences_total", report.differences)
+        if report.is_merge:
+            status.set("merged_lsn", report.commit_lsn)
+            return
         status.set("commit_lsn", report.commit_lsn)
         status.set("written_time_seconds", time.time())
         if report.commit_time is not None:
             status.set("commit_time_seconds", report.commit_time.timestamp())
-        status.set("stale_tables", report.stale)
-        status.set("filling_tables", report.filling)
         if report.changes:
             status.add("batches_total", 1)
         status.add("transactions_total", report.transactions)
         status.add("changes_total", report.changes)
         status.add("batch_seconds_total", report.seconds)
-        status.add("differences_total", report.differences)
 
     def wait_for_topic(self) -> None:
         """The gateway makes the topics at its first start, which may be after ours."""
@@ -161,6 +160,33 @@ class Run:
             return self._log.first_between(start, end) is None
         except SourceUnavailable:
             return False
+
+
+def facts_of(report: BatchReport) -> dict[str, Any]:
+    """For JSON. A merge has no `batch`: what it takes in was in batches before."""
+    lsn = format_lsn(report.commit_lsn)
+    if report.is_merge:
+        tables, notes = list(report.tables), list(report.notes)
+        seconds = round(report.seconds, 3)
+        return {
+            "merged_lsn": lsn,
+            "tables": tables,
+            "seconds": seconds,
+            "notes": notes,
+            "differences": report.differences,
+        }
+    facts = {**asdict(report), "commit_lsn": lsn, "seconds": round(report.seconds, 3)}
+    del facts["is_merge"]
+    return {**facts, "commit_time": report.commit_time and report.commit_time.isoformat()}
+
+
+def line_of(report: BatchReport) -> str:
+    lsn = format_lsn(report.commit_lsn)
+    if report.is_merge:
+        return f"merged to {lsn} in {report.seconds:.1f} s ({', '.join(report.tables)})"
+    tables = ", ".join(f"{name} {changes:,}" for name, changes in report.tables.items())
+    counts = f"{report.transactions:,} transactions, {report.changes:,} changes"
+    return f"batch {report.batch}: {counts} to {lsn} in {report.seconds:.1f} s ({tables})"
 
 
 def resume_lsn(options: Options, schemas: SchemaCache) -> int:

@@ -22,6 +22,7 @@ _REQUEST_S = 2.0
 # Every metric by name, with its type and meaning.
 METRICS = {
     "walgate_job_commit_lsn": ("gauge", "Commit LSN of the last transaction that was written."),
+    "walgate_job_merged_lsn": ("gauge", "Commit LSN up to which the mirror's tables are merged, with --merge-every."),
     "walgate_job_commit_time_seconds": (
         "gauge",
         "Commit time of that transaction by the server's clock, in seconds since 1970.",

@@ -1,7 +1,7 @@
 """One micro-batch of all tables into the mirror: whole transactions, each table one Delta commit, then one picture of all.
 
 Idempotent: a batch that is run again (Spark repeats the last one after a crash) skips what it has written, table by table. See
-merge.py for how, and pictures.py for what readers see meanwhile.
+merge.py for how, and manifest.py for what readers see meanwhile.
 
 A small batch is folded in this process (replay.py), a large one in Spark (fold.py): a Spark job costs 50-200 ms whatever it does,
 and seconds where the JVM sees it for the first time.
@@ -25,24 +25,25 @@ from pyspark.sql import functions as f
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror import fence, identity, pictures, seen, target, verify
-from spark_consumer.mirror.layout import kept_path, manifest_path, seen_path, table_path
-from spark_consumer.mirror.log import decode_rows, log_cuts, log_rows, log_table_schema, not_yet, small_cuts
+from spark_consumer.mirror import changes, fence, identity, manifest, seen, target, verify
+from spark_consumer.mirror.changes import COLUMNS
+from spark_consumer.mirror.layout import changes_path, kept_path, manifest_path, seen_path, table_path
+from spark_consumer.mirror.log import large_log, log_table_schema, not_yet, small_log
 from spark_consumer.mirror.merge import despite_conflicts, flat, merge, once, rows, write_once
 from spark_consumer.mirror.parts import (
     BatchContent,
-    BatchSize,
     TablePart,
-    batch_content,
     batch_size,
+    look_at,
     marks_in,
-    split_records,
+    own_records,
     without_signs,
 )
 from spark_consumer.mirror.shape import TableShape, is_log
 from spark_consumer.mirror.standing import FILL, REPLACE, VERIFY, Mark, Standing, Window, advance, first_cut
 from spark_consumer.mirror.states import (
     flat_states,
+    key_bounds,
     living_rows,
     small_states,
     spark_states,
@@ -50,18 +51,13 @@ from spark_consumer.mirror.states import (
     unsent_columns,
 )
 from spark_consumer.mirror.tuning import tune
-from spark_consumer.reader.registry import SchemaCache
+from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.signs import EXCLUDED, GAP, KINDS, SKIP, SNAPSHOT_CHUNK, SNAPSHOT_END
-from spark_consumer.source.frames import RAW
 from spark_consumer.tables import TableName, is_one_of
 
 TABLES_AT_ONCE = 2
-SMALL_CHANGES = 250_000
-SMALL_BYTES = 64 << 20
 NEW = -1
 EMPTY, STOP, KEEP_AS = "empty", "stop", "keep-as"
-# Of frames.RAW; what is not kept costs nothing.
-_COLUMNS = ("table", "op", "commit_lsn", "commit_time", "ordinal", "schema_id", "value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +75,7 @@ class BatchReport:
     commit_time: datetime | None = None  # of the last transaction
     stale: int = 0  # tables
     filling: int = 0
+    is_merge: bool = False  # of changes that were reported when they were appended
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +88,11 @@ class TableWork:
     texts: dict[int, str]  # schema id -> JSON text
     applied: int
     emptied: tuple[int, int] | None = None  # where a relation that was made anew begins
+    deletion_vectors: bool = True  # of a new table
 
-    @property
-    def written_location(self) -> str | None:
-        return None if self.applied == NEW else self.location
+    def base(self, spark: SparkSession) -> DataFrame | None:
+        """The rows that are there."""
+        return None if self.applied == NEW else _rows_of(spark, self.location)
 
     @property
     def needs_merge(self) -> bool:
@@ -106,6 +104,10 @@ class TableWork:
         """Of a write that is no merge."""
         return "append" if self.part.cut is None else "overwrite"
 
+    def properties(self, columns: Sequence[str]) -> dict[str, str]:
+        """Of a new table; nothing is ever deleted from a log."""
+        return target.properties(columns, deletion_vectors=self.deletion_vectors and bool(self.shape.key))
+
 
 @dataclass
 class Mirror:
@@ -113,15 +115,17 @@ class Mirror:
 
     `tables`, `exclude`: the same as the options of the reader; a mirror cannot be given more tables later. `on_recreated`: what
     to do where a table was dropped and created again, EMPTY, STOP or KEEP_AS (a copy of the old rows is kept).
+    `deletion_vectors`: whether new tables get them.
     """
 
     path: str
-    schemas: SchemaCache
+    schemas: dict[int, Schema]  # a SchemaCache, where they are to be had from a registry
     report: Callable[[BatchReport], None] = lambda _: None
     tables: Sequence[TableName] = ()
     exclude: Sequence[str] = ()
     on_recreated: str = EMPTY
-    last: pictures.Picture | None = field(default=None, init=False)
+    deletion_vectors: bool = True
+    last: manifest.Picture | None = field(default=None, init=False)
     _standing: Standing = field(default_factory=Standing, init=False)
     _opened: bool = field(default=False, init=False)
     _shapes: dict[int, TableShape] = field(default_factory=dict, init=False)
@@ -133,28 +137,42 @@ class Mirror:
     def apply(self, raw: DataFrame, batch: int) -> None:
         """`raw`: frames.RAW, whole transactions. Raises MirrorError."""
         try:
+            if not self._opened:
+                self.open(raw.sparkSession)
             self._apply_all(raw, batch)
         except ConcurrentTransactionException as problem:
             raise fence.taken_over(self.path) from problem
 
+    def merge_waiting(self, spark: SparkSession, batch: int = 0) -> None:
+        """Takes in what was appended to `changes` since the last merge. Raises MirrorError."""
+        behind_lsn = -1 if self.last is None else self.last.commit_lsn
+        last_lsn = changes.appended_lsn(spark, self.path)
+        rows = changes.pinned(spark, self.path)
+        if rows is not None and last_lsn > behind_lsn:
+            try:
+                self._apply_all(changes.between(rows, behind_lsn, last_lsn), batch)
+            except ConcurrentTransactionException as problem:
+                raise fence.taken_over(self.path) from problem
+
     def _apply_all(self, raw: DataFrame, batch: int) -> None:
-        if not self._opened:
-            self._open(raw.sparkSession)
         is_sign = f.col("op").isin(list(KINDS))
         raw = raw.where(f.col("table").isNotNull() | is_sign)
         if self.last is not None:  # a new checkpoint begins early: those transactions are in the mirror
             known = f.col("table").isin(list(self.last.tables)) | is_sign
             raw = raw.where(~known | (f.col("commit_lsn") > self.last.commit_lsn))
-        raw = raw.select(*_COLUMNS).persist()
+        raw = raw.select(*COLUMNS).persist()
         try:
             self._apply(raw, batch)
         finally:
             raw.unpersist()
 
-    def _open(self, spark: SparkSession) -> None:
-        """Raises MirrorError where the tables are not those that it was made for."""
+    def open(self, spark: SparkSession, *, appends: bool = True) -> None:
+        """Takes the mirror over, and merges what waits. `appends`: also from who appends to `changes`.
+
+        Raises MirrorError where the tables are not those that it was made for.
+        """
         tune(spark)
-        last = pictures.picture(spark, self.path)
+        last = manifest.picture(spark, self.path)
         if last is not None:
             tables = {str(table) for table in self.tables}
             new = sorted(tables.difference(last.scope)) if tables else ["every other table"]
@@ -171,11 +189,22 @@ class Mirror:
                     "are missing",
                     hint=f"Use another path and checkpoint for these tables, or keep --exclude {no_more[0]}.",
                 )
-            stay = [name for name in last.tables if not is_one_of(TableName.parse(name), self.exclude)]
-            last = replace(last, tables={name: last.tables[name] for name in stay if not tables or name in tables})
         self.last, self._opened = last, True
         self._standing = Standing.of(None if last is None else last.standing)
-        self._epoch = fence.claim(spark, self.path, pictures.nothing(spark))
+        self._epoch = fence.claim(spark, self.path, manifest.nothing(spark))
+        if target.exists(spark, changes_path(self.path)):
+            if appends:
+                fence.claim_appends(spark, self.path, changes.nothing(spark))
+            self.schemas.update(changes.kept_schemas(spark, self.path))
+            self.merge_waiting(spark)
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Tables that are no longer wanted leave the pictures."""
+        if self.last is not None:
+            stay = [name for name in self.last.tables if not is_one_of(TableName.parse(name), self.exclude)]
+            stay = [name for name in stay if not self.tables or TableName.parse(name) in self.tables]
+            self.last = replace(self.last, tables={name: self.last.tables[name] for name in stay})
 
     def _apply(self, raw: DataFrame, batch: int) -> None:
         """Whole, or in pieces where the key of a table changes, or a table comes to stand otherwise than before."""
@@ -193,21 +222,21 @@ class Mirror:
             size = batch_size(raw)
             marks = marks_in(raw) if size.signs else []
             cut = first_cut(self._standing, marks, size.first_lsn, size.last_lsn)
-            changes = without_signs(raw) if marks else raw
+            told = without_signs(raw) if marks else raw
             if cut is None:
-                found = look_at(changes, size)
+                found = look_at(told, size)
             if loaded is not None:
                 loaded.result()
         if cut is None and found is None and not marks:
             return None
         content, records = found or (BatchContent(size.last_lsn, None, 0, 0, []), {})
-        cut = cut or self._first_change_of_key(changes, records, content)
+        cut = cut or self._first_change_of_key(told, records, content)
         if cut is not None:
             self._apply(raw.where(f.col("commit_lsn") < cut), batch)
             return cut
         times = [content.commit_time, *(mark.commit_time for mark in marks)]
         content = replace(content, commit_lsn=size.last_lsn, commit_time=max(filter(None, times), default=None))
-        self._take_in(spark, Piece(batch, changes, records, content, marks), began)
+        self._take_in(spark, Piece(batch, told, records, content, marks), began)
         return None
 
     def _take_in(self, spark: SparkSession, piece: Piece, began: float) -> None:
@@ -256,7 +285,7 @@ class Mirror:
             shape = self._shape(part.newest)
             if window is None or window.purpose == FILL or not shape.key:
                 continue
-            own = _own(piece.changes, piece.records, part.table)
+            own = own_records(piece.changes, piece.records, part.table)
             location = seen_path(self.path, part.table, window.begin_lsn)
             seen.note_keys(spark, location, own, shape, self._texts(part), window.begin_lsn, piece.content.commit_lsn)
 
@@ -266,7 +295,7 @@ class Mirror:
         for part in piece.content.parts if piece.compared else ():
             shape, name = self._shape(part.newest), str(part.table)
             if shape.key:
-                own = _own(piece.changes, piece.records, part.table)
+                own = own_records(piece.changes, piece.records, part.table)
                 location = table_path(self.path, part.table)
                 rows = verify.compared(spark, location, own, shape, self._texts(part))
                 found.append((name, rows, piece.compared[name]))
@@ -306,14 +335,9 @@ class Mirror:
             is_new = self.last is not None and str(part.table) not in self.last.tables
             if not is_new and len({self._key(schema_id) for schema_id in part.schema_ids}) == 1:
                 continue
-            first = identity.first_positions(_own(raw, records, part.table))
+            first = identity.first_positions(own_records(raw, records, part.table))
             if self.last is not None and min(first.values())[0] <= self.last.commit_lsn:
-                raise MirrorError(
-                    f"{part.table} is not in the mirror at {self.path}, which has already reached "
-                    f"{format_lsn(self.last.commit_lsn)}",
-                    hint="Use another path for it, or start after the mirror's last picture "
-                    f"(startingPosition lsn:{format_lsn(self.last.commit_lsn)}) to take only later changes.",
-                )
+                raise too_late(str(part.table), self.path, self.last.commit_lsn)
             found.append(identity.change_of_key(part.table, first, self._key))
         return min((cut for cut in found if cut is not None), default=None)
 
@@ -333,7 +357,7 @@ class Mirror:
     ) -> None:
         """Tables are altered before `once`, which holds for every write of the session: Delta would take such a commit for the
         batch's own."""
-        own = {part.table: _own(raw, records, part.table) for part in content.parts}
+        own = {part.table: own_records(raw, records, part.table) for part in content.parts}
         work = [self._prepare(spark, part, own[part.table], content.commit_lsn) for part in content.parts]
         work = [item for item in work if item.applied < content.commit_lsn]
         with once(spark, content.commit_lsn), ThreadPoolExecutor(TABLES_AT_ONCE) as threads:
@@ -355,7 +379,8 @@ class Mirror:
         identity.check_names(part.table, columns.names)
         if not target.exists(spark, location):
             part = self._of_one_relation(spark, location, part, own)
-            return TableWork(location, part, shape, texts, NEW, self._emptied.get(part.table))
+            emptied = self._emptied.get(part.table)
+            return TableWork(location, part, shape, texts, NEW, emptied, self.deletion_vectors)
         applied = self._applied_commit_lsn(spark, part.table, location)
         if applied > commit_lsn:
             raise MirrorError(
@@ -374,7 +399,7 @@ class Mirror:
             target.align(spark, location, columns)
             keys = {} if self.last is None else self.last.keys
             if shape.key and part.cut is None and tuple(keys.get(str(part.table), ())) != shape.key:
-                identity.check_key(spark, location, part.table, shape)
+                identity.check_key(_rows_of(spark, location), location, part.table, shape)
         return TableWork(location, part, shape, texts, applied, self._emptied.get(part.table))
 
     def _applied_commit_lsn(self, spark: SparkSession, table: TableName, location: str) -> int:
@@ -397,21 +422,21 @@ class Mirror:
         Raises MirrorError where it is a relation that was known by another name, or `on_recreated` says so.
         """
         self._emptied.pop(part.table, None)
-        known = None if self.last is None else self.last.oids.get(str(part.table))
-        oids = self._oids(part.schema_ids)
-        if len(oids if known is None else oids | {known}) == 1:
-            return part
-        behind = part.schema_ids if part.cut is None else identity.schema_ids_behind(own, part.cut)
-        if len(self._oids(behind)) == 1 and (part.cut or self._was_emptied(spark, location, part.table)):
-            return part
-        newest = self._shape(part.newest).oid
-        others = (
-            {} if self.last is None else {name: oid for name, oid in self.last.oids.items() if name != str(part.table)}
+        oids = {} if self.last is None else dict(self.last.oids)
+        known = oids.pop(str(part.table), None)
+        begin = identity.beginning_of_relation(
+            part,
+            location,
+            own,
+            lambda schema_id: self._shape(schema_id).oid,
+            known,
+            oids.values(),
+            lambda: self._was_emptied(spark, location, part.table),
         )
-        if self.on_recreated == STOP or newest in others.values():
+        if begin is None:
+            return part
+        if self.on_recreated == STOP:
             raise identity.recreated(part.table, location)
-        first = identity.first_positions(own)
-        begin = identity.recreated_at(part.table, location, first, lambda schema_id: self._shape(schema_id).oid, newest)
         if self.on_recreated == KEEP_AS and known is not None:
             identity.keep(spark, location, kept_path(self.path, part.table, known))
         self._emptied[part.table] = (begin[0], begin[1] - 1)
@@ -420,12 +445,9 @@ class Mirror:
     def _was_emptied(self, spark: SparkSession, location: str, table: TableName) -> bool:
         """Or filled anew by a person, who knows what is in the source."""
         assert self.last is not None
-        return identity.is_empty(spark, location) or target.was_overwritten(
+        return identity.is_empty(_rows_of(spark, location)) or target.was_overwritten(
             spark, location, self.last.tables[str(table)]
         )
-
-    def _oids(self, schema_ids: Sequence[int]) -> set[int]:
-        return {self._shape(schema_id).oid for schema_id in schema_ids}
 
     def _record(self, spark: SparkSession, piece: Piece, standing: Standing, ended: Iterable[str]) -> None:
         versions = {} if self.last is None else dict(self.last.tables)
@@ -449,7 +471,7 @@ class Mirror:
                     self._applied[TableName.parse(name)] = (lsn, versions[name])
         scope = [str(table) for table in self.tables]
         standing.excludes = list(self.exclude)
-        picture = pictures.Picture(
+        picture = manifest.Picture(
             piece.batch,
             content.commit_lsn,
             content.commit_time,
@@ -460,7 +482,7 @@ class Mirror:
             schema_ids,
             standing.text(),
         )
-        pictures.record(spark, self.path, picture)
+        manifest.record(spark, self.path, picture)
         self.last, self._standing = picture, standing
 
 
@@ -486,6 +508,15 @@ class Piece:
         return int(ends[-1]["row_count"])
 
 
+def too_late(table: str, path: str, commit_lsn: int) -> MirrorError:
+    """A table is met whose changes up to `commit_lsn`, where the mirror stands, are not in it."""
+    return MirrorError(
+        f"{table} is not in the mirror at {path}, which has already reached {format_lsn(commit_lsn)}",
+        hint="Use another path for it, or start after the mirror's last picture "
+        f"(startingPosition lsn:{format_lsn(commit_lsn)}) to take only later changes.",
+    )
+
+
 def notes_of(marks: Sequence[Mark], ended: Mapping[str, Window]) -> list[str]:
     """What of the signs a person should read."""
     notes = [f"the snapshot of {name} ended ({window.purpose})" for name, window in ended.items()]
@@ -501,17 +532,8 @@ def notes_of(marks: Sequence[Mark], ended: Mapping[str, Window]) -> list[str]:
     return notes
 
 
-def look_at(raw: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
-    """What a batch holds, and where it is small, its records by table. None: nothing. `raw` has no signs."""
-    if size.changes and size.changes <= SMALL_CHANGES and size.value_bytes <= SMALL_BYTES:
-        return split_records(raw.toArrow())
-    content = batch_content(raw) if size.changes else None
-    return None if content is None else (content, None)
-
-
-def _own(raw: DataFrame, records: dict[TableName, pa.Table] | None, table: TableName) -> pa.Table | DataFrame:
-    """The records of one table."""
-    return raw.where(f.col("table") == str(table)) if records is None else records[table]
+def _rows_of(spark: SparkSession, location: str) -> DataFrame:
+    return spark.read.format("delta").load(location)
 
 
 def _write(spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commit_lsn: int) -> None:
@@ -525,35 +547,29 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
     """One table's part of a small batch, folded here: what goes to Spark is what is to be written."""
     shape = work.shape
     if not shape.key:
-        batches = list(decode_rows(iter(records.combine_chunks().to_batches()), shape, work.texts))
-        log = pa.concat_tables([pa.Table.from_batches(batches), small_cuts(records, shape, work.emptied)])
+        log = small_log(records, shape, work.texts, work.emptied)
         log = log.filter(pc.greater(log["_commit_lsn"], work.applied))
         _write_rows(spark.createDataFrame(log, log_table_schema(shape)), work, "append", commit_lsn)
         return
     # What the table has is not folded again: a column that was not sent may have been taken from a row that is gone.
     records = records.filter(pc.greater(records["commit_lsn"], work.applied))
-    states = small_states(spark, work.written_location, records, work.part, shape, work.texts)
+    states = small_states(spark, work.base(spark), records, work.part, shape, work.texts)
     if not work.needs_merge:
         _write_rows(spark.createDataFrame(living_rows(states, shape), table_schema(shape)), work, work.mode, commit_lsn)
     else:
         unsent = unsent_columns(states)
-        merge(spark, work.location, flat_states(spark, states, unsent), shape, unsent)
+        merge(spark, work.location, flat_states(spark, states, unsent), shape, unsent, key_bounds(states, shape))
 
 
 def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit_lsn: int) -> None:
     """One table's part of a large batch, decoded and folded by Spark's workers."""
     shape = work.shape
     if not shape.key:
-        log = log_rows(records, shape, work.texts).unionByName(log_cuts(records, shape))
-        if work.emptied is not None:
-            nothing = RAW.empty_table()
-            log = log.unionByName(
-                spark.createDataFrame(small_cuts(nothing, shape, work.emptied), log_table_schema(shape))
-            )
+        log = large_log(spark, records, shape, work.texts, work.emptied)
         _write_rows(not_yet(log, work.applied), work, "append", commit_lsn)
         return
     records = not_yet(records, work.applied, "commit_lsn")
-    states, unsent, events = spark_states(spark, work.written_location, records, work.part, shape, work.texts)
+    states, unsent, events = spark_states(spark, work.base(spark), records, work.part, shape, work.texts)
     try:
         if not work.needs_merge:
             _write_rows(rows(states, shape), work, work.mode, commit_lsn)
@@ -569,5 +585,5 @@ def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -
         work.location,
         mode,
         commit_lsn,
-        properties=target.properties(frame.columns) if work.applied == NEW else {},
+        properties=work.properties(frame.columns) if work.applied == NEW else {},
     )

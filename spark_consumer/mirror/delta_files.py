@@ -1,6 +1,6 @@
 """A Delta table of a mirror read without Spark: its log replayed to one version, its Parquet files by pyarrow.
 
-Enough for tables that this package writes (classic checkpoints, column mapping by name, no deletion vectors, no partitions);
+Enough for tables that this package writes (classic checkpoints, column mapping by name, deletion vectors, no partitions);
 anything else is refused. Protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_consumer.errors import MirrorError
+from spark_consumer.mirror.deletion_vectors import deleted_places, unique_id
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet")
@@ -25,32 +27,39 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet")
 
 @dataclass
 class DeltaFiles:
-    """One version of a table: `columns` maps each column's name to the name it has in the files."""
+    """One version of a table: `columns` maps each column's name to the name it has in the files.
+
+    `files`: a path and the id of its deletion vector -> that vector's descriptor.
+    """
 
     folder: Path
     version: int = -1
     columns: dict[str, str] = field(default_factory=dict)
-    files: dict[str, None] = field(default_factory=dict)
+    files: dict[tuple[str, str | None], dict[str, Any] | None] = field(default_factory=dict)
 
     def batches(self) -> Iterator[pa.Table]:
         """One Arrow table a file; a column that the file does not have is null, of type null."""
-        for path in self.files:
+        for (path, _), vector in self.files.items():
             file = pq.ParquetFile(self.folder / unquote(path), coerce_int96_timestamp_unit="us")
             there = set(file.schema_arrow.names)
             read = file.read(columns=[physical for physical in self.columns.values() if physical in there])
             columns = [
                 read[physical] if physical in there else pa.nulls(len(read)) for physical in self.columns.values()
             ]
-            yield pa.table(columns, names=list(self.columns))
+            rows = pa.table(columns, names=list(self.columns))
+            if vector is not None:
+                kept = np.ones(len(read), bool)
+                kept[deleted_places(self.folder, vector)] = False
+                rows = rows.take(np.flatnonzero(kept))
+            yield rows
 
     def _apply(self, action: dict[str, Any]) -> None:
         """One action of the log. A null member is an action of another kind (checkpoints have all kinds as columns)."""
         if added := action.get("add"):
-            if added.get("deletionVector"):
-                raise MirrorError(f"{self.folder} has deletion vectors", hint="Read it with Spark.")
-            self.files[added["path"]] = None
+            vector = added.get("deletionVector")
+            self.files[added["path"], unique_id(vector)] = vector
         if removed := action.get("remove"):
-            self.files.pop(removed["path"], None)
+            self.files.pop((removed["path"], unique_id(removed.get("deletionVector"))), None)
         if metadata := action.get("metaData"):
             fields = json.loads(metadata["schemaString"])["fields"]
             physical = "delta.columnMapping.physicalName"

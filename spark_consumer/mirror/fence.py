@@ -2,7 +2,8 @@
 
 Each writer takes an epoch, a Delta transaction version of the manifest: a number above that of the writer before, and from the
 clock, so that two never have the same. A writer that finds another epoch than its own stops. Delta itself refuses the second of
-two commits that were begun at once for one application id.
+two commits that were begun at once for one application id. Who appends to `changes` has an epoch there, and who merges one in the
+manifest: a job has both, unless `walgate merge` has taken the second.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from delta.exceptions import DeltaConcurrentModificationException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror.layout import manifest_path
+from spark_consumer.mirror.layout import changes_path, manifest_path
 from spark_consumer.mirror.merge import write_once
 from spark_consumer.mirror.target import exists, transaction_version
 
@@ -23,7 +24,15 @@ _ATTEMPTS = 5
 
 def claim(spark: SparkSession, path: str, nothing: DataFrame) -> int:
     """Takes the mirror over; its epoch. `nothing`: no row, in the columns of the manifest, which is made where there is none."""
-    location = manifest_path(path)
+    return _claim(spark, path, manifest_path(path), nothing)
+
+
+def claim_appends(spark: SparkSession, path: str, nothing: DataFrame) -> int:
+    """The same of the right to append to `changes`, which is there."""
+    return _claim(spark, path, changes_path(path), nothing)
+
+
+def _claim(spark: SparkSession, path: str, location: str, nothing: DataFrame) -> int:
     for _ in range(_ATTEMPTS):
         before = transaction_version(spark, location, WRITER) if exists(spark, location) else None
         epoch = max((before or 0) + 1, time.time_ns())
@@ -37,13 +46,23 @@ def claim(spark: SparkSession, path: str, nothing: DataFrame) -> int:
 
 
 def check(spark: SparkSession, path: str, epoch: int) -> None:
-    """Raises MirrorError where another writer has the mirror now."""
+    """Raises TakenOver where another writer has the mirror now."""
     if transaction_version(spark, manifest_path(path), WRITER) != epoch:
         raise taken_over(path)
 
 
-def taken_over(path: str) -> MirrorError:
-    return MirrorError(
+def check_appends(spark: SparkSession, path: str, epoch: int) -> None:
+    """Raises TakenOver where another writer appends now."""
+    if transaction_version(spark, changes_path(path), WRITER) != epoch:
+        raise taken_over(path)
+
+
+class TakenOver(MirrorError):
+    """Another writer has the mirror now."""
+
+
+def taken_over(path: str) -> TakenOver:
+    return TakenOver(
         f"another writer has taken over the mirror at {path}: this one stops, and has written nothing since then",
         hint="A mirror has one writer: the one that was started last. Stop the other one before you start "
         "this one again.",

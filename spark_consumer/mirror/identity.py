@@ -6,7 +6,7 @@ a table with rows; rows that are there must have a value in each column of a new
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from pyspark.sql.types import MapType
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.fold import position
+from spark_consumer.mirror.parts import TablePart
 from spark_consumer.mirror.shape import LOG_COLUMNS, OUT, TableShape, is_log
 from spark_consumer.mirror.target import properties, quoted
 from spark_consumer.tables import TableName
@@ -52,9 +53,8 @@ def schema_ids_behind(records: pa.Table | DataFrame, cut: tuple[int, int]) -> li
     return found
 
 
-def is_empty(spark: SparkSession, location: str) -> bool:
+def is_empty(frame: DataFrame) -> bool:
     """No row; of a log: none behind its last TRUNCATE."""
-    frame = spark.read.format("delta").load(location)
     if not is_log(frame.columns):
         return frame.isEmpty()
     last = frame.orderBy(f.col("_commit_lsn").desc(), f.col("_ordinal").desc()).head()
@@ -72,6 +72,32 @@ def recreated_at(
     if any(first[schema_id] > found for schema_id in first if oid_of(schema_id) != newest):
         raise recreated(table, location)
     return found
+
+
+def beginning_of_relation(
+    part: TablePart,
+    location: str,
+    own: pa.Table | DataFrame,
+    oid_of: Callable[[int], int],
+    known: int | None,
+    others: Collection[int],
+    is_emptied: Callable[[], bool],
+) -> tuple[int, int] | None:
+    """Where a table is of another relation than before, whose rows went without a word: position of its first record.
+
+    `known`: oid of the relation before, `others`: of those of other tables; `is_emptied`: whether the rows before are gone.
+    Raises MirrorError where it is a relation that was known by another name, or where names were swapped.
+    """
+    oids = {oid_of(schema_id) for schema_id in part.schema_ids}
+    if len(oids if known is None else oids | {known}) == 1:
+        return None
+    behind = part.schema_ids if part.cut is None else schema_ids_behind(own, part.cut)
+    if len({oid_of(schema_id) for schema_id in behind}) == 1 and (part.cut or is_emptied()):
+        return None
+    newest = oid_of(part.newest)
+    if newest in others:
+        raise recreated(part.table, location)
+    return recreated_at(part.table, location, first_positions(own), oid_of, newest)
 
 
 def keep(spark: SparkSession, location: str, kept: str) -> None:
@@ -111,10 +137,17 @@ def change_of_key(
 def convert(spark: SparkSession, location: str, table: TableName, shape: TableShape, applied: int) -> None:
     """Makes rows of a log or a log of rows, where `shape` is the other; one Delta commit. Raises MirrorError."""
     frame = spark.read.format("delta").load(location)
-    if is_log(frame.columns) == (not shape.key):
+    made = converted(frame, table, location, shape, applied)
+    if made is frame:
         return
-    made = added_up(frame, table, location) if shape.key else as_log(frame, applied)
     made.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(location)
+
+
+def converted(frame: DataFrame, table: TableName, location: str, shape: TableShape, applied: int) -> DataFrame:
+    """`convert` of the rows of a table. Raises MirrorError."""
+    if is_log(frame.columns) == (not shape.key):
+        return frame
+    return added_up(frame, table, location) if shape.key else as_log(frame, applied)
 
 
 def as_log(rows: DataFrame, applied: int) -> DataFrame:
@@ -152,9 +185,8 @@ def added_up(log: DataFrame, table: TableName, location: str) -> DataFrame:
     return held.select("row.*")
 
 
-def check_key(spark: SparkSession, location: str, table: TableName, shape: TableShape) -> None:
+def check_key(frame: DataFrame, location: str, table: TableName, shape: TableShape) -> None:
     """Raises MirrorError when rows of a table cannot be told by the key, which is new."""
-    frame = spark.read.format("delta").load(location)
     special = f.col(quoted(shape.special_column))
     parts, missing = [], f.lit(False)
     for name in shape.key:

@@ -1,7 +1,8 @@
 """Where the parts of a mirror lie.
 
 <path>/tables/<schema>/<table>    one Delta table for each relation; parts of names are escaped as in topics
-<path>/manifest                   one row a batch: see pictures.py
+<path>/manifest                   one row a merge: see pictures.py
+<path>/changes, <path>/schemas    committed changes that were appended, and their value schemas: see changes.py
 <path>/kept/<schema>/<table>/<oid> a relation that was dropped and created again, as it was before (--on-recreated keep-as)
 <path>/seen/<schema>/<table>/...  keys met while a snapshot replaces or verifies a table: see seen.py
 <path>/differences                what a VERIFY has found: see verify.py
@@ -29,6 +30,14 @@ def seen_path(path: str, table: TableName, begin_lsn: int) -> str:
 
 def differences_path(path: str) -> str:
     return f"{path}/differences"
+
+
+def changes_path(path: str) -> str:
+    return f"{path}/changes"
+
+
+def schemas_path(path: str) -> str:
+    return f"{path}/schemas"
 
 
 def manifest_path(path: str) -> str:

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from spark_consumer.columnar.arrays import booleans, numbers, strings
 from spark_consumer.mirror.events import BEFORE, fill_from_before, special_of_row
 from spark_consumer.mirror.shape import LOG_COLUMNS, TableShape
-from spark_consumer.source.frames import INSTANT, TEXTS
+from spark_consumer.source.frames import INSTANT, RAW, TEXTS
 
 _POSITION = list(zip(LOG_COLUMNS, (pa.string(), pa.int64(), INSTANT, pa.int64()), strict=True))
 
@@ -75,6 +75,29 @@ def log_cuts(records: DataFrame, shape: TableShape) -> DataFrame:
     nothing = f.lit(None)
     fields = log_table_schema(shape).fields
     return reads.select(*(told.get(item.name, nothing).cast(item.dataType).alias(item.name) for item in fields))
+
+
+def small_log(
+    records: pa.Table, shape: TableShape, texts: Mapping[int, str], emptied: tuple[int, int] | None
+) -> pa.Table:
+    """Few records of one table as rows of its log. `emptied`: the position of one more TRUNCATE."""
+    batches = list(decode_rows(iter(records.combine_chunks().to_batches()), shape, texts))
+    return pa.concat_tables([pa.Table.from_batches(batches, log_schema(shape)), small_cuts(records, shape, emptied)])
+
+
+def large_log(
+    spark: SparkSession,
+    records: DataFrame,
+    shape: TableShape,
+    texts: Mapping[int, str],
+    emptied: tuple[int, int] | None,
+) -> DataFrame:
+    """As small_log, of many records."""
+    log = log_rows(records, shape, texts).unionByName(log_cuts(records, shape))
+    if emptied is None:
+        return log
+    cut = small_cuts(RAW.empty_table(), shape, emptied)
+    return log.unionByName(spark.createDataFrame(cut, log_table_schema(shape)))
 
 
 def small_cuts(records: pa.Table, shape: TableShape, emptied: tuple[int, int] | None = None) -> pa.Table:

@@ -81,22 +81,41 @@ def write_once(
     writer.option("txnAppId", application).option("txnVersion", commit_lsn).save(location)
 
 
-def merge(spark: SparkSession, location: str, source: DataFrame, shape: TableShape, unsent: set[str]) -> None:
-    """`source`: as `flat` makes it. Columns in a row's `unchanged` keep what the table has; `unsent` are all such names."""
+def merge(
+    spark: SparkSession,
+    location: str,
+    source: DataFrame,
+    shape: TableShape,
+    unsent: set[str],
+    bounds: Mapping[str, tuple[int | str, int | str]] = MappingProxyType({}),
+) -> None:
+    """`source`: as `flat` makes it. Columns in a row's `unchanged` keep what the table has; `unsent` are all such names.
+
+    `bounds`: least and greatest value that some columns of the key have in `source`: files beyond them are not read.
+    """
     own = own_special() if "special" in source.columns else f.lit(None).cast("map<string,string>")
     values = {quoted(name): f.col(f"s.{quoted(ROW + name)}") for name in shape.columns}
-    special = quoted(shape.special_column)
-    updates: dict[str, str | Column] = {**values, special: _filled_special(shape) if unsent else own}
-    for name in sorted(unsent):
-        keep = f.array_contains("s.unchanged", name)
-        updates[quoted(name)] = f.when(keep, f.col(f"t.{quoted(name)}")).otherwise(values[quoted(name)])
     same = same_key(shape, lambda name: f.col(f"s.{quoted(KEY + name)}"))
+    for name, (least, greatest) in bounds.items():
+        same = same & f.col(f"t.{quoted(name)}").between(f.lit(least), f.lit(greatest))
     merged = DeltaTable.forPath(spark, location).alias("t").merge(source.alias("s"), same)
     alive = f.lit(True)
     if "deleted" in source.columns:
         merged = merged.whenMatchedDelete("s.deleted")
         alive = ~f.col("s.deleted")
-    merged.whenMatchedUpdate(set=updates).whenNotMatchedInsert(alive, {**values, special: own}).execute()
+    updates: dict[str, str | Column] = dict(new_values(source, shape, unsent))
+    inserts: dict[str, str | Column] = {**values, quoted(shape.special_column): own}
+    merged.whenMatchedUpdate(set=updates).whenNotMatchedInsert(alive, inserts).execute()
+
+
+def new_values(source: DataFrame, shape: TableShape, unsent: set[str]) -> dict[str, Column]:
+    """Of every column, quoted, what it has behind a state `s` (columns as `flat` makes them) of the row `t`."""
+    own = own_special() if "special" in source.columns else f.lit(None).cast("map<string,string>")
+    values = {quoted(name): f.col(f"s.{quoted(ROW + name)}") for name in shape.columns}
+    for name in unsent:
+        keep = f.array_contains("s.unchanged", name)
+        values[quoted(name)] = f.when(keep, f.col(f"t.{quoted(name)}")).otherwise(values[quoted(name)])
+    return {**values, quoted(shape.special_column): _filled_special(shape) if unsent else own}
 
 
 def flat(states: DataFrame, shape: TableShape, unsent: set[str]) -> DataFrame:

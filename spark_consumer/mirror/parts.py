@@ -20,6 +20,10 @@ from spark_consumer.mirror.standing import Mark
 from spark_consumer.reader.signs import KINDS
 from spark_consumer.tables import TableName
 
+# A batch with no more than this is brought into this process: a Spark job costs 50-200 ms whatever it does.
+SMALL_CHANGES = 250_000
+SMALL_BYTES = 64 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
@@ -139,3 +143,33 @@ def _part(row: Row) -> TablePart:
         row["newest"],
         None if cut is None else (cut["commit_lsn"], cut["ordinal"]),
     )
+
+
+def look_at(raw: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
+    """What a batch holds, and where it is small, its records by table. None: nothing. `raw` has no signs."""
+    if size.changes and size.changes <= SMALL_CHANGES and size.value_bytes <= SMALL_BYTES:
+        return split_records(raw.toArrow())
+    content = batch_content(raw) if size.changes else None
+    return None if content is None else (content, None)
+
+
+def own_records(raw: DataFrame, records: dict[TableName, pa.Table] | None, table: TableName) -> pa.Table | DataFrame:
+    """The records of one table."""
+    return raw.where(f.col("table") == str(table)) if records is None else records[table]
+
+
+def from_lsn(own: pa.Table | DataFrame, commit_lsn: int) -> tuple[Any, Any]:
+    """What is below, and what is from there on."""
+    if isinstance(own, DataFrame):
+        return own.where(f.col("commit_lsn") < commit_lsn), own.where(f.col("commit_lsn") >= commit_lsn)
+    below = pc.less(own["commit_lsn"], commit_lsn)
+    return own.filter(below), own.filter(pc.invert(below))
+
+
+def part_of(own: pa.Table | DataFrame, table: TableName) -> TablePart:
+    """Of one table's records, not none."""
+    if isinstance(own, DataFrame):
+        content = batch_content(own)
+        assert content is not None, table
+        return content.parts[0]
+    return _part_of(table, own)

@@ -1,147 +1,89 @@
-"""The mirror manifest: after each batch, which version of every table belongs together.
+"""All tables of a mirror as one transaction of the source left them, at any commit LSN of which the changes are kept.
 
-Delta commits each table by itself. A reader that takes all tables at the versions of one row here sees the source exactly as
-it was behind one commit; a reader that takes the newest version of each may see a batch half done.
+A picture of the manifest says which versions of the tables belong together; the changes behind it lie over them: see overlay.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from functools import partial
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.lsn import format_lsn, parse_lsn
+from spark_consumer.mirror import changes
 from spark_consumer.mirror.layout import manifest_path, table_path
-from spark_consumer.mirror.merge import write_once
+from spark_consumer.mirror.manifest import Picture, as_lsn, find, picture
+from spark_consumer.mirror.overlay import lay_over
 from spark_consumer.mirror.standing import Standing
-from spark_consumer.mirror.target import exists
-from spark_consumer.source.frames import INSTANT
+from spark_consumer.mirror.target import at_version, exists
 from spark_consumer.tables import TableName
 
-_SCHEMA = pa.schema(
-    [
-        ("batch", pa.int64()),
-        ("commit_lsn", pa.int64()),
-        ("commit_time", INSTANT),
-        ("tables", pa.map_(pa.string(), pa.int64())),
-        ("keys", pa.map_(pa.string(), pa.list_(pa.string()))),
-        ("scope", pa.list_(pa.string())),
-        ("oids", pa.map_(pa.string(), pa.int64())),
-        ("schema_ids", pa.map_(pa.string(), pa.int64())),
-        ("standing", pa.string()),
-    ]
-)
 
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """`tables`: Delta version of every table that is there, by its name, behind the transaction at `commit_lsn`.
-
-    `keys`: the key columns of each, none of a log. `scope`: the only tables that the mirror has, where it was told so.
-    `oids`: the relation of the source that each is of. `schema_ids`: the newest value schema of each. `standing`: Standing.text.
-    """
-
-    batch: int
-    commit_lsn: int
-    commit_time: datetime | None
-    tables: Mapping[str, int]
-    keys: Mapping[str, Sequence[str]]
-    scope: Sequence[str]
-    oids: Mapping[str, int]
-    schema_ids: Mapping[str, int]
-    standing: str
-
-    @property
-    def complete(self) -> dict[str, int]:
-        """The tables that are not still being filled."""
-        filling = Standing.of(self.standing).filling
-        return {name: version for name, version in self.tables.items() if name not in filling}
-
-
-def nothing(spark: SparkSession) -> DataFrame:
-    """No picture."""
-    return spark.createDataFrame(_SCHEMA.empty_table())
-
-
-def record(spark: SparkSession, path: str, picture: Picture) -> None:
-    """Appends a picture, once for its commit LSN."""
-    maps = {name: list(getattr(picture, name).items()) for name in ("tables", "keys", "oids", "schema_ids")}
-    row = {**asdict(picture), **maps}
-    frame = spark.createDataFrame(pa.Table.from_pylist([row], schema=_SCHEMA))
-    write_once(frame, manifest_path(path), "append", picture.commit_lsn, merge_schema=True)
-
-
-def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> Picture | None:
-    """The newest picture that is not behind `at`: "latest", a commit LSN (text or number) or a commit time. None: no batch yet.
-
-    Raises MirrorError when the mirror has batches, but none as old as `at`.
-    """
-    location = manifest_path(path)
-    if not exists(spark, location):
-        return None
-    frame = spark.read.format("delta").load(location)
-    chosen = frame
-    if isinstance(at, datetime):
-        chosen = frame.where(f.col("commit_time") <= f.lit(at))
-    elif at != "latest":
-        chosen = frame.where(f.col("commit_lsn") <= (parse_lsn(at) if isinstance(at, str) else at))
-    found = chosen.orderBy(f.col("commit_lsn").desc()).head()
-    if found is None and at != "latest":
-        first = frame.agg(f.min("commit_lsn")).head()
-        raise MirrorError(
-            f"the mirror begins at {format_lsn(first[0])}, which is after {at}"
-            if first is not None and first[0] is not None
-            else "the mirror is empty"
-        )
-    if found is None:
-        return None
-    facts = found.asDict()
-    # A manifest may be older than these columns.
-    keys, scope, oids = facts.get("keys") or {}, facts.get("scope") or [], facts.get("oids") or {}
-    schema_ids, standing = facts.get("schema_ids") or {}, facts.get("standing") or ""
-    return Picture(
-        found.batch, found.commit_lsn, found.commit_time, found.tables, keys, scope, oids, schema_ids, standing
-    )
-
-
-class MirrorPicture(dict[str, DataFrame]):
+class MirrorPicture(Mapping[str, DataFrame]):
     """The complete tables of one picture, by name: `pictures["public.orders"]`.
 
     `filling`: tables that a snapshot has not brought whole yet. `stale`: tables that are not what the source had, and why:
     one that is quarantined stands still, and behind a gap every one is stale until it was copied anew.
     """
 
-    def __init__(self, source: Picture, frames: Mapping[str, DataFrame]) -> None:
-        super().__init__(frames)
+    def __init__(self, source: Picture, frames: Mapping[str, Callable[[], DataFrame]]) -> None:
+        """`frames`: of the complete tables; each is called once, when somebody wants the table."""
+        self._makers = frames
+        self._frames: dict[str, DataFrame] = {}
         self.commit_lsn = source.commit_lsn
         self.commit_time = source.commit_time
         standing = Standing.of(source.standing)
         self.filling = sorted(standing.filling)
         self.stale = standing.stale(frames)
 
-    def __missing__(self, name: str) -> DataFrame:
-        if name in self.filling:
+    def __getitem__(self, name: str) -> DataFrame:
+        if name not in self._makers and name in self.filling:
             raise MirrorError(f"{name} is still being filled by a snapshot: it is in no picture until that ends")
-        raise KeyError(name)
+        if name not in self._frames:
+            self._frames[name] = self._makers[name]()
+        return self._frames[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._makers
 
 
 def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> MirrorPicture:
-    """All tables of a mirror as one transaction of the source left them. `at` as in `picture`. Raises MirrorError."""
-    found = picture(spark, path, at)
+    """All tables behind the last transaction that is not behind `at`: "latest", a commit LSN (text or number) or a commit time.
+
+    Where the changes up to there are not kept any more, behind the last merge before it. Raises MirrorError.
+    """
+    appended = changes.appended_lsn(spark, path)
+    kept = changes.pinned(spark, path)  # before the manifest is read: what is pruned later, a picture in there has
+    found, last_lsn = None, appended
+    if kept is not None and exists(spark, manifest_path(path)):
+        found = find(spark, path, at)
+        if isinstance(at, datetime):
+            last_lsn = changes.last_before(kept, at)
+        elif at != "latest":
+            last_lsn = min(as_lsn(at), appended)
+        if found is not None and last_lsn > found.commit_lsn:
+            found = find(spark, path, last_lsn)
+        waiting = changes.between(kept, -1 if found is None else found.commit_lsn, last_lsn)
+        if (found is not None and last_lsn > found.commit_lsn) or (found is None and not waiting.isEmpty()):
+            made, over = lay_over(spark, path, found or Picture.before_all(), waiting)
+            below = {name: partial(_at_version, spark, path, name, made.tables[name]) for name in made.complete}
+            wanted = {name: make for name, make in over.items() if name not in Standing.of(made.standing).filling}
+            return MirrorPicture(made, below | wanted)
+    found = found or picture(spark, path, at)
     if found is None:
         raise MirrorError(f"{path} has no mirror, or one without a batch")
     return MirrorPicture(
-        found, {name: _at_version(spark, path, name, version) for name, version in found.complete.items()}
+        found, {name: partial(_at_version, spark, path, name, version) for name, version in found.complete.items()}
     )
 
 
 def _at_version(spark: SparkSession, path: str, name: str, version: int) -> DataFrame:
-    reader: Any = spark.read.format("delta").option("versionAsOf", version)
-    frame: DataFrame = reader.load(table_path(path, TableName.parse(name)))
-    return frame
+    return at_version(spark, table_path(path, TableName.parse(name)), version)

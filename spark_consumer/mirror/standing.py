@@ -142,6 +142,21 @@ def advance(standing: Standing, marks: Sequence[Mark]) -> tuple[Standing, dict[s
     return made, ended
 
 
+def first_unreadable(standing: Standing, marks: Sequence[Mark]) -> int | None:
+    """Commit LSN from which on only a merge knows the tables.
+
+    There a snapshot ends that replaces rows, whose keys are not kept with the changes, or a copy of a table that stood still,
+    whose rows meanwhile are in no picture.
+    """
+    made = standing.copy()
+    for mark in marks:
+        ends = mark.kind == "SNAPSHOT_END" and mark.table is not None and mark.facts["purpose"] != VERIFY
+        if ends and (mark.facts["purpose"] == REPLACE or mark.table in made.frozen):
+            return mark.commit_lsn
+        made.take(mark)
+    return None
+
+
 def first_cut(standing: Standing, marks: Sequence[Mark], first_lsn: int, last_lsn: int) -> int | None:
     """Where a batch with these marks, whose commit LSNs are these, has to be cut: what is below is applied by itself first.
 

@@ -34,16 +34,16 @@ def table_schema(shape: TableShape) -> StructType:
 
 def small_states(
     spark: SparkSession,
-    location: str | None,
+    base: DataFrame | None,
     records: pa.Table,
     part: TablePart,
     shape: TableShape,
     texts: dict[int, str],
 ) -> pa.Table:
-    """States of few records (columns fold.STATE). `location` None: the table is new, and has no rows yet."""
+    """States of few records (columns fold.STATE). `base`: the rows of the table before; None: it is new, and has none."""
     kept = records.filter(_behind(records, part.cut)).combine_chunks()
     batches = list(decode_events(iter(kept.to_batches()), shape, texts))
-    return _resolved(spark, location, pa.Table.from_batches(batches, shape.events), shape)
+    return _resolved(spark, base, pa.Table.from_batches(batches, shape.events), shape)
 
 
 def unsent_columns(events: pa.Table) -> set[str]:
@@ -62,6 +62,17 @@ def living_rows(states: pa.Table, shape: TableShape) -> pa.Table:
     return pa.table([*columns, special], names=[*shape.columns, shape.special_column])
 
 
+def key_bounds(states: pa.Table, shape: TableShape) -> dict[str, tuple[int | str, int | str]]:
+    """Least and greatest value of each column of the key, where it is a number or text and never anything else."""
+    found = {}
+    for name in shape.key:
+        kind = shape.row.field(name).type
+        if len(states) and name not in shape.uncertain_key and (pa.types.is_integer(kind) or pa.types.is_string(kind)):
+            bounds = pc.min_max(pc.struct_field(states["key"], name)).as_py()
+            found[name] = (bounds["min"], bounds["max"])
+    return found
+
+
 def flat_states(spark: SparkSession, states: pa.Table, unsent: set[str]) -> DataFrame:
     """Columns fold.STATE -> the source of a merge, with `deleted` and `special` only where some row needs them; merge.flat for a
     DataFrame."""
@@ -78,13 +89,13 @@ def flat_states(spark: SparkSession, states: pa.Table, unsent: set[str]) -> Data
     return spark.createDataFrame(table, from_arrow_schema(table.schema))
 
 
-def _resolved(spark: SparkSession, location: str | None, events: pa.Table, shape: TableShape) -> pa.Table:
+def _resolved(spark: SparkSession, base: DataFrame | None, events: pa.Table, shape: TableShape) -> pa.Table:
     if not unsent_columns(events):
         return whole_states(events)
     ordered, outcomes = replay_events(events)
     held = None
-    if location is not None and borrowed_keys(outcomes):
-        held = _held(spark, location, ordered, shape)
+    if base is not None and borrowed_keys(outcomes):
+        held = _held(spark, base, ordered, shape)
     return replayed_states(ordered, outcomes, held, shape)
 
 
@@ -97,29 +108,30 @@ def _behind(records: pa.Table, cut: Cut) -> pa.ChunkedArray:
     return pc.and_(mask, pc.or_(pc.greater(records["commit_lsn"], cut[0]), same))
 
 
-def _held(spark: SparkSession, location: str, ordered: pa.Table, shape: TableShape) -> pa.Table:
-    """Key, row and special of the target's rows under every old key."""
+def _held(spark: SparkSession, base: DataFrame, ordered: pa.Table, shape: TableShape) -> pa.Table:
+    """Key, row and special of the table's rows under every old key."""
     origins = ordered.filter(ordered["origin"].is_valid()).select(["origin"]).rename_columns(["key"])
     schema = from_arrow_schema(pa.schema([shape.events.field("key")]))
     keys = spark.createDataFrame(origins, schema).distinct()
-    base = spark.read.format("delta").load(location).alias("t")
     row = f.struct(*(f.col(f"t.{quoted(name)}").alias(name) for name in shape.columns)).alias("row")
     special = f.coalesce(f.col(f"t.{quoted(shape.special_column)}"), f.create_map().cast("map<string,string>"))
     same = same_key(shape, lambda name: f.col(f"s.key.{quoted(name)}"))
-    found = base.join(f.broadcast(keys).alias("s"), same).select("s.key", row, special.alias("special"))
+    found = base.alias("t").join(f.broadcast(keys).alias("s"), same).select("s.key", row, special.alias("special"))
     wanted = pa.schema([shape.events.field(name) for name in ("key", "row", "special")])
     return found.toArrow().cast(wanted)
 
 
 def spark_states(
     spark: SparkSession,
-    location: str | None,
+    base: DataFrame | None,
     records: DataFrame,
     part: TablePart,
     shape: TableShape,
     texts: dict[int, str],
+    *,
+    persist: bool = True,
 ) -> tuple[DataFrame, set[str], DataFrame]:
-    """States of many records, the columns that some event did not send, and the persisted events: unpersist them in the end."""
+    """States of many records, the columns that some event did not send, and the events: unpersist them in the end."""
     kept = records.where(f.col("op") != "TRUNCATE")
     if part.cut is not None:
         cut_lsn, cut_ordinal = part.cut
@@ -127,14 +139,15 @@ def spark_states(
         kept = kept.where((f.col("commit_lsn") > cut_lsn) | later)
     columns = kept.select("op", "commit_lsn", "ordinal", "schema_id", "value")
     decode = partial(decode_events, shape=shape, schemas=texts)
-    events = columns.mapInArrow(decode, from_arrow_schema(shape.events)).persist()
+    events = columns.mapInArrow(decode, from_arrow_schema(shape.events))
+    events = events.persist() if persist else events
     unsent, moved_unsent = _unsent_columns(events)
     if not moved_unsent:
         return last_states(events, unsent), unsent, events
     keys = moved_keys(events, shape)
     aside = last_states(events.join(keys, "key", "left_anti"), unsent).select(*STATE)
     moving = events.join(keys, "key", "left_semi").toArrow().select(shape.events.names).cast(shape.events)
-    replayed = _resolved(spark, location, moving, shape)
+    replayed = _resolved(spark, base, moving, shape)
     state_schema = from_arrow_schema(pa.schema([shape.events.field(name) for name in STATE]))
     frame = spark.createDataFrame(replayed, state_schema)
     return aside.unionByName(frame), unsent, events

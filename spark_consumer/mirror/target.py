@@ -22,13 +22,16 @@ APPLICATION = "walgate-mirror"
 CHANGELOG = "walgate-changelog"
 # Of a table whose columns Parquet cannot name, or that loses a column.
 MAPPED = {"delta.columnMapping.mode": "name"}
+# Of a table in which rows are changed: a merge writes which rows went beside the files, instead of the files anew.
+DELETION_VECTORS = {"delta.enableDeletionVectors": "true"}
 # In a name, what Delta refuses without them being mapped.
 _REFUSED = re.compile(r"[ ,;{}()\n\t=]")
 
 
-def properties(columns: Iterable[str]) -> dict[str, str]:
+def properties(columns: Iterable[str], *, deletion_vectors: bool = False) -> dict[str, str]:
     """Of a table that is made with these columns."""
-    return dict(MAPPED) if any(map(_REFUSED.search, columns)) else {}
+    mapped = MAPPED if any(map(_REFUSED.search, columns)) else {}
+    return {**mapped, **(DELETION_VECTORS if deletion_vectors else {})}
 
 
 def _map_columns(spark: SparkSession, location: str) -> None:
@@ -103,6 +106,12 @@ def remove(spark: SparkSession, location: str) -> None:
 
 def version(spark: SparkSession, location: str) -> int:
     return int(_snapshot(spark, location).version())
+
+
+def at_version(spark: SparkSession, location: str, number: int) -> DataFrame:
+    reader: Any = spark.read.format("delta").option("versionAsOf", number)
+    frame: DataFrame = reader.load(location)
+    return frame
 
 
 def was_overwritten(spark: SparkSession, location: str, since: int) -> bool:

@@ -83,7 +83,7 @@ async def judge_carts(story: Story) -> TableVerdict:
 
 def newest_file(table: Path) -> tuple[Path, pa.Table]:
     """One of the files that the table consists of now, and its rows."""
-    path = next(table / name for name in open_delta(table).files)
+    path = next(table / name for name, _ in open_delta(table).files)
     return path, pq.read_table(path)
 
 

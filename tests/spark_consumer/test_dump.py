@@ -1,15 +1,19 @@
-"""`walgate dump`, where no Spark is needed."""
+"""`walgate dump`, which needs no Spark."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
 
 from schemas.relation import change_schema
-from spark_consumer.mirror.delta_files import DeltaFiles
+from spark_consumer.mirror.delta_files import DeltaFiles, open_delta
 from spark_consumer.mirror.dump import DumpedTable
 from spark_consumer.mirror.shape import TableShape
+from spark_consumer.mirror.target import DELETION_VECTORS
 from tests.spark_consumer.feeder import INT8, TEXT, relation
 
 
@@ -34,3 +38,27 @@ def test_the_column_of_special_texts_is_found_again(names: tuple[str, ...]) -> N
     shape = TableShape.of(change_schema(described, "cdc"))
     columns = {name: name for name in (*shape.columns, shape.special_column)}
     assert DumpedTable("public.items", 1, DeltaFiles(Path(), columns=columns)).columns == ["id", *names]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "deleted",
+    [
+        "id in (3, 70000, 199999)",
+        "id % 3 = 0",
+        "id between 1000 and 150000",
+        "id % 3 = 0 or id between 70000 and 140000",
+    ],
+)
+def test_rows_in_a_deletion_vector_are_not_there(spark: SparkSession, tmp_path: Path, deleted: str) -> None:
+    """Bitmaps in all their forms: places, bits and runs."""
+    location = str(tmp_path / "table")
+    rows = spark.range(0, 200_000, 1, 1)
+    rows.write.format("delta").options(**DELETION_VECTORS).save(location)
+    table = DeltaTable.forPath(spark, location)
+    table.delete(deleted)
+    table.delete("id = 5")  # another vector in the place of the first
+    found = open_delta(Path(location))
+    assert all(vector is not None for vector in found.files.values())
+    held = pa.concat_tables(found.batches())["id"].to_pylist()
+    assert held == [row.id for row in rows.where(f"not ({deleted}) and id != 5").collect()]

@@ -99,6 +99,7 @@ def dumped(path: Path) -> list[tuple[str | None, ...]]:
     return sorted(found.rows())
 
 
+@pytest.mark.usefixtures("mode")
 def test_a_log_that_gets_a_key_becomes_the_rows_it_adds_up_to(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def test_spark_finds_the_first_records_of_each_schema_too(spark: SparkSession) -
     assert first_positions(spark.createDataFrame(found)) == first_positions(found) == {1: (10, 3), 2: (20, 0)}
 
 
+@pytest.mark.usefixtures("mode")
 def test_changes_under_an_old_key_and_a_new_one_may_be_in_one_batch(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
@@ -157,7 +159,7 @@ def test_changes_under_an_old_key_and_a_new_one_may_be_in_one_batch(
     by_code = feeder.alter(by_id, BY_CODE)
     by_code.rows = {(21,): both(2, 21), (30,): both(3, 30)}
     commit(feeder, by_code, (None, both(4, 40)), (both(3, 30), both(5, 30)))
-    assert [report.changes for report in run_mirror(spark, feeder, tmp_path)] == [2, 2]
+    assert sum(report.changes for report in run_mirror(spark, feeder, tmp_path) if not report.is_merge) == 4
     assert mirrored(spark, tmp_path) == [both(2, 21), both(4, 40), both(5, 30)]
 
 

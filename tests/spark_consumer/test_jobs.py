@@ -87,10 +87,10 @@ def check_items(path: Path, items: Table) -> None:
     assert texts(found.rows()) == expected(items, found.columns)
 
 
-async def kill_and_feed(verb: str, feeder: Feeder, path: Path, items: Table, kills: int) -> None:
+async def kill_and_feed(verb: str, feeder: Feeder, path: Path, items: Table, kills: int, *more: str) -> None:
     rnd = random.Random(5)
     for turn in range(kills):
-        process = await start(verb, feeder, path, "--max-changes", "40")
+        process = await start(verb, feeder, path, "--max-changes", "40", *more)
         for _ in range(5):
             await asyncio.to_thread(change_items, feeder, items, rnd)
         assert process.stdout is not None
@@ -116,14 +116,20 @@ def change_items(feeder: Feeder, items: Table, rnd: random.Random) -> None:
     feeder.kafka_commit()
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.long)])
-async def test_a_mirror_that_is_killed_equals_the_source_in_the_end(feeder: Feeder, tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize(
+    ("kills", "merge_every"),
+    [(1, "0"), pytest.param(20, "0", marks=pytest.mark.long), pytest.param(20, "0.5", marks=pytest.mark.long)],
+)
+async def test_a_mirror_that_is_killed_equals_the_source_in_the_end(
+    feeder: Feeder, tmp_path: Path, kills: int, merge_every: str
+) -> None:
     items = await asyncio.to_thread(feeder.table, ITEMS)
-    await kill_and_feed("mirror", feeder, tmp_path, items, kills)
+    more = ("--merge-every", merge_every)
+    await kill_and_feed("mirror", feeder, tmp_path, items, kills, *more)
     if kills > 1:
         shutil.rmtree(tmp_path / "checkpoint")  # a new one begins behind the last picture
     last = feeder.truth[-1].commit_lsn
-    await run("mirror", feeder, tmp_path, "--max-changes", "40", "--until-lsn", format_lsn(last))
+    await run("mirror", feeder, tmp_path, "--max-changes", "40", "--until-lsn", format_lsn(last), *more)
     await asyncio.to_thread(check_items, tmp_path, items)
 
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from spark_consumer.changelog.writer import Changelog
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror import batch, pictures
+from spark_consumer.mirror import manifest, parts, pictures
 from spark_consumer.mirror.batch import BatchReport, Mirror
 from spark_consumer.mirror.dump import dump_json
 from spark_consumer.mirror.layout import table_path
@@ -54,6 +54,7 @@ def mirrored(spark: SparkSession, path: Path, table: Table) -> dict[Any, dict[st
     return {table.key(row): {name: value for name, value in row.items() if name != "_special"} for row in rows}
 
 
+@pytest.mark.usefixtures("mode")
 def test_a_mirror_equals_the_source_after_each_kind_of_change(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_mirror_equals_the_source_after_each_kind_of_change(
     assert mirrored(spark, tmp_path, accounts) == accounts.rows == {(1,): {"id": 1, "owner": "new", "note": None}}
 
 
+@pytest.mark.usefixtures("mode")
 def test_a_mirror_equals_the_source_after_a_random_workload(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
@@ -105,10 +107,11 @@ def test_a_mirror_equals_the_source_after_a_random_workload(
     assert [{"op": row["_op"], "page": row["page"]} for row in logged] == expected
 
 
+@pytest.mark.usefixtures("mode")
 def test_a_large_batch_is_folded_in_spark_to_the_same_rows(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "SMALL_CHANGES", 0)
+    monkeypatch.setattr(parts, "SMALL_CHANGES", 0)
     workload = Workload(feeder, 11)
     for _ in range(40):
         workload.step()
@@ -122,12 +125,13 @@ def test_a_large_batch_is_folded_in_spark_to_the_same_rows(
         assert mirrored(spark, tmp_path, table) == table.rows
 
 
-@pytest.mark.parametrize("small_changes", [batch.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.usefixtures("mode")
+@pytest.mark.parametrize("small_changes", [parts.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_rows_from_before_the_start_come_with_their_first_update(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_changes: int
 ) -> None:
     """But for values that it does not send, which are null until another update does."""
-    monkeypatch.setattr(batch, "SMALL_CHANGES", small_changes)
+    monkeypatch.setattr(parts, "SMALL_CHANGES", small_changes)
     accounts = feeder.table(ACCOUNTS)
     before = feeder.begin()
     for number in range(6):
@@ -168,11 +172,11 @@ def test_a_batch_that_runs_again_changes_nothing(spark: SparkSession, feeder: Fe
     assert pictures.read(spark, str(tmp_path))["public.visits"].count() == 1
 
 
-@pytest.mark.parametrize("small_changes", [batch.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("small_changes", [parts.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_a_new_checkpoint_that_cuts_batches_elsewhere_loses_nothing(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_changes: int
 ) -> None:
-    monkeypatch.setattr(batch, "SMALL_CHANGES", small_changes)
+    monkeypatch.setattr(parts, "SMALL_CHANGES", small_changes)
     accounts, items = feeder.table(ACCOUNTS), feeder.table(relation("items", {"id": INT8}, ("id",)))
     first = feeder.begin()
     first.insert(accounts, {"id": 1, "owner": "a", "note": "a long one"})
@@ -190,7 +194,7 @@ def test_a_new_checkpoint_that_cuts_batches_elsewhere_loses_nothing(
     second.commit()
     feeder.kafka_commit()
     with monkeypatch.context() as crash:
-        crash.setattr(pictures, "record", lambda *_: 1 / 0)  # the tables are written, the picture is not
+        crash.setattr(manifest, "record", lambda *_: 1 / 0)  # the tables are written, the picture is not
         with pytest.raises(ZeroDivisionError):
             run_mirror(spark, feeder, tmp_path)
     with pytest.raises(MirrorError, match="batches end elsewhere"):
@@ -222,6 +226,7 @@ def test_a_table_that_another_writer_made_is_refused(spark: SparkSession, feeder
     assert spark.read.format("delta").load(location).count() == 3
 
 
+@pytest.mark.usefixtures("mode")
 def test_columns_come_and_go_and_change_their_type(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     old = feeder.table(ACCOUNTS)
     first = feeder.begin()

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from gateway.local import Kafka, Registry
-from spark_consumer.mirror import pictures
+from spark_consumer.mirror import manifest, pictures
 from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.delta_files import open_delta
 from spark_consumer.mirror.layout import table_path
@@ -76,7 +76,7 @@ async def load(database: Database, clients: int, of_client: int) -> int:
     return count
 
 
-def sums(path: Path, picture: pictures.Picture) -> dict[str, int]:
+def sums(path: Path, picture: manifest.Picture) -> dict[str, int]:
     """Of each table at its version in the picture, without Spark."""
     found = {}
     for name, column in SUMS.items():
@@ -113,7 +113,7 @@ async def test_the_four_sums_of_pgbench_are_one_at_the_end_of_every_batch(
     try:
         await gateway.streaming()
         await fill(connection)
-        seen: list[pictures.Picture] = []
+        seen: list[manifest.Picture] = []
 
         def look(_: object) -> None:
             assert mirror.last is not None

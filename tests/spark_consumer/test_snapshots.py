@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import batch, pictures
+from spark_consumer.mirror import parts, pictures
+from spark_consumer.mirror.appending import AppendingMirror
 from spark_consumer.mirror.batch import BatchReport, Mirror
 from spark_consumer.mirror.layout import differences_path
 from spark_consumer.reader.registry import Registry, SchemaCache
@@ -33,6 +34,7 @@ class Reader:
 
     def __init__(self, spark: SparkSession, feeder: Feeder, path: Path) -> None:
         self.spark, self.feeder, self.path = spark, feeder, path
+        self.merges = True  # what was appended, in the end
 
     def take(self, limit: int = 100_000) -> list[BatchReport]:
         reports: list[BatchReport] = []
@@ -42,6 +44,8 @@ class Reader:
         stream = self.spark.readStream.format("walgate").options(**options).load()
         writer = stream.writeStream.foreachBatch(mirror.apply).option("checkpointLocation", f"{self.path}/checkpoint")
         run_to_end(writer)
+        if isinstance(mirror, AppendingMirror):
+            mirror.finish(self.spark, merge=self.merges)
         return reports
 
     def picture(self) -> pictures.MirrorPicture:
@@ -64,12 +68,14 @@ def in_one_transaction(feeder: Feeder, *changes: Callable[[Any], Any]) -> int:
     return transaction.commit()
 
 
-@pytest.mark.parametrize("small_changes", [batch.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.usefixtures("mode")
+@pytest.mark.parametrize("small_changes", [parts.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_a_table_is_in_a_picture_from_the_end_of_its_snapshot_on(
     reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
 ) -> None:
     """And a READ brings the columns that an UPDATE before it did not send."""
-    monkeypatch.setattr(batch, "SMALL_CHANGES", small_changes)
+    monkeypatch.setattr(parts, "SMALL_CHANGES", small_changes)
+    reader.merges = False
     accounts, items, visits = feeder.table(ACCOUNTS), feeder.table(ITEMS), feeder.table(VISITS)
     feeder.bound("SNAPSHOT_BEGIN", None, "FILL")
     feeder.bound("SNAPSHOT_BEGIN", accounts, "FILL")
@@ -101,12 +107,13 @@ def test_a_table_is_in_a_picture_from_the_end_of_its_snapshot_on(
     assert [(row["_op"], row["_ordinal"]) for row in log] == [("TRUNCATE", -1), ("READ", 0)]
 
 
-@pytest.mark.parametrize("small_changes", [batch.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.usefixtures("mode")
+@pytest.mark.parametrize("small_changes", [parts.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_replace_deletes_the_keys_that_had_no_change(
     reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
 ) -> None:
     """After a gap: rows went, came and changed without an event. Until its end the table is stale."""
-    monkeypatch.setattr(batch, "SMALL_CHANGES", small_changes)
+    monkeypatch.setattr(parts, "SMALL_CHANGES", small_changes)
     accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
     inserts = [lambda t, n=n: t.insert(accounts, account(n)) for n in range(8)]
     in_one_transaction(feeder, *inserts, lambda t: t.insert(items, {"id": 1}))
@@ -140,11 +147,12 @@ def test_replace_deletes_the_keys_that_had_no_change(
     assert reader.rows(items) == {} and not reader.picture().stale
 
 
-@pytest.mark.parametrize("small_changes", [batch.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.usefixtures("mode")
+@pytest.mark.parametrize("small_changes", [parts.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_verify_reports_each_difference_and_writes_nothing(
     reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
 ) -> None:
-    monkeypatch.setattr(batch, "SMALL_CHANGES", small_changes)
+    monkeypatch.setattr(parts, "SMALL_CHANGES", small_changes)
     accounts = feeder.table(ACCOUNTS)
     in_one_transaction(feeder, *(lambda t, n=n: t.insert(accounts, account(n)) for n in range(6)))
     reader.take()
@@ -168,6 +176,7 @@ def test_verify_reports_each_difference_and_writes_nothing(
     assert reader.rows(accounts) == expected | {(2,): account(2, "b"), (3,): account(3, "behind")}
 
 
+@pytest.mark.usefixtures("mode")
 def test_an_excluded_table_stands_still_until_it_was_replaced(reader: Reader, feeder: Feeder) -> None:
     accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
     in_one_transaction(feeder, lambda t: t.insert(accounts, account(1)), lambda t: t.insert(items, {"id": 1}))

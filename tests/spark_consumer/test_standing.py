@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_consumer.mirror.standing import Mark, Standing, advance, first_cut
+from spark_consumer.mirror.standing import Mark, Standing, advance, first_cut, first_unreadable
 
 
 def mark(kind: str, lsn: int, table: str | None = "public.a", **facts: Any) -> Mark:
@@ -56,3 +56,13 @@ def test_batches_are_cut_before_exclusions_and_around_chunks_of_a_verify() -> No
     assert first_cut(Standing(), [mark("SNAPSHOT_CHUNK", 10)], 5, 20) is None
     twice = [mark("SNAPSHOT_END", 10), mark("SNAPSHOT_BEGIN", 12)]
     assert first_cut(Standing(), twice, 5, 20) == 12
+
+
+def test_pictures_between_merges_end_where_a_snapshot_takes_rows_away() -> None:
+    filled = [mark("SNAPSHOT_BEGIN", 10), mark("SNAPSHOT_END", 20)]
+    assert first_unreadable(Standing(), filled) is None
+    assert first_unreadable(Standing(frozen={"public.a": "it is poison"}), filled) == 20
+    assert first_unreadable(Standing(), [mark("EXCLUDED", 15), mark("SNAPSHOT_END", 20)]) == 20
+    assert first_unreadable(Standing(), [mark("SNAPSHOT_END", 20, purpose="REPLACE")]) == 20
+    assert first_unreadable(Standing(), [mark("SNAPSHOT_END", 20, purpose="VERIFY"), mark("GAP", 30, None)]) is None
+    assert first_unreadable(Standing(), [mark("SNAPSHOT_END", 20, None, purpose="REPLACE")]) is None

@@ -1,0 +1,231 @@
+"""A mirror whose batches are appended, all tables at once, and merged into their tables later, beside them.
+
+A batch is one Delta commit, however many tables it has: nothing is decoded or folded on its way. Every `merge_every_s`
+seconds a thread takes in what was appended (batch.Mirror), from `changes` instead of Kafka. pictures.py reads through both.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from delta.exceptions import ConcurrentTransactionException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark_consumer.errors import MirrorError
+from spark_consumer.mirror import changes, fence, manifest
+from spark_consumer.mirror.batch import EMPTY, BatchReport, Mirror, too_late
+from spark_consumer.mirror.layout import changes_path, manifest_path
+from spark_consumer.mirror.merging import Merging
+from spark_consumer.mirror.standing import Standing
+from spark_consumer.mirror.target import exists
+from spark_consumer.mirror.tuning import tune
+from spark_consumer.reader.registry import Schema
+from spark_consumer.reader.signs import KINDS, SNAPSHOT_END
+from spark_consumer.tables import TableName
+
+MERGE_EVERY_S = 60.0
+KEEP_S = 24 * 3600.0
+# So many changes that wait are merged before their time.
+MANY_CHANGES = 2_000_000
+_PRUNE_EVERY_S = 3600.0
+
+
+@dataclass
+class AppendingMirror:
+    """`apply` is the function for foreachBatch, `finish` comes behind the last batch. Most fields are those of Mirror.
+
+    `merge_every_s`: seconds from one merge to the next; infinite: others merge, or `finish`. `keep_s`: how long changes are kept
+    behind their merge, for pictures at the commit LSNs among them.
+    """
+
+    path: str
+    schemas: dict[int, Schema]
+    report: Callable[[BatchReport], None] = lambda _: None
+    tables: Sequence[TableName] = ()
+    exclude: Sequence[str] = ()
+    on_recreated: str = EMPTY
+    deletion_vectors: bool = True
+    merge_every_s: float = MERGE_EVERY_S
+    keep_s: float = KEEP_S
+    _merger: Mirror = field(init=False)
+    _merging: Merging = field(init=False)
+    _session: SparkSession | None = field(default=None, init=False)  # of the merges
+    _known: set[str] = field(default_factory=set, init=False)  # tables
+    _appended: int = field(default=-1, init=False)
+    _epoch: int = field(default=0, init=False)
+    _batch: int = field(default=0, init=False)
+    _waiting: int = field(default=0, init=False)  # changes
+    _pruned: float = field(default=float("-inf"), init=False)
+
+    def __post_init__(self) -> None:
+        facts = (self.tables, self.exclude, self.on_recreated, self.deletion_vectors)
+        self._merger = Mirror(self.path, {}, self._report_merge, *facts)
+        self._merging = Merging(self._merge, self.merge_every_s)
+
+    def apply(self, raw: DataFrame, batch: int) -> None:
+        """`raw`: frames.RAW, whole transactions. Raises MirrorError, also for the merge that ran last."""
+        self._merging.check()
+        began = time.monotonic()
+        if self._session is None:
+            self._open(raw.sparkSession)
+        rows = self._new_rows(raw).select(*changes.COLUMNS).persist()
+        try:
+            found = contents(rows)
+            if found[-1]["rows"]:
+                self._append(rows, found, batch, began)
+        except ConcurrentTransactionException as problem:
+            raise fence.taken_over(self.path) from problem
+        finally:
+            rows.unpersist()
+
+    def _open(self, spark: SparkSession) -> None:
+        """Also merges what an earlier run has left."""
+        tune(spark)
+        session = own_session(spark)
+        changes.create(session, self.path)
+        self._epoch = fence.claim_appends(session, self.path, changes.nothing(session))
+        self._merger.open(session, appends=False)
+        self._appended = changes.appended_lsn(session, self.path)
+        self._known = set(self._merger.last.tables) if self._merger.last is not None else set()
+        self._session = session
+        self._merging.start()
+
+    @property
+    def taken_lsn(self) -> int:
+        """Commit LSN up to which everything is in the mirror, or on its way."""
+        return max(self._appended, -1 if self._merger.last is None else self._merger.last.commit_lsn)
+
+    def _new_rows(self, raw: DataFrame) -> DataFrame:
+        """A new checkpoint begins early: what is in the mirror is left out, but not of a table that is not."""
+        is_sign = f.col("op").isin(list(KINDS))
+        known = f.col("table").isin(list(self._known)) | is_sign
+        raw = raw.where(f.col("table").isNotNull() | is_sign)
+        return raw.where(~known | (f.col("commit_lsn") > self.taken_lsn))
+
+    def _append(self, rows: DataFrame, found: list[dict[str, Any]], batch: int, began: float) -> None:
+        total, parts = found[-1], [part for part in found[:-1] if part["changes"]]
+        late = [part["table"] for part in parts if part["table"] not in self._known and part["first"] <= self.taken_lsn]
+        if late:
+            raise too_late(late[0], self.path, self.taken_lsn)
+        spark = rows.sparkSession
+        self._keep_schemas(spark, total["schema_ids"])
+        fence.check_appends(spark, self.path, self._epoch)
+        if changes.appended_lsn(spark, self.path) != self._appended:
+            raise fence.taken_over(self.path)
+        changes.append(rows, self.path, total["last"], total["rows"])
+        self._appended, self._batch = total["last"], batch
+        self._known.update(part["table"] for part in parts)
+        self._waiting += total["changes"]
+        tables = {part["table"]: part["changes"] for part in sorted(parts, key=lambda part: -part["changes"])}
+        self._report_batch(total, tables, time.monotonic() - began)
+        if math.isfinite(self.merge_every_s):
+            # The end of a snapshot is told by a merge alone, and a mirror is soon known by its first picture.
+            soon = bool(total["ends"]) or self._waiting >= MANY_CHANGES or self._merger.last is None
+            self._merging.want(at_once=soon)
+
+    def _keep_schemas(self, spark: SparkSession, schema_ids: Sequence[int]) -> None:
+        kept = self._merger.schemas
+        new = {schema_id: self.schemas[schema_id] for schema_id in schema_ids if schema_id not in kept}
+        if new:
+            changes.keep_schemas(spark, self.path, new, new)
+            kept.update(new)
+
+    def _report_batch(self, total: dict[str, Any], tables: dict[str, int], seconds: float) -> None:
+        last = self._merger.last
+        standing = None if last is None else Standing.of(last.standing)
+        self.report(
+            BatchReport(
+                self._batch,
+                total["last"],
+                total["transactions"],
+                total["changes"],
+                tables,
+                seconds,
+                commit_time=total["commit_time"] and total["commit_time"].astimezone(UTC),  # Row has local times
+                stale=0 if standing is None or last is None else len(standing.stale(last.complete)),
+                filling=0 if standing is None else len(standing.filling),
+            )
+        )
+
+    def _report_merge(self, report: BatchReport) -> None:
+        self.report(replace(report, is_merge=True))
+
+    def _merge(self) -> bool:
+        """In the thread of the merges. Whether it is to go on: not where `walgate merge` has taken that over."""
+        assert self._session is not None
+        self._waiting = 0
+        try:
+            self._merger.merge_waiting(self._session, self._batch)
+        except fence.TakenOver:
+            fence.check_appends(self._session, self.path, self._epoch)
+            return False
+        self._prune(self._session)
+        return True
+
+    def _prune(self, spark: SparkSession) -> None:
+        """Changes that are merged and older than `keep_s` go, up to a picture."""
+        if time.monotonic() < self._pruned + min(self.keep_s, _PRUNE_EVERY_S):
+            return
+        self._pruned = time.monotonic()
+        old = manifest.merged_before(spark, self.path, datetime.now(UTC) - timedelta(seconds=self.keep_s))
+        rows = changes.pinned(spark, self.path)
+        if old is not None and rows is not None and not changes.between(rows, -1, old).isEmpty():
+            changes.prune(spark, self.path, old)
+
+    def stop(self) -> None:
+        """Waits for the merge that runs, whatever becomes of it: another mirror takes its place."""
+        self._merging.end()
+
+    def finish(self, spark: SparkSession, *, merge: bool) -> None:
+        """Waits for the merge that runs; `merge`: and takes in all that was appended. Raises MirrorError."""
+        self._merging.end()
+        self._merging.check()
+        if merge and self._session is not None:
+            self._merge()
+        elif merge and exists(spark, changes_path(self.path)):
+            self._merger.open(own_session(spark))
+
+
+def contents(rows: DataFrame) -> list[dict[str, Any]]:
+    """Of each table (None: of none), and at last of all: counts, first and last commit LSN, schema ids, ends of snapshots."""
+    is_sign = f.col("op").isin(list(KINDS))
+    found = rows.rollup("table").agg(
+        f.grouping("table").alias("total"),
+        f.count("*").alias("rows"),
+        f.count_if(~is_sign).alias("changes"),
+        f.count_if(f.col("op") == SNAPSHOT_END).alias("ends"),
+        f.min("commit_lsn").alias("first"),
+        f.max("commit_lsn").alias("last"),
+        f.max("commit_time").alias("commit_time"),
+        f.collect_set("schema_id").alias("schema_ids"),
+        f.count_distinct(f.when(~is_sign, f.col("commit_lsn"))).alias("transactions"),
+    )
+    return sorted((row.asDict() for row in found.collect()), key=lambda row: int(row["total"])) or [{"rows": 0}]
+
+
+def merge_once(spark: SparkSession, path: str, report: Callable[[BatchReport], None]) -> None:
+    """Merges what waits, with the tables that the mirror has now. Raises MirrorError."""
+    last = manifest.picture(spark, path)
+    if last is None and not exists(spark, changes_path(path)):
+        raise MirrorError(f"{path} has no mirror, or one without a batch")
+    scope = [TableName.parse(name) for name in last.scope] if last is not None else []
+    excludes = Standing.of(last.standing).excludes if last is not None else []
+    Mirror(path, {}, lambda made: report(replace(made, is_merge=True)), scope, excludes).open(spark, appends=False)
+
+
+def own_session(spark: SparkSession) -> SparkSession:
+    """With the same settings, and its own from now on: `once` sets some for all writes of a session."""
+    return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+
+
+def taken_in(spark: SparkSession, path: str) -> int | None:
+    """Commit LSN up to which a mirror has everything, merged or not; None: nothing."""
+    last = manifest.picture(spark, path) if exists(spark, manifest_path(path)) else None
+    found = max(changes.appended_lsn(spark, path), -1 if last is None else last.commit_lsn)
+    return None if found == -1 else found

@@ -1,0 +1,100 @@
+"""Committed changes of all tables, appended once, as they lie in Kafka: those that are not merged yet, and older ones for a time.
+
+`<path>/changes` has the columns of a batch (COLUMNS, signs among them) in files sorted by table; one commit a batch, whose
+transaction version is the commit LSN up to which everything is there. `<path>/schemas` has the JSON text of their value
+schemas: neither merging nor reading asks Kafka or the registry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+import pyarrow as pa
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_consumer.mirror.layout import changes_path, schemas_path
+from spark_consumer.mirror.merge import despite_conflicts, write_once
+from spark_consumer.mirror.target import APPLICATION, DELETION_VECTORS, at_version, exists, transaction_version, version
+from spark_consumer.reader.registry import Schema
+from spark_consumer.source.frames import RAW
+
+COLUMNS = ("table", "op", "commit_lsn", "commit_time", "ordinal", "schema_id", "value")
+_SCHEMA = pa.schema([RAW.field(name) for name in COLUMNS])
+_SCHEMAS = pa.schema([("schema_id", pa.int32()), ("text", pa.string())])
+# A commit a second: few checkpoints on the way, and a log that ends.
+_PROPERTIES = {
+    "delta.dataSkippingStatsColumns": "table,commit_lsn,commit_time",
+    "delta.checkpointInterval": "100",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 days",
+    **DELETION_VECTORS,
+}
+_CHANGES_A_FILE = 250_000
+
+
+def nothing(spark: SparkSession) -> DataFrame:
+    """No change."""
+    return spark.createDataFrame(_SCHEMA.empty_table(), from_arrow_schema(_SCHEMA))
+
+
+def create(spark: SparkSession, path: str) -> None:
+    """An empty table, where there is none."""
+    if not exists(spark, changes_path(path)):
+        nothing(spark).write.format("delta").mode("ignore").options(**_PROPERTIES).save(changes_path(path))
+
+
+def append(rows: DataFrame, path: str, commit_lsn: int, count: int) -> None:
+    """`rows`: COLUMNS of `count` changes, the last of them at `commit_lsn`; once."""
+    files = -(-count // _CHANGES_A_FILE)
+    parted = rows.coalesce(1) if files <= 1 else rows.repartitionByRange(files, "table", "commit_lsn")
+    write_once(parted.sortWithinPartitions("table"), changes_path(path), "append", commit_lsn)
+
+
+def appended_lsn(spark: SparkSession, path: str) -> int:
+    """Commit LSN up to which changes were appended; -1: none."""
+    location = changes_path(path)
+    found = transaction_version(spark, location, APPLICATION) if exists(spark, location) else None
+    return -1 if found is None else found
+
+
+def pinned(spark: SparkSession, path: str) -> DataFrame | None:
+    """All that is kept now, whatever is appended and pruned later; None: this mirror has none."""
+    location = changes_path(path)
+    return at_version(spark, location, version(spark, location)) if exists(spark, location) else None
+
+
+def between(rows: DataFrame, behind_lsn: int, last_lsn: int) -> DataFrame:
+    return rows.where((f.col("commit_lsn") > behind_lsn) & (f.col("commit_lsn") <= last_lsn))
+
+
+def last_before(rows: DataFrame, time: datetime | None) -> int:
+    """Commit LSN of the last change that was committed not after `time` (None: of all); -1: none."""
+    chosen = rows if time is None else rows.where(f.col("commit_time") <= f.lit(time))
+    found = chosen.agg(f.max("commit_lsn")).head()
+    return -1 if found is None or found[0] is None else int(found[0])
+
+
+def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
+    """Removes what is not behind `commit_lsn`, which must be that of a picture; files of which Delta's retention is over go."""
+    table = DeltaTable.forPath(spark, changes_path(path))
+    despite_conflicts(lambda: table.delete(f.col("commit_lsn") <= commit_lsn))
+    table.vacuum()
+
+
+def keep_schemas(spark: SparkSession, path: str, schemas: Mapping[int, Schema], wanted: Iterable[int]) -> None:
+    """Appends these; a crash may leave one twice."""
+    rows = [{"schema_id": schema_id, "text": json.dumps(schemas[schema_id])} for schema_id in wanted]
+    frame = spark.createDataFrame(pa.Table.from_pylist(rows, schema=_SCHEMAS))
+    frame.write.format("delta").mode("append").save(schemas_path(path))
+
+
+def kept_schemas(spark: SparkSession, path: str) -> dict[int, Schema]:
+    if not exists(spark, schemas_path(path)):
+        return {}
+    rows = spark.read.format("delta").load(schemas_path(path)).collect()
+    return {row["schema_id"]: json.loads(row["text"]) for row in rows}

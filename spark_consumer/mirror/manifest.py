@@ -1,0 +1,130 @@
+"""The mirror manifest: after each merge, which version of every table belongs together.
+
+Delta commits each table by itself. A reader that takes all tables at the versions of one row here sees the source exactly as
+it was behind one commit; a reader that takes the newest version of each may see a batch half done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark_consumer.errors import MirrorError
+from spark_consumer.lsn import format_lsn, parse_lsn
+from spark_consumer.mirror.layout import manifest_path
+from spark_consumer.mirror.merge import write_once
+from spark_consumer.mirror.standing import Standing
+from spark_consumer.mirror.target import exists
+from spark_consumer.source.frames import INSTANT
+
+_SCHEMA = pa.schema(
+    [
+        ("batch", pa.int64()),
+        ("commit_lsn", pa.int64()),
+        ("commit_time", INSTANT),
+        ("tables", pa.map_(pa.string(), pa.int64())),
+        ("keys", pa.map_(pa.string(), pa.list_(pa.string()))),
+        ("scope", pa.list_(pa.string())),
+        ("oids", pa.map_(pa.string(), pa.int64())),
+        ("schema_ids", pa.map_(pa.string(), pa.int64())),
+        ("standing", pa.string()),
+        ("merged_at", INSTANT),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """`tables`: Delta version of every table that is there, by its name, behind the transaction at `commit_lsn`.
+
+    `keys`: the key columns of each, none of a log. `scope`: the only tables that the mirror has, where it was told so.
+    `oids`: the relation of the source that each is of. `schema_ids`: the newest value schema of each. `standing`: Standing.text.
+    """
+
+    batch: int
+    commit_lsn: int
+    commit_time: datetime | None
+    tables: Mapping[str, int]
+    keys: Mapping[str, Sequence[str]]
+    scope: Sequence[str]
+    oids: Mapping[str, int]
+    schema_ids: Mapping[str, int]
+    standing: str
+
+    @classmethod
+    def before_all(cls) -> Picture:
+        """Of a mirror that has merged nothing."""
+        return cls(-1, -1, None, {}, {}, [], {}, {}, "")
+
+    @property
+    def complete(self) -> dict[str, int]:
+        """The tables that are not still being filled."""
+        filling = Standing.of(self.standing).filling
+        return {name: version for name, version in self.tables.items() if name not in filling}
+
+
+def nothing(spark: SparkSession) -> DataFrame:
+    """No picture."""
+    return spark.createDataFrame(_SCHEMA.empty_table())
+
+
+def record(spark: SparkSession, path: str, picture: Picture) -> None:
+    """Appends a picture, once for its commit LSN."""
+    maps = {name: list(getattr(picture, name).items()) for name in ("tables", "keys", "oids", "schema_ids")}
+    row = {**asdict(picture), **maps, "merged_at": datetime.now(UTC)}
+    frame = spark.createDataFrame(pa.Table.from_pylist([row], schema=_SCHEMA))
+    write_once(frame, manifest_path(path), "append", picture.commit_lsn, merge_schema=True)
+
+
+def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> Picture | None:
+    """The newest picture that is not behind `at`: "latest", a commit LSN (text or number) or a commit time. None: no batch yet.
+
+    Raises MirrorError when the mirror has pictures, but none as old as `at`.
+    """
+    location = manifest_path(path)
+    if not exists(spark, location):
+        return None
+    found = find(spark, path, at)
+    if found is None and at != "latest":
+        first = spark.read.format("delta").load(location).agg(f.min("commit_lsn")).head()
+        raise MirrorError(
+            f"the mirror begins at {format_lsn(first[0])}, which is after {at}"
+            if first is not None and first[0] is not None
+            else "the mirror is empty"
+        )
+    return found
+
+
+def find(spark: SparkSession, path: str, at: str | int | datetime) -> Picture | None:
+    """As `picture`, of a mirror that has a manifest; None where no picture is as old as `at`."""
+    chosen = spark.read.format("delta").load(manifest_path(path))
+    if isinstance(at, datetime):
+        chosen = chosen.where(f.col("commit_time") <= f.lit(at))
+    elif at != "latest":
+        chosen = chosen.where(f.col("commit_lsn") <= as_lsn(at))
+    found = chosen.orderBy(f.col("commit_lsn").desc()).head()
+    if found is None:
+        return None
+    facts = found.asDict()
+    # A manifest may be older than these columns.
+    keys, scope, oids = facts.get("keys") or {}, facts.get("scope") or [], facts.get("oids") or {}
+    schema_ids, standing = facts.get("schema_ids") or {}, facts.get("standing") or ""
+    return Picture(
+        found.batch, found.commit_lsn, found.commit_time, found.tables, keys, scope, oids, schema_ids, standing
+    )
+
+
+def merged_before(spark: SparkSession, path: str, time: datetime) -> int | None:
+    """Commit LSN of the last picture that was recorded before `time`, by this computer's clock."""
+    chosen = spark.read.format("delta").load(manifest_path(path)).where(f.col("merged_at") < f.lit(time))
+    found = chosen.agg(f.max("commit_lsn")).head()
+    return None if found is None else found[0]
+
+
+def as_lsn(at: str | int) -> int:
+    return parse_lsn(at) if isinstance(at, str) else at

@@ -1,0 +1,217 @@
+"""The tables of a mirror behind its last merge: what they were there, and over it the changes since.
+
+They are folded by what a merge folds them with (states.py, log.py, identity.py), and what a merge would write comes out as a
+frame. What only a merge can do ends the overlay before it: see standing.first_unreadable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
+
+from spark_consumer.mirror import changes, identity
+from spark_consumer.mirror.layout import table_path
+from spark_consumer.mirror.log import large_log, log_table_schema, small_log
+from spark_consumer.mirror.merge import KEY, flat, new_values, rows, same_key
+from spark_consumer.mirror.parts import (
+    TablePart,
+    batch_size,
+    from_lsn,
+    look_at,
+    marks_in,
+    own_records,
+    part_of,
+    without_signs,
+)
+from spark_consumer.mirror.shape import TableShape
+from spark_consumer.mirror.standing import VERIFY, Mark, Standing, advance, first_unreadable
+from spark_consumer.mirror.states import (
+    flat_states,
+    living_rows,
+    small_states,
+    spark_states,
+    table_schema,
+    unsent_columns,
+)
+from spark_consumer.mirror.target import at_version, quoted
+from spark_consumer.reader.registry import Schema
+from spark_consumer.reader.signs import EXCLUDED, SNAPSHOT_CHUNK
+from spark_consumer.tables import TableName
+
+if TYPE_CHECKING:
+    from spark_consumer.mirror.manifest import Picture
+
+
+def lay_over(
+    spark: SparkSession, path: str, base: Picture, waiting: DataFrame
+) -> tuple[Picture, dict[str, Callable[[], DataFrame]]]:
+    """The picture behind `waiting` (changes.COLUMNS, all behind `base`), and how to get each table that they change."""
+    size = batch_size(waiting)
+    marks = marks_in(waiting) if size.signs else []
+    standing = Standing.of(base.standing)
+    end = first_unreadable(standing, marks)
+    if end is not None:
+        return lay_over(spark, path, base, waiting.where(f.col("commit_lsn") < end))
+    behind, _ = advance(standing, marks)
+    told = _told(waiting, standing, marks)
+    found = look_at(told, size if told is waiting else batch_size(told))
+    if found is None and not marks:
+        return base, {}
+    parts, records = (found[0].parts, found[1]) if found else ([], None)
+    behind.meet(str(part.table) for part in parts if str(part.table) not in base.tables)
+    times = [found[0].commit_time if found else None, *(mark.commit_time for mark in marks)]
+    made = replace(
+        base,
+        commit_lsn=size.last_lsn,
+        commit_time=max(filter(None, times), default=base.commit_time),
+        standing=behind.text(),
+    )
+    schemas = changes.kept_schemas(spark, path)
+    frames: dict[str, Callable[[], DataFrame]] = {}
+    for part in parts:
+        known = _known(spark, path, base, part.table)
+        frames[str(part.table)] = partial(_overlaid, spark, known, own_records(told, records, part.table), schemas)
+    return made, frames
+
+
+def _told(waiting: DataFrame, standing: Standing, marks: list[Mark]) -> DataFrame:
+    """Without signs, what a VERIFY only compares, and what comes for tables that stand still."""
+    told = without_signs(waiting) if marks else waiting
+    frozen = dict.fromkeys(standing.frozen, -1)
+    for mark in marks:
+        if mark.kind == EXCLUDED and mark.table is not None:
+            frozen.setdefault(mark.table, mark.commit_lsn)
+        if mark.kind == SNAPSHOT_CHUNK and mark.facts["purpose"] == VERIFY:
+            told = told.where(f.col("commit_lsn") != mark.commit_lsn)
+    for name, commit_lsn in frozen.items():
+        told = told.where((f.col("table") != name) | (f.col("commit_lsn") < commit_lsn))
+    return told
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A table as it was merged last. `rows` None: there was none. `oid`, `key`: of its relation; `others`: other tables' oids."""
+
+    table: TableName
+    location: str
+    rows: DataFrame | None
+    commit_lsn: int
+    oid: int | None
+    key: tuple[str, ...]
+    others: Collection[int]
+
+
+def _known(spark: SparkSession, path: str, base: Picture, table: TableName) -> Known:
+    name, location = str(table), table_path(path, table)
+    rows = at_version(spark, location, base.tables[name]) if name in base.tables else None
+    others = [oid for other, oid in base.oids.items() if other != name]
+    return Known(table, location, rows, base.commit_lsn, base.oids.get(name), tuple(base.keys.get(name, ())), others)
+
+
+def _overlaid(spark: SparkSession, known: Known, own: pa.Table | DataFrame, schemas: Mapping[int, Schema]) -> DataFrame:
+    """The table behind its changes, in pieces where its key changes. Raises MirrorError where a merge would."""
+    part = part_of(own, known.table)
+    shapes = {schema_id: TableShape.of(schemas[schema_id]) for schema_id in part.schema_ids}
+    texts = {schema_id: json.dumps(schemas[schema_id]) for schema_id in part.schema_ids}
+    rest: pa.Table | DataFrame | None = own
+    while rest is not None:
+        piece, cut = rest, None
+        if len({shapes[schema_id].key for schema_id in part.schema_ids}) > 1:
+            cut = identity.change_of_key(known.table, identity.first_positions(rest), lambda number: shapes[number].key)
+        if cut is not None:
+            piece, rest = from_lsn(rest, cut)
+            part = part_of(piece, known.table)
+        else:
+            rest = None
+        known = _behind_piece(spark, known, piece, part, shapes, texts)
+        part = part if rest is None else part_of(rest, known.table)
+    assert known.rows is not None
+    return known.rows
+
+
+def _behind_piece(
+    spark: SparkSession,
+    known: Known,
+    own: pa.Table | DataFrame,
+    part: TablePart,
+    shapes: Mapping[int, TableShape],
+    texts: dict[int, str],
+) -> Known:
+    shape, texts = shapes[part.newest], {schema_id: texts[schema_id] for schema_id in part.schema_ids}
+    begin = identity.beginning_of_relation(
+        part,
+        known.location,
+        own,
+        lambda schema_id: shapes[schema_id].oid,
+        known.oid,
+        known.others,
+        lambda: known.rows is None or identity.is_empty(known.rows),
+    )
+    emptied = None if begin is None else (begin[0], begin[1] - 1)
+    if emptied is not None:
+        part = replace(part, cut=max(emptied, part.cut or (-1, -1)))
+    columns = table_schema(shape) if shape.key else log_table_schema(shape)
+    base = None
+    if known.rows is not None and not (shape.key and part.cut is not None):
+        base = _conform(identity.converted(known.rows, known.table, known.location, shape, known.commit_lsn), columns)
+        if shape.key and known.key != shape.key:
+            identity.check_key(base, known.location, known.table, shape)
+    if shape.key:
+        made = _keyed(spark, base, own, part, shape, texts)
+    else:
+        log = (
+            spark.createDataFrame(small_log(own, shape, texts, emptied), columns)
+            if isinstance(own, pa.Table)
+            else large_log(spark, own, shape, texts, emptied)
+        )
+        made = log if base is None else base.unionByName(log)
+    return replace(known, rows=made, oid=shape.oid, key=shape.key)
+
+
+def _keyed(
+    spark: SparkSession,
+    base: DataFrame | None,
+    own: pa.Table | DataFrame,
+    part: TablePart,
+    shape: TableShape,
+    texts: dict[int, str],
+) -> DataFrame:
+    if isinstance(own, pa.Table):
+        few = small_states(spark, base, own, part, shape, texts)
+        if base is None:
+            return spark.createDataFrame(living_rows(few, shape), table_schema(shape))
+        unsent = unsent_columns(few)
+        return laid_over(base, flat_states(spark, few, unsent), shape, unsent)
+    many, unsent, _ = spark_states(spark, base, own, part, shape, texts, persist=False)
+    return rows(many, shape) if base is None else laid_over(base, flat(many, shape, unsent), shape, unsent)
+
+
+def laid_over(base: DataFrame, source: DataFrame, shape: TableShape, unsent: set[str]) -> DataFrame:
+    """What `merge` would make of the rows `base`; the other arguments are as there."""
+    names = [*shape.columns, shape.special_column]
+    same = same_key(shape, lambda name: f.col(f"s.{quoted(KEY + name)}"))
+    stay = base.alias("t").join(source.alias("s"), same, "left_anti").select(*map(quoted, names))
+    alive = (source.where(~f.col("deleted")) if "deleted" in source.columns else source).alias("s")
+    if unsent:
+        alive = alive.join(base.alias("t"), same, "left")
+    values = new_values(source, shape, unsent)
+    return stay.unionByName(alive.select(*(values[quoted(name)].alias(name) for name in names)))
+
+
+def _conform(frame: DataFrame, wanted: StructType) -> DataFrame:
+    """With exactly these columns, as target.align would make them."""
+    there = {field.name: field.dataType for field in frame.schema}
+    columns = []
+    for field in wanted:
+        column = f.col(quoted(field.name)) if field.name in there else f.lit(None)
+        same = there.get(field.name) == field.dataType
+        columns.append((column if same else column.cast(field.dataType)).alias(field.name))
+    return frame.select(*columns)

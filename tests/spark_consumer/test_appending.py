@@ -1,0 +1,162 @@
+"""Mirrors that append first and merge later: at every commit the pictures are what the source's tables were behind it."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_consumer.errors import MirrorError
+from spark_consumer.mirror import changes, manifest, pictures
+from spark_consumer.mirror.appending import AppendingMirror, merge_once
+from spark_consumer.mirror.batch import BatchReport, Mirror
+from spark_consumer.mirror.dump import newest
+from spark_consumer.mirror.layout import changes_path
+from spark_consumer.reader.registry import Registry, SchemaCache
+from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
+from tests.spark_consumer.queries import run_to_end
+from tests.spark_consumer.workload import VISITS, Workload
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+ITEMS = relation("items", {"id": INT8, "name": TEXT, "note": TEXT}, ("id",))
+LATER = 10_000.0
+Rows = dict[Any, dict[str, Any]]
+
+
+def appending(feeder: Feeder, path: Path, reports: list[BatchReport] | None = None) -> AppendingMirror:
+    """Merges at its first batch, then not before its end."""
+    report = (lambda _: None) if reports is None else reports.append
+    schemas = SchemaCache(Registry({"url": feeder.registry_url}))
+    return AppendingMirror(str(path), schemas, report, merge_every_s=LATER)
+
+
+def take(spark: SparkSession, feeder: Feeder, mirror: AppendingMirror | Mirror, **options: str) -> None:
+    mirror.apply(spark.read.format("walgate").options(**feeder.options(**options)).load(), 0)
+
+
+def stream(spark: SparkSession, feeder: Feeder, mirror: AppendingMirror, path: Path, limit: int) -> None:
+    frame = spark.readStream.format("walgate").options(**feeder.options(maxChangesPerTrigger=str(limit))).load()
+    run_to_end(frame.writeStream.foreachBatch(mirror.apply).option("checkpointLocation", f"{path}/checkpoint"))
+
+
+def rows_of(picture: pictures.MirrorPicture, table: Table) -> Rows:
+    rows = picture[table.name].toArrow().to_pylist() if table.name in picture else []
+    return {table.key(row): {name: value for name, value in row.items() if name != "_special"} for row in rows}
+
+
+def pages_of(picture: pictures.MirrorPicture) -> list[tuple[str, str]]:
+    if "public.visits" not in picture:
+        return []
+    rows = picture["public.visits"].orderBy("_commit_lsn", "_ordinal").collect()
+    return [(row["_op"], row["page"]) for row in rows]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.timeout(3600))])
+def test_a_picture_at_any_commit_is_the_source_behind_it(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, count: int
+) -> None:
+    """Most of these commits are no batch's last; some lie before the first merge, some behind the last."""
+    workload = Workload(feeder, count)
+    history: dict[int, tuple[Rows, Rows, list[tuple[Any, Any]]]] = {}
+
+    def note() -> None:
+        if any(change.table is not None for change in feeder.truth):  # the mirror begins there
+            pages = [(row["op"], row.get("page")) for row in workload.visits.log]
+            history[feeder.truth[-1].commit_lsn] = copy.deepcopy((workload.customers.rows, workload.orders.rows, pages))
+
+    mirror = appending(feeder, tmp_path)
+    for _ in range(2):
+        for _ in range(max(30, count)):
+            workload.step()
+            note()
+        feeder.kafka_commit()
+        stream(spark, feeder, mirror, tmp_path, 60)
+    mirror.finish(spark, merge=False)
+    chosen = sorted({*random.Random(1).sample(sorted(history), min(count, len(history))), min(history), max(history)})
+    visible = changes.appended_lsn(spark, str(tmp_path))
+    for commit_lsn in (lsn for lsn in chosen if lsn <= visible):
+        found = pictures.read(spark, str(tmp_path), at=commit_lsn)
+        customers, orders, pages = history[commit_lsn]
+        assert rows_of(found, workload.customers) == customers, commit_lsn
+        assert rows_of(found, workload.orders) == orders, commit_lsn
+        assert pages_of(found) == pages, commit_lsn
+    last = manifest.picture(spark, str(tmp_path))
+    assert last is not None and last.commit_lsn < visible  # something did wait
+    appending(feeder, tmp_path).finish(spark, merge=True)
+    merged = manifest.picture(spark, str(tmp_path))
+    assert merged is not None and merged.commit_lsn == visible
+    found = pictures.read(spark, str(tmp_path))
+    expected = history[max(commit_lsn for commit_lsn in history if commit_lsn <= visible)]
+    assert found.commit_lsn == visible
+    assert (rows_of(found, workload.customers), rows_of(found, workload.orders), pages_of(found)) == expected
+
+
+def change(feeder: Feeder, items: Table, visits: Table, number: int) -> int:
+    transaction = feeder.begin()
+    transaction.insert(items, {"id": number, "name": "a", "note": "long"})
+    transaction.insert(visits, {"page": f"/{number}", "seconds": 1.0})
+    commit_lsn = transaction.commit()
+    feeder.kafka_commit()
+    return commit_lsn
+
+
+def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    """A mirror from before, a merge that is killed, one by another program, another writer, and back to a merge a batch."""
+    items, visits = feeder.table(ITEMS), feeder.table(VISITS)
+    path = str(tmp_path)
+    before = Mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
+    change(feeder, items, visits, 1)
+    take(spark, feeder, before)  # as every mirror did
+    first = appending(feeder, tmp_path)
+    second_lsn = change(feeder, items, visits, 2)
+    take(spark, feeder, first)
+    third_lsn = change(feeder, items, visits, 3)
+    take(spark, feeder, first)
+
+    def pages() -> list[str]:
+        return [page for _, page in pages_of(pictures.read(spark, path))]
+
+    assert pages() == ["/1", "/2", "/3"] and rows_of(pictures.read(spark, path), items) == items.rows
+    merged = manifest.picture(spark, path)
+    assert merged is not None and merged.commit_lsn < second_lsn
+    with pytest.raises(MirrorError, match="another writer has taken over"):
+        take(spark, feeder, before)
+    with pytest.MonkeyPatch.context() as killed:
+        killed.setattr(manifest, "record", lambda *_: 1 / 0)  # the tables are written, the picture is not
+        with pytest.raises(ZeroDivisionError):
+            merge_once(spark, path, lambda _: None)
+    assert pages() == ["/1", "/2", "/3"]
+    fourth_lsn = change(feeder, items, visits, 4)
+    take(spark, feeder, first)  # goes on appending
+    reports: list[BatchReport] = []
+    merge_once(spark, path, reports.append)
+    assert [(report.commit_lsn, report.is_merge) for report in reports] == [(fourth_lsn, True)]
+    tables = {table.name: table for table in newest(tmp_path)}
+    assert sorted(str(row[0]) for row in tables["public.items"].rows()) == ["1", "2", "3", "4"]
+    assert len(list(tables["public.visits"].rows())) == 4
+    second = appending(feeder, tmp_path)
+    change(feeder, items, visits, 5)
+    take(spark, feeder, second)  # from the start of the topics
+    with pytest.raises(MirrorError, match="another writer has taken over"):
+        take(spark, feeder, first)
+    first.stop()
+    change(feeder, items, visits, 6)
+    take(spark, feeder, second)
+    second.stop()
+    again = Mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
+    change(feeder, items, visits, 7)
+    take(spark, feeder, again)  # merges what waits, then its own
+    assert pages() == [f"/{number}" for number in range(1, 8)]
+    assert rows_of(pictures.read(spark, path), items) == items.rows
+    found = pictures.read(spark, path, at=third_lsn)
+    assert found.commit_lsn == third_lsn and set(rows_of(found, items)) == {(1,), (2,), (3,)}
+    changes.prune(spark, path, fourth_lsn)
+    assert pictures.read(spark, path, at=third_lsn).commit_lsn == merged.commit_lsn  # the last merge before
+    left = spark.read.format("delta").load(changes_path(path))
+    assert left.where(f"commit_lsn <= {fourth_lsn}").isEmpty() and not left.isEmpty()
