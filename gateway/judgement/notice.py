@@ -109,7 +109,8 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
         return StopForOperator(
             f"slot {slot} was created before its publication, and this version of PostgreSQL cannot decode that "
             f"({left_out.message})",
-            hint="nothing has been delivered yet: walgate accept-gap --until-now creates the slot again, and the stream starts "
-            "there; load the tables for what is before (docs/operations.md, After a data gap)",
+            hint="nothing has been delivered yet: run walgate accept-gap --until-now, which creates the slot "
+            "again. The stream starts there; load the tables for earlier rows (docs/operations.md, After a "
+            "data gap)",
         )
     return None

@@ -241,7 +241,7 @@ class SnapshotSettings(Section):
     )
     read_again: bool = Field(
         default=True,
-        description="In the mode initial, read a table once more where its rows changed without an event: after an ALTER "
+        description="With mode = initial, read a table again when its rows changed without events: after an ALTER "
         "TABLE that rewrites it, or when a partition was attached or detached. false: only log it.",
     )
     readers: int = Field(default=2, ge=1, le=16, description="Number of sessions that read tables in parallel.")

@@ -24,7 +24,7 @@ _FULL = "raise {} (requires a server restart), or drop what is not used"
 _NEW_SLOT = (
     "changes since the last position can no longer be read: drop the slot and start over with new copies of the tables"
 )
-_UNKNOWN = "this error is not known, and nothing was skipped: start again, and report it if it comes again"
+_UNKNOWN = "this is an unexpected error; nothing was skipped. Start again, and report the error if it occurs again"
 _UNPRINTABLE = "PostgreSQL 14 cannot print intervals above 2^31 hours: set source.binary = on, or leave the column out"
 
 _TABLE: dict[str, tuple[type[WalgateError], str]] = {

@@ -702,10 +702,12 @@ class Snapshot:
     def _tell_unsent(self, now: Content, reason: str, *, reads: bool) -> None:
         name = f"{now.schema}.{now.name}"
         if reads:
-            log.warning("table_read_again", table=name, reason=f"{reason}: no event tells of its rows")
+            log.warning("table_read_again", table=name, reason=f"{reason}: PostgreSQL sends no events for its rows")
         else:
             hint = f"`walgate snapshot start {name}` reads it once more"
-            log.warning("rows_not_sent", table=name, reason=f"{reason}: no event tells of its rows", hint=hint)
+            log.warning(
+                "rows_not_sent", table=name, reason=f"{reason}: PostgreSQL sends no events for its rows", hint=hint
+            )
 
     def _tell_waiting(self) -> None:
         now = time.monotonic()

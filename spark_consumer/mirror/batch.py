@@ -525,7 +525,7 @@ def notes_of(marks: Sequence[Mark], ended: Mapping[str, Window]) -> list[str]:
     for mark in marks:
         if mark.kind == GAP:
             notes.append(
-                f"changes before {format_lsn(mark.commit_lsn)} are lost, every table is stale until it is copied anew"
+                f"changes before {format_lsn(mark.commit_lsn)} are lost, every table is stale until it is loaded again"
             )
         if mark.kind == SKIP:
             notes.append(f"the transaction at {format_lsn(mark.commit_lsn)} was skipped: {mark.facts.get('detail')}")

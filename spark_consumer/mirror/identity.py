@@ -110,7 +110,7 @@ def recreated(table: TableName, location: str) -> MirrorError:
     return MirrorError(
         f"{table} was dropped and created again, or another table was renamed to this name: PostgreSQL "
         f"does not send which of the rows in {location} belong to it",
-        hint=f"{COPY} Where it was dropped and created again, --on-recreated empty goes on without its rows.",
+        hint=f"{COPY} If it was dropped and created again, --on-recreated empty continues without its old rows.",
     )
 
 
@@ -198,8 +198,9 @@ def check_key(frame: DataFrame, location: str, table: TableName, shape: TableSha
     groups = frame.groupBy(missing.alias("missing"), *named).count()
     if groups.where("missing or count > 1").limit(1).count():
         raise MirrorError(
-            f"{table} has the key {_listed(shape.key)} now, and {location} has rows without a value in it, or some with the "
-            "same one: PostgreSQL does not send what ALTER TABLE fills in, rewrites or renames",
+            f"{table} has the key {_listed(shape.key)} now, and {location} has rows without a value in it, or "
+            "several with the same one: PostgreSQL does not send what ALTER TABLE fills in, rewrites or "
+            "renames",
             hint=COPY,
         )
 

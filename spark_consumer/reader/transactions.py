@@ -176,7 +176,8 @@ class TransactionReader:
     def _check_topic(self, offset: int, facts: CommittedTransaction | None) -> None:
         if facts is None or (offset + 1, facts.commit_lsn) != (self._position, self._commit_lsn):
             raise MarkerError(
-                f"what lies before position {self._position} is not the transaction of commit_lsn {format_lsn(self._commit_lsn)}",
+                f"the marker before position {self._position} is not that of the transaction with commit_lsn "
+                f"{format_lsn(self._commit_lsn)}",
                 hint="The transaction topic was created again, or belongs to another cluster: what was committed meanwhile "
                 "may be missing.",
             )
