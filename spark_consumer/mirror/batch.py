@@ -178,8 +178,8 @@ class Mirror:
             new = sorted(tables.difference(last.scope)) if tables else ["every other table"]
             if last.scope and new:
                 raise MirrorError(
-                    f"{new[0]} is not in the mirror at {self.path}, which was created for {', '.join(last.scope)} "
-                    "only: earlier changes of the table are missing",
+                    f"{new[0]} is new to the mirror at {self.path}, which was created for {', '.join(last.scope)} "
+                    "only: earlier changes are missing",
                     hint="Use another path and checkpoint for these tables, or give the same tables as before.",
                 )
             no_more = [pattern for pattern in Standing.of(last.standing).excludes if pattern not in self.exclude]
@@ -511,7 +511,7 @@ class Piece:
 def too_late(table: str, path: str, commit_lsn: int) -> MirrorError:
     """A table is met whose changes up to `commit_lsn`, where the mirror stands, are not in it."""
     return MirrorError(
-        f"{table} is not in the mirror at {path}, which has already reached {format_lsn(commit_lsn)}",
+        f"{table} is new to the mirror at {path}, which is at {format_lsn(commit_lsn)} already",
         hint="Use another path for it, or start after the mirror's last picture "
         f"(startingPosition lsn:{format_lsn(commit_lsn)}) to take only later changes.",
     )

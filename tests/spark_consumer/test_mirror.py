@@ -217,10 +217,10 @@ def test_a_table_that_another_writer_made_is_refused(spark: SparkSession, feeder
     feeder.kafka_commit()
     location = table_path(str(tmp_path), TableName("public", "accounts"))
     spark.range(3).write.format("delta").save(location)
-    with pytest.raises(MirrorError, match="walgate-mirror did not make"):
+    with pytest.raises(MirrorError, match="was not created by walgate-mirror"):
         run_mirror(spark, feeder, tmp_path)
     changelog = Changelog(str(tmp_path), "delta", SchemaCache(Registry({"url": feeder.registry_url})))
-    with pytest.raises(MirrorError, match="walgate-changelog did not make"):
+    with pytest.raises(MirrorError, match="was not created by walgate-changelog"):
         changelog.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
     assert spark.read.format("delta").load(location).columns == ["id"]
     assert spark.read.format("delta").load(location).count() == 3
