@@ -28,8 +28,11 @@ _RATE_WINDOW_S = 5.0
 
 @dataclass(slots=True)
 class Delivered:
-    """Counts of the marker topic: committed transactions and their events, each once."""
+    """Counts of the marker topic: committed transactions and their events, each once; chunks of the snapshot apart."""
 
+    chunks: int = 0
+    rows_read: int = 0
+    is_all_read: bool = False
     transactions: int = 0
     events: int = 0
     streamed: int = 0
@@ -50,20 +53,29 @@ class Delivered:
     def add(self, marker: dict[str, Any]) -> None:
         """Raises StopForOperator when a commit LSN does not rise: the order of the topic is commit order."""
         self.epoch = max(self.epoch, marker["epoch"])
+        if marker["kind"] == "SNAPSHOT_END" and marker["manifest"]["snapshot"]["relation_oid"] == 0:
+            self.is_all_read = True
         if marker["kind"] not in _COMMITS:
             return
         commit_lsn = Lsn(marker["marker_lsn"])
         if commit_lsn <= self.last_commit_lsn:
             raise StopForOperator(f"marker topic: commit {commit_lsn} after {self.last_commit_lsn}")
         self.last_commit_lsn = commit_lsn
-        self.transactions += 1
-        self.streamed += marker["kind"] == "STREAM_COMMIT"
-        self.prepared += marker["kind"] == "COMMIT_PREPARED"
+        self._count(marker)
+        self.lag_s = max(0.0, time.time() - marker["time"].timestamp())
+        self.worst_lag_s = max(self.worst_lag_s, self.lag_s)
+
+    def _count(self, marker: dict[str, Any]) -> None:
         events = marker["manifest"]["event_count"]
         self.events += events
         self._recent.append((time.monotonic(), events))
-        self.lag_s = max(0.0, time.time() - marker["time"].timestamp())
-        self.worst_lag_s = max(self.worst_lag_s, self.lag_s)
+        if marker["manifest"]["snapshot"] is not None:
+            self.chunks += 1
+            self.rows_read += events
+            return
+        self.transactions += 1
+        self.streamed += marker["kind"] == "STREAM_COMMIT"
+        self.prepared += marker["kind"] == "COMMIT_PREPARED"
 
 
 async def follow(bootstrap_servers: str, topic: str, delivered: Delivered) -> None:

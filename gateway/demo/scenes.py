@@ -111,6 +111,19 @@ async def big_import_rolled_back(stage: Stage) -> None:
     stage.tally.rolled_back += 1
 
 
+async def old_rows_change(stage: Stage) -> None:
+    """Rows that were there before the gateway, perhaps while they are read: large values untouched, a key changed, rows gone."""
+    for statement in (
+        "UPDATE customers SET rating = 0.5, active = NOT active WHERE id <= 400",
+        "UPDATE customers SET id = id + 500000 WHERE id BETWEEN 9901 AND 9920",
+        "DELETE FROM payments WHERE order_id BETWEEN 1 AND 300",
+        "UPDATE orders SET total = total + 1 WHERE id <= 300",
+    ):
+        row_changes = affected(await stage.connection.execute(statement))
+        if row_changes:
+            stage.tally.committed(row_changes)
+
+
 async def savepoints(stage: Stage) -> None:
     """Ordinary transaction: three levels, the middle one rolled back with what was released into it."""
     async with stage.connection.transaction():
@@ -277,6 +290,7 @@ async def odd_values(stage: Stage) -> None:
 
 # In the order in which they are played; the big import has a connection of its own and runs beside them.
 SCENES: tuple[tuple[str, Callable[[Stage], Awaitable[None]]], ...] = (
+    ("old rows change", old_rows_change),
     ("savepoints rolled back", savepoints),
     ("values at the edges", odd_values),
     ("PREPARE, COMMIT PREPARED", prepared),

@@ -1,4 +1,4 @@
-"""From an empty shop to the verdict: the gateway and the mirror start, the shop opens, both catch up, all is compared.
+"""From a shop with old rows to the verdict: the gateway and the mirror start, the shop opens, both catch up, all is compared.
 
 The story runs beside three watchers: one follows the marker topic, one draws, one looks whether the gateway and the
 mirror still live. The first of them that fails ends the story with its reason, so that nothing waits for a dead program;
@@ -22,7 +22,7 @@ from gateway.demo.gateway_process import GatewayProcess, slot_lag_bytes
 from gateway.demo.mirror import Mirror
 from gateway.demo.panel import Panel
 from gateway.demo.verdict import TableVerdict, compare_table, connect_for_verdict
-from gateway.demo.workload import SCENE_COUNT, TABLES, create_shop, run_workload
+from gateway.demo.workload import OLD_ROWS, SCENE_COUNT, TABLES, create_shop, fill_shop, run_workload
 from gateway.local.guard import Child, Guard
 from gateway.operate.errors import StopForOperator
 from schemas.names import transaction_topic
@@ -72,6 +72,7 @@ class Story:
         connection = await asyncpg.connect(self._addresses.dsn, command_timeout=60)
         try:
             await create_shop(self._addresses.dsn)
+            await fill_shop(self._addresses.dsn)
             await self._start()
             await self._with_watchers(self._play(), connection)
             verdicts = await self.judge()
@@ -157,8 +158,9 @@ class Story:
         self._gateway_may_end = False
 
     async def _catch_up(self) -> None:
-        """Until every transaction is in Kafka, and the last of them in the mirror."""
+        """Until every old row and every transaction is in Kafka, and the last of them in the mirror."""
         delivered, tally, mirror = self._delivered, self._tally, self._mirror.progress
+        await _advance(self._gateway.child, _STALL_TIMEOUT_S, lambda: delivered.is_all_read, lambda: True)
         await _advance(
             self._gateway.child, _STALL_TIMEOUT_S, lambda: delivered.transactions, lambda: tally.transactions
         )
@@ -206,9 +208,11 @@ class Story:
             "shop": f"{tally.transactions:,} transactions, {tally.row_changes:,} row changes{scene}",
             "gateway": f"lag {_duration(delivered.lag_s)}, {delivered.events_per_s:,.0f} events/s, "
             f"peak {self._gateway.peak_rss_bytes / _MEGABYTE:.0f} MB, slot holds {self._slot_lag_bytes / _MEGABYTE:.1f} MB",
+            "snapshot": f"{delivered.rows_read:,} rows read, {OLD_ROWS:,} were there before"
+            + (", all tables complete" if delivered.is_all_read else ""),
             "kafka": f"{delivered.transactions:,} transactions, {delivered.events:,} events "
             f"({delivered.streamed} streamed, {delivered.prepared} prepared)",
-            "mirror": f"{mirror.transactions:,}/{delivered.transactions:,} transactions rebuilt, "
+            "mirror": f"{mirror.transactions:,}/{delivered.transactions + delivered.chunks:,} transactions rebuilt, "
             f"{mirror.changes:,} changes in {mirror.batches} batches",
         }
 
@@ -218,7 +222,8 @@ class Story:
             "tables": len(verdicts),
             "rows_compared": sum(verdict.source_rows for verdict in verdicts),
             "transactions": self._tally.transactions,
-            "transactions_rebuilt": self._mirror.progress.transactions,
+            "transactions_rebuilt": self._mirror.progress.transactions - self._delivered.chunks,
+            "rows_before": OLD_ROWS,
             "row_changes": self._tally.row_changes,
             "differing_tables": [verdict.table for verdict in verdicts if not verdict.equal],
             "worst_lag_s": round(self._delivered.worst_lag_s, 3),

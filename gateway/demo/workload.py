@@ -12,6 +12,7 @@ from gateway.demo.buyers import IDS_PER_BUYER, IDS_PER_RUN, Buyer, Connection, T
 from gateway.demo.scenes import BULK_ROWS, FIRST_ID, SCENES, Stage, big_import
 
 TABLES = ("customers", "orders", "items", "payments", "carts", "visits")
+OLD_ROWS = 200_000
 SCENE_COUNT = len(SCENES) + 1
 BUYER_COUNT = 4
 TRANSACTIONS_PER_S = 120
@@ -20,10 +21,19 @@ _FLOW_TIMEOUT_S = 60.0
 
 
 async def create_shop(dsn: str) -> None:
-    """Tables and publication, all empty: what the gateway will see from its first change on."""
+    """Tables and publication, all empty."""
+    await _execute(dsn, "shop.sql")
+
+
+async def fill_shop(dsn: str) -> None:
+    """`OLD_ROWS` rows, which no gateway has seen."""
+    await _execute(dsn, "old_rows.sql")
+
+
+async def _execute(dsn: str, name: str) -> None:
     connection = await connect(dsn)
     try:
-        await connection.execute((Path(__file__).parent / "shop.sql").read_text())
+        await connection.execute((Path(__file__).parent / name).read_text())
     finally:
         await connection.close()
 
