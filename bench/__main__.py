@@ -17,7 +17,7 @@ from bench.scene import Scene
 from bench.workloads import BACKLOGS, LARGE_ROWS
 from gateway.local.artifacts import fetched
 
-CONTESTANTS = ("floor", "walgate", "walgate_compiled", "floor_text", "walgate_text", "debezium")
+CONTESTANTS = ("floor", "walgate", "walgate_compiled", "floor_text", "walgate_text", "walgate_debezium", "debezium")
 WORKLOADS = (*sorted([*BACKLOGS, "W3"]), "L")
 LATENCY_RATES = (500, 2000)
 LATENCY_S = 30.0
@@ -36,6 +36,8 @@ async def _drain(scene: Scene, name: str, arguments: argparse.Namespace, console
                     run = await floor.drain(backlogged, binary=binary)
                 elif contestant == "debezium":
                     run = await debezium.drain(backlogged)
+                elif contestant == "walgate_debezium":
+                    run = await walgate.drain(backlogged, binary=binary, more=walgate.DEBEZIUM)
                 else:
                     compiled = arguments.compiled if contestant == "walgate_compiled" else None
                     run = await walgate.drain(backlogged, binary=binary, compiled=compiled)

@@ -31,6 +31,8 @@ from gateway.local import LocalParts
 
 STREAMING_TIMEOUT_S = 120.0
 POLL_S = 0.05
+DEBEZIUM = {"WALGATE_KAFKA__DIALECT": "debezium", "WALGATE_DEBEZIUM__PROVIDE_TRANSACTION_METADATA": "true"}
+"""Settings of Debezium's dialect; the END of a transaction takes the place of its marker."""
 
 
 class Gateway:
