@@ -14,12 +14,14 @@ from typing import Any
 import asyncpg
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from gateway.local import Registry
 from schemas.names import POSITION_TOPIC
 from tests.conftest import Database
 from tests.exactly_once.checker import check, check_attempts
 from tests.exactly_once.delivered import Decoder, Delivered, Isolation, read_delivered
 from tests.exactly_once.history import load_truth
 from tests.exactly_once.markers import COMMITTING
+from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
 from tests.exactly_once.workload import PUBLICATION, Workload, create_tables
 from tests.gateway_process import GatewayProcess
 from tests.slots import until_free
@@ -201,6 +203,30 @@ async def open_scene(
         await scene.workload.cancel()
         await gateway.end()
         await scene.connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Proxies:
+    """In front of all three servers."""
+
+    postgres: FaultProxy
+    kafka: ProxiedKafka
+    registry: FaultProxy
+
+
+@asynccontextmanager
+async def open_scene_behind(
+    proxies: Proxies, database: Database, registry: Registry, prefix: str, folder: Path, **settings: object
+) -> AsyncIterator[Scene]:
+    """The gateway's ways lead through proxies, those of the test do not."""
+    ways: dict[str, Any] = {
+        "source__dsn": database.dsn.replace(f":{database.server.port}/", f":{proxies.postgres.port}/"),
+        "kafka__bootstrap_servers": proxies.kafka.proxied_servers,
+        "registry__url": registry.url.replace(f":{registry.port}", f":{proxies.registry.port}"),
+    }
+    servers = proxies.kafka.bootstrap_servers
+    async with open_scene(database, servers, registry.url, prefix, folder, **(ways | settings)) as scene:
+        yield scene
 
 
 def end_offsets(bootstrap_servers: str, topic: str, isolation: Isolation) -> int:

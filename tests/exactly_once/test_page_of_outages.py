@@ -16,7 +16,7 @@ from gateway.local.ports import answers, free_port
 from tests.browser import browser_path, open_page, picture
 from tests.conftest import Database
 from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
-from tests.exactly_once.scene import Scene, open_scene
+from tests.exactly_once.scene import Proxies, Scene, open_scene_behind
 
 NAMED_S = 15.0
 SCREEN = {"width": 1180, "height": 860}
@@ -75,18 +75,8 @@ async def test_what_is_wrong_is_seen_on_the_first_screen(
 ) -> None:
     browser_path()
     port = free_port()
-    server = own_database.server.port
-    async with open_scene(
-        own_database,
-        proxied_kafka.bootstrap_servers,
-        registry.url,
-        topic_prefix,
-        tmp_path,
-        source__dsn=own_database.dsn.replace(f":{server}/", f":{postgres_proxy.port}/"),
-        kafka__bootstrap_servers=proxied_kafka.proxied_servers,
-        registry__url=registry.url.replace(f":{registry.port}", f":{registry_proxy.port}"),
-        http__port=port,
-    ) as scene:
+    proxies = Proxies(postgres_proxy, proxied_kafka, registry_proxy)
+    async with open_scene_behind(proxies, own_database, registry, topic_prefix, tmp_path, http__port=port) as scene:
         blocker = await own_database.connect()
         await blocker.execute("SET application_name = 'nightly-report'; CREATE TABLE held (id int)")
         await blocker.execute("BEGIN; INSERT INTO held VALUES (1)")

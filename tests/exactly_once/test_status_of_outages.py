@@ -13,7 +13,7 @@ from gateway.local.ports import free_port
 from gateway.operate.health import ask_status, probe
 from tests.conftest import Database
 from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
-from tests.exactly_once.scene import Scene, open_scene
+from tests.exactly_once.scene import Proxies, Scene, open_scene_behind
 
 NAMED_S = 15.0
 TRUE_S = 1.0
@@ -111,18 +111,8 @@ async def test_who_is_away_is_named_and_the_lag_stays_true(
     tmp_path: Path,
 ) -> None:
     port = free_port()
-    server = own_database.server.port
-    async with open_scene(
-        own_database,
-        proxied_kafka.bootstrap_servers,
-        registry.url,
-        topic_prefix,
-        tmp_path,
-        source__dsn=own_database.dsn.replace(f":{server}/", f":{postgres_proxy.port}/"),
-        kafka__bootstrap_servers=proxied_kafka.proxied_servers,
-        registry__url=registry.url.replace(f":{registry.port}", f":{registry_proxy.port}"),
-        http__port=port,
-    ) as scene:
+    proxies = Proxies(postgres_proxy, proxied_kafka, registry_proxy)
+    async with open_scene_behind(proxies, own_database, registry, topic_prefix, tmp_path, http__port=port) as scene:
         await scene.streaming()
         watcher = Watcher(scene, port)
         await _outage(watcher, proxied_kafka.proxy, ("Kafka", "127.0.0.1"))
