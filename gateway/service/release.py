@@ -46,7 +46,7 @@ class WalBudget:
 
     def check(self, facts: Facts) -> None:
         """While the stream is read: a slot in use cannot be moved. Raises Retry."""
-        if self._target(facts) is not None:
+        if self._target(facts) is not None and time.monotonic() >= self._memory.release_again_at:
             raise Retry(
                 f"the slot retains {held_bytes(facts)} bytes of WAL, source.wal_budget_bytes is {self._bytes}: it "
                 "is advanced",
