@@ -97,7 +97,7 @@ async def test_what_is_well_is_said_to_be_and_nothing_is_changed(place: Place) -
         "1 tables are published",
         "replication connection is taken",
         "answers as a schema registry",
-        "its first",
+        "the first start",
     ):
         assert words in said
     assert (set(admin.list_topics(timeout=10).topics), tuple(await sql.fetchrow(state))) == before
