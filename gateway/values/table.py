@@ -38,9 +38,7 @@ _HOW: Final = {
     1033: "has no binary format; sent as text even if other columns are binary",
 }  # fmt: skip
 
-_NAME: Final = (
-    "the object's name. A row that refers to a user-defined object switches the gateway to text mode"
-)
+_NAME: Final = "the object's name. A row that refers to a user-defined object switches the gateway to text mode"
 
 _HEAD: Final = """# PostgreSQL types in Avro
 
