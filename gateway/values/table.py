@@ -94,7 +94,8 @@ def render_table() -> str:
 
 
 _NUMERIC: Final = """`numeric(p,s)` is `decimal(p,s)` if p <= 38 and 0 <= s <= p. In all other cases (no precision, a larger
-precision, a negative scale, or a scale above p) it is a string, and NaN and the infinities are not special. The table shows `numeric(12,2)`.
+precision, a negative scale, or a scale above p) it is a string, and NaN and the infinities are not
+special. The table shows `numeric(12,2)`.
 """
 _USER_TYPES: Final = """
 ## User-defined types and extensions
