@@ -20,60 +20,60 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format bench unit integration e2e long coverage docs sbom changelog lock clean
 
-help:  ## this list
+help:  ## show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 
-demo: $(HOT)  ## a live shop from PostgreSQL to Spark, and the verdict; ARGS="--seconds 20 --keep"
+demo: $(HOT)  ## a shop under load, from PostgreSQL to Spark; then compares every value; ARGS="--seconds 20 --keep"
 	@PYTHONPATH=$(CURDIR)/build/hot .venv/bin/walgate demo $(ARGS)
 
-test: check  ## everything: check, then all tests but the long ones; ARGS="-k lsn"
+test: check  ## check, then all tests except the long ones; ARGS="-k lsn"
 	$(PYTEST) $(ARGS)
 
-check: $(READY)  ## format, lint, types, walls between the rooms
+check: $(READY)  ## format, lint, types, import layers
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-format: $(READY)  ## rewrite the code as `check` wants it
+format: $(READY)  ## reformat the code as `check` requires
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-unit: $(READY)  ## the tests that start no server
+unit: $(READY)  ## tests that start no servers
 	$(PYTEST) -m "not long and not integration and not e2e" $(ARGS)
 
-integration: $(READY)  ## the tests with real servers, without Spark
+integration: $(READY)  ## tests with real servers, without Spark
 	$(PYTEST) -m "integration and not long" $(ARGS)
 
-e2e: $(READY)  ## the tests of the whole walk, Spark included
+e2e: $(READY)  ## tests of the whole pipeline, including Spark
 	$(PYTEST) -m "e2e and not long" $(ARGS)
 
-long: $(READY)  ## long property runs, fuzzing, hundreds of kills
+long: $(READY)  ## long property tests, fuzzing, hundreds of kills
 	$(PYTEST) -m long --timeout 3600 $(ARGS)
 
-coverage: $(READY)  ## which lines and branches of the pure rooms the tests without servers reach
+coverage: $(READY)  ## lines and branches of the pure core that tests without servers cover
 	$(PYTHON) -m coverage run -m pytest -q -m "not long and not integration and not e2e"
 	$(PYTHON) -m coverage report
 
-docs: $(TOOLS)  ## the documentation as a site, in build/site
+docs: $(TOOLS)  ## build the documentation site in build/site
 	.venv-tools/bin/mkdocs build --strict
 
-sbom: $(TOOLS)  ## the bill of materials (CycloneDX) of Python packages and Java artifacts, in build/sbom.json
+sbom: $(TOOLS)  ## write the bill of materials (CycloneDX) of Python packages and Java artifacts to build/sbom.json
 	.venv-tools/bin/python sbom.py build/sbom.json
 
-changelog: $(TOOLS)  ## fragments of changelog.d as they would stand in CHANGELOG.md
+changelog: $(TOOLS)  ## print the fragments of changelog.d as an entry of CHANGELOG.md
 	.venv-tools/bin/towncrier build --draft --version next
 
-bench: $(READY)  ## measured figures; ARGS are passed on
+bench: $(READY)  ## run the benchmark; ARGS are passed to it
 	$(PYTHON) -m bench $(ARGS)
 
-lock: $(READY)  ## resolve all versions anew: Python packages and Java artifacts
+lock: $(READY)  ## resolve all versions again: Python packages and Java artifacts
 	.venv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --group build -o requirements-build.lock
 	.venv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --all-extras -o requirements.lock pyproject.toml
 	.venv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --group tools -o requirements-tools.lock
 	$(PYTHON) -m gateway.local.lock
 
-clean:  ## remove the virtual environment, the compiled modules and what the tools left; the download cache stays
+clean:  ## remove the virtual environment, compiled modules and tool caches; keeps the download cache
 	rm -rf .venv .venv-tools build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # Done again only when a lock or the project's own file changes, and then in the environment that is there. Every package is held against its hash; the build tools come
