@@ -1,4 +1,4 @@
-# Two images from one file: `gateway` (Python only) and `spark` (the mirror: PySpark, Java, Delta). Every package is held
+# Two images from one file: `gateway` (Python only) and `spark` (the mirror: PySpark, Java, Delta). Every package is verified
 # against its hash in requirements.lock, every jar against gateway/local/artifacts.lock.
 ARG PYTHON=3.13
 
@@ -12,7 +12,7 @@ COPY pyproject.toml requirements.lock ./
 RUN python3 -m venv --without-pip /app \
  && uv pip install --quiet --python /app/bin/python --require-hashes -c requirements.lock -r pyproject.toml
 
-# The hot modules are compiled: half the CPU time a row (docs/performance.md).
+# The hot modules are compiled, which halves CPU time per row (docs/performance.md).
 FROM build AS wheel
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev >/dev/null \
  && uv pip install --quiet --python /build/bin/python -c requirements.lock -r pyproject.toml mypy
@@ -31,7 +31,7 @@ RUN uv pip install --quiet --python /app/bin/python --no-deps dist/*.whl
 FROM build AS build-spark
 RUN uv pip install --quiet --python /app/bin/python --require-hashes -b requirements-build.lock -c requirements.lock \
         -r pyproject.toml --extra spark
-# Delta's jars, into Spark's own folder; jgo knows the repository.
+# Delta's jars, resolved by jgo, in Spark's own folder.
 RUN uv pip install --quiet --python /build/bin/python -c requirements.lock jgo httpx2 rich
 COPY gateway/ gateway/
 RUN PYTHONPATH=$(echo /app/lib/python3*/site-packages) WALGATE_CACHE=/jars \

@@ -1,3 +1,3 @@
--- What the gateway needs, and no more: the replication stream, and the tables for the rows that were there before.
+-- The privileges that the gateway needs: the replication stream, and SELECT on the tables to read existing rows.
 CREATE ROLE walgate LOGIN REPLICATION PASSWORD 'walgate';
 GRANT SELECT ON ALL TABLES IN SCHEMA public TO walgate;
