@@ -296,7 +296,7 @@ def _topic(topic: TopicFacts, expected: KafkaExpected) -> Iterator[Finding]:
     if largest is not None and largest < expected.max_record_bytes:
         yield OperatorWarning(
             f"topic {topic.name} accepts records of at most {largest} bytes, but kafka.max_record_bytes is "
-            f"{expected.max_record_bytes}: a row between the two stops the gateway",
+            f"{expected.max_record_bytes}: a row of a size between the two limits stops the gateway",
             f"{alter}max.message.bytes={expected.max_record_bytes}",
         )
 

@@ -100,7 +100,7 @@ def _without_key(
     return OperatorWarning(
         f"{relation.full_name} is written without a key, and its UPDATE and DELETE events do not identify "
         f"the row: {said}",
-        f"ALTER TABLE {table} REPLICA IDENTITY FULL, so that they bring the old row",
+        f"ALTER TABLE {table} REPLICA IDENTITY FULL, so that they contain the old row",
     )
 
 

@@ -412,7 +412,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
                         log.info(
                             "broker_given_up",
                             broker=place[0],
-                            reason="it does not answer, and the cluster no longer counts it",
+                            reason="it does not answer, and the cluster's metadata no longer lists it",
                         )
                         self._conns[place].close(reason=CloseReason.CONNECTION_TIMEOUT)
 

@@ -70,9 +70,11 @@ class Scram:
         fields = _fields(server_first)
         nonce, salt, iterations = fields.get("r", ""), fields.get("s", ""), fields.get("i", "")
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
-            raise ScramError("the server's nonce does not continue ours")
+            raise ScramError("the server's nonce does not begin with the client's nonce")
         if not iterations.isdecimal() or not 1 <= int(iterations) <= MOST_ITERATIONS:
-            raise ScramError(f"the server asks for {iterations[:20]!r} iterations, {MOST_ITERATIONS} are the most")
+            raise ScramError(
+                f"the server asks for {iterations[:20]!r} iterations; at most {MOST_ITERATIONS} are allowed"
+            )
         salted = hashlib.pbkdf2_hmac("sha256", self._password, _decoded(salt), int(iterations))
         channel = base64.b64encode(self._header.encode() + self._channel).decode()
         without_proof = f"c={channel},r={nonce}"

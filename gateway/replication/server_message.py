@@ -26,7 +26,9 @@ class ServerMessage:
     def __str__(self) -> str:
         """For logs and errors. Texts that may quote a row's values are left out: they are in the server's log."""
         if self.sqlstate.startswith(_QUOTES_VALUES) and self.sqlstate != "22023":
-            return f"{self.severity} {self.sqlstate}: the text may quote values, see the server's log"
+            return (
+                f"{self.severity} {self.sqlstate}: message omitted, as it may contain row values; see the server's log"
+            )
         detail = f" ({self.detail})" if self.detail else ""
         return f"{self.severity} {self.sqlstate}: {self.message}{detail}"
 

@@ -196,7 +196,7 @@ class _Check:
                 Checked(
                     "postgresql",
                     "waits",
-                    "the replication connection reached another server than the SQL connection",
+                    "the replication connection reached a different server from the SQL connection",
                     "use one host in source.dsn, or add target_session_attrs=primary",
                 )
             )

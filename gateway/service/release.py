@@ -48,7 +48,7 @@ class WalBudget:
         """While the stream is read: a slot in use cannot be moved. Raises Retry."""
         if self._target(facts) is not None and time.monotonic() >= self._memory.release_again_at:
             raise Retry(
-                f"the slot retains {held_bytes(facts)} bytes of WAL, source.wal_budget_bytes is {self._bytes}: it "
+                f"the slot retains {held_bytes(facts)} bytes of WAL, source.wal_budget_bytes is {self._bytes}: the slot "
                 "is advanced",
                 hint="source.on_wal_budget = warn keeps the changes as long as there is disk space",
             )

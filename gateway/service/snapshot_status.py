@@ -80,7 +80,7 @@ def status_lines(states: States) -> Iterator[str]:
     tables = [state for state in states.tables.values() if state.name and state.status != "KNOWN"]
     left = sum(state.status != "DONE" for state in tables)
     paused = ", paused" if states.stream.paused else ""
-    yield f"{len(tables)} tables were begun, {left} of them are not done{paused}"
+    yield f"{len(tables)} tables were started, {left} of them are unfinished{paused}"
     for state in sorted(tables, key=lambda state: (state.schema, state.name)):
         again = sum(map(len, states.keys.get(state.relation_oid, {}).values()))
         yield (

@@ -48,7 +48,7 @@ def parse_command(content: bytes) -> Command:
         raise NotACommand("not an object of command, tables, purpose, slot")
     tables = found.get("tables", [])
     if not isinstance(tables, list):
-        raise NotACommand("tables is no list")
+        raise NotACommand("tables is not a list")
     names = [parse_relation(name) if isinstance(name, str) else None for name in tables]
     command = Command(
         found.get("command", "start"),

@@ -23,7 +23,7 @@ def check_operations(operations: Iterable[str]) -> frozenset[str]:
     """Raises StopForOperator."""
     unknown = sorted(set(operations) - set(OPERATIONS))
     if unknown:
-        raise StopForOperator(f"no operation: {', '.join(unknown)}", hint=f"one of {', '.join(OPERATIONS)}")
+        raise StopForOperator(f"not an operation: {', '.join(unknown)}", hint=f"one of {', '.join(OPERATIONS)}")
     return frozenset(operations)
 
 

@@ -97,5 +97,5 @@ def _load(source: str) -> bytes:
     try:
         bytes.fromhex(source.removeprefix("\\x"))
     except ValueError:
-        raise WalgateError(f"{source[:80]}: no such file, and no hexadecimal text") from None
+        raise WalgateError(f"{source[:80]}: no such file, and not hexadecimal text") from None
     return source.encode()

@@ -54,7 +54,9 @@ async def _copy(
             at_end = looked_at is None and not from_beginning
             await _follow_new(consumer, await consumer.partitions_below(prefix), offsets, at_end=at_end)
             if not offsets:
-                raise StopForOperator(f"there is no topic {prefix}*", hint="kafka.prefix says where the gateway writes")
+                raise StopForOperator(
+                    f"there is no topic {prefix}*", hint="set kafka.prefix to the prefix that the gateway writes to"
+                )
             looked_at = time.monotonic()
         found = await consumer.getmany(timeout_ms=_POLL_MS, max_records=_MOST_RECORDS)
         for place, batch in found.items():

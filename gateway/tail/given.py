@@ -1,6 +1,6 @@
 """What `walgate decode` is given: hexadecimal text, one message a line, or a file of bytes.
 
-A line is hexadecimal with or without `\\x`, alone or behind LSN and xid, so that psql's own output will do:
+A line is hexadecimal with or without `\\x`, alone or after LSN and xid, so that psql's own output will do:
 
     psql -Atc "SELECT * FROM pg_logical_slot_peek_binary_changes('slot', NULL, NULL, 'proto_version', '4', ...)" | walgate decode
 
@@ -57,7 +57,7 @@ def _lines(text: str) -> Iterator[Given]:
         if match is None:
             raise WalgateError(
                 f"line {number} is not a message in hexadecimal",
-                hint="an even number of digits, with or without \\x, alone or behind LSN and xid",
+                hint="an even number of digits, with or without \\x, alone or after LSN and xid",
             )
         yield Given(f"line {number}", bytes.fromhex(match[2]), None if match[1] is None else Lsn.parse(match[1]))
 

@@ -83,7 +83,7 @@ def _decoded(framed: bytes, schema: dict[str, Any], schema_id: int) -> Any:
     try:
         return fastavro.schemaless_reader(io.BytesIO(framed[FRAME_BYTES:]), schema, None)
     except (EOFError, IndexError, ValueError, TypeError) as error:
-        raise WalgateError(f"a record is not what schema {schema_id} says: {type(error).__name__}") from None
+        raise WalgateError(f"a record does not match schema {schema_id}: {type(error).__name__}") from None
 
 
 def _name(record: dict[str, Any], schema: dict[str, Any]) -> str:

@@ -346,7 +346,7 @@ class DebeziumMachine(TransactionMachine):
     # -- what does not come in this dialect ---------------------------------------------------------------------------
 
     def _stream_start(self, message: StreamStart, change_lsn: int) -> None:
-        raise self._out_of_order("Stream Start", "only committed transactions, as no streaming was asked for")
+        raise self._out_of_order("Stream Start", "only committed transactions, as streaming was not requested")
 
     def _begin_prepare(self, message: BeginPrepare, change_lsn: int) -> None:
         raise StopForOperator(

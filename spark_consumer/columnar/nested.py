@@ -17,7 +17,7 @@ def optional_decoder(inner: Decoder, value_branch: int) -> Decoder:
     def decode(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
         branch = cursor.varint(rows)
         if count and (int(branch.min()) < 0 or int(branch.max()) > 1):
-            raise MalformedRecord("a union has a branch beyond its two")
+            raise MalformedRecord("the branch index of a union is neither 0 nor 1")
         present = np.flatnonzero(branch == value_branch)
         if len(present) == count:
             return inner.decode(cursor, rows, count)

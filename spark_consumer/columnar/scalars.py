@@ -96,7 +96,7 @@ def decimal_decoder(schema: Mapping[str, Any]) -> Decoder:
     """bytes or fixed with logicalType decimal; up to 38 digits."""
     precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
     if not 1 <= precision <= 38:
-        raise UnsupportedSchema(f"decimal of {precision} digits: Spark's decimals end at 38")
+        raise UnsupportedSchema(f"decimal with a precision of {precision}: Spark supports at most 38")
     arrow_type = pa.decimal128(precision, scale)
     size = int(schema["size"]) if schema["type"] == "fixed" else None
 
@@ -153,7 +153,7 @@ def enum_decoder(symbols: list[str]) -> Decoder:
     def decode(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
         index = cursor.varint(rows)
         if count and (int(index.min()) < 0 or int(index.max()) >= len(symbols)):
-            raise MalformedRecord(f"an enum has a symbol beyond its {len(symbols)}")
+            raise MalformedRecord(f"the symbol index of an enum is not below {len(symbols)}")
         return words.take(numbers(index))
 
     return Decoder(pa.string(), decode)

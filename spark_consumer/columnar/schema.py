@@ -88,7 +88,7 @@ def _decoder(schema: Any, named: dict[str, Decoder], namespace: str) -> Decoder:
 def _union(schema: list[Any], named: dict[str, Decoder], namespace: str) -> Decoder:
     inner = [branch for branch in schema if branch != "null"]
     if len(schema) != 2 or len(inner) != 1:
-        raise UnsupportedSchema(f"a union of other than null and one type: {json.dumps(schema)[:80]}")
+        raise UnsupportedSchema(f"a union that is not of null and one other type: {json.dumps(schema)[:80]}")
     return nested.optional_decoder(_decoder(inner[0], named, namespace), schema.index(inner[0]))
 
 

@@ -82,10 +82,13 @@ MergeEvery = Annotated[
     typer.Option(help="Seconds from one merge to the next; 0: every batch is merged; inf: walgate merge does it."),
 ]
 KeepChanges = Annotated[
-    float, typer.Option(help="Seconds for which changes are kept after their merge, for pictures at any of them.")
+    float,
+    typer.Option(
+        help="Seconds for which changes are kept after their merge, so that pictures of any commit can be read."
+    ),
 ]
 Vectors = Annotated[
-    bool, typer.Option(help="New tables with or without Delta's deletion vectors, which some readers do not know.")
+    bool, typer.Option(help="New tables with or without Delta's deletion vectors, which some readers do not support.")
 ]
 
 MAX_CHANGES = 500_000

@@ -213,7 +213,7 @@ def merge_once(spark: SparkSession, path: str, report: Callable[[BatchReport], N
     """Merges what waits, with the tables that the mirror has now. Raises MirrorError."""
     last = manifest.picture(spark, path)
     if last is None and not exists(spark, changes_path(path)):
-        raise MirrorError(f"{path} has no mirror, or one without a batch")
+        raise MirrorError(f"there is no mirror at {path}, or it has no batch yet")
     scope = [TableName.parse(name) for name in last.scope] if last is not None else []
     excludes = Standing.of(last.standing).excludes if last is not None else []
     Mirror(path, {}, lambda made: report(replace(made, is_merge=True)), scope, excludes).open(spark, appends=False)

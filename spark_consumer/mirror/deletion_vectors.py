@@ -44,7 +44,9 @@ def deleted_places(folder: Path, vector: dict[str, Any]) -> Places:
     if vector["storageType"] == "i":
         return read_bitmaps(_z85(text))
     if vector["storageType"] != "u":
-        raise MirrorError(f"{folder} has a deletion vector elsewhere", hint="Read it with Spark.")
+        raise MirrorError(
+            f"{folder} has a deletion vector that is stored under an absolute path", hint="Read it with Spark."
+        )
     name = f"deletion_vector_{uuid.UUID(bytes=_z85(text[-_UUID_CHARACTERS:]))}.bin"
     return read_bitmaps(_stored(folder / text[:-_UUID_CHARACTERS] / name, vector["offset"], vector["sizeInBytes"]))
 
@@ -62,7 +64,7 @@ def _stored(path: Path, offset: int, size: int) -> bytes:
     if len(found) != size + 8 or struct.unpack(">i", found[:4])[0] != size:
         raise MirrorError(f"{path} has no deletion vector of {size} bytes at {offset}")
     if struct.unpack(">I", found[-4:])[0] != zlib.crc32(data):
-        raise MirrorError(f"the deletion vector at {offset} in {path} does not have its checksum")
+        raise MirrorError(f"the deletion vector at {offset} in {path} has a wrong checksum")
     return data
 
 

@@ -83,7 +83,7 @@ def open_delta(folder: Path, version: int | None = None) -> DeltaFiles:
                 table._apply(action)
     for number in range(base + 1, last + 1):
         if number not in commits:
-            raise MirrorError(f"{folder}: the log has lost version {number}")
+            raise MirrorError(f"{folder}: version {number} is missing from the Delta log")
         with (log / commits[number]).open() as lines:
             for line in lines:
                 table._apply(json.loads(line))

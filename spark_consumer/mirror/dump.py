@@ -88,7 +88,7 @@ def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
     """The tables of the newest picture, all or those with these names. Raises MirrorError."""
     manifest = [row for table in open_delta(Path(manifest_path(str(path)))).batches() for row in table.to_pylist()]
     if not manifest:
-        raise MirrorError(f"{path} has a mirror without a batch")
+        raise MirrorError(f"the mirror at {path} has no batch yet")
     picture = max(manifest, key=lambda row: row["commit_lsn"])
     filling = Standing.of(picture.get("standing")).filling
     versions = {name: version for name, version in dict(picture["tables"]).items() if name not in filling}

@@ -79,7 +79,7 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
             return MirrorPicture(made, below | wanted)
     found = found or picture(spark, path, at)
     if found is None:
-        raise MirrorError(f"{path} has no mirror, or one without a batch")
+        raise MirrorError(f"there is no mirror at {path}, or it has no batch yet")
     return MirrorPicture(
         found, {name: partial(_at_version, spark, path, name, version) for name, version in found.complete.items()}
     )

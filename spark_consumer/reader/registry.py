@@ -53,7 +53,7 @@ class Registry:
         except Exception as problem:
             raise _unavailable(f"subject {subject}", problem) from problem
         if found.schema_id is None or found.schema is None:
-            raise SourceUnavailable(f"the schema registry gave no schema for subject {subject}")
+            raise SourceUnavailable(f"the schema registry returned no schema for subject {subject}")
         return found.schema_id, _record(found.schema.schema_str, subject)
 
     def find(self, subject: str) -> tuple[int, Schema] | None:
@@ -92,7 +92,7 @@ def _close_clients() -> None:
 def _record(text: str | None, what: str) -> Schema:
     schema = json.loads(text or "null")
     if not isinstance(schema, dict):
-        raise SourceUnavailable(f"the schema registry gave no Avro record for {what}")
+        raise SourceUnavailable(f"the schema registry returned no Avro record for {what}")
     return schema
 
 
