@@ -142,7 +142,7 @@ def spoil_manifest(marker: dict[str, Any]) -> None:
     [
         (spoil_range("record_count", -1), "manifest says"),
         (spoil_range("last_offset", 50), "no record at offset"),
-        (spoil_range("partition", 1), "manifest says|no record at offset|has no offset|overlap"),
+        (spoil_range("partition", 1), "manifest says|no record at offset|no longer has offset|overlap"),
         (spoil_epoch, "manifest says"),
         (spoil_order, "does not come after"),
         (spoil_manifest, "has no manifest"),
