@@ -31,6 +31,7 @@ from gateway.local.kafka import QUICK_START
 # A small buffer makes the server stream or spill with a few hundred rows.
 TEST_SETTINGS: dict[str, str | int] = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": 20}
 TERMINATE_TIMEOUT_MS = 10_000
+_OF_SETTINGS = "WALGATE_"
 SERVERS = frozenset({"postgres", "postgres_oldest", "start_postgres", "kafka", "registry"})
 
 
@@ -86,6 +87,16 @@ def logs_of_the_run() -> Iterator[None]:
         logging.captureWarnings(False)
         logging.root.handlers[:], sys.excepthook, warnings.formatwarning = handlers, hook, formatwarning
         logging.root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def variables_of_the_run() -> Iterator[None]:
+    """Loading settings sets variables (secrets from files), which are not for the programs that other tests start."""
+    before = {name: value for name, value in os.environ.items() if name.startswith(_OF_SETTINGS)}
+    yield
+    for name in [name for name in os.environ if name.startswith(_OF_SETTINGS)]:
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")
