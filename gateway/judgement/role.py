@@ -11,8 +11,8 @@ from gateway.judgement.findings import Finding, OperatorWarning
 from gateway.names import quote_identifier
 from gateway.operate.errors import RetrySlowly, StopForOperator, WalgateError
 
-CONNECTIONS: Final = 5
-"""The gateway's: the stream, two for the catalog, one for the status, one while the slot is created."""
+CONNECTIONS: Final = 9
+"""The gateway's: the stream, two for the catalog, one for the status, one while the slot is created, four for a snapshot."""
 _CLOCK_S: Final = 60.0
 _ALTER_SYSTEM: Final = re.compile(r"ALTER SYSTEM SET (\w+) = ([^;]+?)(?=;|\. | if |$)")
 _RELOAD: Final = re.compile(r"; SELECT pg_reload_conf\(\)")

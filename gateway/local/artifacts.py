@@ -13,12 +13,12 @@ import asyncio
 import lzma
 import os
 import shutil
-import sys
 import tarfile
 import tempfile
 import threading
 import tomllib
 import zipfile
+from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -219,9 +219,9 @@ def copy_tree(source: Path, target: Path) -> None:
 
 def main() -> None:
     """Every artifact into a folder that `WALGATE_REPOSITORY` can name."""
-    if len(sys.argv) != 2:
-        raise SystemExit("usage: python -m gateway.local.artifacts FOLDER")
-    _fetch_into(Path(sys.argv[1]), tuple(load_lock()), None)
+    parser = ArgumentParser("python -m gateway.local.artifacts", description=main.__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    _fetch_into(parser.parse_args().folder, tuple(load_lock()), None)
 
 
 if __name__ == "__main__":
