@@ -50,12 +50,19 @@ class Track:
 
     `keys`: key -> transaction that changed it last. (One that changed it before had ended when that one could: row locks.)
     `whole`: transactions of which no keys are known. `suspects`: transactions that were open as streams or prepared when the
-    relation was begun, by their ids on the wire: which of their updates left columns out is not known either.
+    relation was begun, by their ids on the wire: which of their updates left columns out is not known either. `renamed`: new and
+    old keys of prepared transactions, by the same ids, where an update changed the key and left columns out.
     """
 
     whole: set[int]
     suspects: set[int] = field(default_factory=set)
     keys: dict[bytes, int] = field(default_factory=dict)
+    renamed: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
+
+    @property
+    def handed_on(self) -> set[int]:
+        """Suspects of the process after this one: it does not know `renamed`."""
+        return self.suspects | self.renamed.keys()
 
     def is_stale(self, key: bytes, visibility: Visibility) -> bool:
         xid = self.keys.get(key)

@@ -53,12 +53,15 @@ class Reading:
     def set_up(self, recipe: Recipe, judge: Judge, chunk_bytes: int) -> Table:
         """It will be begun, with this."""
         self.recipe = recipe
-        surveyed = recipe.surveyed
+        surveyed, state = recipe.surveyed, self.state
+        has_changed = state.fingerprint not in ("", surveyed.fingerprint)
         self.state = replace(
-            self.state,
+            state,
             schema=surveyed.relation.namespace,
             name=surveyed.relation.name,
             fingerprint=surveyed.fingerprint,
+            # Rows may be gone without an event that were sent, by this process or the one before.
+            purpose="REPLACE" if has_changed and state.purpose == "FILL" else state.purpose,
         )
         if self.table is None or self.table.is_read_at_once == recipe.has_key or self.table.judge is not judge:
             self.table = Table(judge, surveyed.leaves, chunk_bytes, is_read_at_once=not recipe.has_key)
@@ -101,7 +104,7 @@ class Reading:
                 status=table.status.value,
                 untouched=table.plan.untouched,
                 begun=tuple(table.plan.begun),
-                suspects=() if table.track is None else tuple(sorted(table.track.suspects & prepared)),
+                suspects=() if table.track is None else tuple(sorted(table.track.handed_on & prepared)),
                 chunk_count=table.chunk_count,
                 row_count=table.row_count,
                 stale_count=table.stale_count,

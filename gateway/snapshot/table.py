@@ -122,26 +122,35 @@ class Table:
             if len(self.again) > MAX_AGAIN:
                 self.begin_again()
 
-    def prepared(self, xid: int, unchanged: Iterable[tuple[bytes, bytes]]) -> None:
+    def prepared(self, xid: int, unchanged: Sequence[tuple[bytes, bytes]]) -> None:
         """A transaction that changed the relation was prepared. Rows that it only moved may be read before it ends; one that has
-        a new key is not there until then, and what waits for that end must outlive this process."""
-        if self.track is None:
-            return
+        a new key is not there until then."""
         for key, old_key in unchanged:
             if key == old_key:
                 self.note_unchanged(key, key)
-            elif self.track is not None:
-                self.track.suspects.add(xid)
+        renamed = [note for note in unchanged if note[0] != note[1]]
+        if self.track is None or not renamed:
+            return
+        if len(renamed) + sum(map(len, self.track.renamed.values())) <= MAX_AGAIN:
+            self.track.renamed[xid] = renamed
+        else:
+            self.track.suspects.add(xid)
+
+    def rolled_back(self, xid: int) -> None:
+        """A transaction that was prepared."""
+        if self.track is not None:
+            self.track.renamed.pop(xid, None)
 
     def committed_whole(self, xid: int, unchanged: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """A streamed or prepared transaction that changed the relation was committed. `unchanged`: for rule T."""
         if self.track is None:
             return
+        renamed = self.track.renamed.pop(xid, ())
         if xid in self.track.suspects and not (self.plan.is_done and not self.again):
             self.begin_again()
             return
         self.judge.committed_whole(self.track, xid)
-        for key, old_key in unchanged:
+        for key, old_key in (*unchanged, *renamed):
             self.note_unchanged(key, old_key)
 
     # -- chunks -----------------------------------------------------------------------------------------------------------

@@ -104,6 +104,8 @@ class Tracking:
 
     def aborted(self, xid: int) -> None:
         self._notes.pop(xid, None)
+        for tracked in self.relations.values():
+            tracked.table.rolled_back(xid)
 
     def _may_have_changed(self, tracked: Tracked, xid: int, manifest: Manifest) -> bool:
         """One of an earlier epoch had other schema ids, perhaps."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import asyncpg
@@ -12,6 +14,7 @@ from tests.exactly_once.delivered import Delivered, Record
 
 COMMITTING = ("COMMIT", "STREAM_COMMIT", "COMMIT_PREPARED")
 Row = tuple[tuple[str, Any], ...]
+offset_of = attrgetter("offset")
 
 
 class Missing:
@@ -68,11 +71,13 @@ class Target:
         manifest = marker["manifest"]
         events: dict[int, Record] = {}
         for found in manifest["ranges"]:
+            place = by_place[found["topic"], found["partition"]]
+            first = bisect_left(place, found["first_offset"], key=offset_of)
+            end = bisect_right(place, found["last_offset"], key=offset_of)
             records = [
                 record
-                for record in by_place[found["topic"], found["partition"]]
-                if found["first_offset"] <= record.offset <= found["last_offset"]
-                and (record.value["xid"], record.value["epoch"]) == (marker["xid"], manifest["epoch"])
+                for record in place[first:end]
+                if (record.value["xid"], record.value["epoch"]) == (marker["xid"], manifest["epoch"])
             ]
             assert len(records) == found["record_count"], (marker, len(records))
             for record in records:

@@ -31,6 +31,8 @@ RULES = (
     "suspects",
     "streamed",
     "prepared",
+    "renamed",
+    "handed on",
     "kept keys",
     "changed keys",
     "filenode",
@@ -128,7 +130,8 @@ class World:
         live.status, live.untouched, live.begun = table.status, table.plan.untouched, table.plan.begun
         live.again, live.unseen, live.floor = list(table.again), set(self.judge.unseen), self.judge.floor
         if table.track is not None:
-            live.suspects = table.track.suspects & {xid & 0xFFFFFFFF for xid in live.prepared}
+            suspects = table.track.suspects if self.broken == "handed on" else table.track.handed_on
+            live.suspects = suspects & {xid & 0xFFFFFFFF for xid in live.prepared}
         self.durable = copy.deepcopy(live)
 
     def kill(self) -> None:
@@ -262,6 +265,8 @@ class World:
         left_out = self.live.prepared[entry.xid] if entry.xid in self.whole_this_time else entry.changes
         notes = [*self.notes.pop(entry.xid, ()), *_left_out(left_out)]
         self.table.prepared(entry.wire_xid, [] if self.broken == "T" else notes)
+        if self.broken == "renamed" and self.table.track is not None:
+            self.table.track.renamed.clear()
 
     def _commit_prepared(self, entry: Entry) -> None:
         changes = self.live.prepared.pop(entry.xid, None)
@@ -276,6 +281,7 @@ class World:
 
     def _rollback_prepared(self, entry: Entry) -> None:
         self.live.prepared.pop(entry.xid, None)
+        self.table.rolled_back(entry.wire_xid)
 
     # -- what comes back of our own -----------------------------------------------------------------------------------------
 
