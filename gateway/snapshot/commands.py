@@ -8,7 +8,7 @@ Everybody who may connect to the database may emit it; `snapshot.commands = fals
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,6 +61,30 @@ def parse_command(content: bytes) -> Command:
     if command.command not in COMMANDS or command.purpose not in PURPOSES or not isinstance(command.slot, str):
         raise NotACommand("an unknown command or purpose")
     return command
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`tables`: to be read, (schema, table) by oid. `unknown`: not published. `unfinished`: under a snapshot that a VERIFY would
+    end for ever, though readers need its rows."""
+
+    tables: dict[int, tuple[str, str]]
+    unknown: list[str]
+    unfinished: list[str]
+
+
+def choose(command: Command, published: Mapping[tuple[str, str], int], under_way: Mapping[int, str]) -> Choice:
+    """What a `start` begins. `published`: oids; `under_way`: purposes of what is not done, by oid."""
+    choice = Choice({}, [], [])
+    for name in command.tables or published:
+        oid = published.get(name)
+        if oid is None:
+            choice.unknown.append(".".join(name))
+        elif command.purpose == "VERIFY" and under_way.get(oid, "VERIFY") != "VERIFY":
+            choice.unfinished.append(".".join(name))
+        else:
+            choice.tables[oid] = name
+    return choice
 
 
 def encode_command(command: str, tables: Sequence[str], purpose: str, slot: str) -> str:

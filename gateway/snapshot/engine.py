@@ -32,7 +32,7 @@ from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.password import login_of
 from gateway.replication.publication import publication_facts
 from gateway.snapshot.announcing import Announce
-from gateway.snapshot.commands import Command, NotACommand, parse_command
+from gateway.snapshot.commands import Command, NotACommand, choose, parse_command
 from gateway.snapshot.content import Content, unsent
 from gateway.snapshot.judge import Judge
 from gateway.snapshot.reader import NotYet, Outdated, TooMuch, Waiting, connect_reader, new_id, read_chunk
@@ -272,17 +272,22 @@ class Snapshot:
         self._more.set()
 
     def _start(self, command: Command) -> None:
-        """Its tables are read once more, and take the place of what readers have."""
-        wanted = command.tables or tuple(self._published)
-        unknown = [f"{a}.{b}" for a, b in wanted if (a, b) not in self._published]
-        if unknown:
-            log.warning("tables_not_published", tables=unknown)
-        found = [(name, self._published[name]) for name in wanted if name in self._published]
-        for oid in [oid for _, oid in found if oid in self._readings]:
+        """Its tables are read once more: they take the place of what readers have, or are compared with it."""
+        chosen = choose(command, self._published, {oid: each.state.purpose for oid, each in self._readings.items()})
+        if chosen.unknown:
+            log.warning("tables_not_published", tables=chosen.unknown)
+        if chosen.unfinished:
+            log.warning(
+                "tables_not_verified",
+                tables=chosen.unfinished,
+                reason="a snapshot that brings their rows has not ended",
+                hint="wait for its end: walgate snapshot status",
+            )
+        for oid in [oid for oid in chosen.tables if oid in self._readings]:
             self._cancel(oid)
-        if found:
-            self._begin_snapshot(len(found))
-        for (namespace, name), oid in found:
+        if chosen.tables:
+            self._begin_snapshot(len(chosen.tables))
+        for oid, (namespace, name) in chosen.tables.items():
             self._queue(oid, namespace, name, command.purpose)
 
     def _queue(self, oid: int, namespace: str, name: str, purpose: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.snapshot.commands import Command, NotACommand, encode_command, parse_command
+from gateway.snapshot.commands import Choice, Command, NotACommand, choose, encode_command, parse_command
 
 
 def test_commands_are_read_as_they_were_written() -> None:
@@ -36,3 +36,20 @@ def test_commands_are_read_as_they_were_written() -> None:
 def test_what_is_no_command_is_refused(content: bytes) -> None:
     with pytest.raises(NotACommand):
         parse_command(content)
+
+
+PUBLISHED = {("a", "filled"): 1, ("a", "replaced"): 2, ("a", "verified"): 3, ("a", "done"): 4}
+UNDER_WAY = {1: "FILL", 2: "REPLACE", 3: "VERIFY"}
+
+
+def test_a_verify_does_not_end_what_brings_the_rows() -> None:
+    both = {3: ("a", "verified"), 4: ("a", "done")}
+    found = choose(Command("start", purpose="VERIFY"), PUBLISHED, UNDER_WAY)
+    assert found == Choice(both, [], ["a.filled", "a.replaced"])
+    named = Command("start", (("a", "filled"), ("a", "done"), ("a", "gone")), "VERIFY")
+    assert choose(named, PUBLISHED, UNDER_WAY) == Choice({4: ("a", "done")}, ["a.gone"], ["a.filled"])
+
+
+def test_a_replace_takes_the_place_of_whatever_is_under_way() -> None:
+    everything = {oid: name for name, oid in PUBLISHED.items()}
+    assert choose(Command("start"), PUBLISHED, UNDER_WAY) == Choice(everything, [], [])
