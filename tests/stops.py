@@ -32,6 +32,7 @@ _COMMAND: Final = "exactly_once/test_ways_on.py::test_a_command_that_is_refused_
 _CHECK: Final = "exactly_once/test_ways_on.py::test_what_the_check_says_lets_the_gateway_stream"
 _ENCODING: Final = "exactly_once/test_ways_on.py::test_a_database_of_unknown_encoding_is_moved_to_one_of_utf8"
 _LOST: Final = "exactly_once/test_ways_on.py::test_a_lost_slot_of_an_older_server_is_left_behind"
+_BEFORE: Final = "exactly_once/test_ways_on.py::test_a_slot_that_is_older_than_its_publication_is_made_again"
 _SET_BACK: Final = "exactly_once/test_ways_on.py::test_a_server_that_was_set_back_is_read_on"
 _KAFKA: Final = "exactly_once/test_kafka_faults.py::"
 WALKED: Final[dict[tuple[str, str], str]] = {
@@ -43,7 +44,8 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/judgement/brokers.py check_position_topic", ""): _STATE,
     ("gateway/judgement/brokers.py _topic", ""): _CHECK,
     ("gateway/judgement/notice.py _judge_left_out", "the server left out changes"): _GAP,
-    ("gateway/judgement/position.py check_first_start", "exists, but no position"): _STATE,
+    ("gateway/judgement/notice.py _judge_left_out", "was created before its publication"): _BEFORE,
+    ("gateway/judgement/position.py check_first_start", ""): _STATE,
     ("gateway/judgement/position.py check_progress", "no longer exists"): _GAP,
     ("gateway/judgement/position.py check_progress", "is empty, but slot"): _STATE,
     ("gateway/judgement/position.py check_progress", "were read by another process"): _GAP,

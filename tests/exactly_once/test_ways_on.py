@@ -17,6 +17,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -116,6 +117,12 @@ class Place:
         """For the tests after this one."""
         if POSITION_TOPIC in (await asyncio.to_thread(self.admin.list_topics, timeout=30)).topics:
             await self.set_topic(POSITION_TOPIC, "cleanup.policy", "compact")
+
+    async def forget_position(self) -> None:
+        system = await self.sql.fetchval("SELECT system_identifier::text FROM pg_control_system()")
+        producer = Producer({"bootstrap.servers": self.servers})
+        producer.produce(POSITION_TOPIC, None, f"{system}/{self.database.name}/{self.slot}")
+        assert await asyncio.to_thread(producer.flush, 30) == 0
 
 
 @pytest.fixture
@@ -238,6 +245,19 @@ async def _another_slot(place: Place, said: str) -> None:
     await server.close()
 
 
+async def _position_lost(place: Place) -> None:
+    await place.forget_position()
+
+
+async def _another_prefix(place: Place, said: str) -> None:
+    """The hints of both stops, one after the other. What the slot had confirmed stays under the first prefix."""
+    assert "set another kafka.prefix" in said
+    place.inserted = {max(place.inserted)}
+    place.set(kafka__prefix=f"{place.prefix}_other")
+    assert "set source.adopt_slot = true" in await place.ends()
+    place.set(source__adopt_slot=True)
+
+
 async def _markers_of_two_partitions(place: Place) -> None:
     await place.new_topic(f"{place.prefix}.transaction", 2)
 
@@ -311,9 +331,11 @@ async def _in_key_as_told(place: Place, said: str) -> None:
 
 STATES: dict[str, Walk] = {
     "slot dropped": Walk("so how far it was read is unknown", _slot_without_position, _run_as_told, first=True),
+    "slot adopted": Walk("so how far it was read is unknown", _slot_without_position, _set_as_told, first=True),
     "physical": Walk("is physical, not logical", _physical_slot, _another_slot, first=True),
     "plugin": Walk("has the output plugin", _slot_of_another_plugin, _another_slot, first=True),
     "database": Walk("belongs to database", _slot_of_another_database, _another_slot, first=True),
+    "position lost": Walk("has been used before, but no position", _position_lost, _another_prefix),
     "markers split": Walk("has 2 partitions", _markers_of_two_partitions, _topic_deleted_as_told, first=True),
     "positions deletable": Walk("retention would delete positions", _positions_may_be_deleted, _topic_as_told),
     "markers deleted": Walk("it was deleted and created again", _markers_deleted, _loaded_again),
@@ -379,6 +401,23 @@ async def test_a_lost_slot_of_an_older_server_is_left_behind(old_place: Place) -
     await old_place.gateway.streaming()
     await sql.execute("INSERT INTO flows VALUES (100)")
     await Written(old_place.topics, old_place.prefix).has("flows", old_place.inserted | {100})
+    await old_place.stop()
+
+
+@pytest.mark.long
+async def test_a_slot_that_is_older_than_its_publication_is_made_again(old_place: Place) -> None:
+    await old_place.sql.execute("DROP PUBLICATION walgate")
+    await old_place.sql.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", old_place.slot)
+    await old_place.insert()
+    await old_place.sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES")
+    old_place.wrong["source__adopt_slot"] = True
+    said = await old_place.ends()
+    assert "was created before its publication" in said, said
+    old_place.wrong.clear()
+    assert "walgate accept-gap --until-now" in said, said
+    assert "load the tables again" in await walgate(old_place.gateway, "accept-gap", "--until-now")
+    old_place.inserted.clear()
+    await old_place.streams()
     await old_place.stop()
 
 
