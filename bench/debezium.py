@@ -128,27 +128,35 @@ def properties(
 @asynccontextmanager
 async def running(parts: LocalParts, sql: asyncpg.Connection, slot: str) -> AsyncIterator[Server]:
     """A server that reads `slot`, which must be there, from the database of `sql` into topics with a prefix of their own."""
-    database = await sql.fetchval("select current_database()")
     prefix = f"d{uuid4().hex[:8]}"
     topics = await _make_topics(parts.kafka.bootstrap_servers, prefix, sql)
     guard = await Guard.open("debezium")
     try:
-        settings = properties(parts, database, slot, prefix, guard.folder, _TUNING)
-        path = guard.folder / "application.properties"
-        path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        child = await guard.start("debezium", command(path))
-
-        async def reads() -> bool:
-            query = "select active_pid from pg_replication_slots where slot_name = $1"
-            return await sql.fetchval(query, slot) is not None
-
-        await child.ready(reads, STREAMING_TIMEOUT_S)
+        child = await start_server(guard, parts, sql, slot, prefix, _TUNING)
         yield Server(child, slot, topics, prefix)
         if child.exit_code is not None:
             raise child.failure(f"ended with code {child.exit_code}")
         await child.stop(signal.SIGTERM, STOP_TIMEOUT_S)
     finally:
         await guard.close()
+
+
+async def start_server(
+    guard: Guard, parts: LocalParts, sql: asyncpg.Connection, slot: str, prefix: str, more: Mapping[str, str]
+) -> Child:
+    """It reads `slot`, which must be there, from the database of `sql`; it streams when this returns. `more`: of its settings."""
+    database = await sql.fetchval("select current_database()")
+    settings = properties(parts, database, slot, prefix, guard.folder, more)
+    path = guard.folder / "application.properties"
+    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    child = await guard.start("debezium", command(path))
+
+    async def reads() -> bool:
+        query = "select active_pid from pg_replication_slots where slot_name = $1"
+        return await sql.fetchval(query, slot) is not None
+
+    await child.ready(reads, STREAMING_TIMEOUT_S)
+    return child
 
 
 def command(configuration: Path) -> list[str | Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from importlib.metadata import version as package_version
 from typing import Any
 
@@ -33,8 +32,6 @@ from schemas.debezium import (
 from schemas.description import RelationDescription, ReplicaIdentity
 
 log = structlog.get_logger()
-
-Register = Callable[[str, dict[str, Any], dict[str, Any] | None], Any]
 
 
 class DebeziumRelations:

@@ -30,7 +30,6 @@ import structlog
 from gateway.operate import metrics
 from gateway.operate.errors import Retry, RetrySlowly, WalgateError
 from gateway.operate.failpoints import failpoint
-from gateway.operate.http import start_http
 from gateway.operate.logs import Repeats
 from gateway.operate.settings import Settings
 from gateway.operate.status import Board
@@ -74,6 +73,8 @@ async def serve(settings: Settings) -> None:
     if settings.writes_debezium and settings.snapshot.mode != "never":
         log.warning("no_snapshot", reason="kafka.dialect is debezium: existing rows are not read")
     if settings.http.port is not None:
+        from gateway.operate.http import start_http  # not at the top: the server takes a tenth of the start
+
         port = start_http(settings.http.host, settings.http.port, board)
         log.info("http", url=f"http://{settings.http.host}:{port}/readyz")
     monitoring = asyncio.create_task(Monitor(settings, board).run()) if _is_watched(settings) else None

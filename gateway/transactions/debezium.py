@@ -135,10 +135,6 @@ class DebeziumMachine(TransactionMachine):
         self._written_lsn = 0
         self._held: tuple[bytes, int, int] | None = None
 
-    def announce_debezium(self, relation_oid: int, version: DebeziumVersion) -> None:
-        """With `announce`."""
-        self.versions[relation_oid] = version
-
     # -- transactions -------------------------------------------------------------------------------------------------
 
     def begin(self, commit_lsn: int, commit_time: int, xid: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -96,6 +97,44 @@ MERGE_EVERY_S = 0.0
 DIFFERS = 3  # exit code: a VERIFY has found differences
 
 
+@dataclass(frozen=True, slots=True)
+class LocalSpark:
+    """Spark in this process, as the options of a command say."""
+
+    jars: str
+    memory_mb: int
+    cores: int
+    verbose: bool
+
+    def session(self, name: str) -> Any:
+        from spark_consumer.jobs.session import local_session
+
+        paths = [Path(jar) for jar in self.jars.split(",") if jar]
+        level = {} if self.verbose else {"spark.log.level": "FATAL"}
+        return local_session(name, jars=paths, memory_mb=self.memory_mb, cores=self.cores or None, settings=level)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A streaming query from the data source to what `start` gives. `given`: options of the source.
+
+    `reached`: commit LSN up to which a mirror has everything. `finish`: called at the end, with `is_done` where the job has done
+    what it was to do.
+    """
+
+    name: str
+    given: dict[str, str]
+    checkpoint: str
+    until_lsn: str
+    once: bool
+    progress: str
+    http: str
+    spark: LocalSpark
+    start: Callable[[Run], Callable[[Any, int], None]]
+    reached: Callable[[Any], int | None] | None = None
+    finish: Callable[..., None] | None = None
+
+
 @app.command()
 def mirror(
     context: typer.Context,
@@ -162,26 +201,31 @@ def mirror(
             one.finish(spark, merge=is_done)
 
     given = source_options(
-        bootstrap_servers, registry, prefix, tables, max_changes, starting_position, option, context.meta.get(_OPTIONS)
+        bootstrap_servers,
+        registry,
+        prefix,
+        tables,
+        exclude,
+        max_changes,
+        starting_position,
+        option,
+        context.meta.get(_OPTIONS),
     )
     given["includeMarkers"] = "true"
-    if exclude:
-        given["exclude"] = exclude
     _run(
-        start,
-        "walgate mirror",
-        given,
-        checkpoint or f"{path}/checkpoint",
-        until_lsn,
-        once,
-        progress,
-        jars,
-        memory_mb,
-        cores,
-        verbose,
-        http,
-        lambda spark: taken_in(spark, path),
-        finish,
+        Job(
+            "walgate mirror",
+            given,
+            checkpoint or f"{path}/checkpoint",
+            until_lsn,
+            once,
+            progress,
+            http,
+            LocalSpark(jars, memory_mb, cores, verbose),
+            start,
+            lambda spark: taken_in(spark, path),
+            finish,
+        )
     )
 
 
@@ -195,18 +239,14 @@ def merge(
     verbose: Verbose = False,
 ) -> None:
     """Merge what a mirror has appended into its tables. A mirror that runs goes on appending, and leaves the merges to others."""
-    from spark_consumer.jobs.session import local_session
     from spark_consumer.mirror.appending import merge_once
 
     def say(report: Any) -> None:
         print(line_of(report) if progress == "lines" else json.dumps(facts_of(report)), flush=True)
 
     try:
-        if progress not in ("lines", "json"):
-            raise OptionError(f"--progress is lines or json, not {progress}")
-        level = {} if verbose else {"spark.log.level": "FATAL"}
-        paths = [Path(jar) for jar in jars.split(",") if jar]
-        spark = local_session("walgate merge", jars=paths, memory_mb=memory_mb, cores=cores or None, settings=level)
+        _check_progress(progress)
+        spark = LocalSpark(jars, memory_mb, cores, verbose).session("walgate merge")
         merge_once(spark, path, say)
         spark.stop()
     except ConsumerError as problem:
@@ -248,23 +288,28 @@ def consume(
         return Changelog(path, format, SchemaCache(run.options.registry), run.report).apply
 
     given = source_options(
-        bootstrap_servers, registry, prefix, tables, max_changes, starting_position, option, context.meta.get(_OPTIONS)
+        bootstrap_servers,
+        registry,
+        prefix,
+        tables,
+        exclude,
+        max_changes,
+        starting_position,
+        option,
+        context.meta.get(_OPTIONS),
     )
-    if exclude:
-        given["exclude"] = exclude
     _run(
-        start,
-        "walgate consume",
-        given,
-        checkpoint or f"{path}/checkpoint",
-        until_lsn,
-        once,
-        progress,
-        jars,
-        memory_mb,
-        cores,
-        verbose,
-        http,
+        Job(
+            "walgate consume",
+            given,
+            checkpoint or f"{path}/checkpoint",
+            until_lsn,
+            once,
+            progress,
+            http,
+            LocalSpark(jars, memory_mb, cores, verbose),
+            start,
+        )
     )
 
 
@@ -293,6 +338,7 @@ def source_options(
     registry: str,
     prefix: str,
     tables: str,
+    exclude: str,
     max_changes: int,
     start: str,
     more: list[str],
@@ -314,72 +360,65 @@ def source_options(
         if not equals:
             _fail(OptionError(f"--option {item} is not name=value"))
         options[name] = value
+    if exclude:
+        options["exclude"] = exclude
     return options
 
 
-def _run(
-    start: Callable[[Run], Callable[[Any, int], None]],
-    name: str,
-    given: dict[str, str],
-    checkpoint: str,
-    until_lsn: str,
-    once: bool,
-    progress: str,
-    jars: str,
-    memory_mb: int,
-    cores: int,
-    verbose: bool,
-    http: str,
-    reached: Callable[[Any], int | None] | None = None,
-    finish: Callable[..., None] | None = None,
-) -> None:
-    """`reached`: commit LSN up to which a mirror has everything. `finish`: called at the end, with `is_done` where the job has
-    done what it was to do."""
+def _run(job: Job) -> None:
+    """Until the job has done what it was to do, or is stopped; an error ends the process."""
     from pyspark.errors import PySparkException
 
-    from spark_consumer.jobs.session import local_session
     from spark_consumer.source.options import parse_options
 
     try:
-        if progress not in ("lines", "json"):
-            raise OptionError(f"--progress is lines or json, not {progress}")
-        until = parse_lsn(until_lsn) if until_lsn else None
-        run = Run(parse_options(given, streaming=True), until, progress)
-        if http:
-            serve(run.status, http)
+        _check_progress(job.progress)
+        until = parse_lsn(job.until_lsn) if job.until_lsn else None
+        run = Run(parse_options(job.given, streaming=True), until, job.progress)
+        if job.http:
+            serve(run.status, job.http)
         run.stop_on_signals()
         run.wait_for_topic()
-        if run.stopping.is_set():
-            return
-        paths = [Path(jar) for jar in jars.split(",") if jar]
-        level = {} if verbose else {"spark.log.level": "FATAL"}
-        spark = local_session(name, jars=paths, memory_mb=memory_mb, cores=cores or None, settings=level)
-        if reached is not None and given["startingPosition"] == "earliest" and (last := reached(spark)) is not None:
-            # Of a new checkpoint; an old one knows better.
-            given = {**given, "startingPosition": f"lsn:{last}"}
-            run.options = parse_options(given, streaming=True)
-
-        def query() -> Any:
-            frame = spark.readStream.format("walgate").options(**given).load()
-            writer = frame.writeStream.foreachBatch(start(run)).option("checkpointLocation", checkpoint).queryName(name)
-            return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")).start()
-
-        run.keep_up(query, outages=not once)
-        if finish is not None:
-            finish(spark, is_done=(once or bool(until_lsn)) and not run.stopping.is_set())
-        spark.stop()
-        if run.differences:
-            _fail(
-                f"{run.differences} differences between the source and the mirror: see differences in its folder",
-                DIFFERS,
-            )
+        if not run.stopping.is_set():
+            _keep_up(job, run)
     except (ConsumerError, ValueError) as problem:
         _fail(problem)
     except PySparkException as problem:
         told = told_by(str(problem))
-        if verbose or told is None:
+        if job.spark.verbose or told is None:
             raise
         _fail(told)
+
+
+def _keep_up(job: Job, run: Run) -> None:
+    from spark_consumer.source.options import parse_options
+
+    spark, given = job.spark.session(job.name), job.given
+    if job.reached is not None and given["startingPosition"] == "earliest" and (last := job.reached(spark)) is not None:
+        # Of a new checkpoint; an old one knows better.
+        given = {**given, "startingPosition": f"lsn:{last}"}
+        run.options = parse_options(given, streaming=True)
+
+    def query() -> Any:
+        frame = spark.readStream.format("walgate").options(**given).load()
+        writer = frame.writeStream.foreachBatch(job.start(run)).option("checkpointLocation", job.checkpoint)
+        writer = writer.queryName(job.name)
+        return (writer.trigger(availableNow=True) if job.once else writer.trigger(processingTime="0 seconds")).start()
+
+    run.keep_up(query, outages=not job.once)
+    if job.finish is not None:
+        job.finish(spark, is_done=(job.once or bool(job.until_lsn)) and not run.stopping.is_set())
+    spark.stop()
+    if run.differences:
+        _fail(
+            f"{run.differences} differences between the source and the mirror: see differences in its folder", DIFFERS
+        )
+
+
+def _check_progress(progress: str) -> None:
+    """Raises OptionError."""
+    if progress not in ("lines", "json"):
+        raise OptionError(f"--progress is lines or json, not {progress}")
 
 
 def _fail(problem: Exception | str, code: int = 1) -> NoReturn:

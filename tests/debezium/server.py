@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import asyncpg
 
-from bench.debezium import STOP_TIMEOUT_S, STREAMING_TIMEOUT_S, command, properties
+from bench.debezium import STOP_TIMEOUT_S, start_server
 from gateway.local import LocalParts
 from gateway.local.guard import Child, Guard
 
@@ -45,24 +45,10 @@ async def debezium_server(
     more: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[DebeziumServer]:
     """A server that reads `slot`, which must be there, into topics that must be there; it streams when this enters."""
-    database = await sql.fetchval("select current_database()")
     guard = await Guard.open("debezium")
     try:
-        given: Mapping[str, str] = {
-            **SETTINGS,
-            "debezium.source.publication.name": publication,
-            **more,
-        }
-        settings = properties(parts, database, slot, prefix, guard.folder, given)
-        path = guard.folder / "application.properties"
-        path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        child = await guard.start("debezium", command(path))
-
-        async def reads() -> bool:
-            query = "select active_pid from pg_replication_slots where slot_name = $1"
-            return await sql.fetchval(query, slot) is not None
-
-        await child.ready(reads, STREAMING_TIMEOUT_S)
+        given = {**SETTINGS, "debezium.source.publication.name": publication, **more}
+        child = await start_server(guard, parts, sql, slot, prefix, given)
         yield DebeziumServer(child, guard.folder / "offsets.dat")
         if child.exit_code is None:
             await child.stop(signal.SIGTERM, STOP_TIMEOUT_S)
