@@ -5,6 +5,8 @@ READY  := .venv/.ready
 TOOLS  := .venv-tools/.ready
 HOT    := build/hot/.ready
 ARGS   ?=
+# Files of tests that run side by side, each with servers of its own.
+WORKERS ?= 2
 PYTEST := $(PYTHON) -m pytest
 CODE   := gateway schemas spark_consumer tests
 QUIET  := $(shell test -t 2 || echo --quiet)
@@ -26,8 +28,8 @@ help:  ## show this list
 demo: $(HOT)  ## a shop under load, from PostgreSQL to Spark; then compares every value; ARGS="--seconds 20 --keep"
 	@PYTHONPATH=$(CURDIR)/build/hot .venv/bin/walgate demo $(ARGS)
 
-test: check  ## check, then all tests except the long ones; ARGS="-k lsn"
-	$(PYTEST) $(ARGS)
+test: check  ## check, then all tests except the long ones; ARGS="-k lsn", WORKERS=1
+	$(PYTEST) --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 check: $(READY)  ## format, lint, types, import layers
 	.venv/bin/ruff format --check .

@@ -1,4 +1,4 @@
-"""Real servers for the tests, one of each for the whole run, started when the first test asks for it.
+"""Real servers for the tests, one of each for the whole run, or for each worker, started when the first test asks for it.
 
 `postgres`, `postgres_oldest`, `kafka`, `registry`: the session's parts. `database`, `database_oldest`: a new, empty
 database for each test; `topic_prefix`: a prefix that no other test has. `start_postgres`: a server of the test's own.
@@ -227,14 +227,27 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("walgate")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many tests ran, on which versions of what was really started."""
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist hands over what it has started."""
     if _started.versions.keys() & {"Kafka", "Apicurio"}:
         _started.add("Java", java_version())
     pyspark = sys.modules.get("pyspark")
     if pyspark is not None and pyspark.SparkContext._gateway is not None:
         _started.add("Spark", pyspark.__version__)
     _started.add("Python", platform.python_version())
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["versions"] = {part: sorted(found) for part, found in _started.versions.items()}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    for part, found in getattr(node, "workeroutput", {}).get("versions", {}).items():
+        for version in found:
+            _started.add(part, version)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many tests ran, on which versions of what was really started."""
     ran = sum(len(terminalreporter.stats.get(outcome, ())) for outcome in ("passed", "failed", "error"))
     parts = [f"{part} {', '.join(sorted(found))}" for part, found in sorted(_started.versions.items())]
     terminalreporter.section("versions")

@@ -22,10 +22,10 @@ from gateway.pgoutput.row import TUPLE_NAMES, TuplePart, read_earlier, read_earl
 from gateway.pgoutput.tuple_data import column_offset
 from gateway.values.codec import Codec
 from gateway.values.connect_codec import connect_codec, null_value, placeholder, skip_column
-from gateway.values.reader import Parts, Reader, Unusual, some_bytes
+from gateway.values.reader import NOTHING, Parts, Reader, Unusual, some_bytes
 from gateway.values.row_readers import RowReaders
 from gateway.values.special import NotRenderable, Special
-from gateway.varint import encode_lsn
+from gateway.varint import CHUNK_BITS, CHUNK_MASK, HIGH, MORE, TWO_CHUNKS_END, encode_long
 from schemas.connect_type import DebeziumOptions
 from schemas.debezium import ConnectColumn, ConnectRelation
 from schemas.framing import frame
@@ -167,8 +167,14 @@ class DebeziumEncoder:
             self._source = source
             self._tail = source.times + self._table + source.transaction
         digits = b"%d" % change_lsn
+        if change_lsn >= TWO_CHUNKS_END:  # `encode_lsn` written out
+            zigzag = change_lsn << 1
+            lsn, lsn_middle = MORE[zigzag & CHUNK_MASK], MORE[zigzag >> CHUNK_BITS & CHUNK_MASK]
+            lsn_end = HIGH[zigzag >> 2 * CHUNK_BITS]
+        else:
+            lsn, lsn_middle, lsn_end = encode_long(change_lsn), NOTHING, NOTHING
         parts += (
-            source.heads[len(digits)], digits, self._tail, encode_lsn(change_lsn), source.end, block, operation, source.written
+            source.heads[len(digits)], digits, self._tail, lsn, lsn_middle, lsn_end, source.end, block, operation, source.written
         )  # fmt: skip
         return b"".join(parts)
 

@@ -182,9 +182,9 @@ class DebeziumMachine(TransactionMachine):
         """The block of one more event; the first one writes BEGIN."""
         transaction.ordinal += 1
         transaction.silent = False
-        counts = self._counts
         if not self._writes_blocks:
             return _NO_BLOCK
+        counts = self._counts
         if not counts.total:
             self._begin_transaction(transaction)
         counts.total += 1
@@ -212,7 +212,9 @@ class DebeziumMachine(TransactionMachine):
         row = position + 5
         relation_oid: int = read_i32_be(data, row - 4)
         relation_oid &= _UNSIGNED
-        version = self._debezium_version(relation_oid)
+        version = self.versions.get(relation_oid)
+        if version is None or self._refused:
+            version = self._debezium_version(relation_oid)
         if not transaction.ordinal & _TICK:
             source.refresh(self._clock_ns())
         kind = data[position]

@@ -120,6 +120,8 @@ def _from_text(type_: ConnectType) -> Encode:
         return forms.unshifted_text(array_from_text(_from_text(type_.element), type_.facts.delimiter))
     if type_.form in forms.FROM_TEXT:
         return forms.FROM_TEXT[type_.form](type_)
+    if type_.form is Form.ZONED_TIMESTAMP and type_.digits == 6:
+        return times.encode_moment_text
     decode, _, encode = _timed(type_)
     return lambda value: encode(decode(value))
 

@@ -233,6 +233,9 @@ def moment_text(digits: int | None) -> Callable[[int], bytes]:
     return encode
 
 
+_of_six_digits: Final = moment_text(6)
+
+
 def encode_duration(interval: tuple[int, int, int]) -> bytes:
     """io.debezium.time.MicroDuration: by the average month, in the floating point arithmetic that Debezium has. Special: the
     infinities."""
@@ -301,11 +304,36 @@ class _Minutes(dict[int, bytes]):
         return encoded
 
 
+class _MinutesOfText(dict[bytes, bytes]):
+    """`yyyy-mm-dd hh:mm:` in UTC -> the same."""
+
+    def __missing__(self, text: bytes) -> bytes:
+        encoded = _minutes[micros_from_text(text + b"00") // _MINUTE_MICROS]
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        self[text] = encoded
+        return encoded
+
+
 _minutes: Final = _Minutes()
+_minutes_of_text: Final = _MinutesOfText()
+_SECOND_TEXTS: Final = frozenset(b"%02d" % second for second in range(60))
 _SECONDS: Final = tuple(b"%02d." % second for second in range(60))
 _THOUSANDS: Final = tuple(b"%03d" % number for number in range(1000))
 _LAST_THOUSANDS: Final = tuple(b"%03dZ" % number for number in range(1000))
 _ZEROS: Final = b"000000Z"
+
+
+def encode_moment_text(value: bytes) -> bytes:
+    """timestamptz in text as ZonedTimestamp of six digits; whatever is not `yyyy-mm-dd hh:mm:ss[.ffffff]+00` goes the general
+    way."""
+    fraction = value[19:-3]
+    if value[-3:] == b"+00" and value[17:19] in _SECOND_TEXTS and value[10:11] == b" ":
+        if not fraction:
+            return _minutes_of_text[value[:17]] + value[17:19] + b".000000Z"
+        if fraction[0] == 46 and fraction[1:].isdigit() and len(fraction) <= 7:
+            return _minutes_of_text[value[:17]] + value[17:19] + fraction.ljust(7, b"0") + b"Z"
+    return _of_six_digits(micros_from_text(value))
 
 
 def read_moment_text(data: bytes, position: int, parts: Parts) -> int:

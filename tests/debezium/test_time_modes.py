@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.values import connect_times
 from gateway.values.connect_codec import connect_codec, encode_text
 from gateway.values.special import Special
 from schemas.connect_type import DebeziumOptions, TimeMode, connect_type
@@ -124,3 +125,42 @@ def test_binary_and_text_make_the_same_bytes(case: tuple[Any, ...], micros: int)
     text = f"{moment:%H:%M:%S.%f}" if name == "time" else f"{moment:%Y-%m-%d %H:%M:%S.%f}"
     assert codec.from_binary is not None
     assert codec.from_binary(micros.to_bytes(8, "big", signed=True)) == codec.from_text(text.encode())
+
+
+@given(
+    st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)),  # noqa: DTZ001 - of UTC, as the strategy wants it
+    st.sampled_from(["+00", "+02", "-07:30", "+05:53:28"]),
+)
+def test_a_timestamptz_is_utc_with_six_digits(local: datetime, offset: str) -> None:
+    """PostgreSQL leaves out the zeros at a fraction's end."""
+    text = f"{local.year:04}-{local:%m-%d %H:%M:%S}"
+    if local.microsecond:
+        text += f".{local.microsecond:06}".rstrip("0")
+    hours, minutes, seconds = (int(part) for part in (*offset[1:].split(":"), "0", "0")[:3])
+    east = timedelta(hours=hours, minutes=minutes, seconds=seconds)
+    utc = local - (-east if offset[0] == "-" else east)
+    wanted = f"{utc.year:04}-{utc:%m-%dT%H:%M:%S}.{utc.microsecond:06}Z"
+    assert zoned(f"{text}{offset}".encode()) == wanted
+
+
+@given(st.data())
+def test_the_short_way_of_a_timestamptz_refuses_what_the_general_one_refuses(data: st.DataObject) -> None:
+    text = bytearray(b"2026-11-23 07:45:25.123456+00")
+    place = data.draw(st.integers(0, len(text) - 1))
+    text[place : place + data.draw(st.integers(0, 2))] = data.draw(
+        st.sampled_from([b"", b"0", b"9", b" ", b".", b"+", b"x0"])
+    )
+    try:
+        wanted = connect_times.moment_text(6)(connect_times.micros_from_text(bytes(text)))
+    except ValueError:
+        with pytest.raises(ValueError, match="timestamp"):
+            connect_times.encode_moment_text(bytes(text))
+    else:
+        assert connect_times.encode_moment_text(bytes(text)) == wanted
+
+
+def zoned(text: bytes) -> str:
+    type_ = connect_type(built_in("timestamptz"), -1, DebeziumOptions())
+    assert type_ is not None
+    assert type_.avro["connect.name"] == "io.debezium.time.ZonedTimestamp"
+    return str(read(type_, encode_text(type_)(text)))

@@ -55,10 +55,14 @@ _LOST = (
     OSError,
 )
 _ROLLED_BACK = (
+    asyncpg.LockNotAvailableError,
     asyncpg.TransactionRollbackError,  # deadlocks
     asyncpg.ConfigurationLimitExceededError,  # too many prepared transactions
     asyncpg.InvalidCachedStatementError,  # a table was altered
 )
+
+_LIMITED_WAITS = {"lock_timeout": "5s"}
+"""A prepared transaction whose worker lost its server keeps its locks until `finish`."""
 
 
 async def create_tables(connection: asyncpg.Connection) -> None:
@@ -148,7 +152,7 @@ class Workload:
             while not self._stopping.is_set():
                 try:
                     if connection is None or connection.is_closed():
-                        connection = await asyncpg.connect(self._dsn, timeout=5)
+                        connection = await asyncpg.connect(self._dsn, timeout=5, server_settings=_LIMITED_WAITS)
                     session = Session(connection, generator)
                     shape = generator.choices(list(self._weights), list(self._weights.values()))[0]
                     if await SHAPES[shape](session):

@@ -84,6 +84,7 @@ def test_a_mirror_equals_the_source_after_each_kind_of_change(
     assert mirrored(spark, tmp_path, accounts) == accounts.rows == {(1,): {"id": 1, "owner": "new", "note": None}}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("mode")
 def test_a_mirror_equals_the_source_after_a_random_workload(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
@@ -172,6 +173,7 @@ def test_a_batch_that_runs_again_changes_nothing(spark: SparkSession, feeder: Fe
     assert pictures.read(spark, str(tmp_path))["public.visits"].count() == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("small_changes", [parts.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_a_new_checkpoint_that_cuts_batches_elsewhere_loses_nothing(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_changes: int

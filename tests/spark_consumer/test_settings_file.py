@@ -52,7 +52,7 @@ def test_a_settings_file_that_is_wrong_says_where(tmp_path: Path, text: str, sai
 
 def test_the_command_line_wins_over_the_settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Any] = []
-    monkeypatch.setattr(cli, "_run", lambda *words, **_: taken.append(words))
+    monkeypatch.setattr(cli, "_run", taken.append)
     (tmp_path / "mirror.toml").write_text(
         'bootstrap_servers = "a:1"\nregistry = "http://r"\npath = "/m"\nprefix = "of_file"\n[options]\nrecordsPerTask = 7\n'
         "noProgressTimeout = 5\n"
@@ -60,7 +60,7 @@ def test_the_command_line_wins_over_the_settings_file(tmp_path: Path, monkeypatc
     words = ["mirror", "--config", str(tmp_path / "mirror.toml"), "--prefix", "told", "--option", "noProgressTimeout=9"]
     found = CliRunner().invoke(cli.app, words)
     assert found.exit_code == 0, found.output
-    given = taken[0][2]
+    given = taken[0].given
     assert (
         given["kafka.bootstrap.servers"] == "a:1" and given["prefix"] == "told" and given["registry.url"] == "http://r"
     )
