@@ -94,19 +94,12 @@ def _json_form(avro: Any, encoded: bytes) -> Any:
 
 def _long(encoded: bytes) -> tuple[int, int]:
     """The number, and how many bytes it takes."""
-    number = shift = 0
-    for at, byte in enumerate(encoded):
-        number |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            return number >> 1 ^ -(number & 1), at + 1
-    raise ValueError("a long without end")
+    size = next(at for at, byte in enumerate(encoded) if byte < 128) + 1
+    number = sum((byte & 127) << 7 * at for at, byte in enumerate(encoded[:size]))
+    return number >> 1 ^ -(number & 1), size
 
 
 def _shortest_float(number: float) -> float:
     """The decimal that a reader of float4 takes for the same number."""
-    for digits in range(1, 10):
-        text = f"{number:.{digits}g}"
-        if struct.pack("<f", float(text)) == struct.pack("<f", number):
-            return float(text)
-    return number
+    candidates = (float(f"{number:.{digits}g}") for digits in range(1, 10))  # 9 digits tell any two float4 apart
+    return next(found for found in candidates if struct.pack("<f", found) == struct.pack("<f", number))

@@ -85,11 +85,10 @@ def transaction_begin(frame: bytes, transaction_id: str, commit_time: int) -> by
 def transaction_end(
     frame: bytes, transaction_id: str, commit_time: int, event_count: int, collections: dict[str, int]
 ) -> bytes:
-    """`collections`: events of each `schema.table`."""
+    """`collections`: events of each `schema.table`; there is one at least."""
     parts = [frame, _text("END"), _text(transaction_id), encode_some_long(event_count), _SOME]
-    if collections:
-        parts.append(encode_long(len(collections)))
-        parts += [_SOME + _text(name) + encode_long(count) for name, count in collections.items()]
+    parts.append(encode_long(len(collections)))
+    parts += [_SOME + _text(name) + encode_long(count) for name, count in collections.items()]
     return b"".join([*parts, _NULL, encode_long(commit_time // 1000)])
 
 

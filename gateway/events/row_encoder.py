@@ -191,11 +191,10 @@ class RowEncoder:
         return self._only_new_slowly(parts[:_FIRST_COLUMN], data, position, end, context, name)
 
     def _new_without_unchanged(self, parts: list[bytes], data: bytes, position: int, end: int) -> tuple[Key, bytes]:
-        """Updates of a table with large values: columns that are UNCHANGED, and nothing else that is unusual."""
+        """Updates of a table with large values: columns that are UNCHANGED, and nothing else that is unusual. The letter and the
+        count of columns were looked at before."""
         unchanged: list[str] = []
         place = position + 3
-        if data[position] != NEW_TUPLE or read_i16_be(data, position + 1) != self._count:
-            raise Unusual
         for index, read in enumerate(self._readers.columns):
             if data[place] == KIND_UNCHANGED and index not in self._tuples.hidden:
                 if self.description.columns[index].identity:

@@ -12,7 +12,7 @@ from gateway.pgoutput.row import TuplePart
 from gateway.pgoutput.tuple_data import column_offset, walk_columns
 from gateway.values.codec import Codec, codec
 from gateway.values.protection import protected_codec
-from gateway.values.reader import AVRO_NULL, Unusual, some_bytes
+from gateway.values.reader import AVRO_NULL, some_bytes
 from gateway.values.row_readers import RowReaders
 from gateway.values.special import NotRenderable, Special, special_text
 from schemas.column_type import ColumnType, key_type, value_type
@@ -100,9 +100,8 @@ class TupleCodec:
                 key.append(each.from_text(data[start:end]))
             elif kind != KIND_BINARY:
                 key.append(AVRO_NULL)
-            elif each.from_binary is None:
-                raise Unusual
             else:
+                assert each.from_binary is not None  # the column itself was read in binary
                 key.append(each.from_binary(data[start:end]))
         return key
 

@@ -200,11 +200,15 @@ def check_brokers(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Findin
 
 
 def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    """Of a setting that is not ours to see nothing is said."""
     config, brokers = facts.config, facts.broker_count
     factor = expected.replication_factor
     source = "kafka.replication_factor"
     if factor < 0:
-        factor, source = _number(config, "default.replication.factor") or 1, "default.replication.factor"
+        of_brokers, source = _number(config, "default.replication.factor"), "default.replication.factor"
+        if of_brokers is None:
+            return
+        factor = of_brokers
     if factor > brokers:
         yield RetrySlowly(
             f"{source} is {factor}, but there are {brokers} brokers",
@@ -216,14 +220,14 @@ def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
             "confirmed to PostgreSQL may be lost with one disk",
             f"set kafka.replication_factor = {min(brokers, 3)} before the first start",
         )
-    least = _number(config, "min.insync.replicas") or 1
-    if least > factor:
+    least = _number(config, "min.insync.replicas")
+    if least is not None and least > factor:
         yield RetrySlowly(
             f"min.insync.replicas is {least}, but new topics have {factor} replicas: no record would ever be "
             "acknowledged",
             hint=f"set kafka.replication_factor = {least} or more",
         )
-    elif factor >= 3 and least < 2:
+    elif least is not None and factor >= 3 and least < 2:
         yield OperatorWarning(
             "min.insync.replicas is 1: a record is acknowledged when a single broker has it",
             "kafka-configs.sh --alter --entity-type brokers --entity-default --add-config min.insync.replicas=2",

@@ -152,8 +152,10 @@ class DebeziumMachine(TransactionMachine):
         )  # fmt: skip
 
     def _origin(self, message: Origin, change_lsn: int) -> None:
+        """Also amid rows, as the protocol allows."""
         super()._origin(message, change_lsn)
-        self._source = self._source_of(self._demand_transaction("Origin"))
+        source = self._source = self._source_of(self._demand_transaction("Origin"))
+        source.refresh(self._clock_ns())
 
     def _finish(
         self, transaction: Transaction, kind: str, marker_lsn: int, end_lsn: int, time: int, gid: str | None = None

@@ -132,8 +132,7 @@ def _from_binary(type_: ConnectType, from_text: Encode, render: Render) -> Encod
     if type_.form is Form.ARRAY:
         assert type_.element is not None and type_.facts.element is not None
         element = _codec(type_.element).from_binary
-        if element is None:
-            return None
+        assert element is not None  # what is rendered, is read
         return forms.unshifted_binary(array_from_binary(element, type_.facts.element.oid))
     if type_.form in forms.FROM_TEXT:
         return lambda value: from_text(render(value))
@@ -146,28 +145,25 @@ Timed = tuple[Callable[[bytes], Any], Callable[[bytes], Any], Callable[[Any], by
 
 
 def _timed(type_: ConnectType) -> Timed:
-    match type_.form:
-        case Form.DAYS:
-            return times.days_from_text, times.days_from_binary, times.encode_days
-        case Form.DATE_TEXT:
-            return times.days_from_text, times.days_from_binary, times.encode_day_text
-        case Form.TIME:
-            return times.clock_from_text, times.clock_from_binary, times.clock_in(type_.per_second)
-        case Form.TIME_TEXT:
-            return times.clock_from_text, times.clock_from_binary, times.encode_clock_text
-        case Form.TIMESTAMP:
-            return times.micros_from_text, times.micros_from_binary, times.moment_in(type_.per_second)
-        case Form.TIMESTAMP_TEXT:
-            return times.micros_from_text, times.micros_from_binary, times.moment_text(None)
-        case Form.ZONED_TIMESTAMP:
-            return times.micros_from_text, times.micros_from_binary, times.moment_text(type_.digits)
-        case Form.ZONED_TIME:
-            return times.zoned_clock_from_text, times.zoned_clock_from_binary, times.encode_clock_text
-        case Form.DURATION:
-            return times.interval_from_text, times.interval_from_binary, times.encode_duration
-        case Form.DURATION_TEXT:
-            return times.interval_from_text, times.interval_from_binary, times.encode_duration_text
-    raise AssertionError(type_.form)
+    return _TIMED[type_.form](type_)
+
+
+_DAYS: Final = (times.days_from_text, times.days_from_binary)
+_CLOCK: Final = (times.clock_from_text, times.clock_from_binary)
+_MOMENT: Final = (times.micros_from_text, times.micros_from_binary)
+_INTERVAL: Final = (times.interval_from_text, times.interval_from_binary)
+_TIMED: Final[dict[Form, Callable[[ConnectType], Timed]]] = {
+    Form.DAYS: lambda _: (*_DAYS, times.encode_days),
+    Form.DATE_TEXT: lambda _: (*_DAYS, times.encode_day_text),
+    Form.TIME: lambda type_: (*_CLOCK, times.clock_in(type_.per_second)),
+    Form.TIME_TEXT: lambda _: (*_CLOCK, times.encode_clock_text),
+    Form.TIMESTAMP: lambda type_: (*_MOMENT, times.moment_in(type_.per_second)),
+    Form.TIMESTAMP_TEXT: lambda _: (*_MOMENT, times.moment_text(None)),
+    Form.ZONED_TIMESTAMP: lambda type_: (*_MOMENT, times.moment_text(type_.digits)),
+    Form.ZONED_TIME: lambda _: (times.zoned_clock_from_text, times.zoned_clock_from_binary, times.encode_clock_text),
+    Form.DURATION: lambda _: (*_INTERVAL, times.encode_duration),
+    Form.DURATION_TEXT: lambda _: (*_INTERVAL, times.encode_duration_text),
+}
 
 
 def _read_binary(type_: ConnectType, from_binary: Encode | None) -> Reader:

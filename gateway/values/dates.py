@@ -152,9 +152,8 @@ def read_timestamptz_text(data: bytes, position: int, parts: Parts) -> int:
             parts += (timestamptz_from_text(data[start:end]), NOTHING, NOTHING)
             return end
         fraction = data[start + 19 : end - 3]
-        if fraction and (fraction[0] != 46 or not fraction[1:].isdigit()):
-            parts += (timestamptz_from_text(data[start:end]), NOTHING, NOTHING)
-            return end
+        if fraction and (fraction[0] != 46 or not fraction[1:].isdigit()):  # as in timestamp_from_text
+            raise Special
         try:
             micros = _minutes[data[start : start + 17]] + _SECONDS[data[start + 17 : start + 19]]
         except KeyError:

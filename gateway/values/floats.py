@@ -73,11 +73,8 @@ def render_float4(value: bytes) -> bytes:
     unlike_numbers = _NOT_FINITE.get(repr(number))
     if unlike_numbers is not None:
         return unlike_numbers
-    for precision in range(9):
-        shortest = f"{number:.{precision}e}"
-        if _is_this_float4(shortest, number):
-            break
-    digits, exponent = _split(shortest)
+    texts = (f"{number:.{precision}e}" for precision in range(9))  # 9 digits tell any two float4 apart
+    digits, exponent = _split(next(text for text in texts if _is_this_float4(text, number)))
     return _layout(number, digits, exponent, 6)
 
 
@@ -106,11 +103,8 @@ def _is_half_way(text: str, number: float) -> bool:
 
 
 def _digits_inside(number: float, digit_count: int) -> tuple[str, int]:
-    for count in range(digit_count, 18):
-        text = f"{number:.{count - 1}e}"
-        if float(text) == number and not _is_half_way(text, number):
-            return _split(text)
-    raise AssertionError("17 digits always tell two doubles apart")
+    texts = (f"{number:.{count - 1}e}" for count in range(digit_count, 18))  # 17 digits tell any two doubles apart
+    return _split(next(text for text in texts if float(text) == number and not _is_half_way(text, number)))
 
 
 def _split(text: str) -> tuple[str, int]:

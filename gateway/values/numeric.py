@@ -12,7 +12,7 @@ from librt.strings import read_i16_be, read_i32_be, read_i64_be
 
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL
 from gateway.values.reader import AVRO_NULL, UNSIGNED, Encode, Parts, Reader, Unusual
-from gateway.values.special import Special
+from gateway.values.special import NotRenderable, Special
 from gateway.varint import SOME_SMALL
 
 _HEADER = struct.Struct("!HhHH").unpack_from
@@ -141,6 +141,8 @@ def render_numeric(value: bytes) -> bytes:
     count, weight, sign, dscale = _HEADER(value)
     if sign in _NOT_A_NUMBER:
         return _NOT_A_NUMBER[sign]
+    if sign not in (0, _NEGATIVE):
+        raise NotRenderable("sign of a numeric")
     digits = b"".join(b"%04d" % digit for digit in struct.unpack_from(f"!{count}H", value, 8))
     integer_digits = (weight + 1) * 4
     if integer_digits <= 0:

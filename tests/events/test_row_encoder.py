@@ -16,6 +16,7 @@ from gateway.events.context import Context
 from gateway.events.errors import KeyNotSent, UnknownBinary, UnreadableValue
 from gateway.events.row_encoder import RowEncoder
 from gateway.pgoutput import UNCHANGED, Binary, PgOutputError, Text, TupleValue
+from gateway.varint import encode_long
 from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from schemas.framing import frame
 from schemas.relation import change_schema, key_schema
@@ -422,6 +423,70 @@ def test_bytes_after_a_row_are_refused(operation: str, rubbish: bytes) -> None:
 def test_a_tuple_with_another_number_of_columns_is_refused(count: int) -> None:
     with pytest.raises(PgOutputError, match=f"number of columns of the new tuple at byte 6: expected 7, got {count}"):
         encode(encoder_of(relation()), "insert", new((None,) * count))
+
+
+def test_bytes_after_a_row_with_an_unchanged_value_are_refused() -> None:
+    for binary in (False, True):
+        row = wire_row(EVERYDAY, (1, *(None,) * 6), binary=binary)
+        encoder = encoder_of(relation())
+        encode(encoder, "insert", new(row))
+        with pytest.raises(PgOutputError):
+            encode(encoder, "update", new((*row[:3], UNCHANGED, *row[4:])) + b"n")
+
+
+@pytest.mark.parametrize("operation", ["update", "delete"])
+def test_an_old_tuple_with_another_number_of_columns_is_refused(operation: str) -> None:
+    description = relation((INT8, INT4), (0, 1), ReplicaIdentity.FULL)
+    after = new((None,) * 2) if operation == "update" else b""
+    with pytest.raises(PgOutputError, match="number of columns of the old tuple"):
+        encode(encoder_of(description), operation, old((None,)) + after)
+
+
+@pytest.mark.parametrize("identity", [(), (0,), (1, 0), (5, 2), (4, 0)])
+@given(data=st.data())
+def test_a_copied_row_is_what_an_insert_of_it_would_be(identity: tuple[int, ...], data: st.DataObject) -> None:
+    description = relation(EVERYDAY, identity)
+    values = data.draw(rows(EVERYDAY))
+    forms = data.draw(st.lists(st.booleans(), min_size=7, max_size=7))
+    texts, binaries = (wire_row(EVERYDAY, values, binary=binary) for binary in (False, True))
+    row = tuple(two if form else one for one, two, form in zip(texts, binaries, forms, strict=True))
+    encoder = encoder_of(description).of_copies(forms)
+    copied = new(row)
+    key, tail = encoder.copied(copied + b"n", len(copied))
+    head = encoder.read_head + CONTEXT.identity + encode_long(CHANGE_LSN) + encode_long(ORDINAL) + CONTEXT.commit
+    expected_key, expected, _ = encode(encoder_of(description), "insert", new(binaries))
+    told, meant = event(description, head + tail), event(description, expected)
+    assert (told.pop("op"), meant.pop("op")) == ("READ", "INSERT")
+    assert told == meant and key == expected_key
+    with pytest.raises(PgOutputError):
+        encoder.copied(copied + b"n", len(copied) + 1)
+
+
+def test_a_special_value_in_a_copied_row_stays_special() -> None:
+    description = relation((INT8, DATE))
+    encoder = encoder_of(description).of_copies([False, False])
+    copied = new((Text(b"1"), Text(b"infinity")))
+    _, tail = encoder.copied(copied + b"n", len(copied))
+    head = encoder.read_head + CONTEXT.identity + encode_long(CHANGE_LSN) + encode_long(ORDINAL) + CONTEXT.commit
+    told = event(description, head + tail)
+    assert (told["after"], told["special"]) == ({"c0": 1, "c1": None}, {"c1": "infinity"})
+
+
+@pytest.mark.parametrize("operation", ["insert", "update"])
+def test_a_special_value_that_has_no_text_is_asked_for_in_text(operation: str) -> None:
+    """A numeric of an unknown sign: neither a decimal, nor one of the values that PostgreSQL has beside them."""
+    kinds = (INT8, NUMERIC)
+    row = (Binary(struct.pack("!q", 1)), Binary(struct.pack("!HhHHH", 1, 0, 0x1234, 0, 7)))
+    for description in (relation(kinds), relation(kinds, (0, 1))):
+        with pytest.raises(UnknownBinary, match="column c1"):
+            encode(encoder_of(description), operation, new(row))
+
+
+def test_null_in_an_identity_column_that_may_be_special_is_null_in_the_key() -> None:
+    description = relation((NUMERIC, INT4), (0, 1), ReplicaIdentity.FULL)
+    for binary in (False, True):
+        key, _, _ = encode(encoder_of(description), "insert", new(wire_row((NUMERIC, INT4), (None, 5), binary=binary)))
+        assert key_event(description, key) == {"c0": None, "c1": 5}
 
 
 @given(

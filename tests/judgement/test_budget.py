@@ -44,6 +44,11 @@ def test_only_the_slot_whose_position_was_read_is_moved(facts: Facts) -> None:
     assert release_to(facts, ACTIVE, None, 1) is None
 
 
+def test_the_gap_names_the_setting_and_where_it_ends() -> None:
+    reason = Released(Lsn(16), Lsn(32)).reason
+    assert "source.wal_budget_bytes" in reason and "before 0/20 was released" in reason
+
+
 def test_without_a_position_nothing_is_moved() -> None:
     assert release_to(held(restart=900, confirmed=1000), None, None, 1) is None
 

@@ -57,6 +57,12 @@ def test_what_is_as_it_must_be_has_no_findings() -> None:
         (with_slot(database="other"), EXPECTED, StopForOperator, "belongs to database other"),
         (with_slot(temporary=True), EXPECTED, StopForOperator, "temporary"),
         (with_slot(active_pid=99), EXPECTED, Retry, "in use by process 99"),
+        (
+            replace(with_server(in_recovery=True), slot=replace(SLOT, synced=True)),
+            EXPECTED,
+            RetrySlowly,
+            "after a promotion",
+        ),
         (replace(FACTS, publications={}), EXPECTED, RetrySlowly, "publication p does not exist"),
         (
             replace(
@@ -124,6 +130,17 @@ def test_missing_identity_matters_only_where_it_is_needed(
     relation = replace(ORDERS, replica_identity=identity, identity_columns=columns)
     report = check_without_position(with_publication(actions=actions, relations=(relation,)), EXPECTED)
     assert bool(report.warnings) == ("delete" in actions and identity != "FULL" and not columns)
+
+
+@pytest.mark.parametrize(
+    ("version", "said"), [(180000, "publish_generated_columns = stored"), (170000, "do not identify")]
+)
+def test_a_key_of_which_a_generated_part_is_not_sent_is_no_key(version: int, said: str) -> None:
+    relation = replace(ORDERS, identity_columns=("id", "made"), generated_identity=("made",))
+    facts = with_publication(relations=(relation,))
+    report = check_without_position(replace(facts, server=replace(SERVER, version_num=version)), EXPECTED)
+    (warning,) = report.warnings
+    assert report.errors == () and said in warning.message + warning.hint and "shop.orders" in warning.message
 
 
 def test_many_tables_are_counted_rather_than_listed() -> None:

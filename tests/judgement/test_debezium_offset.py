@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.judgement.debezium_offset import DebeziumOffset, read_offset
+from gateway.judgement.debezium_offset import DebeziumOffset, load_offset, read_offset
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
 
@@ -17,7 +18,7 @@ INSERT = {"transaction_id": None, "lsn_proc": 900, "messageType": "INSERT", "lsn
 READ = DebeziumOffset(Lsn(950), Lsn(900), 77)
 
 
-def serialized(entries: list[tuple[bytes, bytes | None]]) -> bytes:
+def serialized(entries: list[tuple[bytes | None, bytes | None]]) -> bytes:
     """As ObjectOutputStream writes a HashMap of byte arrays."""
     head = bytes.fromhex(
         "aced0005737200116a6176612e7574696c2e486173684d61700507dac1c31660d103000246000a6c6f6164466163746f724900097468726573686f6c64"
@@ -78,6 +79,21 @@ def test_what_the_offset_stands_for(change: dict[str, Any], wanted: DebeziumOffs
 def test_what_is_no_offset_is_refused(content: bytes) -> None:
     with pytest.raises(StopForOperator, match="not an offset of a Debezium connector"):
         read_offset(content, "shop")
+
+
+def test_an_offset_is_read_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "offsets.dat"
+    with pytest.raises(StopForOperator, match="No such file"):
+        load_offset(file, "shop")
+    file.write_bytes(serialized([(key("shop"), json.dumps(INSERT).encode())]))
+    assert load_offset(file, "shop") == READ
+
+
+def test_an_entry_without_a_key_is_of_nobody() -> None:
+    whole = serialized([(None, b"{}"), (key("shop"), json.dumps(INSERT).encode())])
+    assert read_offset(whole, "shop") == READ
+    with pytest.raises(StopForOperator, match="bytes left over|not an offset"):
+        read_offset(whole + b"x", "shop")
 
 
 @given(st.data())

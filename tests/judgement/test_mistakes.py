@@ -145,6 +145,10 @@ def published(relation: Any) -> World:
     return World(facts=with_publication(relations=(relation,)))
 
 
+def for_an_hour(topic: TopicFacts) -> TopicFacts:
+    return replace(topic, config={**topic.config, "retention.ms": "3600000"})
+
+
 STOP, SLOW, WARN = StopForOperator, RetrySlowly, OperatorWarning
 MISTAKES: list[tuple[str, World, type, str, str]] = [
     # the server
@@ -375,6 +379,27 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "requests of at most 1000000 bytes",
         "socket.request.max.bytes",
     ),
+    (
+        "replicas by the brokers' default",
+        broker(2, wanted(replication_factor=-1), transaction_state_log_replication_factor="2"),
+        SLOW,
+        "default.replication.factor is 3, but there are 2 brokers",
+        "kafka.replication_factor = 2",
+    ),
+    (
+        "retention that is asked for",
+        broker(setting=wanted(retention_ms=3_600_000)),
+        WARN,
+        "new topics keep records for 1 h",
+        "kafka.retention_ms",
+    ),
+    (
+        "retention of both",
+        World(brokers=replace(BROKERS, topics={name: for_an_hour(topic) for name, topic in TOPICS.items()})),
+        WARN,
+        "topic cdc.shop.orders keeps records for 1 h: a mirror",
+        "--add-config retention.ms=-1",
+    ),
     ("unclean", broker(unclean_leader_election_enable="true"), WARN, "unclean.leader.election.enable", "=false"),
     ("retention of new topics", broker(log_retention_hours="24"), WARN, "keep records for 24 h", "kafka.retention_ms"),
     # the topics
@@ -500,6 +525,20 @@ def test_a_mistake_is_named_with_its_remedy_and_nothing_else_is(
 
 def test_there_are_many() -> None:
     assert len(MISTAKES) >= 45 and len({name for name, *_ in MISTAKES}) == len(MISTAKES)
+
+
+def test_a_new_cluster_whose_configuration_is_not_ours_to_see_has_no_findings() -> None:
+    assert World(brokers=KafkaFacts(3, {}, {})).findings() == []
+    assert World(brokers=KafkaFacts(3, {}, {}), wanted=wanted(replication_factor=-1)).findings() == []
+    (found,) = World(brokers=KafkaFacts(2, {}, {})).findings()
+    assert "kafka.replication_factor is 3, but there are 2 brokers" in found.message
+    longer = {
+        name: replace(topic, config={**topic.config, "retention.ms": days})
+        for (name, topic), days in zip(TOPICS.items(), ("-1", str(5 * 86_400_000), str(9 * 86_400_000)), strict=True)
+    }
+    assert World(brokers=replace(BROKERS, topics=longer)).findings() == []
+    unseen = replace(TOPICS["cdc.shop.orders"], config={})
+    assert World(brokers=KafkaFacts(3, CONFIG, {unseen.name: unseen})).findings() == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from gateway.judgement.facts import Facts, Stored
 from gateway.judgement.repair import accept_gap, adopt, adopt_from_debezium, readmit, skip
 from gateway.judgement.start import CreateSlot, DropSlot, FenceFormer, Record, Step, Steps
 from gateway.lsn import Lsn
-from gateway.operate.errors import Retry, StopForOperator
+from gateway.operate.errors import Retry, RetrySlowly, StopForOperator
 from gateway.transactions.position import Gap, Position
 from gateway.transactions.transaction import Prepared, Quarantined
 from tests.judgement.facts import ACTIVE, EXPECTED, FACTS, FRESH, STORED, with_server, with_slot, without_slot
@@ -56,8 +56,9 @@ def test_readmit_takes_out_one_table_and_says_so_in_a_marker() -> None:
 
 
 def test_a_gap_is_accepted_only_where_there_is_one() -> None:
-    with pytest.raises(StopForOperator, match="has everything that committed after"):
-        done(accept_gap(fresh, EXPECTED))
+    for facts in (FACTS, with_slot(wal_status="unreserved")):
+        with pytest.raises(StopForOperator, match="has everything that committed after"):
+            done(accept_gap(fresh, EXPECTED), facts)
 
 
 def test_a_slot_that_is_gone_is_created_and_one_that_is_lost_is_dropped_before() -> None:
@@ -89,6 +90,16 @@ def test_a_release_is_recorded_where_the_slot_was_moved_on_and_nowhere_else() ->
         assert recorded(facts) == (ACTIVE, [])
 
 
+def test_a_repair_needs_the_gateways_own_position() -> None:
+    for known, said in (
+        (Stored({}, marker_topic_used=False), "no position is stored for slot s"),
+        (stored(FRESH), "no position is stored"),  # only an intent
+        (stored(replace(ACTIVE, prefix="other")), "writes to the prefix 'other'"),
+    ):
+        with pytest.raises(StopForOperator, match=said):
+            done(skip(fresh, Lsn(1600)), known=known)
+
+
 def test_everything_before_now_is_given_up_only_on_demand() -> None:
     position, steps = done(accept_gap(fresh, EXPECTED, until_now=True))
     assert position.resume_lsn == 1900
@@ -98,10 +109,13 @@ def test_everything_before_now_is_given_up_only_on_demand() -> None:
 def test_what_a_marker_cannot_repair_is_refused() -> None:
     for facts, known, said in (
         (without_slot(), replace(STORED, marker_topic_used=False), "was deleted and created again"),
+        (with_slot(plugin="wal2json"), STORED, "wal2json"),
         (with_server(flush_lsn=Lsn(1200)), STORED, "would repeat"),
     ):
         with pytest.raises(StopForOperator, match=said):
             done(accept_gap(fresh, EXPECTED, until_now=True), facts, known)
+    with pytest.raises(RetrySlowly, match="is a standby"):
+        done(accept_gap(fresh, EXPECTED, until_now=True), with_server(in_recovery=True))
     with pytest.raises(Retry, match="in use by process"):
         done(accept_gap(fresh, EXPECTED, until_now=True), with_slot(active_pid=77))
 
@@ -121,6 +135,8 @@ def test_another_server_is_not_adopted() -> None:
     for facts, known, said in (
         (without_slot(), stored(former), "has no slot"),
         (with_slot(confirmed_flush_lsn=Lsn(1400)), stored(former), "is not an upgrade of that one"),
+        (with_server(version_num=160000), stored(former), "from PostgreSQL 17 on"),
+        (FACTS, stored(replace(former, prefix="other")), "prefix 'other'"),
         (FACTS, Stored({former.key: former, ACTIVE.key: ACTIVE}, marker_topic_used=True), "already has a position"),
         (FACTS, STORED, "no position is stored"),
     ):

@@ -76,6 +76,11 @@ def test_a_crash_between_slot_and_epoch_goes_on_from_the_slot() -> None:
     assert kinds(steps)[-3:] == [Look, Identify, BeginEpoch]
 
 
+def test_a_slot_that_another_process_is_creating_is_waited_for() -> None:
+    with pytest.raises(Retry, match="is being created"):
+        started(with_slot(confirmed_flush_lsn=None), INTENT_STORED)
+
+
 def test_a_slot_without_a_position_is_adopted_only_on_demand() -> None:
     with pytest.raises(StopForOperator, match="how far it was read is unknown"):
         started(FACTS, NOTHING_STORED)
@@ -87,6 +92,17 @@ def test_a_slot_without_a_position_is_adopted_only_on_demand() -> None:
 def test_a_prefix_of_another_slot_is_refused(other: Position) -> None:
     with pytest.raises(StopForOperator, match="belongs to slot"):
         started(without_slot(), Stored({other.key: other}, marker_topic_used=True))
+
+
+def test_an_upgraded_server_is_told_how_to_take_over() -> None:
+    former = replace(ACTIVE, system_identifier="17")
+    stored = Stored({former.key: former}, marker_topic_used=True)
+    with pytest.raises(StopForOperator, match="belongs to slot") as caught:
+        started(with_slot(confirmed_flush_lsn=Lsn(1700)), stored)
+    assert "walgate adopt --from-system 17" in caught.value.hint
+    with pytest.raises(StopForOperator, match="belongs to slot") as caught:
+        started(without_slot(), stored)
+    assert "adopt" not in caught.value.hint
 
 
 def test_a_slot_keeps_its_prefix() -> None:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.events.manifest import Manifest
+from gateway.events.manifest import ExcludedRelation, Manifest
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
-from gateway.transactions.position import Position, decode_position, encode_position
-from gateway.transactions.transaction import Prepared
+from gateway.transactions.position import Gap, Position, decode_position, encode_position
+from gateway.transactions.transaction import Prepared, Quarantined
 from schemas.framing import FRAME_BYTES, frame
 from schemas.records import POSITION
 
@@ -25,6 +25,7 @@ MANIFESTS = st.builds(
     st.lists(LONGS, max_size=4),
     st.lists(st.integers(0, 2**31 - 1), max_size=4),
     st.dictionaries(st.tuples(TEXTS, st.integers(0, 100)), st.lists(RANGES, min_size=1, max_size=3), max_size=3),
+    excluded=st.lists(st.builds(ExcludedRelation, LONGS, TEXTS, TEXTS, TEXTS, TEXTS, LONGS), max_size=2),
 )
 LSNS = LONGS.map(Lsn)
 PREPARED = st.builds(Prepared, TEXTS, LONGS, LSNS, st.none() | TEXTS, MANIFESTS)
@@ -42,6 +43,11 @@ POSITIONS = st.builds(
     resume_lsn=LSNS,
     last_commit_lsn=LSNS,
     prepared=st.lists(PREPARED, max_size=3).map(tuple),
+    skip_lsn=LSNS,
+    quarantined=st.lists(st.builds(Quarantined, LONGS, TEXTS, TEXTS, TEXTS, TEXTS, LSNS), max_size=2).map(tuple),
+    gap=st.none() | st.builds(Gap, LSNS, LSNS, TEXTS),
+    written_xid=LONGS,
+    written_lsn=LSNS,
 )
 
 

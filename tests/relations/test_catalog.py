@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from gateway.relations.catalog import PRIMARY_KEY_QUERY, TYPES_QUERY, read_types, unknown_type
+from gateway.relations.catalog import PRIMARY_KEY_QUERY, TYPES_QUERY, read_key, read_types, unknown_type
 from schemas.description import Kind, TypeFacts
 from tests.conftest import Database
-
-pytestmark = pytest.mark.integration
 
 TYPES = """
 CREATE EXTENSION citext;
@@ -79,9 +77,22 @@ async def check_the_rest(connection: asyncpg.Connection) -> None:
     assert await connection.fetch(PRIMARY_KEY_QUERY, 999_999) == []
 
 
+@pytest.mark.integration
 async def test_facts_of_the_newest_server(database: Database) -> None:
     await check_facts(database)
 
 
+@pytest.mark.integration
 async def test_facts_of_the_oldest_server(database_oldest: Database) -> None:
     await check_facts(database_oldest)
+
+
+def test_a_part_that_was_dropped_while_the_catalog_was_read_is_unknown() -> None:
+    of_array = (20001, "public", "_gone", "A", True, ",", 20000, -1, "", (), (), (), ())
+    found = read_types([of_array])[20001]
+    assert found.kind is Kind.ARRAY and found.element == unknown_type(20000)
+
+
+def test_the_key_is_the_first_index_that_is_listed() -> None:
+    assert read_key([("t_pkey", "b"), ("t_pkey", "a"), ("t_other", "c")]) == ["b", "a"]
+    assert read_key([]) == []

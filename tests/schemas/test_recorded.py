@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from schemas.description import Attribute, Kind, TypeFacts
-from schemas.recorded import recorded_key, recorded_oid, recorded_types
+from schemas.recorded import recorded_key, recorded_oid, recorded_relation, recorded_types
 from schemas.relation import change_schema
 from tests.schemas.relations import array_of, built_in, column, numeric_typmod, relation
 
@@ -33,6 +33,19 @@ def test_the_key_comes_back_by_its_true_names() -> None:
     assert recorded_oid(schema) == 4711
 
 
+def test_the_relation_comes_back_by_its_true_name() -> None:
+    schema = change_schema(relation(column("a", "int4"), name="odd name"), "cdc")
+    assert recorded_relation(schema) == ("public", "odd name")
+
+
+def test_a_field_that_has_no_type_recorded_is_passed_over() -> None:
+    schema = json.loads(json.dumps(change_schema(relation(column("a", "int4"), column("b", "text")), "cdc")))
+    (before,) = (field for field in schema["fields"] if field["name"] == "before")
+    del before["type"][1]["fields"][0]["pg.type"]
+    assert set(recorded_types(schema)) == {built_in("text").oid}
+
+
 def test_a_schema_of_somebody_else_records_nothing() -> None:
     schema = {"type": "record", "name": "Other", "fields": [{"name": "x", "type": "int"}]}
     assert (recorded_types(schema), recorded_key(schema), recorded_oid(schema)) == ({}, [], None)
+    assert recorded_relation(schema) is None

@@ -105,6 +105,8 @@ class Stream:
             last_commit_lsn=start.get("last_commit_lsn", 0),
             prepared=start.get("prepared", ()),
             messages=topic,
+            quarantined=start.get("quarantined", ()),
+            skip_lsn=start.get("skip_lsn", 0),
         )
         self.lsn = start.get("resume_lsn", 0)
         self.announce()

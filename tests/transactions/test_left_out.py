@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 
 from gateway.events.manifest import ExcludedRelation
 from gateway.lsn import Lsn
+from gateway.names import HEARTBEAT_PREFIX
 from gateway.operate.errors import StopForOperator
 from gateway.pgoutput import (
     Begin,
@@ -22,7 +24,7 @@ from gateway.pgoutput import (
     StreamStop,
 )
 from gateway.transactions.machine import RolledBackMessages
-from gateway.transactions.transaction import LeftOutMessage
+from gateway.transactions.transaction import CHUNK_PREFIX, COMMAND_PREFIX, LeftOutMessage, MessageTopic
 from tests.transactions.stream import RELATION_OID, Stream
 
 TIME = 1_700_000_000_000_000
@@ -135,6 +137,23 @@ def test_only_messages_with_a_prefix_of_the_list_are_published() -> None:
     stream.receive(Commit(0, Lsn(2000), Lsn(2040), TIME))
     assert [event.ordinal for event in stream.messages.events] == [0]
     assert stream.kinds() == ["BEGIN", "COMMIT"]
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "heartbeats_only", "taken"),
+    [
+        ((), False, {"any"}),
+        (("any", HEARTBEAT_PREFIX), False, {"any", HEARTBEAT_PREFIX}),
+        ((CHUNK_PREFIX,), False, set()),
+        (("any",), True, set()),
+    ],
+)
+def test_what_gateways_tell_each_other_is_never_published(
+    prefixes: tuple[str, ...], heartbeats_only: bool, taken: set[str]
+) -> None:
+    never: Any = None
+    topic = MessageTopic("cdc.message", 1, never, never, never, frozenset(prefixes), heartbeats_only)
+    assert {name for name in ("any", HEARTBEAT_PREFIX, CHUNK_PREFIX, COMMAND_PREFIX) if topic.takes(name)} == taken
 
 
 def test_messages_that_are_not_published_are_in_no_doubt() -> None:

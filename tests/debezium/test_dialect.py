@@ -1,0 +1,531 @@
+"""The dialect without a server: options, what is refused, and the two wire forms. What each field holds is Debezium's own word
+(test_recordings.py)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, Final
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.events.debezium_defaults import with_defaults
+from gateway.events.debezium_encoder import DebeziumEncoder
+from gateway.events.debezium_source import SourceNames
+from gateway.events.errors import KeyNotSent, NeedsOptional, UnknownBinary, UnreadableValue
+from gateway.lsn import Lsn
+from gateway.names import HEARTBEAT_PREFIX
+from gateway.operate.errors import StopForOperator
+from gateway.pgoutput import (
+    UNCHANGED,
+    Begin,
+    BeginPrepare,
+    Binary,
+    Commit,
+    Message,
+    Origin,
+    PgOutputError,
+    StreamStart,
+    Text,
+    Truncate,
+)
+from gateway.transactions.debezium import DebeziumMachine, DebeziumTopics, DebeziumVersion
+from gateway.transactions.machine import OutOfOrder
+from gateway.transactions.transaction import CHUNK_PREFIX, LeftOutMessage, MessageTopic
+from schemas.connect_type import DebeziumOptions
+from schemas.debezium import (
+    MESSAGE_KEY,
+    TRANSACTION_KEY,
+    TRANSACTION_VALUE,
+    CatalogColumn,
+    NameCollision,
+    connect_relation,
+    debezium_topic,
+    envelope_schema,
+    key_schema,
+    message_schema,
+)
+from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.framing import frame
+from tests.debezium.encoded import Outlet, Record, Schemas, without_times
+from tests.events.rows import ALL, EVERYDAY, ColumnKind, relation, rows, wire_row
+from tests.pgoutput.writer import write, write_tuple_data
+
+TOPIC: Final = "d.public.shop_orders"
+OID: Final = 16400
+TIME: Final = 1_700_000_000_000_000
+
+
+class SmallOutlet(Outlet):
+    """Takes no logical message, and no row that is too large to be held."""
+
+    def offer_hashed(self, key: bytes, value: bytes) -> bool:
+        return False
+
+    def too_large(self, what: str, size: int) -> StopForOperator:
+        return StopForOperator(f"{self.topic} {what}")
+
+
+class Dialect:
+    """A machine with one relation, and what it writes."""
+
+    def __init__(
+        self,
+        options: DebeziumOptions | None = None,
+        description: RelationDescription | None = None,
+        required: tuple[int, ...] = (0,),
+        outlet: type[Outlet] = Outlet,
+        skip_lsn: int = 0,
+        written: tuple[int, int] = (0, 0),
+    ) -> None:
+        options = options or DebeziumOptions()
+        description = description or relation()
+        self.schemas, self.records = Schemas(), list[tuple[str, bytes | None, bytes | None]]()
+        self.reasons: list[tuple[str, str, str]] = []
+        self.left_out: list[LeftOutMessage] = []
+        catalog = [CatalogColumn(c.name, at in required) for at, c in enumerate(description.columns)]
+        key = [column.name for column in description.identity_columns]
+        connect = connect_relation(description, catalog, key, options)
+        connect = with_defaults(connect, catalog)
+        frames = [
+            frame(self.schemas.register(each))
+            for each in (MESSAGE_KEY, message_schema(options), TRANSACTION_KEY, TRANSACTION_VALUE)
+        ]
+        never: Any = None
+        self.messages = outlet("d.message", self.records)
+        topics = DebeziumTopics(
+            self.messages, frames[0], frames[1], Outlet("d.transaction", self.records), frames[2], frames[3]
+        )
+        self.machine = DebeziumMachine(
+            epoch=1,
+            resume_lsn=0,
+            last_commit_lsn=0,
+            prepared=(),
+            messages=MessageTopic("d.message", 0, never, never, self.left_out.append),
+            names=SourceNames("0", "d", "db"),
+            topics=topics,
+            options=options,
+            clock_ns=lambda: 5,
+            skip_lsn=skip_lsn,
+            written=written,
+        )
+        value_schema, of_key = envelope_schema(connect, TOPIC), key_schema(connect, TOPIC)
+        key_id = None if of_key is None else self.schemas.register(of_key)
+        value_id = self.schemas.register(value_schema)
+        self.encoder = DebeziumEncoder(connect, value_id, key_id, options, lambda *reason: self.reasons.append(reason))
+        version = DebeziumVersion("public.shop orders", self.encoder, outlet(TOPIC, self.records))
+        self.machine.versions[description.oid] = version
+        self.lsn = 100
+
+    def receive(self, message: object) -> None:
+        self.lsn += 8
+        self.machine.receive(message, self.lsn)
+
+    def row(self, kind: bytes, tuples: bytes, oid: int = OID) -> None:
+        self.lsn += 8
+        data = kind + oid.to_bytes(4, "big") + tuples
+        self.machine.change(b"\xff" * 7 + data + b"n\0\0", 7, 7 + len(data), self.lsn)
+
+    def begin(self, commit_lsn: int = 1000, xid: int = 5) -> None:
+        self.receive(Begin(Lsn(commit_lsn), TIME, xid))
+
+    def commit(self, commit_lsn: int = 1000) -> None:
+        self.receive(Commit(0, Lsn(commit_lsn), Lsn(commit_lsn + 40), TIME))
+
+    def read(self) -> list[Record]:
+        """What was written since the last time."""
+        found = [
+            Record(topic, self.schemas.decode(key)[1], self.schemas.decode(value)[1])
+            for topic, key, value in self.records
+        ]
+        self.records.clear()
+        return found
+
+    def operations(self) -> list[tuple[str, Any]]:
+        """Of rows: operation and key; a tombstone is "-"."""
+        return [
+            ("-" if one.value is None else one.value["op"], one.key and one.key["c0"])
+            for one in self.read()
+            if one.topic == TOPIC
+        ]
+
+
+def new(*values: Any) -> bytes:
+    return b"N" + write_tuple_data(values)
+
+
+def old(*values: Any, letter: bytes = b"O") -> bytes:
+    return letter + write_tuple_data(values)
+
+
+def row_of(first: int, text: bytes = b"x") -> tuple[Any, ...]:
+    return (Text(b"%d" % first), Text(b"1"), Text(text), None, None, None, Text(b"y"))
+
+
+# -- rows ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("required", [(), (0,), (0, 1, 2, 3, 4, 5, 6)])
+@given(data=st.data())
+def test_both_forms_of_the_wire_give_the_same_records(required: tuple[int, ...], data: st.DataObject) -> None:
+    """The first row in binary is read the general way, the next ones where they lie."""
+    kinds = EVERYDAY
+    dialect, other = Dialect(required=required), Dialect(required=required)
+    values = list(data.draw(rows(kinds)))
+    for at in required:
+        values[at] = data.draw(kinds[at].values)
+    texts, binaries = (wire_row(kinds, tuple(values), binary=binary) for binary in (False, True))
+    for each, sent, times in ((dialect, texts, 3), (other, binaries, 3)):
+        each.begin()
+        for _ in range(times):
+            each.row(b"I", new(*sent))
+            each.row(b"U", new(*sent))
+        each.row(b"D", old(*(sent[0], *[None] * 6), letter=b"K"))
+        each.commit()
+    ours, theirs = dialect.read(), other.read()
+    assert [one.key for one in ours] == [one.key for one in theirs]
+    for one, two in zip(ours, theirs, strict=True):
+        if one.value is None or two.value is None:
+            assert one.value is two.value
+        else:
+            assert {**one.value, "source": None} == {**two.value, "source": None}
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.type)
+@given(data=st.data())
+def test_a_required_and_an_optional_field_hold_the_same_value(kind: ColumnKind, data: st.DataObject) -> None:
+    kinds = (EVERYDAY[0], kind)
+    value = data.draw(kind.values)
+    found = []
+    for required in ((0,), (0, 1)):
+        for binary in (False, True):
+            dialect = Dialect(description=relation(kinds), required=required)
+            dialect.begin()
+            for _ in range(2):
+                dialect.row(b"I", new(*wire_row(kinds, (1, value), binary=binary)))
+            found += [one.value["after"]["c1"] for one in dialect.read() if one.value is not None]
+    assert all(one == found[0] or one != one for one in found)
+
+
+@pytest.mark.parametrize("lsn", [100, (1 << 26) - 20, 1 << 27, 0x16B374D000, 1 << 40])
+def test_the_lsn_of_a_change_is_in_its_source(lsn: int) -> None:
+    dialect = Dialect()
+    dialect.lsn = lsn
+    dialect.begin(lsn + 1000)
+    dialect.row(b"I", new(*row_of(1)))
+    (record,) = dialect.read()
+    assert record.value is not None and record.value["source"]["lsn"] == dialect.lsn
+    assert json.loads(record.value["source"]["sequence"])[1] == str(dialect.lsn)
+
+
+def test_operations_that_are_skipped_are_not_written() -> None:
+    changes = (
+        (b"I", new(*row_of(1))),
+        (b"U", new(*row_of(1))),
+        (b"U", old(*row_of(1), letter=b"K") + new(*row_of(2))),
+        (b"D", old(*row_of(2), letter=b"K")),
+    )
+    meant = {
+        frozenset({"t"}): [("c", 1), ("u", 1), ("d", 1), ("-", 1), ("c", 2), ("d", 2), ("-", 2)],
+        frozenset({"c"}): [("u", 1), ("d", 1), ("-", 1), ("d", 2), ("-", 2), ("t", None)],
+        frozenset({"u", "t"}): [("c", 1), ("d", 1), ("-", 1), ("c", 2), ("d", 2), ("-", 2)],
+        frozenset({"d", "t"}): [("c", 1), ("u", 1), ("c", 2)],
+    }
+    for skipped, expected in meant.items():
+        dialect = Dialect(DebeziumOptions(skipped_operations=skipped))
+        dialect.begin()
+        for kind, tuples in changes:
+            dialect.row(kind, tuples)
+        dialect.receive(Truncate(None, (OID,), False, False))
+        assert dialect.operations() == expected, skipped
+
+
+def test_an_update_that_is_skipped_with_its_old_tuple_is_not_written() -> None:
+    dialect = Dialect(DebeziumOptions(skipped_operations=frozenset({"u"})))
+    dialect.begin()
+    dialect.row(b"U", old(*row_of(1)) + new(*row_of(1, b"z")))
+    assert dialect.operations() == []
+
+
+def test_without_tombstones_a_delete_is_one_record() -> None:
+    dialect = Dialect(DebeziumOptions(tombstones_on_delete=False))
+    dialect.begin()
+    dialect.row(b"D", old(*row_of(1), letter=b"K"))
+    assert dialect.operations() == [("d", 1)]
+
+
+def test_transactions_count_their_events_where_that_is_asked_for() -> None:
+    dialect = Dialect(DebeziumOptions(provide_transaction_metadata=True))
+    dialect.begin()
+    dialect.row(b"I", new(*row_of(1)))
+    dialect.receive(Origin(Lsn(7), "remote"))
+    dialect.row(b"I", new(*row_of(2)))
+    dialect.commit()
+    begun, one, two, end = (record.value for record in dialect.read())
+    assert begun is not None and one is not None and two is not None and end is not None
+    assert (begun["status"], end["status"], end["event_count"]) == ("BEGIN", "END", 2)
+    assert end["data_collections"] == [{"data_collection": "public.shop orders", "event_count": 2}]
+    assert (one["transaction"]["total_order"], two["transaction"]["total_order"]) == (1, 2)
+    assert (one["source"]["origin"], two["source"]["origin"]) == (None, "remote")
+
+
+def test_a_skipped_transaction_leaves_nothing() -> None:
+    dialect = Dialect(skip_lsn=1000)
+    dialect.begin(1000)
+    dialect.row(b"I", new(*row_of(1)))
+    dialect.row(b"I", new(*row_of(1)), oid=999)
+    dialect.receive(Truncate(None, (OID,), False, False))
+    dialect.receive(Message(None, True, Lsn(1), "prefix", b"content"))
+    dialect.machine.drained(b"I" + OID.to_bytes(4, "big"), 0, 5, 10**9)
+    dialect.commit(1000)
+    assert dialect.read() == [] and dialect.machine.resume_lsn == 1040
+
+
+def test_what_was_written_before_is_not_written_again_of_any_kind() -> None:
+    dialect = Dialect(DebeziumOptions(skipped_operations=frozenset()), written=(5, 10_000))
+    dialect.begin()
+    dialect.receive(Truncate(None, (OID,), False, False))
+    dialect.receive(Message(None, True, Lsn(1), "prefix", b"content"))
+    dialect.row(b"I", new(*row_of(1)))
+    dialect.commit()
+    assert dialect.read() == []
+
+
+# -- values -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_null_where_a_field_is_required_makes_it_optional() -> None:
+    dialect = Dialect(required=(0, 2))
+    dialect.begin()
+    with pytest.raises(NeedsOptional, match="column c2: NULL in a row from before") as caught:
+        dialect.row(b"I", new(*row_of(1)[:2], None, *row_of(1)[3:]))
+    assert caught.value.field == (OID, "c2")
+
+
+def test_an_unchanged_value_is_taken_from_the_old_tuple_or_has_its_placeholder() -> None:
+    row = row_of(1, b"large")
+    dialect = Dialect(description=replace(relation(), replica_identity=ReplicaIdentity.FULL))
+    dialect.begin()
+    dialect.row(b"U", old(*row) + new(*row[:2], UNCHANGED, *row[3:]))
+    dialect.row(b"U", new(*row[:2], UNCHANGED, *row[3:]))
+    dialect.row(b"U", new(row[0], UNCHANGED, *row[2:]))  # an integer has no placeholder
+    after = [one.value["after"] for one in dialect.read() if one.value is not None]
+    assert [one["c2"] for one in after] == ["large", "__debezium_unavailable_value", "large"]
+    assert after[2]["c1"] is None
+    assert [(column, "out of line" in reason) for _, column, reason in dialect.reasons] == [("c1", True)]
+
+
+def test_a_key_that_is_unchanged_is_taken_from_the_old_one() -> None:
+    kinds = (EVERYDAY[2], EVERYDAY[1])
+    dialect = Dialect(description=relation(kinds))
+    dialect.begin()
+    dialect.row(b"U", old(Text(b"k"), None, letter=b"K") + new(UNCHANGED, Text(b"1")))
+    (record,) = dialect.read()
+    assert record.key == {"c0": "k"}
+
+
+def test_a_first_row_in_binary_is_read_whatever_it_is() -> None:
+    """Also one of a relation with a column that is left out."""
+    pair = TypeFacts(20003, "public", "pair", Kind.COMPOSITE)
+    columns = (relation().columns[0], ColumnDescription("pair", pair, -1, False), relation().columns[2])
+    row = (Binary(bytes(7) + b"\1"), Text(b"(1)"), Binary(b"x"))
+    for kind, tuples in ((b"I", new(*row)), (b"D", old(*row)), (b"U", old(*row) + new(*row))):
+        dialect = Dialect(DebeziumOptions(tombstones_on_delete=False), replace(relation(), columns=columns))
+        dialect.begin()
+        for _ in range(2):
+            dialect.row(kind, tuples)
+        found = dialect.read()
+        rows_of = [one.value["before" if kind == b"D" else "after"] for one in found if one.value is not None]
+        assert rows_of == [{"c0": 1, "c2": "x"}] * 2 and [one.key for one in found] == [{"c0": 1}] * 2
+
+
+def test_a_key_that_was_not_sent_stops() -> None:
+    dialect = Dialect(description=relation((EVERYDAY[2], EVERYDAY[1])))
+    dialect.begin()
+    with pytest.raises(KeyNotSent):
+        dialect.row(b"U", new(UNCHANGED, Text(b"1")))
+
+
+def test_a_value_that_64_bits_do_not_hold_is_null_with_a_reason() -> None:
+    facts = TypeFacts(1114, "pg_catalog", "timestamp", Kind.BASE)
+    columns = (relation().columns[0], ColumnDescription("moment", facts, -1, False))
+    for required in ((0,), (0, 1)):
+        dialect = Dialect(
+            DebeziumOptions(time_precision_mode="nanoseconds"),
+            replace(relation(), columns=columns),
+            required,
+        )
+        dialect.begin()
+        dialect.row(b"I", new(Text(b"1"), Text(b"9999-01-01 00:00:00")))
+        (record,) = dialect.read()
+        assert record.value is not None and record.value["after"]["moment"] in (None, 0)
+        assert [column for _, column, _ in dialect.reasons] == ["moment"]
+
+
+def test_what_is_no_value_of_its_type_is_named_but_not_shown() -> None:
+    dialect = Dialect()
+    dialect.begin()
+    for kind, tuples in (
+        (b"I", new(Text(b"1"), Text(b"secret"), *[None] * 5)),
+        (b"U", old(*row_of(1)) + new(Text(b"1"), Text(b"secret"), *[None] * 5)),
+        (b"D", old(Text(b"1"), Text(b"secret"), *[None] * 5)),
+    ):
+        with pytest.raises(UnreadableValue, match="column c1") as caught:
+            dialect.row(kind, tuples)
+        assert "secret" not in str(caught.value)
+
+
+def test_a_type_without_a_binary_decoder_asks_for_text() -> None:
+    money = TypeFacts(790, "pg_catalog", "money", Kind.BASE)
+    columns = (relation().columns[0], ColumnDescription("price", money, -1, False))
+    dialect = Dialect(description=replace(relation(), columns=columns))
+    dialect.begin()
+    with pytest.raises(UnknownBinary, match="column price"):
+        dialect.row(b"I", new(Binary(bytes(7) + b"\1"), Binary(bytes(8))))
+    dialect.row(b"I", new(Text(b"1"), Text(b"$1.00")))
+    assert len(dialect.read()) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "tuples"),
+    [
+        (b"I", new(*row_of(1)) + b"n"),
+        (b"I", new(*row_of(1)[:6])),
+        (b"I", b"X"),
+        (b"I", b""),
+        (b"U", new(*row_of(1)) + b"n"),
+        (b"U", old(*row_of(1)[:6]) + new(*row_of(1))),
+        (b"U", old(*row_of(1)) + new(*row_of(1)[:6])),
+        (b"U", old(*row_of(1))),
+        (b"U", b"X"),
+        (b"D", old(*row_of(1)[:6])),
+        (b"D", old(*row_of(1)) + b"n"),
+        (b"D", new(*row_of(1))),
+        (b"D", b"X"),
+    ],
+)
+def test_a_row_that_is_not_whole_is_refused(kind: bytes, tuples: bytes) -> None:
+    dialect = Dialect()
+    dialect.begin()
+    with pytest.raises(PgOutputError):
+        dialect.row(kind, tuples)
+
+
+def test_a_relation_without_a_key_has_records_without_one() -> None:
+    description = relation(EVERYDAY, (), ReplicaIdentity.FULL)
+    dialect = Dialect(description=description)
+    dialect.begin()
+    dialect.row(b"I", new(*row_of(1)))
+    dialect.row(b"U", old(*row_of(1)) + new(*row_of(2)))
+    dialect.row(b"U", old(*row_of(1)) + new(row_of(1)[0], UNCHANGED, *row_of(1)[2:]))
+    dialect.row(b"D", old(*row_of(2)))
+    assert [(one.key, one.value and one.value["op"]) for one in dialect.read()] == [
+        (None, "c"), (None, "u"), (None, "u"), (None, "d"),
+    ]  # fmt: skip
+
+
+# -- what is out of place -----------------------------------------------------------------------------------------------
+
+
+def test_rows_out_of_place_are_errors() -> None:
+    dialect = Dialect()
+    with pytest.raises(OutOfOrder, match="inside a transaction"):
+        dialect.row(b"I", new(*row_of(1)))
+    dialect.begin()
+    with pytest.raises(OutOfOrder, match="a change of relation 999"):
+        dialect.row(b"I", new(*row_of(1)), oid=999)
+    with pytest.raises(OutOfOrder, match="streaming was not requested"):
+        dialect.receive(StreamStart(7, True))
+    dialect.machine.refuse(OID, StopForOperator("refused"))
+    with pytest.raises(StopForOperator, match="refused"):
+        dialect.row(b"I", new(*row_of(1)))
+
+
+def test_a_slot_that_sends_prepared_transactions_is_refused() -> None:
+    with pytest.raises(StopForOperator, match="before they commit") as caught:
+        Dialect().receive(BeginPrepare(Lsn(1000), Lsn(1040), TIME, 5, "gid"))
+    assert "without two_phase" in caught.value.hint
+
+
+def test_a_row_that_is_too_large_to_be_held_names_its_topic() -> None:
+    dialect = Dialect(outlet=SmallOutlet)
+    dialect.begin()
+    with pytest.raises(StopForOperator, match=rf"{TOPIC} comes in a message of 1000000000 bytes"):
+        dialect.machine.drained(b"I" + OID.to_bytes(4, "big") + b"N", 0, 6, 10**9)
+
+
+# -- logical messages ---------------------------------------------------------------------------------------------------
+
+
+def test_messages_are_written_with_their_transaction_or_without() -> None:
+    dialect = Dialect(DebeziumOptions(provide_transaction_metadata=True, binary_handling_mode="hex"))
+    dialect.receive(Message(None, False, Lsn(50), "alone", b"\1"))
+    dialect.begin()
+    dialect.receive(Message(None, True, Lsn(60), "within", b"\2"))
+    dialect.receive(Message(None, True, Lsn(60), HEARTBEAT_PREFIX, b""))
+    dialect.receive(Message(None, True, Lsn(60), CHUNK_PREFIX, b""))
+    dialect.commit()
+    found = [one.value for one in dialect.read() if one.topic == "d.message" and one.value is not None]
+    assert [(one["message"]["prefix"], one["message"]["content"], one["source"]["txId"]) for one in found] == [
+        ("alone", "01", None),
+        ("within", "02", 5),
+    ]
+    assert found[0]["transaction"] is None and found[1]["transaction"]["total_order"] == 1
+    assert dialect.machine.heartbeat_time == TIME
+
+
+def test_a_message_that_is_too_large_is_told_and_left_out() -> None:
+    dialect = Dialect(outlet=SmallOutlet)
+    dialect.receive(Message(None, False, Lsn(50), "alone", b"\1"))
+    dialect.begin()
+    dialect.receive(Message(None, True, Lsn(60), "within", b"\2"))
+    large = write(Message(None, True, Lsn(70), "drained", b"x"))
+    dialect.machine.drained(large, 0, len(large), 10**9)
+    assert [(one.xid, one.prefix) for one in dialect.left_out] == [(0, "alone"), (5, "within"), (5, "drained")]
+    assert dialect.read() == []
+
+
+# -- schemas ------------------------------------------------------------------------------------------------------------
+
+
+def test_two_columns_that_would_be_one_field_are_refused() -> None:
+    text = TypeFacts(25, "pg_catalog", "text", Kind.BASE)
+    columns = tuple(ColumnDescription(name, text, -1, False) for name in ("a b", "a_b"))
+    with pytest.raises(NameCollision, match="columns a b and a_b both become the field a_b"):
+        connect_relation(replace(relation(), columns=columns), [], [], DebeziumOptions())
+
+
+def test_a_key_that_old_tuples_do_not_have_is_what_they_have() -> None:
+    description = relation(EVERYDAY, (1,))
+    for key, meant in ((["c1"], (1,)), (["c0"], (1,)), (["gone"], (1,)), ([], (1,))):
+        assert connect_relation(description, [], key, DebeziumOptions()).key == meant
+    assert connect_relation(relation(EVERYDAY, ()), [], ["c0"], DebeziumOptions()).key == (0,)
+
+
+def test_schemas_are_ones_that_fastavro_reads() -> None:
+    """A record is defined once, also in an array; defaults are of the first branch."""
+    numeric, text = (TypeFacts(oid, "pg_catalog", name, Kind.BASE) for oid, name in ((1700, "numeric"), (25, "text")))
+    numerics = TypeFacts(1231, "pg_catalog", "_numeric", Kind.ARRAY, element=numeric)
+    columns = tuple(
+        ColumnDescription(f"c{number}", facts, -1, number == 0)
+        for number, facts in enumerate((numeric, numeric, numerics, numerics, text, text, numeric))
+    )
+    description = replace(relation(), columns=columns)
+    catalog = [CatalogColumn(f"c{number}", number in (0, 5), "'x'::text" * (number in (4, 5))) for number in range(7)]
+    connect = with_defaults(connect_relation(description, catalog, ["c0"], DebeziumOptions()), catalog)
+    envelope, of_key = envelope_schema(connect, "d.public.t"), key_schema(connect, "d.public.t")
+    for schema in (envelope, of_key, *Dialect().schemas.known):
+        fastavro.parse_schema(without_times(schema))
+    fields = {field["name"]: field for field in envelope["fields"][0]["type"][1]["fields"]}
+    assert fields["c4"] == {
+        "name": "c4", "type": [{"type": "string", "connect.default": "x"}, "null"], "default": "x",
+    }  # fmt: skip
+    assert fields["c5"] == {"name": "c5", "type": {"type": "string", "connect.default": "x"}, "default": "x"}
+    assert json.dumps(envelope).count('"fields": [{"name": "scale"') == 1
+
+
+def test_two_relations_may_have_one_topic() -> None:
+    assert debezium_topic("d", "public", "a b") == debezium_topic("d", "public", "a_b") == "d.public.a_b"

@@ -1,0 +1,171 @@
+"""What is told to who watches the stream for snapshots, and the rows that are handed over at a commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gateway.events.manifest import Manifest
+from gateway.events.marker import Marker
+from gateway.lsn import Lsn
+from gateway.names import HEARTBEAT_PREFIX
+from gateway.pgoutput import (
+    BeginPrepare,
+    CommitPrepared,
+    Message,
+    Prepare,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    Truncate,
+)
+from gateway.transactions.transaction import CHUNK_PREFIX, RelationVersion
+from gateway.varint import encode_long
+from tests.transactions.stream import RELATION_OID, RecordingEncoder, RecordingOutlet, Stream
+from tests.transactions.test_machine import TIME, begin, commit, segment
+
+
+@dataclass
+class Watching:
+    """Keeps what it is told."""
+
+    told: list[tuple[Any, ...]] = field(default_factory=list)
+    outlet: RecordingOutlet = field(default_factory=RecordingOutlet)
+
+    def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
+        self.told.append(("version", relation_oid))
+        outlet: Any = self.outlet
+        return replace(version, outlet=outlet)
+
+    def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
+        self.told.append(("message", prefix, content, xid, in_stream))
+        return content or None
+
+    def committed(self, xid: int) -> None:
+        self.told.append(("committed", xid))
+
+    def committed_whole(self, xid: int, manifest: Manifest) -> None:
+        self.told.append(("committed whole", xid, manifest.event_count))
+
+    def prepared(self, xid: int) -> None:
+        self.told.append(("prepared", xid))
+
+    def aborted(self, xid: int) -> None:
+        self.told.append(("aborted", xid))
+
+
+def watched() -> tuple[Stream, Watching]:
+    stream, watching = Stream(), Watching()
+    stream.machine.set_watch(watching)
+    return stream, watching
+
+
+def own(content: bytes) -> Message:
+    return Message(None, True, Lsn(1), CHUNK_PREFIX, content)
+
+
+def test_changes_go_through_the_outlet_that_it_gives_and_a_commit_is_told() -> None:
+    stream, watching = watched()
+    begin(stream, 5, 1000)
+    stream.row()
+    stream.row()
+    commit(stream, 1000)
+    assert watching.told == [("version", RELATION_OID), ("committed", 5)]
+    assert len(watching.outlet.events) == 2 and not stream.rows.events
+    stream.machine.set_watch(None)
+    begin(stream, 6, 2000)
+    stream.row()
+    assert len(stream.rows.events) == 1
+
+
+def test_a_message_of_our_own_is_not_published_and_arrives_with_its_commit() -> None:
+    stream, watching = watched()
+    begin(stream, 5, 1000)
+    stream.receive(own(b"chunk"))
+    stream.receive(own(b""))  # nothing to hand over, and it takes nothing away
+    arrived = [stream.machine.arrived]
+    commit(stream, 1000)
+    arrived.append(stream.machine.arrived)
+    assert arrived == [b"chunk", None] and not stream.messages.events
+    assert ("message", CHUNK_PREFIX, b"chunk", 5, False) in watching.told
+    assert stream.machine.take_markers() == []
+
+
+def test_ends_of_streamed_and_prepared_transactions_are_told() -> None:
+    stream, watching = watched()
+    segment(stream, 5, 5, 5)
+    stream.receive(StreamCommit(5, 0, Lsn(1000), Lsn(1040), TIME))
+    segment(stream, 6, 6)
+    stream.receive(StreamAbort(6, 6, None, None))
+    segment(stream, 7, 7)
+    stream.receive(StreamPrepare(0, Lsn(1100), Lsn(1140), TIME, 7, "a"))
+    stream.receive(CommitPrepared(0, Lsn(1200), Lsn(1240), TIME, 7, "a"))
+    stream.receive(BeginPrepare(Lsn(1300), Lsn(1340), TIME, 8, "b"))
+    stream.row()
+    stream.receive(Prepare(0, Lsn(1300), Lsn(1340), TIME, 8, "b"))
+    stream.receive(RollbackPrepared(0, Lsn(1340), Lsn(1440), TIME, TIME, 8, "b"))
+    assert [one for one in watching.told if one[0] != "version"] == [
+        ("committed whole", 5, 2),
+        ("aborted", 6),
+        ("prepared", 7),
+        ("committed whole", 7, 1),
+        ("prepared", 8),
+        ("aborted", 8),
+    ]
+
+
+def test_rows_that_were_read_are_changes_of_the_transaction_that_commits() -> None:
+    @dataclass
+    class Kept:
+        appended: list[tuple[bytes | None, bytes]] = field(default_factory=list)
+
+        def append(self, key: bytes | None, value: bytes, manifest: Manifest) -> None:
+            self.appended.append((key, value))
+            manifest.add(("cdc.public.t", 0), len(self.appended) - 1, 1)
+
+    @dataclass
+    class Encoder(RecordingEncoder):
+        version: str = "v1"
+        read_head: bytes = b"HEAD"
+
+    stream, kept, encoder = Stream(), Kept(), Encoder()
+    outlet: Any = kept
+    encoding: Any = encoder
+    begin(stream, 5, 1000)
+    stream.row()
+    context = stream.machine.current.context if stream.machine.current is not None else None
+    assert context is not None
+    version = RelationVersion("public.t", 9, encoding, outlet)
+    stream.machine.read(version, [(b"k1", b"row 1"), (b"k2", b"row 2")], 640)
+    stream.machine.owe(Marker("CHUNK", 5, 640))
+    commit(stream, 1000)
+    first = b"HEAD" + context.identity + encode_long(640)
+    assert kept.appended == [
+        (b"k1", first + encode_long(1) + context.commit + b"row 1"),
+        (b"k2", first + encode_long(2) + context.commit + b"row 2"),
+    ]
+    begun, owed, last = stream.machine.take_markers()
+    assert (begun.kind, owed.kind, last.kind) == ("BEGIN", "CHUNK", "COMMIT")
+    assert last.manifest is not None and last.manifest.event_count == 3 and last.manifest.schema_ids == [7, 9]
+
+
+def test_a_heartbeat_counts_as_owed_though_it_has_no_event() -> None:
+    stream = Stream()
+    begin(stream, 5, 1000)
+    stream.receive(Message(None, True, Lsn(1), HEARTBEAT_PREFIX, b"slot"))
+    commit(stream, 1000)
+    assert stream.machine.heartbeat_time == TIME and stream.machine.take_owed() == (TIME, 1)
+    assert stream.machine.take_markers() == [] and not stream.messages.events
+    begin(stream, 6, 2000)
+    commit(stream, 2000)
+    assert stream.machine.take_owed() == (0, 0)
+
+
+def test_a_truncate_in_a_stream_belongs_to_its_subtransaction() -> None:
+    stream = Stream()
+    segment(stream, 5, 5)
+    stream.receive(StreamStart(5, False))
+    stream.receive(Truncate(6, (RELATION_OID,), False, False))
+    assert [event.context.subxid for event in stream.rows.events] == [-1, 6]
