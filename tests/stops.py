@@ -66,23 +66,24 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/judgement/slot.py _kind", "belongs to database"): _STATE,
     ("gateway/judgement/slot.py _lost", "{invalidation_reason}"): _GAP,
     ("gateway/judgement/slot.py _lost", "is lost"): _LOST,
-    ("gateway/kafka/errors.py classify", "{text}"): _KAFKA
+    ("gateway/kafka/errors.py classify", "raise the topic's max.message.bytes"): _KAFKA
     + "test_a_row_that_is_too_large_stops_the_gateway_and_is_not_skipped",
     ("gateway/kafka/outlet.py too_large", ""): _QUARANTINED,
     ("gateway/kafka/topics.py deleted_topics", ""): _KAFKA
     + "test_a_topic_that_is_deleted_while_nobody_looks_is_not_created_again_silently",
     ("gateway/kafka/topics.py topic_of_another", ""): _STATE,
-    ("gateway/kafka/topics.py refused_topic", ""): _STATE,
+    ("gateway/kafka/topics.py refused_topic", "change the setting that the broker rejects"): _STATE,
     ("gateway/replication/options.py pgoutput_options", ""): _OLDER,
     ("gateway/service/protection.py _check_key", ""): _STATE,
-    ("gateway/service/schema_errors.py classified_schema_errors", "{message}"): _SKIPPED,
+    ("gateway/service/schema_errors.py classified_schema_errors", "UnwritableRelation"): _SKIPPED,
     ("gateway/service/session.py _stop_if_again", ""): _KAFKA
     + "test_a_transaction_that_outlives_its_kafka_transaction_stops_with_the_way_out",
     ("gateway/service/start.py _decode", ""): "exactly_once/test_registry_faults.py::"
     "test_another_registry_behind_the_url_is_refused",
     ("gateway/events/tuple_values.py _refused", ""): _SKIPPED,
 }
-"""Tests that go from a stop to a gateway that streams again, on real servers. Key: place, and a part of what it says."""
+"""Tests that go from a stop to a gateway that streams again, on real servers. Key: place, and a part of its class,
+message or hint."""
 
 DEFECTS: Final = frozenset({"Defect", "FrameError", "OutOfOrder", "PgOutputError", "UnreadableSnapshot"})
 """What should never be raised: defects of the gateway, or of what it talks to. Only a repaired version goes on."""
@@ -157,7 +158,7 @@ def _text(node: ast.expr, module: Any) -> str:
 
 def is_of(stop: Stop, key: tuple[str, str]) -> bool:
     place, said = key
-    return stop.place == place and said in stop.message
+    return stop.place == place and said in f"{stop.kind}: {stop.message} {stop.hint}"
 
 
 def _walked(stop: Stop) -> str:
