@@ -55,6 +55,7 @@ class Mirror:
             "--prefix": prefix,
             "--path": str(self.folder),
             "--progress": "json",
+            "--merge-every": "0",  # the tables are compared with the source as soon as the last batch is reported
         }
         words = [word for pair in options.items() for word in pair]
         self._child = await self._guard.start("mirror", [*_PROGRAM, "mirror", *words], environment=self._environment())

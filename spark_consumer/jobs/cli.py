@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -80,7 +81,10 @@ Config = Annotated[
 
 MergeEvery = Annotated[
     float,
-    typer.Option(help="Seconds from one merge to the next; 0: every batch is merged; inf: walgate merge does it."),
+    typer.Option(
+        help="Seconds from one merge to the next, which is how far the Delta tables are behind for programs that read "
+        "them directly. 0: every batch is merged. inf: only walgate merge merges."
+    ),
 ]
 KeepChanges = Annotated[
     float,
@@ -191,6 +195,8 @@ def mirror(
         )
         if not merge_every:
             return Mirror(*facts).apply
+        if not appending and progress == "lines":
+            print(_told_of_merges(merge_every), flush=True)
         while appending:
             appending.pop().stop()
         appending.append(AppendingMirror(*facts, merge_every, keep_changes))
@@ -227,6 +233,11 @@ def mirror(
             finish,
         )
     )
+
+
+def _told_of_merges(merge_every: float) -> str:
+    merged = f"every {merge_every:g} s" if math.isfinite(merge_every) else "by walgate merge"
+    return f"tables are merged {merged}: programs that read them directly see the last merge, pictures.read sees every batch"
 
 
 @app.command()

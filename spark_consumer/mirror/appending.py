@@ -20,6 +20,7 @@ from pyspark.sql import functions as f
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import changes, fence, manifest
 from spark_consumer.mirror.batch import EMPTY, BatchReport, Mirror, too_late
+from spark_consumer.mirror.form import APPENDED_FORM
 from spark_consumer.mirror.layout import changes_path, manifest_path
 from spark_consumer.mirror.merging import Merging
 from spark_consumer.mirror.standing import Standing
@@ -88,9 +89,11 @@ class AppendingMirror:
         """Also merges what an earlier run has left."""
         tune(spark)
         session = own_session(spark)
+        fence.check_form(session, self.path)
         changes.create(session, self.path)
         self._epoch = fence.claim_appends(session, self.path, changes.nothing(session))
         self._merger.open(session, appends=False)
+        fence.note_form(session, self.path, APPENDED_FORM, manifest.nothing(session))
         self._appended = changes.appended_lsn(session, self.path)
         self._known = set(self._merger.last.tables) if self._merger.last is not None else set()
         self._session = session
@@ -225,7 +228,8 @@ def own_session(spark: SparkSession) -> SparkSession:
 
 
 def taken_in(spark: SparkSession, path: str) -> int | None:
-    """Commit LSN up to which a mirror has everything, merged or not; None: nothing."""
+    """Commit LSN up to which a mirror has everything, merged or not; None: nothing. Raises MirrorError."""
+    fence.check_form(spark, path)
     last = manifest.picture(spark, path) if exists(spark, manifest_path(path)) else None
     found = max(changes.appended_lsn(spark, path), -1 if last is None else last.commit_lsn)
     return None if found == -1 else found

@@ -172,6 +172,7 @@ class Mirror:
         Raises MirrorError where the tables are not those that it was made for.
         """
         tune(spark)
+        fence.check_form(spark, self.path)
         last = manifest.picture(spark, self.path)
         if last is not None:
             tables = {str(table) for table in self.tables}

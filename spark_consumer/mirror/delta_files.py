@@ -29,13 +29,14 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet")
 class DeltaFiles:
     """One version of a table: `columns` maps each column's name to the name it has in the files.
 
-    `files`: a path and the id of its deletion vector -> that vector's descriptor.
+    `files`: a path and the id of its deletion vector -> that vector's descriptor. `transactions`: application -> its version.
     """
 
     folder: Path
     version: int = -1
     columns: dict[str, str] = field(default_factory=dict)
     files: dict[tuple[str, str | None], dict[str, Any] | None] = field(default_factory=dict)
+    transactions: dict[str, int] = field(default_factory=dict)
 
     def batches(self) -> Iterator[pa.Table]:
         """One Arrow table a file; a column that the file does not have is null, of type null."""
@@ -60,6 +61,8 @@ class DeltaFiles:
             self.files[added["path"], unique_id(vector)] = vector
         if removed := action.get("remove"):
             self.files.pop((removed["path"], unique_id(removed.get("deletionVector"))), None)
+        if transaction := action.get("txn"):
+            self.transactions[transaction["appId"]] = transaction["version"]
         if metadata := action.get("metaData"):
             fields = json.loads(metadata["schemaString"])["fields"]
             physical = "delta.columnMapping.physicalName"
@@ -79,7 +82,7 @@ def open_delta(folder: Path, version: int | None = None) -> DeltaFiles:
     table = DeltaFiles(folder, last)
     for number, name in checkpoints:
         if number == base:
-            for action in pq.read_table(log / name, columns=["add", "metaData"]).to_pylist():
+            for action in pq.read_table(log / name, columns=["add", "metaData", "txn"]).to_pylist():
                 table._apply(action)
     for number in range(base + 1, last + 1):
         if number not in commits:

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.delta_files import DeltaFiles, open_delta
+from spark_consumer.mirror.form import FORM, refuse_newer
 from spark_consumer.mirror.layout import manifest_path, table_path
 from spark_consumer.mirror.shape import LOG_COLUMNS, OUT, SPECIAL, is_log
 from spark_consumer.mirror.standing import Standing
@@ -86,7 +87,9 @@ class DumpedTable:
 
 def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
     """The tables of the newest picture, all or those with these names. Raises MirrorError."""
-    manifest = [row for table in open_delta(Path(manifest_path(str(path)))).batches() for row in table.to_pylist()]
+    files = open_delta(Path(manifest_path(str(path))))
+    refuse_newer(str(path), files.transactions.get(FORM))
+    manifest = [row for table in files.batches() for row in table.to_pylist()]
     if not manifest:
         raise MirrorError(f"the mirror at {path} has no batch yet")
     picture = max(manifest, key=lambda row: row["commit_lsn"])

@@ -14,6 +14,7 @@ from delta.exceptions import DeltaConcurrentModificationException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
+from spark_consumer.mirror.form import FORM, refuse_newer
 from spark_consumer.mirror.layout import changes_path, manifest_path
 from spark_consumer.mirror.merge import write_once
 from spark_consumer.mirror.target import exists, transaction_version
@@ -55,6 +56,17 @@ def check_appends(spark: SparkSession, path: str, epoch: int) -> None:
     """Raises TakenOver where another writer appends now."""
     if transaction_version(spark, changes_path(path), WRITER) != epoch:
         raise taken_over(path)
+
+
+def check_form(spark: SparkSession, path: str) -> None:
+    """Raises MirrorError where this release does not know the form of the mirror."""
+    location = manifest_path(path)
+    refuse_newer(path, transaction_version(spark, location, FORM) if exists(spark, location) else None)
+
+
+def note_form(spark: SparkSession, path: str, form: int, nothing: DataFrame) -> None:
+    """From now on releases that do not know this form refuse the mirror; once. `nothing`: as for `claim`."""
+    write_once(nothing, manifest_path(path), "append", form, application=FORM, merge_schema=True)
 
 
 class TakenOver(MirrorError):

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import changes
+from spark_consumer.mirror.fence import check_form
 from spark_consumer.mirror.layout import manifest_path, table_path
 from spark_consumer.mirror.manifest import Picture, as_lsn, find, picture
 from spark_consumer.mirror.overlay import lay_over
@@ -60,6 +61,7 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
 
     Where the changes up to there are not kept any more, behind the last merge before it. Raises MirrorError.
     """
+    check_form(spark, path)
     appended = changes.appended_lsn(spark, path)
     kept = changes.pinned(spark, path)  # before the manifest is read: what is pruned later, a picture in there has
     found, last_lsn = None, appended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import changes, manifest, pictures
-from spark_consumer.mirror.appending import AppendingMirror, merge_once
+from spark_consumer.mirror import changes, form, manifest, pictures
+from spark_consumer.mirror.appending import AppendingMirror, merge_once, taken_in
 from spark_consumer.mirror.batch import BatchReport, Mirror
 from spark_consumer.mirror.dump import newest
 from spark_consumer.mirror.layout import changes_path
@@ -158,3 +159,35 @@ def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, 
     assert pictures.read(spark, path, at=third_lsn).commit_lsn == merged.commit_lsn  # the last merge before
     left = spark.read.format("delta").load(changes_path(path))
     assert left.where(f"commit_lsn <= {fourth_lsn}").isEmpty() and not left.isEmpty()
+
+
+def test_a_release_that_does_not_know_the_form_of_a_mirror_leaves_it_alone(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """Its checkpoint, which it would follow, is behind changes that no table has yet."""
+    items, visits = feeder.table(ITEMS), feeder.table(VISITS)
+    path = str(tmp_path)
+    mirror = appending(feeder, tmp_path)
+    for number in range(2):
+        change(feeder, items, visits, number)
+        take(spark, feeder, mirror)
+    mirror.stop()
+    change(feeder, items, visits, 2)
+    files = sorted(tmp_path.rglob("*"))
+    plain = Mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
+    uses: list[Callable[[], object]] = [
+        lambda: take(spark, feeder, plain),
+        lambda: take(spark, feeder, appending(feeder, tmp_path)),
+        lambda: merge_once(spark, path, lambda _: None),
+        lambda: pictures.read(spark, path),
+        lambda: taken_in(spark, path),
+        lambda: newest(tmp_path),
+    ]
+    with pytest.MonkeyPatch.context() as older:
+        older.setattr(form, "NEWEST_FORM", 1)
+        for use in uses:
+            with pytest.raises(MirrorError, match="written by a newer release of Walgate, in form 2"):
+                use()
+    assert sorted(tmp_path.rglob("*")) == files
+    take(spark, feeder, plain)
+    assert [page for _, page in pages_of(pictures.read(spark, path))] == ["/0", "/1", "/2"]

@@ -26,6 +26,7 @@ from tests.spark_consumer.workload import Workload
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
+LONG = [pytest.mark.long, pytest.mark.timeout(3600)]
 ITEMS = relation("items", {"id": INT8, "name": TEXT}, ("id",))
 
 
@@ -118,7 +119,12 @@ def change_items(feeder: Feeder, items: Table, rnd: random.Random) -> None:
 
 @pytest.mark.parametrize(
     ("kills", "merge_every"),
-    [(1, "0"), pytest.param(20, "0", marks=pytest.mark.long), pytest.param(20, "0.5", marks=pytest.mark.long)],
+    [
+        (1, "0"),
+        pytest.param(1, "60", marks=pytest.mark.long),
+        pytest.param(20, "0", marks=LONG),
+        pytest.param(20, "0.5", marks=LONG),
+    ],
 )
 async def test_a_mirror_that_is_killed_equals_the_source_in_the_end(
     feeder: Feeder, tmp_path: Path, kills: int, merge_every: str
