@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="PostgreSQL logical replication to Avro change events on Kafka, and to whole transactions in Spark.",
+    help="Stream PostgreSQL's logical replication to Kafka as Avro change events, and rebuild complete transactions in Spark.",
 )
 
 _EXIT_FAILURE = 1
@@ -61,11 +61,11 @@ def _everywhere(
 def run(
     config: ConfigOption = None,
     log_format: Annotated[
-        LogFormat, typer.Option(help="json: one object per line, including the last one.")
+        LogFormat, typer.Option(help="json: one object per line, including the error that ends the process.")
     ] = "console",
     log_level: Annotated[LogLevel, typer.Option(help="Lowest level that is logged.")] = "info",
 ) -> None:
-    """Run the gateway: one slot to Kafka, until SIGTERM or Ctrl-C. Exit code 0, or 78 if an operator must make a decision
+    """Run the gateway: stream one slot to Kafka until SIGTERM or Ctrl-C. Exit code 0, or 78 if an operator must make a decision
     (configuration, incompatible schema, changes that would be lost); a restart alone does not help then."""
     set_up_logs(log_format, log_level)
     try:
@@ -91,7 +91,7 @@ def mirror(context: typer.Context) -> None:
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def merge(context: typer.Context) -> None:
-    """Merge what a mirror has appended into its tables (Spark); `walgate merge --help` lists the options."""
+    """Merge the changes that a mirror has appended into its tables (Spark). `walgate merge --help` lists the options."""
     _run_spark_job("merge", context.args)
 
 
@@ -196,7 +196,9 @@ def decode(
 def demo(
     seconds: Annotated[float, typer.Option(min=5, help="How long the workload runs.")] = 30.0,
     seed: Annotated[int, typer.Option(help="The same seed produces the same workload.")] = 1,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the tables and the logs; prints the folder.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the tables and the logs, and print their directory.")
+    ] = False,
     kill_gateway: Annotated[bool, typer.Option("--kill-gateway", help="kill -9 the gateway during the run.")] = False,
 ) -> None:
     """Run a workload on local servers, PostgreSQL to Kafka to Spark, and compare every value. Needs the extras local, spark."""
@@ -275,7 +277,7 @@ def _send_command(config: Path | None, command: str, tables: Sequence[str] = (),
 
 @app.command()
 def health(config: ConfigOption = None) -> None:
-    """Ask a running gateway whether it streams. Exit code 0, or 1 with the reason. Needs only http.port."""
+    """Ask a running gateway whether it is streaming. Exit code 0, or 1 with the reason. Needs only http.port."""
     try:
         settings = load_http_settings(config)
         if settings.port is None:
@@ -311,8 +313,8 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every 2 s, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; with --watch, one per line.")] = False,
 ) -> None:
-    """Show what is waiting for what, the lag, the retained WAL and what holds it back. Asks the gateway if http.port is set,
-    otherwise PostgreSQL and Kafka. Exit code 0: the gateway streams; 1: it waits, or is down."""
+    """Show what the gateway is waiting for, the lag, the retained WAL and what holds the slot back. Asks the gateway if http.port
+    is set, otherwise PostgreSQL and Kafka. Exit code 0: the gateway streams; 1: it waits, or is down."""
     _set_up_silence()
     from gateway.service.status_report import show_status
 
@@ -362,7 +364,8 @@ def accept_gap(
     until_now: Annotated[
         bool,
         typer.Option(
-            "--until-now", help="Give up everything that committed before now, including what the slot still holds."
+            "--until-now",
+            help="Give up everything that committed before now, including changes that the slot still has.",
         ),
     ] = False,
 ) -> None:
@@ -371,7 +374,7 @@ def accept_gap(
 
     position = _repair(config, lambda fresh, expected: repair.accept_gap(fresh, expected, until_now=until_now))
     print(
-        f"slot {position.slot}: resumes at {position.resume_lsn}. What committed in the gap is not in "
+        f"slot {position.slot}: resumes at {position.resume_lsn}. Changes committed in the gap are not in "
         "Kafka: load the tables again wherever copies are kept, then start the gateway"
     )
 
@@ -382,7 +385,7 @@ def adopt(
     from_system: Annotated[
         str | None,
         typer.Option(
-            help="System identifier of the server from before pg_upgrade (17 and newer), which kept the slot."
+            help="System identifier of the server before pg_upgrade (from PostgreSQL 17 on), which preserved the slot."
         ),
     ] = None,
     from_debezium: Annotated[
@@ -390,7 +393,7 @@ def adopt(
         typer.Option(help="The connector's offset: offsets.dat, or JSON from Kafka Connect (docs/debezium.md)."),
     ] = None,
 ) -> None:
-    """Resume where another reader of the slot stopped: this gateway before pg_upgrade, or a stopped Debezium connector."""
+    """Resume where the previous reader of the slot stopped: the gateway before pg_upgrade, or a stopped Debezium connector."""
     from gateway.judgement import repair
 
     if (from_system is None) == (from_debezium is None):

@@ -36,7 +36,7 @@ _BEFORE: Final = "exactly_once/test_ways_on.py::test_a_slot_that_is_older_than_i
 _SET_BACK: Final = "exactly_once/test_ways_on.py::test_a_server_that_was_set_back_is_read_on"
 _KAFKA: Final = "exactly_once/test_kafka_faults.py::"
 WALKED: Final[dict[tuple[str, str], str]] = {
-    ("gateway/judgement/brokers.py check_listener", " speaks "): _CHECK,
+    ("gateway/judgement/brokers.py check_listener", " expects "): _CHECK,
     ("gateway/judgement/brokers.py _login", "does not use SASL"): _CHECK,
     ("gateway/judgement/brokers.py check_brokers", "allows transactions of"): _CHECK,
     ("gateway/judgement/brokers.py check_brokers", "accept requests of at most"): _CHECK,
@@ -57,7 +57,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/judgement/repair.py _position_of", ""): _COMMAND,
     ("gateway/judgement/repair.py _unacceptable", "is empty"): _STATE,
     ("gateway/judgement/repair.py _unacceptable", "WAL ends at"): _SET_BACK,
-    ("gateway/judgement/position.py check_progress", "the server went back in time"): _SET_BACK,
+    ("gateway/judgement/position.py check_progress", "the server was reset to an earlier state"): _SET_BACK,
     ("gateway/judgement/server.py check_server", "SQL_ASCII"): _ENCODING,
     ("gateway/judgement/server.py check_server", "or newer, this is"): _OLDER,
     ("gateway/judgement/server.py check_identity", "this is a different server"): _ADOPTED,
@@ -88,13 +88,13 @@ message or hint."""
 DEFECTS: Final = frozenset({"Defect", "FrameError", "OutOfOrder", "PgOutputError", "UnreadableSnapshot"})
 """What should never be raised: defects of the gateway, or of what it talks to. Only a repaired version goes on."""
 
-_HEAD: Final = """# Every exit code 78
+_HEAD: Final = """# Errors with exit code 78
 
 Generated from the code by `python -m tests.stops`; a test verifies that both are equal. Each line is a place in the code that
 raises an error with which the gateway, or a command, exits with code 78: an operator must make a decision. Conditions that may
 pass without intervention are not listed here: the gateway waits for them ([faults.md](faults.md)). `{...}` is a placeholder. If
-such an error occurs while the stream runs, it first ends only the session, and the next start decides. The last column names a
-test that goes from the error to a gateway that streams again, if there is one.
+such an error occurs while the stream runs, it first ends only the session, and the next start decides. The last column names the
+test, if there is one, in which the hint is followed and the gateway then streams again.
 """
 
 
@@ -163,7 +163,7 @@ def is_of(stop: Stop, key: tuple[str, str]) -> bool:
 
 def _walked(stop: Stop) -> str:
     if stop.kind in DEFECTS:
-        return "a defect: keep the slot, and report it"
+        return "a bug: do not drop the slot, and report it"
     return next((test for key, test in WALKED.items() if is_of(stop, key)), "")
 
 

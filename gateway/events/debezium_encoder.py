@@ -293,7 +293,7 @@ class DebeziumEncoder:
         return UnreadableValue(
             f"{self._name}, column {column.name}: the value at byte {part.offset + column_offset(part.values, index)} is not "
             f"a {column.facts.name} in {form} form ({type(error).__name__})",
-            hint="keep the slot as it is and report this with the versions of PostgreSQL and of the gateway",
+            hint="do not drop the slot, and report the error with the versions of PostgreSQL and of the gateway",
         )
 
 

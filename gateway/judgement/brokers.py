@@ -93,9 +93,10 @@ def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator
         return
     if listener.tls != expected.tls:
         yield StopForOperator(
-            f"{at} speaks {'TLS' if listener.tls else 'no TLS'}, kafka.security_protocol is {protocol_name(expected)}",
+            f"{at} expects {'TLS' if listener.tls else 'no TLS'}, but kafka.security_protocol is "
+            f"{protocol_name(expected)}",
             hint=f"set kafka.security_protocol = {protocol_name(expected, tls=listener.tls)}"
-            + ("" if listener.tls else ", or use the listener that speaks TLS (often port 9093)"),
+            + ("" if listener.tls else ", or use the listener with TLS (often port 9093)"),
         )
         return
     if listener.tls_failure:
@@ -217,7 +218,7 @@ def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
     elif factor < min(brokers, 3):
         yield OperatorWarning(
             f"new topics have {factor} replica{'s' * (factor != 1)} on {brokers} brokers: changes that were "
-            "confirmed to PostgreSQL may be lost with one disk",
+            "confirmed to PostgreSQL may be lost if one disk fails",
             f"set kafka.replication_factor = {min(brokers, 3)} before the first start",
         )
     least = _number(config, "min.insync.replicas")

@@ -68,7 +68,7 @@ def read_offset(content: bytes, server: str) -> DebeziumOffset:
         ) from error
     names = ", ".join(sorted({name for name, _ in found if name})) or "none"
     raise StopForOperator(
-        f"adopt: {len(offsets)} offsets are for the topic prefix {server!r}; prefixes in it: {names}",
+        f"adopt: {len(offsets)} offsets are for the topic prefix {server!r}; prefixes in the file: {names}",
         hint="kafka.prefix must be the connector's topic.prefix",
     )
 

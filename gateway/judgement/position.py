@@ -16,7 +16,7 @@ from gateway.judgement.slot import ACCEPT_GAP, UNTIL_NOW
 from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator
 from gateway.transactions.position import Position
 
-NEW_PREFIX: Final = "take a new source.slot and a new kafka.prefix, and load the tables again"
+NEW_PREFIX: Final = "use a new source.slot and a new kafka.prefix, and load the tables again"
 
 
 def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | None:
@@ -34,7 +34,7 @@ def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | N
     if known.resume_lsn > facts.slot.confirmed_flush_lsn:
         return (
             f"the position {known.resume_lsn} is after slot {fresh.slot}, which is confirmed up to "
-            f"{facts.slot.confirmed_flush_lsn}: this server is not an upgrade of that one"
+            f"{facts.slot.confirmed_flush_lsn}: this server was not upgraded from that one"
         )
     return None
 
@@ -50,11 +50,11 @@ def debezium_obstacle(offset: DebeziumOffset, facts: Facts) -> str | None:
     if offset.in_snapshot:
         return "the connector has not finished its snapshot: let it run until it streams"
     if offset.lsn > facts.server.flush_lsn:
-        return f"the offset {offset.lsn} is after the end of the WAL, {facts.server.flush_lsn}: it is of another server"
+        return f"the offset {offset.lsn} is after the end of the WAL, {facts.server.flush_lsn}: it belongs to another server"
     if slot.confirmed_flush_lsn > max(offset.lsn, offset.commit_lsn):
         return (
-            f"slot {slot.name} is confirmed up to {slot.confirmed_flush_lsn}, after the offset {offset.lsn}: the offset is an "
-            "older one, or another process has read the slot"
+            f"slot {slot.name} is confirmed up to {slot.confirmed_flush_lsn}, after the offset {offset.lsn}: the offset is "
+            "outdated, or another process has read the slot"
         )
     return None
 
@@ -133,7 +133,7 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
             yield RetrySlowly(f"{beyond}: this standby has not replayed it yet")
         else:
             yield DataGap(
-                f"{beyond}: the server went back in time, and Kafka contains changes that it does not have",
+                f"{beyond}: the server was reset to an earlier state, and Kafka contains changes that it does not have",
                 hint="if it was restored from a backup, or promoted with data loss, wait until its WAL has passed the position: "
                 + UNTIL_NOW,
             )

@@ -81,7 +81,8 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
                 yield StopForOperator(
                     f"publication {publication.name} does not send {', '.join(missing)} of {relation.full_name}, a "
                     "part of its replica identity: rows that differ only in that part would have the same key",
-                    hint=f"send it too, or ALTER TABLE {table} REPLICA IDENTITY FULL, which leaves the table without a key",
+                    hint=f"publish these columns, or ALTER TABLE {table} REPLICA IDENTITY FULL, which leaves the table "
+                    "without a key",
                 )
 
 
@@ -144,12 +145,12 @@ def _changes(before: PublicationFacts, after: PublicationFacts) -> Iterator[str]
     new = {relation.relation_oid: relation for relation in after.relations}
     removed = sorted(old[oid].full_name for oid in old.keys() - new.keys())
     if removed:
-        yield f"no longer holds {_some(removed)}"
+        yield f"no longer contains {_some(removed)}"
     for oid in sorted(old.keys() & new.keys()):
         if old[oid].full_name != new[oid].full_name:
-            yield f"{old[oid].full_name} is {new[oid].full_name} now, with another topic"
+            yield f"{old[oid].full_name} is now named {new[oid].full_name} and has another topic"
         if old[oid].row_filter != new[oid].row_filter:
-            yield f"{new[oid].full_name} has another row filter"
+            yield f"the row filter of {new[oid].full_name} has changed"
         dropped = {column.name for column in old[oid].columns} - {column.name for column in new[oid].columns}
         if dropped:
             yield f"{new[oid].full_name} no longer sends {', '.join(sorted(dropped))}"

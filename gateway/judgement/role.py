@@ -74,7 +74,7 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
         )
     if not (role.is_encrypted or role.is_local):
         yield OperatorWarning(
-            "the connection to PostgreSQL is not encrypted: rows and password are sent in clear text",
+            "the connection to PostgreSQL is not encrypted: rows and password are sent in cleartext",
             "add sslmode=verify-full to source.dsn",
         )
     if role.unreadable:
@@ -87,7 +87,7 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
     if abs(role.server_ahead_s) > _CLOCK_S:
         how = "ahead of" if role.server_ahead_s > 0 else "behind"
         yield OperatorWarning(
-            f"the server's clock is {abs(role.server_ahead_s):.0f} s {how} this computer's",
+            f"the server's clock is {abs(role.server_ahead_s):.0f} s {how} this host's",
             "synchronize the clocks (chronyc tracking; timedatectl): Kafka rejects records that are an hour ahead",
         )
 

@@ -108,5 +108,5 @@ def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
         )
     if facts.slot is not None and facts.slot.wal_status == "extended":
         yield OperatorWarning(
-            f"slot {facts.slot.name} holds back more WAL than max_wal_size", "check that the gateway keeps up"
+            f"slot {facts.slot.name} retains more WAL than max_wal_size", "check that the gateway keeps up"
         )

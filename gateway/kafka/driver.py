@@ -231,7 +231,7 @@ class NoTls(KafkaError):  # type: ignore[misc]
 
 def _words(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
-        return f"no answer in {CONNECT_TIMEOUT_S:.0f} s"
+        return f"no answer within {CONNECT_TIMEOUT_S:.0f} s"
     return str(error) or type(error).__name__
 
 

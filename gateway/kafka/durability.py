@@ -30,8 +30,8 @@ def cautions(topics: Mapping[str, Durability], broker_count: int) -> Iterator[Op
         least = min(topics[topic].copies for topic in few)
         yield OperatorWarning(
             f"{_named(few)}: {least} of {broker_count} brokers {('holds' if least == 1 else 'hold')} each "
-            "partition; what was confirmed to PostgreSQL is lost with "
-            f"{('that broker' if least == 1 else 'those')}",
+            "partition; changes that were confirmed to PostgreSQL are lost if "
+            f"{('that broker is' if least == 1 else 'those are')} lost",
             f"kafka-reassign-partitions.sh gives existing topics {COPIES} replicas; new ones get "
             "kafka.replication_factor",
         )

@@ -37,7 +37,9 @@ async def kafka_facts(
     admin = Admin(**settings.client_options(), request_timeout_ms=int(TIMEOUT_S * 1000))
     try:
         await _limited(admin.start(), "connecting to Kafka")
-        return await _limited(_look(admin, expected, list(topics), list(new), new_topic), "looking at Kafka")
+        return await _limited(
+            _look(admin, expected, list(topics), list(new), new_topic), "reading the cluster's metadata"
+        )
     finally:
         await say_goodbye(admin.close(), STOP_TIMEOUT_S)
 

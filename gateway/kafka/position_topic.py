@@ -49,8 +49,8 @@ async def read_positions(
     except TimeoutError as error:
         raise Retry(
             f"{POSITION_TOPIC} could not be read to its end within {timeout_s:.0f} s",
-            hint="check that the broker is running. If another gateway died in a transaction, the broker ends "
-            "that transaction after its time-out",
+            hint="check that the broker is running. If another gateway crashed during a Kafka transaction, the broker "
+            "aborts that transaction after its timeout",
         ) from error
     except (KafkaError, OSError) as error:
         raise classify(error, f"reading {POSITION_TOPIC}", READING) from error
@@ -77,8 +77,8 @@ async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dic
     except TimeoutError as error:
         raise Retry(
             f"{SNAPSHOT_TOPIC} could not be read to its end within {timeout_s:.0f} s",
-            hint="check that the broker is running. If another gateway died in a transaction, the broker ends "
-            "that transaction after its time-out",
+            hint="check that the broker is running. If another gateway crashed during a Kafka transaction, the broker "
+            "aborts that transaction after its timeout",
         ) from error
     except (KafkaError, OSError) as error:
         raise classify(error, f"reading {SNAPSHOT_TOPIC}") from error

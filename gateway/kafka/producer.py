@@ -88,7 +88,7 @@ class Producer:
 
     async def learn(self, topics: Iterable[str]) -> None:
         """Where the partitions of new topics are."""
-        await self._limited(self._rows.client.learn(topics), "asking where topics are")
+        await self._limited(self._rows.client.learn(topics), "reading the metadata of topics")
 
     def send(self, batch: Batch) -> asyncio.Future[Any]:
         """Queue a batch; the future is its delivery. The queue's length is bounded by our own memory limit."""

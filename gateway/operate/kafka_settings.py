@@ -77,7 +77,7 @@ class KafkaSettings(TokenSettings):
     transaction_timeout_s: int = Field(
         default=900,
         ge=1,
-        description="Time-out of a Kafka transaction. It must not exceed the broker's transaction.max.timeout.ms.",
+        description="Timeout of a Kafka transaction. It must not exceed the broker's transaction.max.timeout.ms.",
     )
     request_timeout_s: int = Field(default=30, ge=1, description="A request fails after this long without a response.")
     delivery_timeout_s: float = Field(
@@ -103,7 +103,7 @@ class KafkaSettings(TokenSettings):
     )
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "AWS_MSK_IAM"] = Field(
         default="SCRAM-SHA-512",
-        description="SASL mechanism. PLAIN sends the password in clear text, and OAUTHBEARER the token: allowed only "
+        description="SASL mechanism. PLAIN sends the password in cleartext, and OAUTHBEARER the token: allowed only "
         "with SASL_SSL. AWS_MSK_IAM: the AWS identity of the process; needs `pip install 'walgate[msk]'`.",
     )
     aws_region: str | None = Field(default=None, description="AWS region of the cluster, for AWS_MSK_IAM.")

@@ -16,9 +16,13 @@ from gateway.operate.status import STATES, Board, Snapshot
 
 REGISTRY = CollectorRegistry()
 
-EVENTS = Counter("walgate_events", "Change events and logical messages that are durable in Kafka.", registry=REGISTRY)
+EVENTS = Counter(
+    "walgate_events", "Change events and logical decoding messages that are durable in Kafka.", registry=REGISTRY
+)
 MESSAGES_LEFT_OUT = Counter(
-    "walgate_messages_left_out", "Logical messages that were too large for Kafka and are not in it.", registry=REGISTRY
+    "walgate_messages_left_out",
+    "Logical decoding messages that were too large for Kafka and are not in it.",
+    registry=REGISTRY,
 )
 EXCLUDED = Counter(
     "walgate_excluded_events",
@@ -39,7 +43,7 @@ RELEASES = Counter(
 )
 RELEASED_BYTES = Counter(
     "walgate_wal_released_bytes",
-    "WAL that was given up by this, from the delivered LSN to the slot's new position.",
+    "WAL that was given up when a slot was advanced, from the delivered LSN to the slot's new position.",
     registry=REGISTRY,
 )
 TRANSACTIONS = Counter("walgate_transactions", "Committed transactions that are durable in Kafka.", registry=REGISTRY)
@@ -66,7 +70,7 @@ _NAN: Final = float("nan")
 
 GAUGES: Final[dict[str, str]] = {
     "walgate_connected": "1 while the replication stream is read, otherwise 0.",
-    "walgate_epoch": "Incarnation of the gateway, as on every record.",
+    "walgate_epoch": "Incarnation of the gateway, as in every record.",
     "walgate_lag_seconds": "Age of the oldest commit that is not durable in Kafka, by the server's clock; 0 if there is "
     "none. While nothing is connected it keeps rising from the last moment at which everything was "
     "delivered.",

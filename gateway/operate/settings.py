@@ -49,13 +49,13 @@ class SourceSettings(Section):
     dsn: SecretStr = Field(description="libpq connection URI of the database. The role needs LOGIN and REPLICATION.")
     password_file: Path | None = Field(
         default=None,
-        description="File that contains the password. It is read at each connect, so the password can change. Use "
-        "instead of a password in dsn.",
+        description="File that contains the password. It is read for each new connection, so the password can change. Use "
+        "it instead of a password in dsn.",
     )
     password_command: str = Field(
         default="",
         description="Command that prints the password (a program and its arguments, run without a shell). It is run "
-        "at each connect, for tokens that expire.",
+        "for each new connection, for tokens that expire.",
     )
     slot: str = Field(default="walgate", description="Replication slot. It is created on the first start.")
     publications: Names = Field(default=("walgate",), description="Publications. They must exist.")
@@ -86,7 +86,7 @@ class SourceSettings(Section):
     heartbeat_interval_s: float = Field(
         default=0.0,
         ge=0,
-        description="Write a logical message `walgate.heartbeat` at this interval, so that lag can be measured if "
+        description="Write a logical decoding message `walgate.heartbeat` at this interval, so that lag can be measured if "
         "nothing else commits. 0: never. It is published only if message_prefixes includes it.",
     )
     origin: Literal["any", "none"] = Field(
@@ -95,7 +95,7 @@ class SourceSettings(Section):
     wal_budget_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="Amount of WAL that the slot may hold back. As it fills, the log and the metrics warn with "
+        description="Amount of WAL that the slot may retain. As it fills, the log and the metrics warn with "
         "rising severity. unset: only the server's max_slot_wal_keep_size applies.",
     )
     on_wal_budget: Literal["warn", "release"] = Field(
@@ -170,7 +170,7 @@ class RegistrySettings(TokenSettings):
         default=None,
         description=f"Passphrase of the private key. To read it from a file, set {PREFIX}REGISTRY__KEY_PASSWORD_FILE.",
     )
-    timeout_s: float = Field(default=30.0, gt=0, description="Time-out of a request to the registry.")
+    timeout_s: float = Field(default=30.0, gt=0, description="Timeout of a request to the registry.")
 
     @field_validator("url")
     @classmethod
@@ -230,7 +230,7 @@ class SnapshotSettings(Section):
 
     mode: Literal["initial", "on_command", "never"] = Field(
         default="initial",
-        description="initial: read every published table at the first start, and later each table that joins the "
+        description="initial: read every published table at the first start, and later each table that is added to the "
         "publications. on_command: read only tables named in `walgate snapshot start`. The role needs "
         "SELECT on the tables. The debezium dialect has no snapshots.",
     )

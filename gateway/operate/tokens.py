@@ -37,9 +37,9 @@ class TokenSettings(Section):
     )
     oauth_token_url: str | None = Field(
         default=None,
-        description="Token endpoint of the OpenID provider. Tokens are requested with the client's credentials.",
+        description="Token endpoint of the OpenID provider. Tokens are requested with the client credentials grant.",
     )
-    oauth_client_id: str | None = Field(default=None, description="The client there.")
+    oauth_client_id: str | None = Field(default=None, description="Client ID at that provider.")
     oauth_client_secret: SecretStr | None = Field(
         default=None,
         description=f"Secret of that client. To read it from a file, "

@@ -189,7 +189,7 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
     def _refused(self, reason: str) -> WalgateError:
         return RetrySlowly(
             f"{self._doing}: login aborted: {reason}",
-            hint="check that this is the intended server, with nothing in between. It needs TLS, and "
+            hint="check that this is the intended server, with no proxy in between. It needs TLS, and "
             "scram-sha-256 in pg_hba.conf",
         )
 

@@ -24,7 +24,7 @@ _FULL = "raise {} (requires a server restart), or drop what is not used"
 _NEW_SLOT = (
     "changes since the last position can no longer be read: drop the slot and start over with new copies of the tables"
 )
-_UNKNOWN = "this is an unexpected error; nothing was skipped. Start again, and report the error if it occurs again"
+_UNKNOWN = "this is an unexpected error; nothing was skipped. Restart, and report the error if it occurs again"
 _UNPRINTABLE = "PostgreSQL 14 cannot print intervals above 2^31 hours: set source.binary = on, or leave the column out"
 
 _TABLE: dict[str, tuple[type[WalgateError], str]] = {
@@ -32,7 +32,7 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "08": (Retry, ""),
     "08P01": (StopForOperator, ("the gateway needs a direct connection to the server: check that there is no connection pooler "
         "in between")),
-    "28": (RetrySlowly, "check user, password and pg_hba.conf: logical replication needs a line for the database itself"),
+    "28": (RetrySlowly, "check user, password and pg_hba.conf: logical replication needs a record for the database itself"),
     "3D000": (RetrySlowly, "check the name of the database in source.dsn"),
     "42501": (RetrySlowly, "ALTER ROLE <user> REPLICATION; on a managed service grant its replication role"),
     "42601": (StopForOperator, ("the gateway needs a direct connection to the server: check that there is no connection pooler "
@@ -79,7 +79,7 @@ _TOO_LARGE = re.compile("invalid memory alloc request size|out of memory|enlarge
 
 
 def classify(said: ServerMessage, doing: str) -> WalgateError:
-    """The error to raise for an ErrorResponse that came while `doing` ("start of replication from slot x")."""
+    """The error to raise for an ErrorResponse that came while `doing` ("starting replication from slot x")."""
     kind, hint = _TABLE.get(said.sqlstate) or _TABLE.get(said.sqlstate[:2]) or (StopForOperator, said.hint)
     if said.sqlstate == "55000" and _LOST_SLOT.search(said.message):
         kind, hint = DataGap, _NEW_SLOT
@@ -150,7 +150,7 @@ def classify_exception(error: BaseException, doing: str) -> WalgateError:
     return _classify_network(error, doing)
 
 
-_UNREACHABLE = "is the server up, and does it listen there (host and port of source.dsn, listen_addresses, firewall)?"
+_UNREACHABLE = "check that the server is running and accepts connections there (source.dsn, listen_addresses, firewall)"
 
 
 def _classify_network(error: BaseException, doing: str) -> WalgateError:

@@ -104,7 +104,7 @@ async def published_tables(sql: asyncpg.Connection, names: Sequence[str], limit:
     try:
         rows = await sql.fetch(f"{query} LIMIT $2", list(names), limit)
     except DRIVER_ERRORS as error:
-        raise classify_exception(error, "tables of the publications") from error
+        raise classify_exception(error, "querying the tables of the publications") from error
     return [(row[0], row[1]) for row in rows]
 
 
@@ -146,5 +146,5 @@ async def publication_facts(sql: asyncpg.Connection, names: Sequence[str]) -> di
             publications = await sql.fetch(PUBLICATION_QUERY, list(names))
             relations = await sql.fetch(relation_query(sql.get_server_version().major), list(names))
     except DRIVER_ERRORS as error:
-        raise classify_exception(error, "facts of the publications") from error
+        raise classify_exception(error, "querying the publications") from error
     return parse_publications([json.loads(row[0]) for row in publications], [json.loads(row[0]) for row in relations])

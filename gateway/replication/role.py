@@ -54,7 +54,7 @@ async def role_facts(sql: asyncpg.Connection, publications: Sequence[str]) -> Ro
         now = (begun + time.time()) / 2
         unreadable = await sql.fetch(_UNREADABLE, list(publications))
     except DRIVER_ERRORS as error:
-        raise classify_exception(error, "facts of the role") from error
+        raise classify_exception(error, "querying the role") from error
     provider = next((_PROVIDERS[name] for name in row["settings"] or () if name in _PROVIDERS), "")
     return RoleFacts(
         name=row["name"],

@@ -83,5 +83,5 @@ async def server_facts(sql: asyncpg.Connection) -> ServerFacts:
     try:
         row = await sql.fetchval(SERVER_QUERY, list(_SETTINGS))
     except DRIVER_ERRORS as error:
-        raise classify_exception(error, "facts of the server") from error
+        raise classify_exception(error, "querying the server") from error
     return parse_server(json.loads(row))

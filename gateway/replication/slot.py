@@ -48,7 +48,7 @@ async def slot_facts(sql: asyncpg.Connection, name: str) -> SlotFacts | None:
     try:
         row = await sql.fetchval(SLOT_QUERY, name)
     except DRIVER_ERRORS as error:
-        raise classify_exception(error, f"facts of slot {name}") from error
+        raise classify_exception(error, f"querying slot {name}") from error
     return None if row is None else parse_slot(json.loads(row))
 
 
@@ -70,7 +70,7 @@ async def create_slot(
     try:
         return Lsn.parse(await sql.fetchval(query + ")", *arguments, timeout=_CREATION_TIMEOUT_S))
     except DRIVER_ERRORS as error:
-        raise classify_exception(error, f"creation of slot {name}") from error
+        raise classify_exception(error, f"creating slot {name}") from error
 
 
 async def advance_slot(sql: asyncpg.Connection, name: str, end_lsn: Lsn) -> None:
@@ -80,7 +80,7 @@ async def advance_slot(sql: asyncpg.Connection, name: str, end_lsn: Lsn) -> None
         for _ in range(2):
             await sql.execute("SELECT pg_catalog.pg_replication_slot_advance($1, $2::text::pg_lsn)", name, str(end_lsn))
     except DRIVER_ERRORS as error:
-        raise classify_exception(error, f"moving slot {name} on") from error
+        raise classify_exception(error, f"advancing slot {name}") from error
 
 
 async def drop_slot(sql: asyncpg.Connection, name: str) -> None:

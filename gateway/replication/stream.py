@@ -42,7 +42,9 @@ class State(enum.Enum):
     FAILED = enum.auto()
 
 
-_POOLER: Final = "is there a proxy or pooler between? The gateway needs a direct connection to the server"
+_POOLER: Final = (
+    "check that there is no proxy or connection pooler in between: the gateway needs a direct connection to the server"
+)
 
 
 class ReplicationStream(asyncio.BufferedProtocol):
@@ -133,7 +135,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         self._tolerates_left_out = tolerates_left_out or _never
         query = start_command(slot, start_lsn, options)
         self._binary = options.get("binary") == "on"
-        self._send_query(query, State.STARTING, f"start of replication from slot {slot} at {start_lsn}")
+        self._send_query(query, State.STARTING, f"starting replication from slot {slot} at {start_lsn}")
         await self._until(lambda: self._agreed, timeout_s)
 
     async def read(self) -> bytes:
@@ -312,7 +314,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
             raise self._failure
         if self._state is not State.READY or self._transport is None:
             raise StopForOperator(
-                f"{self._place}: query in state {self._state.name}", hint="a defect of the gateway: report it"
+                f"{self._place}: query in state {self._state.name}", hint="this is a bug in the gateway: report it"
             )
         self._state = state
         self._place = doing

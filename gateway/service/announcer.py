@@ -237,7 +237,7 @@ class Announcer:
                 generated = await self._sql.fetch(GENERATED_KEY_QUERY, relation.relation_oid)
                 is_key_whole = names.issuperset(row[0] for row in generated)
         except DRIVER_ERRORS as error:
-            raise classify_exception(error, f"types of {relation.namespace}.{relation.name}") from error
+            raise classify_exception(error, f"querying the types of {relation.namespace}.{relation.name}") from error
         failpoint("after_catalog_query")
         if not (is_key_known and facts.keys() >= set(oids)):
             recorded = await self._registry.latest(value_subject(topic)) or {}
@@ -257,7 +257,7 @@ class Announcer:
             rows = await self._sql.fetch(BUILT_IN_QUERY, [name for _, name in bases.values()])
             built_in = read_types(await self._sql.fetch(TYPES_QUERY, [row[0] for row in rows]))
         except DRIVER_ERRORS as error:
-            raise classify_exception(error, "base types of domains") from error
+            raise classify_exception(error, "querying the base types of domains") from error
         by_name = {facts.name: facts for facts in built_in.values() if not is_numeric(facts)}
         return {
             oid: TypeFacts(oid, *name, Kind.DOMAIN, base=by_name[name[1]])

@@ -86,7 +86,9 @@ class Catalog:
 
     async def create_slot(self) -> Lsn:
         source = self._source
-        log.info("creating_slot", slot=source.slot, note="waits for every open transaction that writes")
+        log.info(
+            "creating_slot", slot=source.slot, note="waits for all open transactions that have written data to end"
+        )
         lsn = await create_slot(
             self._sql,
             source.slot,
@@ -120,7 +122,7 @@ class Catalog:
         try:
             facts = read_types(await self._sql.fetch(TYPES_QUERY, oids))
         except DRIVER_ERRORS as error:
-            raise classify_exception(error, "types of the published columns") from error
+            raise classify_exception(error, "querying the types of the published columns") from error
         undecodable = [facts[oid].name if oid in facts else "?" for oid in oids if not _is_decodable(oid, facts)]
         if undecodable:
             log.info("text_tuples", types_without_binary_decoder=undecodable)

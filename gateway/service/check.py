@@ -177,7 +177,11 @@ class _Check:
         """The creation of the slot waits for every transaction that has written."""
         found = [holder for holder in await holders(sql, self._expected.slot) if holder.kind != "slot"]
         for holder in found:
-            who = f"prepared transaction {holder.name!r}" if holder.kind == "prepared" else f"process {holder.pid}"
+            who = (
+                f"prepared transaction {holder.name!r}"
+                if holder.kind == "prepared"
+                else f"transaction of process {holder.pid}"
+            )
             of = f" of {holder.user}" if holder.user else ""
             self._add(
                 "postgresql",
@@ -201,7 +205,7 @@ class _Check:
                 )
             )
         else:
-            self._ok("postgresql", "a replication connection is taken")
+            self._ok("postgresql", "the server accepts replication connections")
 
     # -- Kafka -------------------------------------------------------------------------------------------------------
 

@@ -271,7 +271,7 @@ class Pump:
         error.hint += (
             f"{('; or ' if error.hint else '')}continue without the table: errors.on_error = quarantine for "
             f"{full_name}; or without this transaction: walgate skip --lsn {commit_lsn} (docs/operations.md, "
-            "Errors of one table)"
+            "Errors in one table)"
         )
 
     async def _close_alone(self) -> None:

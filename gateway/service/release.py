@@ -86,15 +86,15 @@ class WalBudget:
                 end_lsn=str(released.end_lsn),
                 held_bytes=held_bytes(before),
                 budget_bytes=self._bytes,
-                hint="changes committed between them are lost to Kafka: a GAP marker records this as soon as "
-                "Kafka answers",
+                hint="changes committed between these LSNs will not reach Kafka: a GAP marker records this as "
+                "soon as Kafka answers",
             )
         if held_bytes(after) >= (self._bytes or 0):
             log.error(
                 "wal_not_freed_yet",
                 held_bytes=held_bytes(after),
-                hint="every 15 s the server records where decoding can start; open transactions hold that back: see "
-                "walgate status",
+                hint="restart_lsn advances when the server logs its running transactions (every 15 s); open transactions "
+                "prevent that: see walgate status",
             )
 
     def _target(self, facts: Facts) -> Lsn | None:

@@ -472,7 +472,7 @@ def _log_left_out(message: LeftOutMessage) -> None:
     metrics.MESSAGES_LEFT_OUT.inc()
     log.warning(
         "message_left_out",
-        reason="a logical message is larger than kafka.max_record_bytes",
+        reason="a logical decoding message is larger than kafka.max_record_bytes",
         prefix=message.prefix,
         message_bytes=message.message_bytes,
         message_lsn=str(Lsn(message.message_lsn)),

@@ -129,7 +129,7 @@ def _quarantine(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "quarantine", f"{each['table']}, since {Lsn(each['since_lsn'])}: {each['reason']}"
     yield from _more(now["quarantined"])
     if now["quarantined"]:
-        yield "", "when the cause is gone: walgate readmit schema.table"
+        yield "", "once the cause is removed: walgate readmit schema.table"
 
 
 def _snapshot(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -35,7 +35,7 @@ class Content:
 def unsent(before: Content, now: Content) -> str:
     """Why rows have come, gone or changed without an event, as a clause; "" where nothing says so."""
     if (before.schema, before.name) != (now.schema, now.name):
-        return f"it was {before.schema}.{before.name}"
+        return f"it was renamed from {before.schema}.{before.name}"
     then = {leaf.oid: leaf for leaf in before.leaves}
     kept = [(then[leaf.oid], leaf) for leaf in now.leaves if leaf.oid in then]
     rewritten = [(old, new) for old, new in kept if old.filenode != new.filenode]

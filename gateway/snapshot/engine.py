@@ -217,7 +217,7 @@ class Snapshot:
         except asyncpg.LockNotAvailableError:
             return {}  # a row filter is printed under a lock; somebody has one that excludes it
         except DRIVER_ERRORS as error:
-            raise classify_exception(error, "survey of the tables under snapshot") from error
+            raise classify_exception(error, "querying the tables of the snapshot") from error
 
     async def _recipe(self, surveyed: Surveyed) -> Recipe:
         relation = as_message(surveyed.relation)
@@ -250,7 +250,7 @@ class Snapshot:
             return None
         if not self._settings.commands or in_stream:
             reason = (
-                "snapshot.commands is off"
+                "snapshot.commands is false"
                 if not in_stream
                 else "it was sent in a large transaction: send it in a transaction of its own"
             )
@@ -280,8 +280,8 @@ class Snapshot:
             log.warning(
                 "tables_not_verified",
                 tables=chosen.unfinished,
-                reason="a snapshot that brings their rows has not ended",
-                hint="wait for its end: walgate snapshot status",
+                reason="a snapshot that delivers their rows has not ended",
+                hint="wait until it ends: walgate snapshot status",
             )
         for oid in [oid for oid in chosen.tables if oid in self._readings]:
             self._cancel(oid)
@@ -499,7 +499,7 @@ class Snapshot:
         try:
             found = await content(self._sql, sorted(self._known))
         except DRIVER_ERRORS as error:
-            raise classify_exception(error, "looking at files and partitions") from error
+            raise classify_exception(error, "querying files and partitions") from error
         changed = [(oid, now, self._contents.get(oid)) for oid, now in found.items() if now != self._contents.get(oid)]
         reads = self._settings.mode == "initial" and self._settings.read_again
         for oid, now, before in changed:
@@ -709,7 +709,7 @@ class Snapshot:
         if reads:
             log.warning("table_read_again", table=name, reason=f"{reason}: PostgreSQL sends no events for its rows")
         else:
-            hint = f"`walgate snapshot start {name}` reads it once more"
+            hint = f"`walgate snapshot start {name}` reads the table again"
             log.warning(
                 "rows_not_sent", table=name, reason=f"{reason}: PostgreSQL sends no events for its rows", hint=hint
             )
@@ -722,7 +722,7 @@ class Snapshot:
             self._not_yet_since = now
             log.info(
                 "snapshot_waits",
-                note="waiting for transactions to end that were open when it began, or that wait for a "
+                note="waiting for transactions that were in progress when it began, or that are waiting for a "
                 "synchronous standby",
             )
 

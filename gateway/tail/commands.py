@@ -79,8 +79,8 @@ def _show(given: Given, shower: Shower) -> Shown:
     except PgOutputError as error:
         raise WalgateError(
             f"{given.place}: {error.message}",
-            hint="between Stream Start and Stop a message has an xid more: --in-stream; --protocol-version is that of the "
-            "stream",
+            hint="between Stream Start and Stream Stop, messages have an additional xid: use --in-stream. --protocol-version "
+            "must be that of the stream",
         ) from error
 
 

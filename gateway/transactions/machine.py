@@ -619,8 +619,9 @@ class TransactionMachine:
         whole = message.subxid == message.xid
         if transaction.has_messages and not whole:
             raise RolledBackMessages(
-                f"transaction {message.xid} was streamed with logical messages, and its subtransaction {message.subxid} was "
-                "rolled back: read again without streaming, to learn which of them count"
+                f"transaction {message.xid} was streamed with logical decoding messages, and its subtransaction "
+                f"{message.subxid} was rolled back: "
+                "it is received again without streaming, which shows which messages were rolled back"
             )
         self.relations.abort_stream(message.xid, message.subxid)
         manifest = transaction.manifest

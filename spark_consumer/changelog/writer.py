@@ -120,8 +120,8 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
         elif lsn != commit_lsn:
             raise MirrorError(
                 f"{folder} has no file _SUCCESS: it was not completed, and this batch, which ends at "
-                f"{format_lsn(commit_lsn)}, is not the batch that rewrites it",
-                hint="Remove the folder and start again: changes that the changelog already has are not written twice.",
+                f"{format_lsn(commit_lsn)}, is a different one and cannot replace it",
+                hint="Remove the directory and start again: changes that the changelog already has are not written twice.",
             )
     return last
 
@@ -136,5 +136,5 @@ def _append_to_delta(changes: DataFrame, location: str, table: TableName, commit
         raise MirrorError(
             f"the changelog of {table} at {location} cannot store a column in its current type: "
             f"{str(problem).splitlines()[0]}",
-            hint="Delta can only widen a type. Move the table away: a new one begins with this batch.",
+            hint="Delta can only widen a type. Move the table to another path: a new one begins with this batch.",
         ) from problem

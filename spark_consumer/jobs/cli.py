@@ -27,25 +27,23 @@ Servers = Annotated[str, typer.Option("--bootstrap-servers", help="Kafka brokers
 RegistryUrl = Annotated[str, typer.Option("--registry", help="URL of the schema registry (Confluent API).")]
 Prefix = Annotated[str, typer.Option(help="Prefix of the topics.")]
 Tables = Annotated[str, typer.Option(help="Only these tables (public.orders,public.items). Default: all.")]
-Exclude = Annotated[
-    str, typer.Option(help="Not these tables (public.tmp_*,staging.*); *, ? and [...] match as in file names.")
-]
+Exclude = Annotated[str, typer.Option(help="Exclude these tables (public.tmp_*,staging.*). Wildcards: *, ? and [...].")]
 Path_ = Annotated[
-    str, typer.Option("--path", "--to", help="Folder of the result: local, or any URL that Spark can write to.")
+    str, typer.Option("--path", "--to", help="Output directory: a local path, or any URL that Spark can write to.")
 ]
-Checkpoint = Annotated[str, typer.Option(help="Spark's checkpoint. Default: <path>/checkpoint.")]
+Checkpoint = Annotated[str, typer.Option(help="Checkpoint location of the query. Default: <path>/checkpoint.")]
 Limit = Annotated[
-    int, typer.Option(help="Largest number of changes per batch. A larger transaction is one batch of its own.")
+    int, typer.Option(help="Maximum number of changes per batch. A larger transaction is a batch of its own.")
 ]
 Start = Annotated[str, typer.Option(help="Where a new checkpoint starts: earliest, latest, marker:, lsn:, time:.")]
 Until = Annotated[str, typer.Option(help="Stop when everything up to this LSN has been written (16/B374D848).")]
-Once = Annotated[bool, typer.Option(help="Process what is in the topics now, and stop.")]
+Once = Annotated[bool, typer.Option(help="Process the records that are in the topics now, then stop.")]
 ProgressKind = Annotated[str, typer.Option(help="lines or json.")]
 Option = Annotated[
     list[str], typer.Option("--option", help="An option of the data source, as name=value: kafka.*, registry.*, ...")
 ]
 Jars = Annotated[str, typer.Option(envvar="WALGATE_SPARK_JARS", help="Delta's jars, separated by commas.")]
-Memory = Annotated[int, typer.Option(help="Heap size of Spark, in MB.")]
+Memory = Annotated[int, typer.Option(help="Heap size of Spark's JVM, in MB.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show Spark's error log, and the complete error that ends the job.")
 ]
@@ -82,18 +80,18 @@ Config = Annotated[
 MergeEvery = Annotated[
     float,
     typer.Option(
-        help="Seconds from one merge to the next, which is how far the Delta tables are behind for programs that read "
-        "them directly. 0: every batch is merged. inf: only walgate merge merges."
+        help="Seconds between merges, which is how far the Delta tables lag behind for programs that read them "
+        "directly. 0: merge every batch. inf: leave merging to walgate merge."
     ),
 ]
 KeepChanges = Annotated[
     float,
     typer.Option(
-        help="Seconds for which changes are kept after their merge, so that pictures of any commit can be read."
+        help="Seconds for which changes are kept after their merge, so that the tables can be read as of any commit."
     ),
 ]
 Vectors = Annotated[
-    bool, typer.Option(help="New tables with or without Delta's deletion vectors, which some readers do not support.")
+    bool, typer.Option(help="Create new tables with Delta's deletion vectors, which some readers do not support.")
 ]
 
 MAX_CHANGES = 500_000
@@ -172,7 +170,7 @@ def mirror(
     http: Http = "",
     config: Config = None,
 ) -> None:
-    """Keep Delta tables equal to the source, to the transaction."""
+    """Keep Delta tables equal to the source: each batch applies complete transactions."""
     from spark_consumer.mirror.appending import AppendingMirror, taken_in
     from spark_consumer.mirror.batch import EMPTY, KEEP_AS, STOP, Mirror
     from spark_consumer.reader.registry import SchemaCache
@@ -242,14 +240,15 @@ def _told_of_merges(merge_every: float) -> str:
 
 @app.command()
 def merge(
-    path: Annotated[str, typer.Option("--path", "--to", help="Folder of a mirror.")],
+    path: Annotated[str, typer.Option("--path", "--to", help="Directory of a mirror.")],
     progress: ProgressKind = "lines",
     jars: Jars = "",
     memory_mb: Memory = 1024,
     cores: Cores = 0,
     verbose: Verbose = False,
 ) -> None:
-    """Merge what a mirror has appended into its tables. A mirror that runs goes on appending, and leaves the merges to others."""
+    """Merge the changes that a mirror has appended into its tables. A running mirror continues to append,
+    and leaves these merges to this command."""
     from spark_consumer.mirror.appending import merge_once
 
     def say(report: Any) -> None:
@@ -288,7 +287,7 @@ def consume(
     http: Http = "",
     config: Config = None,
 ) -> None:
-    """Append every committed change to a changelog of each table."""
+    """Append every committed change to the changelog of its table."""
     from spark_consumer.changelog.writer import Changelog
     from spark_consumer.reader.registry import SchemaCache
 
@@ -326,13 +325,13 @@ def consume(
 
 @app.command()
 def dump(
-    path: Annotated[str, typer.Option("--mirror", "--path", help="Folder of a mirror.")],
+    path: Annotated[str, typer.Option("--mirror", "--path", help="Directory of a mirror.")],
     table: Annotated[list[str], typer.Option("--table", help="Only this table. May be repeated. Default: all.")] = [],  # noqa: B006
     to: Annotated[
-        str, typer.Option(help="Write Parquet files to this folder. Default: JSON lines on standard output.")
+        str, typer.Option(help="Write Parquet files to this directory. Default: JSON lines on standard output.")
     ] = "",
 ) -> None:
-    """Write the rows of a local mirror, every value exact, without Spark."""
+    """Write the rows of a local mirror, with exact values and without Spark."""
     from spark_consumer.mirror.dump import dump_json, dump_parquet
 
     try:
@@ -421,9 +420,7 @@ def _keep_up(job: Job, run: Run) -> None:
         job.finish(spark, is_done=(job.once or bool(job.until_lsn)) and not run.stopping.is_set())
     spark.stop()
     if run.differences:
-        _fail(
-            f"{run.differences} differences between the source and the mirror: see differences in its folder", DIFFERS
-        )
+        _fail(f"{run.differences} differences between the source and the mirror: see <path>/differences", DIFFERS)
 
 
 def _check_progress(progress: str) -> None:

@@ -32,7 +32,7 @@ METRICS = {
         "gauge",
         "Age of the last transaction that was written, while others wait in Kafka; otherwise 0.",
     ),
-    "walgate_job_lag_markers": ("gauge", "Markers in the transaction topic after the last one that was read."),
+    "walgate_job_lag_markers": ("gauge", "Markers in the marker topic after the last one that was read."),
     "walgate_job_batches_total": ("counter", "Batches with changes that were written."),
     "walgate_job_transactions_total": ("counter", "Transactions that were written."),
     "walgate_job_changes_total": ("counter", "Changes that were written."),

@@ -386,9 +386,9 @@ class Mirror:
         if applied > commit_lsn:
             raise MirrorError(
                 f"{location} has reached {format_lsn(applied)}, but this batch ends at {format_lsn(commit_lsn)}: "
-                "the checkpoint of a mirror that was killed within a batch was lost, and batches end elsewhere "
-                "now",
-                hint="Remove the checkpoint and start again after the last picture (walgate mirror does so "
+                "the mirror was killed during a batch, its checkpoint was lost, and batches now end at other "
+                "LSNs",
+                hint="Remove the checkpoint and start again after the last complete batch (walgate mirror does so "
                 "automatically), with batches at least as large as before (--max-changes).",
             )
         if applied < commit_lsn:
@@ -513,7 +513,7 @@ def too_late(table: str, path: str, commit_lsn: int) -> MirrorError:
     """A table is met whose changes up to `commit_lsn`, where the mirror stands, are not in it."""
     return MirrorError(
         f"{table} is new to the mirror at {path}, which is at {format_lsn(commit_lsn)} already",
-        hint="Use another path for it, or start after the mirror's last picture "
+        hint="Use another path for it, or start after the mirror's last complete batch "
         f"(startingPosition lsn:{format_lsn(commit_lsn)}) to take only later changes.",
     )
 
@@ -526,7 +526,7 @@ def notes_of(marks: Sequence[Mark], ended: Mapping[str, Window]) -> list[str]:
     for mark in marks:
         if mark.kind == GAP:
             notes.append(
-                f"changes before {format_lsn(mark.commit_lsn)} are lost, every table is stale until it is loaded again"
+                f"changes before {format_lsn(mark.commit_lsn)} are lost: every table is stale until it is loaded again"
             )
         if mark.kind == SKIP:
             notes.append(f"the transaction at {format_lsn(mark.commit_lsn)} was skipped: {mark.facts.get('detail')}")

@@ -25,8 +25,8 @@ from spark_consumer.tables import TableName
 
 COPY = (
     "Stop the mirror, overwrite this Delta table with the current rows of the source (its columns, "
-    "and a map _special that is null), and start again: changes that the copy already contains do no "
-    "harm, if no column was added or dropped since. Or continue without the table: --tables with all "
+    "and a map _special that is null), and start again: changes that the copy already contains are "
+    "harmless, if no column was added or dropped since. Or continue without the table: --tables with all "
     "the others."
 )
 

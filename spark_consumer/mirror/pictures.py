@@ -41,7 +41,7 @@ class MirrorPicture(Mapping[str, DataFrame]):
 
     def __getitem__(self, name: str) -> DataFrame:
         if name not in self._makers and name in self.filling:
-            raise MirrorError(f"{name} is still being filled by a snapshot: it is in no picture until that ends")
+            raise MirrorError(f"{name} is still being filled by a snapshot: it can be read once that has ended")
         if name not in self._frames:
             self._frames[name] = self._makers[name]()
         return self._frames[name]

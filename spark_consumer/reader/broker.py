@@ -342,7 +342,7 @@ def _next_messages(consumer: Consumer, chunk_records: int, offsets_left: int) ->
 
 def unavailable(what: str, error: KafkaError, reason: KafkaError | None = None) -> SourceUnavailable | SourceRefused:
     """`reason`: what went wrong with the connection."""
-    message = f"Kafka did not give {what}: " + "; ".join(f"{e.name()}: {e.str()}" for e in (error, reason) if e)
+    message = f"Kafka did not return {what}: " + "; ".join(f"{e.name()}: {e.str()}" for e in (error, reason) if e)
     if any(e is not None and e.code() in _REFUSED for e in (error, reason)):
         return SourceRefused(message, hint="Check the options kafka.security.protocol, kafka.sasl.* and kafka.ssl.*.")
     hint = ""

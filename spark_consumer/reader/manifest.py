@@ -158,7 +158,7 @@ class MarkerDecoder:
 
     def _decode_avro(self, offset: int, value: bytes) -> dict[str, Any]:
         if len(value) < FRAME_BYTES or value[0] != 0:
-            raise MarkerError(f"record {offset} of the transaction topic is not in Confluent framing")
+            raise MarkerError(f"record {offset} of the marker topic is not in Confluent framing")
         schema_id = int.from_bytes(value[1:FRAME_BYTES], "big")
         if schema_id not in self._parsed:
             self._parsed[schema_id] = _parsed(self._writer_schemas[schema_id])
@@ -171,7 +171,7 @@ class MarkerDecoder:
                 f"marker {offset} does not decode with schema {schema_id}: {type(problem).__name__}"
             ) from problem
         if data.tell() != len(value):
-            raise MarkerError(f"marker {offset} has {len(value) - data.tell()} bytes too many")
+            raise MarkerError(f"marker {offset} has {len(value) - data.tell()} extra bytes at its end")
         return dict(marker)
 
 
@@ -212,7 +212,7 @@ def check_order(transactions: Iterable[CommittedTransaction], after_commit_lsn: 
         if transaction.commit_lsn <= after_commit_lsn:
             raise MarkerError(
                 f"{transaction} does not come after commit_lsn {format_lsn(after_commit_lsn)}",
-                hint="The transaction topic holds the markers of two slots, or was created again: "
+                hint="The marker topic contains the markers of two slots, or was created again: "
                 "read it with a new checkpoint from a known position.",
             )
         after_commit_lsn = transaction.commit_lsn

@@ -60,9 +60,7 @@ def resolve(position: Position, log: MarkerLog) -> int:
             return high
         case "marker":
             if not low <= position.value <= high:
-                raise OptionError(
-                    f"marker:{position.value} is outside of the transaction topic, which has {low}..{high}"
-                )
+                raise OptionError(f"marker:{position.value} is outside the marker topic, which has {low}..{high}")
             return position.value
         case "lsn":
             found = log.first_where(lambda transaction: transaction.commit_lsn > position.value)

@@ -103,12 +103,12 @@ def _unavailable(what: str, problem: Exception) -> SourceUnavailable | SourceRef
         detail = f"{problem.http_status_code} {problem.error_message}"
         if problem.http_status_code in (401, 403):
             return SourceRefused(
-                f"the schema registry did not give {what}: {detail}", hint="Check the options registry.basic.auth.*."
+                f"the schema registry did not return {what}: {detail}", hint="Check the options registry.basic.auth.*."
             )
     else:
         detail = f"{type(problem).__name__}: {problem}"
     return SourceUnavailable(
-        f"the schema registry did not give {what}: {detail}",
+        f"the schema registry did not return {what}: {detail}",
         hint="Check the options registry.url and registry.*, and that the gateway has written to this prefix.",
     )
 

@@ -178,7 +178,7 @@ class TransactionReader:
             raise MarkerError(
                 f"the marker before position {self._position} is not that of the transaction with commit_lsn "
                 f"{format_lsn(self._commit_lsn)}",
-                hint="The transaction topic was created again, or belongs to another cluster: what was committed meanwhile "
+                hint="The marker topic was created again, or belongs to another cluster: what was committed meanwhile "
                 "may be missing.",
             )
 
@@ -186,7 +186,7 @@ class TransactionReader:
         try:
             found = await _started(self._markers).getmany(timeout_ms=_POLL_MS, max_records=_CHUNK_RECORDS)
         except OffsetOutOfRangeError as problem:
-            raise RangeExpired("the transaction topic does not have the starting position") from problem
+            raise RangeExpired("the marker topic does not have the starting position") from problem
         except KafkaError as problem:
             raise SourceUnavailable(f"Kafka: {problem}") from problem
         return [message for messages in found.values() for message in messages]

@@ -233,7 +233,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Raises MarkerError unless the offset was counted in this topic: the marker before it tells, if it is still there."""
         position, commit_lsn = start["position"], start["commit_lsn"]
         if end < position:
-            raise _other_topic(f"the transaction topic ends at {end}", start)
+            raise _other_topic(f"the marker topic ends at {end}", start)
         if not self._is_checked and commit_lsn and low < position:
             _check_last(self._planner.log.between(position - 1, position), start, commit_lsn)
         self._is_checked = True
@@ -265,7 +265,7 @@ def _check_last(transactions: list[CommittedTransaction], offset: StreamOffset, 
     """Raises MarkerError unless `offset` was counted behind the last of these; `commit_lsn`: of the last transaction before."""
     if not transactions or _behind(transactions, commit_lsn) != offset:
         found = transactions[-1] if transactions else "no commit"
-        raise _other_topic(f"marker {offset['position'] - 1} of the transaction topic is {found}", offset)
+        raise _other_topic(f"marker {offset['position'] - 1} of the marker topic is {found}", offset)
 
 
 def _other_topic(what: str, offset: StreamOffset) -> MarkerError:

@@ -138,8 +138,8 @@ class TableFrame:
             place = f"{chunk.read.topic}[{chunk.read.partition}]"
             if schema_id not in schemas:
                 raise MalformedRecord(
-                    f"{place} offset {chunk.offsets[rows[0]]}: a record of schema {schema_id}, which is not one of its table "
-                    "that the manifests name"
+                    f"{place} offset {chunk.offsets[rows[0]]}: a record with schema {schema_id}, which the manifests do "
+                    "not list for its table"
                 )
             whole = len(rows) == len(ids)
             values = chunk.values if whole else chunk.values.take(numbers(rows))

@@ -148,7 +148,7 @@ def _count(values: Mapping[str, str], name: str, default: int | None) -> int | N
     if text is None:
         return default
     if not text.isdecimal() or int(text) == 0:
-        raise OptionError(f"{name} must be a number above 0, not {text!r}")
+        raise OptionError(f"{name} must be a positive integer, not {text!r}")
     return int(text)
 
 
@@ -159,7 +159,7 @@ def _seconds(values: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         seconds = 0.0
     if seconds <= 0:
-        raise OptionError(f"{name} must be a number of seconds above 0, not {text!r}")
+        raise OptionError(f"{name} must be a positive number of seconds, not {text!r}")
     return seconds
 
 

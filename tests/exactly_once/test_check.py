@@ -95,7 +95,7 @@ async def test_what_is_well_is_said_to_be_and_nothing_is_changed(place: Place) -
     said = " ".join(finding["message"] for finding in told["findings"] if finding["outcome"] == "ok")
     for words in (
         "1 tables are published",
-        "replication connection is taken",
+        "accepts replication connections",
         "answers as a schema registry",
         "the first start",
     ):
@@ -124,7 +124,7 @@ async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
     writer = await place.database.connect()
     await writer.execute("BEGIN; INSERT INTO t VALUES (1)")
     await asyncio.sleep(5.5)  # a younger transaction is no news
-    await place.finds("warning", f"open process {writer.get_server_pid()}", "pg_terminate_backend")
+    await place.finds("warning", f"open transaction of process {writer.get_server_pid()}", "pg_terminate_backend")
     await writer.execute("ROLLBACK")
     await sql.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{place.database.server.password}'")
     try:
@@ -160,7 +160,7 @@ async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> Non
         "kafka.sasl_username",
         kafka={**secured, **LOGIN, "sasl_password": "x"},
     )
-    await place.finds("stops", "speaks no TLS", "= PLAINTEXT", kafka={"security_protocol": "SSL"})
+    await place.finds("stops", "expects no TLS", "= PLAINTEXT", kafka={"security_protocol": "SSL"})
     await place.finds("stops", "answers, but not with Kafka's protocol", kafka={"bootstrap_servers": postgres})
     await place.finds("waits", "connection to 127.0.0.1:1 refused", kafka={"bootstrap_servers": "127.0.0.1:1"})
     await place.finds("waits", "kafka.replication_factor is 3", "= 1", kafka={"replication_factor": 3})

@@ -279,7 +279,7 @@ async def _markers_deleted(place: Place) -> None:
 
 async def _loaded_again(place: Place, said: str) -> None:
     """A snapshot loads the tables."""
-    assert "take a new source.slot and a new kafka.prefix, and load the tables again" in said
+    assert "use a new source.slot and a new kafka.prefix, and load the tables again" in said
     refused = await walgate(place.gateway, "accept-gap", code=78)
     assert "is empty" in refused and "load the tables again" in refused
     new = f"{place.prefix}_new"
@@ -446,7 +446,7 @@ async def test_a_server_that_was_set_back_is_read_on(
         place.sql = await own_database.connect()
 
         said = await place.ends()
-        assert "the server went back in time" in said and "walgate accept-gap --until-now" in said
+        assert "the server was reset to an earlier state" in said and "walgate accept-gap --until-now" in said
         while (
             "before the position" in (told := await command(place.gateway.settings, "accept-gap", "--until-now")).stderr
         ):
@@ -516,7 +516,7 @@ async def _markers_compacted(place: Place) -> None:
 
 
 CHECKS: dict[str, Walk] = {
-    "tls": Walk("speaks no TLS", _with(kafka__security_protocol="SSL"), _set_as_told),
+    "tls": Walk("expects no TLS", _with(kafka__security_protocol="SSL"), _set_as_told),
     "login": Walk(
         "does not use SASL",
         _with(kafka__security_protocol="SASL_PLAINTEXT", kafka__sasl_username="u", kafka__sasl_password="p"),

@@ -93,7 +93,7 @@ def test_failed_check_is_one_error_with_its_class_and_a_remedy(
         (with_server(version_num=190000), "newer than the versions"),
         (with_server(max_slot_wal_keep_mb=100), "max_slot_wal_keep_size is 100 MB"),
         (with_server(idle_slot_timeout_s=60.0), "idle_replication_slot_timeout is 60 s"),
-        (with_slot(wal_status="extended"), "holds back"),
+        (with_slot(wal_status="extended"), "retains more WAL"),
         (with_slot(wal_status="unreserved"), "about to be lost"),
         (with_slot(failover=True), "failover = true"),
         (with_publication(relations=()), "has no tables"),
@@ -232,16 +232,19 @@ def test_report_without_errors_raises_nothing() -> None:
 
 
 CHANGED: list[tuple[Callable[[], Facts], str]] = [
-    (lambda: with_publication(relations=(ORDERS,)), "no longer holds shop.items"),
+    (lambda: with_publication(relations=(ORDERS,)), "no longer contains shop.items"),
     (lambda: with_publication(actions=frozenset({"insert", "update", "truncate"})), "no longer publishes delete"),
     (lambda: with_publication(via_root=True), "publish_via_partition_root is now true"),
     (lambda: with_publication(all_tables=True), "now for all tables"),
     (lambda: with_publication(oid=8), "was dropped and created again"),
-    (lambda: with_publication(relations=(replace(ORDERS, row_filter="(id > 1)"), ITEMS)), "another row filter"),
+    (
+        lambda: with_publication(relations=(replace(ORDERS, row_filter="(id > 1)"), ITEMS)),
+        "the row filter of shop.orders has changed",
+    ),
     (lambda: with_publication(relations=(replace(ORDERS, columns=(ID,)), ITEMS)), "no longer sends name"),
     (
         lambda: with_publication(relations=(ORDERS, replace(ITEMS, name="lines"))),
-        "shop.items is shop.lines now, with another topic",
+        "shop.items is now named shop.lines and has another topic",
     ),
     (lambda: replace(FACTS, publications={}), "publication p does not exist"),
 ]
@@ -257,7 +260,7 @@ def test_a_change_of_the_inventory_is_a_warning_and_the_stream_goes_on(changed: 
 def test_a_publication_that_is_emptied_is_a_warning() -> None:
     report = check_running(FACTS, with_publication(relations=()), EXPECTED)
     assert report.errors == ()
-    assert ["has no tables" in report.warnings[0].message, "no longer holds" in report.warnings[1].message] == [
+    assert ["has no tables" in report.warnings[0].message, "no longer contains" in report.warnings[1].message] == [
         True,
         True,
     ]

@@ -52,7 +52,7 @@ def test_one_of_several_connectors_is_taken_by_its_prefix() -> None:
     content = serialized([(key("a"), other), (key("gone"), None), (key("shop"), json.dumps(INSERT).encode())])
     assert read_offset(content, "shop") == READ
     for missing in ("gone", "b"):
-        with pytest.raises(StopForOperator, match="prefixes in it: a, gone, shop"):
+        with pytest.raises(StopForOperator, match="prefixes in the file: a, gone, shop"):
             read_offset(content, missing)
 
 

@@ -209,7 +209,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
     ("slot in use", slot(active_pid=99), Exception, "in use by process 99", "pg_terminate_backend(99)"),
     ("slot's failover", slot(failover=True), WARN, "failover = true", "FAILOVER false"),
     ("slot about to be lost", slot(wal_status="unreserved"), WARN, "about to be lost", "max_slot_wal_keep_size = -1"),
-    ("slot extended", slot(wal_status="extended"), WARN, "holds back more WAL", "keeps up"),
+    ("slot extended", slot(wal_status="extended"), WARN, "retains more WAL", "keeps up"),
     # the publications
     (
         "no publication",
@@ -231,7 +231,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         published(replace(ORDERS, identity_columns=("id", "part"))),
         STOP,
         "does not send part",
-        "send it too",
+        "publish these columns",
     ),
     (
         "column lists",
@@ -288,7 +288,13 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "advertise this address to clients",
         "advertised.listeners",
     ),
-    ("TLS where none is set", listener(tls=True), STOP, "speaks TLS, kafka.security_protocol is PLAINTEXT", "= SSL"),
+    (
+        "TLS where none is set",
+        listener(tls=True),
+        STOP,
+        "expects TLS, but kafka.security_protocol is PLAINTEXT",
+        "= SSL",
+    ),
     (
         "TLS and a login where a login is set",
         listener(wanted(sasl=True), tls=True),
@@ -296,7 +302,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "is SASL_PLAINTEXT",
         "= SASL_SSL",
     ),
-    ("no TLS where it is set", listener(wanted(tls=True)), STOP, "speaks no TLS", "= PLAINTEXT"),
+    ("no TLS where it is set", listener(wanted(tls=True)), STOP, "expects no TLS", "= PLAINTEXT"),
     (
         "unknown authority",
         listener(wanted(tls=True), tls=True, tls_failure="self-signed certificate"),

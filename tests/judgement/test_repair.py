@@ -134,7 +134,7 @@ def test_another_server_is_not_adopted() -> None:
     former = replace(ACTIVE, system_identifier="17")
     for facts, known, said in (
         (without_slot(), stored(former), "has no slot"),
-        (with_slot(confirmed_flush_lsn=Lsn(1400)), stored(former), "is not an upgrade of that one"),
+        (with_slot(confirmed_flush_lsn=Lsn(1400)), stored(former), "was not upgraded from that one"),
         (with_server(version_num=160000), stored(former), "from PostgreSQL 17 on"),
         (FACTS, stored(replace(former, prefix="other")), "prefix 'other'"),
         (FACTS, Stored({former.key: former, ACTIVE.key: ACTIVE}, marker_topic_used=True), "already has a position"),
@@ -168,8 +168,8 @@ def test_a_connector_whose_place_is_not_the_slots_is_not_adopted() -> None:
     other = replace(ACTIVE, slot="other")
     for facts, known, offset, said in (
         (without_slot(), NONE_STORED, OFFSET, "the slot does not exist"),
-        (with_slot(confirmed_flush_lsn=Lsn(1701)), NONE_STORED, OFFSET, "an older one, or another process"),
-        (with_server(flush_lsn=Lsn(1650)), NONE_STORED, OFFSET, "of another server"),
+        (with_slot(confirmed_flush_lsn=Lsn(1701)), NONE_STORED, OFFSET, "outdated, or another process"),
+        (with_server(flush_lsn=Lsn(1650)), NONE_STORED, OFFSET, "belongs to another server"),
         (FACTS, NONE_STORED, replace(OFFSET, of_snapshot=True, in_snapshot=True), "has not finished its snapshot"),
         (FACTS, STORED, OFFSET, "already has a position"),
         (FACTS, stored(other), OFFSET, "belongs to slot other"),

@@ -124,7 +124,7 @@ def test_a_prefix_with_markers_of_a_lost_position_is_refused(facts: Facts) -> No
         (with_slot(wal_status="lost"), STORED, "is lost"),
         (with_slot(invalidation_reason="wal_removed"), STORED, "is invalid: wal_removed"),
         (with_slot(conflicting=True), STORED, "conflicted"),
-        (with_server(flush_lsn=Lsn(1499)), STORED, "the server went back in time"),
+        (with_server(flush_lsn=Lsn(1499)), STORED, "the server was reset to an earlier state"),
         (FACTS, replace(STORED, marker_topic_used=False), "it was deleted and created again"),
     ],
 )

@@ -20,7 +20,7 @@ PARTED = Content("public", "t", True, (ONE, TWO))
         (PLAIN, replace(PLAIN, leaves=(replace(ONE, filenode=11),)), ""),  # VACUUM FULL, TRUNCATE
         (PLAIN, replace(PLAIN, leaves=(replace(ONE, columns="b"),)), ""),  # ADD COLUMN
         (PLAIN, replace(PLAIN, leaves=(LeafContent(1, 11, "b"),)), "ALTER TABLE has rewritten it"),
-        (PLAIN, replace(PLAIN, name="u"), "it was public.t"),
+        (PLAIN, replace(PLAIN, name="u"), "it was renamed from public.t"),
         (PARTED, PARTED, ""),
         (PARTED, replace(PARTED, leaves=(ONE, TWO, LeafContent(3, 30, "a"))), ""),  # CREATE TABLE ... PARTITION OF
         (PARTED, replace(PARTED, leaves=(ONE, TWO, LeafContent(3, 30, "a", True))), "a partition was attached"),

@@ -62,7 +62,7 @@ async def test_rows_that_change_without_an_event_are_read_again(
             ("public.plain", "ALTER TABLE has rewritten it"),
             ("public.part", "a partition was attached"),
             ("public.part", "a partition was detached or dropped"),
-            ("public.new", "it was public.renamed"),
+            ("public.new", "it was renamed from public.renamed"),
         }
 
 

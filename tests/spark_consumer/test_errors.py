@@ -57,8 +57,11 @@ def test_records_that_retention_removed_are_missed(spark: SparkSession, feeder: 
     ("options", "message"),
     [
         ({"prefix": "nobody"}, "(?s)SourceUnavailable.*topic is missing"),
-        ({"registry.url": "http://127.0.0.1:1"}, "(?s)SourceUnavailable.*schema registry did not give"),
-        ({"kafka.bootstrap.servers": "127.0.0.1:1", "noProgressTimeout": "5"}, "SourceUnavailable: Kafka did not give"),
+        ({"registry.url": "http://127.0.0.1:1"}, "(?s)SourceUnavailable.*schema registry did not return"),
+        (
+            {"kafka.bootstrap.servers": "127.0.0.1:1", "noProgressTimeout": "5"},
+            "SourceUnavailable: Kafka did not return",
+        ),
         ({"table": "public.nothing"}, "(?s)SourceUnavailable.*gateway has written to this prefix"),
     ],
 )

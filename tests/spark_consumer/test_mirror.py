@@ -199,7 +199,7 @@ def test_a_new_checkpoint_that_cuts_batches_elsewhere_loses_nothing(
         crash.setattr(manifest, "record", lambda *_: 1 / 0)  # the tables are written, the picture is not
         with pytest.raises(ZeroDivisionError):
             run_mirror(spark, feeder, tmp_path)
-    with pytest.raises(MirrorError, match="batches end elsewhere"):
+    with pytest.raises(MirrorError, match="batches now end at other LSNs"):
         run_mirror(spark, feeder, tmp_path, endingPosition=f"lsn:{middle_lsn}")
     third = feeder.begin()
     third.insert(items, {"id": 3})

@@ -44,7 +44,7 @@ The above exception was the direct cause of the following exception:
 
 Traceback (most recent call last):
   File "source.py", line 170, in latestOffset
-spark_consumer.errors.SourceUnavailable: Kafka did not give the offsets of cdc.transaction[0]: _ALL_BROKERS_DOWN
+spark_consumer.errors.SourceUnavailable: Kafka did not return the offsets of cdc.transaction[0]: _ALL_BROKERS_DOWN
 \tat org.apache.spark.api.python.PythonStreamingSourceRunner.latestOffset(PythonStreamingSourceRunner.scala:1)
 """
 
@@ -55,7 +55,7 @@ def test_an_error_of_ours_is_found_in_what_spark_says() -> None:
         "The topic is shorter than its manifests say, or the broker is slow: see the option noProgressTimeout."
     )
     assert told_by(OF_THE_DRIVER) == (
-        "SourceUnavailable: Kafka did not give the offsets of cdc.transaction[0]: _ALL_BROKERS_DOWN"
+        "SourceUnavailable: Kafka did not return the offsets of cdc.transaction[0]: _ALL_BROKERS_DOWN"
     )
     assert told_by("[STREAM_FAILED] Query terminated with exception: Java heap space") is None
 
@@ -96,7 +96,7 @@ def test_a_query_whose_servers_were_away_is_started_again(
 ) -> None:
     queries = [Query(OF_THE_DRIVER) for _ in range(8)]
     assert run(monkeypatch, [*queries, Query()]) == [2, 4, 8, 16, 32, 60, 60, 60]
-    assert "trying again in 2 s: SourceUnavailable: Kafka did not give the offsets" in capsys.readouterr().out
+    assert "trying again in 2 s: SourceUnavailable: Kafka did not return the offsets" in capsys.readouterr().out
 
 
 def test_a_query_whose_python_process_did_not_start_in_time_is_started_again(
@@ -126,7 +126,7 @@ async def test_sigterm_ends_the_job_that_walgate_started() -> None:
     )
     assert process.stdout is not None
     waiting = await process.stdout.readline()
-    assert b"waiting for cdc.transaction: Kafka did not give" in waiting
+    assert b"waiting for cdc.transaction: Kafka did not return" in waiting
     assert b"Connection refused" in waiting
     process.terminate()
     await asyncio.wait_for(process.stdout.read(), 30)
