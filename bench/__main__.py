@@ -17,7 +17,10 @@ from bench.scene import Scene
 from bench.workloads import BACKLOGS, LARGE_ROWS
 from gateway.local.artifacts import fetched
 
-CONTESTANTS = ("floor", "walgate", "walgate_compiled", "floor_text", "walgate_text", "walgate_debezium", "debezium")
+CONTESTANTS = (
+    *("floor", "walgate", "walgate_watched", "walgate_compiled", "floor_text", "walgate_text"),
+    *("walgate_debezium", "debezium"),
+)
 WORKLOADS = (*sorted([*BACKLOGS, "W3"]), "L")
 LATENCY_RATES = (500, 2000)
 LATENCY_S = 30.0
@@ -40,7 +43,8 @@ async def _drain(scene: Scene, name: str, arguments: argparse.Namespace, console
                     run = await walgate.drain(backlogged, binary=binary, more=walgate.DEBEZIUM)
                 else:
                     compiled = arguments.compiled if contestant == "walgate_compiled" else None
-                    run = await walgate.drain(backlogged, binary=binary, compiled=compiled)
+                    watched = contestant == "walgate_watched"
+                    run = await walgate.drain(backlogged, binary=binary, compiled=compiled, watched=watched)
                 if repetition >= 0:
                     drained.add(contestant, run)
                 aside = "" if repetition >= 0 else ", not counted"

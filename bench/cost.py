@@ -20,6 +20,18 @@ def cpu_s(pid: int | None) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
+def other_threads_cpu_s(pid: int) -> float:
+    """CPU time of the threads beside the first, to the nanosecond; 0 when the process is gone."""
+    found = 0
+    for folder in Path(f"/proc/{pid}/task").glob("*"):
+        if folder.name != str(pid):
+            try:
+                found += int((folder / "schedstat").read_text().split()[0])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found / 1e9
+
+
 def peak_rss_mb(pid: int) -> float:
     """VmHWM: the most memory that the process ever had resident; 0 when it is gone."""
     try:

@@ -22,7 +22,7 @@ from bench.run import Run, Turns
 
 T = TypeVar("T")
 
-FLOORS = {"walgate": "floor", "walgate_text": "floor_text", "walgate_compiled": "floor"}
+FLOORS = {"walgate": "floor", "walgate_watched": "floor", "walgate_text": "floor_text", "walgate_compiled": "floor"}
 """Which floor a contestant is held against."""
 
 
@@ -54,6 +54,22 @@ class Drained:
     def peak_rss_mb(self, contestant: str) -> float:
         return max(run.peak_rss_mb for run in self.runs[contestant])
 
+    def watching(self) -> dict[str, float] | None:
+        """What it costs to be watched: of the same repetition, more than without. `cpu_share` is of one core, and
+        `threads_cpu_share` the part of it that does not depend on how long the rows took."""
+        plain, watched = (self.runs.get(name) for name in ("walgate", "walgate_watched"))
+        if plain is None or watched is None:
+            return None
+        pairs = list(zip(watched, plain, strict=False))
+        return {
+            "cpu_us_per_row": median(
+                one.us_per_row(one.gateway_cpu_s) - two.us_per_row(two.gateway_cpu_s) for one, two in pairs
+            ),
+            "cpu_share": median((one.gateway_cpu_s - two.gateway_cpu_s) / one.took_s for one, two in pairs),
+            "threads_cpu_share": median((one.threads_cpu_s - two.threads_cpu_s) / one.took_s for one, two in pairs),
+            "peak_rss_mb": median(one.peak_rss_mb - two.peak_rss_mb for one, two in pairs),
+        }
+
     def as_json(self) -> dict[str, Any]:
         ours = [name for name in self.runs if name in FLOORS]
         readers = [name for name in self.runs if not name.startswith("floor")]
@@ -71,7 +87,12 @@ class Drained:
             "peak_rss_mb": {name: round(self.peak_rss_mb(name)) for name in readers},
             "other_cpu_s": {name: round(median(r.other_cpu_s for r in runs), 1) for name, runs in self.runs.items()},
             **self._turns_json(),
+            **self._watching_json(),
         }
+
+    def _watching_json(self) -> dict[str, Any]:
+        found = self.watching()
+        return {} if found is None else {"watching": {name: round(value, 4) for name, value in found.items()}}
 
     def _turns(self) -> dict[str, list[Turns]]:
         found = {name: [run.turns for run in runs if run.turns is not None] for name, runs in self.runs.items()}
@@ -117,6 +138,13 @@ class Drained:
                 f"{median(run.other_cpu_s / run.took_s for run in runs):.0%}",
             )
         console.print(table)
+        more = self.watching()
+        if more is not None:
+            console.print(
+                f"being watched: {more['cpu_us_per_row']:+.2f} us for each row, {more['cpu_share']:+.1%} of a core, of which"
+                f" {more['threads_cpu_share']:.2%} in the threads that answer; {more['peak_rss_mb']:+.1f} MB at most",
+                highlight=False,
+            )
         for name, turns in self._turns().items():
             console.print(
                 f"{name}: {median(each.ratio_to_one_table for each in turns):.2f} of one table's rate with the first"

@@ -49,6 +49,8 @@ class Run:
     broker_cpu_s: float = 0.0
     other_cpu_s: float = 0.0
     peak_rss_mb: float = 0.0
+    threads_cpu_s: float = 0.0
+    """Of the gateway's threads beside the first, which serve who watches it; a part of `gateway_cpu_s`."""
     turns: Turns | None = None
 
     @property

@@ -16,18 +16,20 @@ import time
 from asyncio.subprocess import PIPE
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
 
 import asyncpg
 
 from bench.append_times import AppendTimes
-from bench.cost import busy_s, cpu_s, peak_rss_mb
+from bench.cost import busy_s, cpu_s, other_threads_cpu_s, peak_rss_mb
 from bench.run import Run, Turns
 from bench.scene import Backlogged
+from bench.watching import watching
 from bench.workloads import PUBLICATION
 from gateway.local import LocalParts
+from gateway.local.ports import free_port
 
 STREAMING_TIMEOUT_S = 120.0
 POLL_S = 0.05
@@ -116,15 +118,26 @@ async def running(
 
 
 async def drain(
-    backlogged: Backlogged, *, binary: bool, compiled: Path | None = None, more: Mapping[str, str] | None = None
+    backlogged: Backlogged,
+    *,
+    binary: bool,
+    compiled: Path | None = None,
+    more: Mapping[str, str] | None = None,
+    watched: bool = False,
 ) -> Run:
+    """`watched`: with an HTTP port, which is scraped and has the live page open."""
     parts = backlogged.parts
     sql = await backlogged.connect()
+    port = free_port()
     settings = {"WALGATE_SOURCE__BINARY": "on" if binary else "off", **(more or {})}
-    async with (
-        backlogged.slot_copy(sql) as slot,
-        running(parts, backlogged.dsn, slot, compiled=compiled, more=settings) as gateway,
-    ):
+    if watched:
+        settings["WALGATE_HTTP__PORT"] = str(port)
+    async with AsyncExitStack() as stack:
+        slot = await stack.enter_async_context(backlogged.slot_copy(sql))
+        running_here = running(parts, backlogged.dsn, slot, compiled=compiled, more=settings)
+        gateway = await stack.enter_async_context(running_here)
+        if watched:
+            await stack.enter_async_context(watching(port))
         pid = gateway.process.pid
         began_cpu_s, broker_cpu_s, busy = cpu_s(pid), cpu_s(parts.kafka.pid), busy_s()
         walsender_pid = await sql.fetchval("select active_pid from pg_replication_slots where slot_name = $1", slot)
@@ -133,7 +146,7 @@ async def drain(
         walsender_cpu_s = cpu_s(walsender_pid)
         broker_cpu_s = cpu_s(parts.kafka.pid) - broker_cpu_s
         other_cpu_s = busy_s() - busy - gateway_cpu_s - walsender_cpu_s - broker_cpu_s
-        rss_mb = peak_rss_mb(pid)
+        rss_mb, threads_cpu_s = peak_rss_mb(pid), other_threads_cpu_s(pid)
         end_s, turns = await asyncio.to_thread(_times, parts.kafka.bootstrap_servers, gateway.prefix, backlogged)
     await sql.close()
     return Run(
@@ -145,6 +158,7 @@ async def drain(
         broker_cpu_s=broker_cpu_s,
         other_cpu_s=other_cpu_s,
         peak_rss_mb=rss_mb,
+        threads_cpu_s=threads_cpu_s,
     )
 
 

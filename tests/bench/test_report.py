@@ -39,6 +39,21 @@ def drained(*, debezium: bool = True) -> report.Drained:
     return made
 
 
+def test_the_cost_of_being_watched_is_that_of_pairs(capsys: pytest.CaptureFixture[str]) -> None:
+    made = report.Drained("W1", "inserts")
+    for slow in (1, 4, 1):
+        made.add("walgate", Run(1000, 2.0 * slow, gateway_cpu_s=1.0 * slow, peak_rss_mb=50))
+        made.add(
+            "walgate_watched",
+            Run(1000, 2.0 * slow, gateway_cpu_s=1.02 * slow, peak_rss_mb=52.5, threads_cpu_s=0.01 * slow),
+        )
+    found = made.as_json()["watching"]
+    assert found == {"cpu_us_per_row": 20.0, "cpu_share": 0.01, "threads_cpu_share": 0.005, "peak_rss_mb": 2.5}
+    made.print(Console(width=160))
+    assert "+1.0% of a core, of which 0.50% in the threads" in capsys.readouterr().out
+    assert drained().watching() is None and "watching" not in drained().as_json()
+
+
 def large(last_s: float, first_s: float = -1.0) -> Large:
     return Large(1000, 2.0, first_s, last_s, 5.0, 90.0, 0, 4096)
 

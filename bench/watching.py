@@ -1,0 +1,67 @@
+"""What watches a gateway while it is measured: Prometheus's scrape once a second, and the live page in one browser."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+SCRAPE_S = 1.0
+_HOST = "127.0.0.1"
+
+
+@dataclass
+class Watched:
+    """How often somebody was answered."""
+
+    scrapes: int = 0
+    page_updates: int = 0
+
+
+@asynccontextmanager
+async def watching(port: int) -> AsyncIterator[Watched]:
+    """Ends with an error where a watcher was not answered: then its cost was not measured."""
+    watched = Watched()
+    tasks = [asyncio.create_task(_scrape(port, watched)), asyncio.create_task(_read_page(port, watched))]
+    try:
+        yield watched
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    if not watched.scrapes or not watched.page_updates:
+        raise RuntimeError(f"nobody was answered: {watched}")
+
+
+async def _scrape(port: int, watched: Watched) -> None:
+    while True:
+        async with _asked(port, "/metrics", "Connection: close") as reader:
+            text = await reader.read()
+        if b"walgate_lag_seconds" not in text:
+            raise RuntimeError(f"/metrics says: {text[:200]!r}")
+        watched.scrapes += 1
+        await asyncio.sleep(SCRAPE_S)
+
+
+async def _read_page(port: int, watched: Watched) -> None:
+    async with _asked(port, "/events", "Accept: text/event-stream") as reader:
+        while line := await reader.readline():
+            if line.startswith(b"data: {"):
+                json.loads(line.removeprefix(b"data: "))
+                watched.page_updates += 1
+    raise RuntimeError("the page's stream has ended")
+
+
+@asynccontextmanager
+async def _asked(port: int, path: str, header: str) -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_connection(_HOST, port, limit=1 << 22)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {_HOST}\r\n{header}\r\n\r\n".encode())
+        yield reader
+    finally:
+        writer.close()
