@@ -109,7 +109,7 @@ async def encoded(
         slot,
         [item for pair in asked.items() for item in pair],
     )
-    database = await sql.fetchval("select current_database()")
+    ((database,),) = await sql.fetch("select current_database()")
     schemas, records = Schemas(), list[tuple[str, bytes | None, bytes | None]]()
     relations = DebeziumRelations(sql, options, set())
     machine = _machine(schemas, records, options, database, relations)

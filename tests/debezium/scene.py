@@ -21,6 +21,8 @@ from tests.debezium import workload
 from tests.debezium.encoded import Record, without_times
 
 PUBLICATION = "everything"
+WITH_BINARY = "with_binary"
+"""Of the tables whose types all have a binary form."""
 DELIVERY_TIMEOUT_S = 400.0
 
 
@@ -28,6 +30,19 @@ async def prepare(sql: asyncpg.Connection) -> None:
     """The tables and the publication of all of them."""
     await sql.execute(workload.TABLES)
     await sql.execute(f"create publication {PUBLICATION} for all tables")
+
+
+async def run_workload(sql: asyncpg.Connection, slot: str) -> None:
+    """All of it, behind a new slot."""
+    await prepare(sql)
+    tables = await sql.fetch(
+        "select quote_ident(relname) from pg_class where relnamespace = 'public'::regnamespace and relkind = 'r' "
+        "and relname <> 'moneys'"
+    )
+    await sql.execute(f"create publication {WITH_BINARY} for table {', '.join(row[0] for row in tables)}")
+    await sql.execute("select pg_create_logical_replication_slot($1, 'pgoutput')", slot)
+    for statement in workload.STATEMENTS:
+        await sql.execute(statement)
 
 
 async def topics(sql: asyncpg.Connection, prefix: str) -> list[str]:

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import asyncpg
 import pytest
 
 from tests.conftest import Database
-from tests.debezium import workload
+from tests.debezium.answers import SLOT, Answers
 from tests.debezium.comparison import differences, unused_reasons
 from tests.debezium.encoded import Record, encoded
 from tests.debezium.recorded import OPTIONS, load, shortened
-from tests.debezium.scene import PUBLICATION, prepare
+from tests.debezium.scene import PUBLICATION, WITH_BINARY, run_workload
 
-pytestmark = pytest.mark.integration
-WITH_BINARY = "with_binary"
 NOT_RECORDED = {"text": "every_type"}
 """Options -> a table of which Debezium wrote no record under them."""
 
 
+@pytest.mark.integration
 async def test_every_field_is_debeziums_but_for_the_differences_that_are_meant(database: Database) -> None:
     sql = await database.connect()
     slot = f"{database.name}_slot"
-    await _run_workload(sql, slot)
+    await run_workload(sql, slot)
+    await compare(sql, slot)
+
+
+async def test_and_so_it_is_of_recorded_messages() -> None:
+    """The same without a server."""
+    answers: Any = Answers()
+    await compare(answers, SLOT)
+
+
+async def compare(sql: asyncpg.Connection, slot: str) -> None:
     reasons: set[str] = set(unused_reasons([], [], of_one_run=False))
     for name, options in OPTIONS.items():
         theirs = load(name)
@@ -41,18 +52,6 @@ async def test_every_field_is_debeziums_but_for_the_differences_that_are_meant(d
         r"\w+ /transaction/id",
         r"\w+ /(before|after)/[tx]_hstores?",  # as Java's hash table has them: of a few pairs often the same order
     }
-
-
-async def _run_workload(sql: asyncpg.Connection, slot: str) -> None:
-    await prepare(sql)
-    tables = await sql.fetch(
-        "select quote_ident(relname) from pg_class where relnamespace = 'public'::regnamespace and relkind = 'r' "
-        "and relname <> 'moneys'"
-    )
-    await sql.execute(f"create publication {WITH_BINARY} for table {', '.join(row[0] for row in tables)}")
-    await sql.execute("select pg_create_logical_replication_slot($1, 'pgoutput')", slot)
-    for statement in workload.STATEMENTS:
-        await sql.execute(statement)
 
 
 def _is_compared(record: Record, options: str, *, binary: bool) -> bool:
