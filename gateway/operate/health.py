@@ -9,6 +9,8 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 PROBE_TIMEOUT_S = 3.0
+_LARGEST_BYTES = 1 << 16
+"""Of the answer of a mirror."""
 
 
 def probe(host: str, port: int) -> str:
@@ -21,6 +23,12 @@ def probe(host: str, port: int) -> str:
             return str(error.read().decode("utf-8", "replace").strip() or error)
     except (OSError, HTTPException) as error:
         return f"{host}:{port}: {getattr(error, 'reason', error) or type(error).__name__}"
+
+
+def ask_json(url: str) -> Any:
+    """What another program serves there. Raises OSError, HTTPException, ValueError."""
+    with urlopen(url, timeout=PROBE_TIMEOUT_S) as answer:
+        return json.loads(answer.read(_LARGEST_BYTES))
 
 
 def ask_status(host: str, port: int) -> dict[str, Any] | None:

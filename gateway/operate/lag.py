@@ -45,6 +45,9 @@ class Progress:
     last_commit_lsn: int = 0
     last_commit_time: float | None = None
     """Of the newest commit that is durable in Kafka."""
+    marked_lsn: int = 0
+    marked_time: float | None = None
+    """Of the newest durable commit that has a marker: of others readers hear nothing."""
     undelivered_transactions: int = 0
     """Received, and not durable."""
     heartbeat_time: float | None = None

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.operate.status import STATES, Board, Snapshot
+from gateway.operate.status import STATES, Board, Holder, Snapshot
 
 REGISTRY = CollectorRegistry()
 
@@ -30,7 +30,6 @@ EXCLUDED = Counter(
     ["table"],
     registry=REGISTRY,
 )
-QUARANTINED = Gauge("walgate_quarantined_tables", "Tables in quarantine.", registry=REGISTRY)
 UNCONVERTIBLE = Counter(
     "walgate_unconvertible_values",
     "Values that were sent as null in Debezium's dialect because their Connect type cannot represent them.",
@@ -66,6 +65,14 @@ ATTEMPTS = Counter(
 TOPIC_LABELS: Final = 300
 """So many topics have a label of their own, in the order in which they were first written to; the others share one."""
 OTHER_TOPICS: Final = "(other)"
+TABLE_LABELS: Final = 100
+"""So many tables in quarantine have a label of their own."""
+OTHER_TABLES: Final = "other"
+MIRROR_LAG_TEXT: Final = "Age of the oldest commit that is in Kafka and not in the mirror, by the server's clock."
+HOLDER_TEXT: Final = (
+    "Age of the oldest transaction, and of the oldest prepared transaction, that keeps the slot from advancing (slot) or from "
+    "being created (start)."
+)
 _NAN: Final = float("nan")
 
 GAUGES: Final[dict[str, str]] = {
@@ -104,7 +111,6 @@ def _values(board: Board, now: Snapshot) -> dict[str, float | None]:
     wal = now.wal
     oldest = min((stream.since for stream in now.open_streams), default=None)
     held_since = min((holder.since for holder in now.holders if holder.since is not None), default=None)
-    server_now = now.server_time if now.server_time is not None else now.time
     return {
         "walgate_connected": float(board.state() == "streaming"),
         "walgate_epoch": now.epoch,
@@ -127,7 +133,7 @@ def _values(board: Board, now: Snapshot) -> dict[str, float | None]:
         "walgate_wal_held_bytes": wal.held_bytes if wal else None,
         "walgate_wal_limit_bytes": wal.limit_bytes if wal else None,
         "walgate_wal_seconds_to_full": wal.seconds_to_full if wal else None,
-        "walgate_oldest_holder_seconds": max(server_now - held_since, 0.0) if held_since is not None else 0.0,
+        "walgate_oldest_holder_seconds": max(_server_now(now) - held_since, 0.0) if held_since is not None else 0.0,
     }
 
 
@@ -153,7 +159,47 @@ class BoardCollector(Collector):
         for part in now.parts:
             up.add_metric([part.name], _NAN if part.up is None else float(part.up))
         yield up
+        yield _holders(now)
+        yield _quarantined(now)
+        yield from _mirrors(now)
         yield from _topics(self._board)
+
+
+def _server_now(now: Snapshot) -> float:
+    return now.server_time if now.server_time is not None else now.time
+
+
+def _holders(now: Snapshot) -> Metric:
+    """Only the oldest of each sort, at most four: each process ID is a series of its own in Prometheus."""
+    family = GaugeMetricFamily("walgate_holder_seconds", HOLDER_TEXT, labels=["holds", "kind", "holder"])
+    oldest: dict[tuple[str, str], Holder] = {}
+    for holder in sorted(now.holders, key=lambda one: one.since or 0.0):
+        if holder.kind in ("transaction", "prepared"):
+            oldest.setdefault(("start" if holder.blocks else "slot", holder.kind), holder)
+    for (holds, kind), holder in oldest.items():
+        age_s = _NAN if holder.since is None else max(_server_now(now) - holder.since, 0.0)
+        family.add_metric([holds, kind, holder.title], age_s)
+    return family
+
+
+def _mirrors(now: Snapshot) -> Iterator[Metric]:
+    """Each of http.mirrors has its labels."""
+    up = GaugeMetricFamily("walgate_mirror_up", "1 while a mirror answers, 0 while it does not.", labels=["mirror"])
+    lag = GaugeMetricFamily("walgate_mirror_lag_seconds", MIRROR_LAG_TEXT, labels=["mirror"])
+    for one in now.mirrors:
+        up.add_metric([one.url], _NAN if one.up is None else float(one.up))
+        lag.add_metric([one.url], _NAN if one.lag_seconds is None else one.lag_seconds)
+    yield from (up, lag)
+
+
+def _quarantined(now: Snapshot) -> Metric:
+    family = GaugeMetricFamily("walgate_quarantined_tables", "Tables in quarantine.", labels=["table"])
+    names = [one.table for one in now.quarantined]
+    for name in names[:TABLE_LABELS]:
+        family.add_metric([name], 1)
+    if len(names) > TABLE_LABELS:
+        family.add_metric([OTHER_TABLES], len(names) - TABLE_LABELS)
+    return family
 
 
 def _topics(board: Board) -> Iterator[Metric]:
@@ -185,12 +231,11 @@ def show(board: Board) -> None:
     REGISTRY.register(_collectors[0])
 
 
-_TABLE_LABELS: Final = 100
 _labelled: set[str] = set()
 
 
 def quarantined_label(table: str) -> str:
     """So many tables have a series of their own."""
-    if len(_labelled) < _TABLE_LABELS:
+    if len(_labelled) < TABLE_LABELS:
         _labelled.add(table)
-    return table if table in _labelled else "other"
+    return table if table in _labelled else OTHER_TABLES

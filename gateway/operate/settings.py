@@ -297,6 +297,18 @@ class HttpSettings(Section):
     port: int | None = Field(
         default=None, ge=0, le=65535, description="Port to listen on. 0: any free port; the log shows which."
     )
+    mirrors: Names = Field(
+        default=(),
+        description="Addresses of mirrors (`walgate mirror --http HOST:PORT`) whose state the live page, `walgate status` and "
+        "`/metrics` show: http://mirror.example:9465",
+    )
+
+    @field_validator("mirrors")
+    @classmethod
+    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(re.fullmatch(r"https?://[^/@\s]+", one) for one in value):
+            raise ValueError("expected addresses like http://mirror.example:9465, without a path")
+        return value
 
 
 class _Sources(BaseSettings):

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from gateway.operate.errors import WalgateError
 from gateway.operate.lag import Progress, ReadProgress, WalClock, lag
+from gateway.operate.mirrors import Commits, MirrorStatus
 from gateway.operate.table_status import QuarantinedTable, Rates, SnapshotStatus
 
 PartName = Literal["postgresql", "kafka", "registry"]
@@ -95,6 +96,13 @@ class Holder:
     held_bytes: int | None = None
     remedy: str = ""
     blocks: bool = False
+
+    @property
+    def title(self) -> str:
+        """What tells it from others of its kind."""
+        if not self.pid:
+            return f"{'prepared transaction' if self.kind == 'prepared' else self.kind} {self.name}"
+        return f"process {self.pid} ({self.application})" if self.application else f"process {self.pid}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +210,8 @@ class Snapshot:
     quarantined: tuple[QuarantinedTable, ...]
     snapshot: SnapshotStatus | None
     """None: snapshot.mode is never, or it is not known yet."""
+    mirrors: tuple[MirrorStatus, ...]
+    """Those of http.mirrors."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -230,6 +240,8 @@ class Board:
         self._last_progress = Progress()
         self._counts: Callable[[], Counts] = Counts
         self._parts: dict[PartName, PartStatus] = {name: PartStatus(name, since=clock()) for name in PARTS}
+        self._mirrors: dict[str, MirrorStatus] = {}
+        self._commits = Commits()
         self.wal = WalClock()
         self.slot: SlotStatus | None = None
         self.held: WalHeld | None = None
@@ -327,6 +339,14 @@ class Board:
         since = before.since if before.up is status.up else self._clock()
         self._parts[status.name] = replace(status, since=since)
 
+    def mirror(self, found: MirrorStatus) -> None:
+        """What it said of itself, or that it does not answer: then what it said before stays."""
+        before = self._mirrors.get(found.url)
+        since = before.since if before is not None and before.up is found.up else self._clock()
+        if not found.up and before is not None:
+            found = replace(before, up=found.up, error=found.error)
+        self._mirrors[found.url] = replace(found, since=since)
+
     def sample_rates(self) -> None:
         """Every few seconds, by whatever thread."""
         records = dict(self.topic_records)  # at once: the gateway's loop adds to it
@@ -339,6 +359,8 @@ class Board:
         read = self._progress
         if read is not None:
             self._last_progress = self._newer(read())
+        if self._mirrors:
+            self._commits.note(self._last_progress.marked_lsn, self._last_progress.marked_time)
         return self._last_progress
 
     def _newer(self, progress: Progress) -> Progress:
@@ -348,6 +370,8 @@ class Board:
             delivered_lsn=max(before.delivered_lsn, progress.delivered_lsn),
             last_commit_lsn=max(before.last_commit_lsn, progress.last_commit_lsn),
             last_commit_time=progress.last_commit_time or before.last_commit_time,
+            marked_lsn=max(before.marked_lsn, progress.marked_lsn),
+            marked_time=progress.marked_time or before.marked_time,
             heartbeat_time=progress.heartbeat_time or before.heartbeat_time,
         )
 
@@ -381,7 +405,8 @@ class Board:
         server_lsn = self.wal.lsn
         state, since = self._state
         waiting_for = self.waiting_for()
-        holders = self._blocked_by + self.holders
+        blockers = {(one.kind, one.title) for one in self._blocked_by}
+        holders = self._blocked_by + tuple(one for one in self.holders if (one.kind, one.title) not in blockers)
         return Snapshot(
             time=self._clock(),
             version=self._version,
@@ -420,7 +445,12 @@ class Board:
             gap=self.gap,
             quarantined=self.quarantined,
             snapshot=self._snapshot_status(),
+            mirrors=self._mirrors_at(self.wal.now(clock)),
         )
+
+    def _mirrors_at(self, server_time: float | None) -> tuple[MirrorStatus, ...]:
+        now = self._clock() if server_time is None else server_time
+        return tuple(replace(one, lag_seconds=self._commits.lag_s(one, now)) for one in self._mirrors.values())
 
     def _waits_since(self, waiting_for: str) -> float | None:
         """Since when nothing was read, or since when a part that is needed does not answer: the earlier."""

@@ -3,6 +3,7 @@
     PostgreSQL   its clock and the end of its WAL, `READ_INTERVAL_S`; the slot and who keeps WAL, `LOOK_INTERVAL_S`
     Kafka        metadata of the position topic, `PROBE_INTERVAL_S`
     registry     the newest schema of positions, `PROBE_INTERVAL_S`
+    mirrors      the /status of each, `PROBE_INTERVAL_S`
 
 Nothing here ends or delays a session. One that is down is named within PROBE_INTERVAL_S + PROBE_TIMEOUT_S.
 """
@@ -13,6 +14,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from http.client import HTTPException
 from typing import Final
 
 import asyncpg
@@ -21,6 +23,8 @@ import structlog
 from gateway.kafka.probe import KafkaProbe
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.operate.errors import Retry, WalgateError
+from gateway.operate.health import ask_json
+from gateway.operate.mirrors import MirrorStatus, read_mirror
 from gateway.operate.settings import Settings
 from gateway.operate.status import TITLES, Board, PartName, SlotStatus, WalHeld
 from gateway.replication.connection import address_of, connect_sql
@@ -60,6 +64,8 @@ class Monitor:
             group.create_task(self._keep("postgresql", self._watch_postgresql))
             group.create_task(self._keep("kafka", self._watch_kafka))
             group.create_task(self._keep("registry", self._watch_registry))
+            for url in self._settings.http.mirrors:
+                group.create_task(watch_mirror(url, self._board))
 
     async def _keep(self, name: PartName, watch: Callable[[], Awaitable[None]]) -> None:
         """A defect of the monitor must not freeze the figures, nor end the stream: it is told, and the watch begins again."""
@@ -211,6 +217,23 @@ class Monitor:
         self._board.part_is_down(name, error, address)
         if before is not False:
             log.warning("does_not_answer", server=TITLES[name], reason=error.message, hint=error.hint)
+
+
+async def watch_mirror(url: str, board: Board) -> None:
+    """Until cancelled."""
+    board.mirror(MirrorStatus(url))
+    while True:
+        await ask_mirror(url, board)
+        await asyncio.sleep(PROBE_INTERVAL_S)
+
+
+async def ask_mirror(url: str, board: Board) -> None:
+    """What it says, onto the board."""
+    try:
+        found = read_mirror(url, await asyncio.to_thread(ask_json, f"{url}/status"))
+    except (OSError, HTTPException, ValueError, TypeError) as error:
+        found = MirrorStatus(url, up=False, error=str(getattr(error, "reason", error)) or type(error).__name__)
+    board.mirror(found)
 
 
 def alarm_level(wal: WalHeld) -> int:

@@ -18,7 +18,6 @@ from gateway.judgement.timeline import LeftBehind
 from gateway.kafka.delivery import TransactionTimedOut
 from gateway.kafka.producer import Producer
 from gateway.lsn import Lsn
-from gateway.operate import metrics
 from gateway.operate.errors import NeedsText, Retry, StopForOperator
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
@@ -176,7 +175,6 @@ class Session:
                 hint=f"its changes are counted and left out; walgate readmit {relation.full_name} ends the quarantine",
             )
         self._memory.quarantine.clear()
-        metrics.QUARANTINED.set(len(position.quarantined))
         if position.quarantined:
             names = [relation.full_name for relation in position.quarantined]
             log.warning("tables_in_quarantine", count=len(names), tables=names[:_NAMED_TABLES])

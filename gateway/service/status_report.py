@@ -24,7 +24,7 @@ from gateway.replication.connection import connect_sql
 from gateway.replication.holders import holders, read_clock, slot_status
 from gateway.replication.password import login_of
 from gateway.replication.publication import published_tables
-from gateway.service.monitor import wal_held
+from gateway.service.monitor import ask_mirror, wal_held
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.service.snapshot_status import snapshot_states, told
 from gateway.service.status_text import render
@@ -70,6 +70,8 @@ async def _ask_servers(settings: Settings) -> dict[str, Any]:
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(_ask_postgresql(settings, board))
         reading = group.create_task(_ask_kafka(settings, board))
+        for url in settings.http.mirrors:
+            group.create_task(ask_mirror(url, board))
     position = await _ask_registry(settings, board, await reading, await asking)
     if position is not None:
         await _ask_of_slot(settings, board, position)
@@ -176,5 +178,7 @@ def _show_position(board: Board, position: Position, commit: tuple[int, float] |
         delivered_lsn=position.resume_lsn,
         last_commit_lsn=lsn,
         last_commit_time=moment,
+        marked_lsn=commit[0] if commit is not None else 0,
+        marked_time=moment,
     )
     board.watch(lambda: progress, lambda: Counts(prepared=len(position.prepared)))

@@ -43,6 +43,7 @@ def _lines(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
     if now["prepared_transactions"]:
         yield "prepared", f"{now['prepared_transactions']} transactions wait for COMMIT PREPARED or ROLLBACK PREPARED"
+    yield from _mirrors(now)
     yield from _quarantine(now)
     yield from _snapshot(now)
     yield from _topics(now)
@@ -122,6 +123,36 @@ def _gap(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     gap = now["gap"]
     if gap:
         yield "last gap", f"{Lsn(gap['first_lsn'])} to {Lsn(gap['end_lsn'])} is lost: {gap['reason']}"
+
+
+def _mirrors(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for each in now["mirrors"]:
+        yield "mirror", f"{each['url']}: {_mirror_state(each, now)}"
+        if each["commit_lsn"]:
+            of = f" of {_clock(each['commit_time'])}" if each["commit_time"] else ""
+            merged = f", merged to {Lsn(each['merged_lsn'])}" if each["merged_lsn"] else ""
+            yield "", f"has {Lsn(each['commit_lsn'])}{of}{merged}, {_mirror_lag(each, now)}"
+        if each["stale_tables"] or each["filling_tables"]:
+            yield "", f"tables: {each['stale_tables']} stale, {each['filling_tables']} not filled yet"
+        if each["last_error"]:
+            yield "", f"last error at {_clock(each['last_error_time'])}: {each['last_error']}"
+
+
+def _mirror_state(mirror: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    if mirror["up"] is None:
+        return "not asked yet"
+    if not mirror["up"]:
+        return f"DOES NOT ANSWER for {_span(now['time'] - mirror['since'])}: {mirror['error']}"
+    if mirror["prefix"] and mirror["prefix"] != now["prefix"]:
+        return f"reads the prefix {mirror['prefix']}, not {now['prefix']}"
+    return "running" if mirror["state"] == "running" else f"WAITS for {mirror['waits_for']}"
+
+
+def _mirror_lag(mirror: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    seconds = mirror["lag_seconds"]
+    if seconds is None:
+        return "lag unknown"
+    return f"{'at most ' if seconds and now['asked'] == 'servers' else ''}{seconds:.1f} s behind the gateway"
 
 
 def _quarantine(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -36,6 +36,7 @@ class _Closed:
     event_count: int
     transaction_count: int
     heartbeat_time: int
+    marked: tuple[int, int]
 
 
 def show_position(board: Board, position: Position) -> None:
@@ -67,6 +68,7 @@ class StreamStatus:
         self._last_commit = (int(position.last_commit_lsn), 0)
         self._counted = (0, 0)
         self._heartbeat_time = 0
+        self._marked = (0, 0)
         self._stream_since: dict[int, float] = {}
         delivery.on_delivered = board.count
         board.watch(self.progress, self.counts)
@@ -85,6 +87,7 @@ class StreamStatus:
                 machine.event_count,
                 machine.transaction_count,
                 machine.heartbeat_time,
+                (machine.marked_lsn, machine.marked_time),
             )
         )
 
@@ -96,6 +99,7 @@ class StreamStatus:
             if found.commit_time:
                 self._last_commit = (found.commit_lsn, found.commit_time)
             self._heartbeat_time = found.heartbeat_time
+            self._marked = found.marked
             metrics.EVENTS.inc(found.event_count - self._counted[0])
             metrics.TRANSACTIONS.inc(found.transaction_count - self._counted[1])
             self._counted = (found.event_count, found.transaction_count)
@@ -115,12 +119,15 @@ class StreamStatus:
         waiting = [one.owed_since for one in closed if one.owed_since]
         waiting += [moment for moment in (machine.owed_since, machine.receiving_since) if moment]
         commit_lsn, commit_time = self._last_commit
+        marked_lsn, marked_time = self._marked
         return Progress(
             received_lsn=received_lsn,
             delivered_lsn=self._durable_lsn if waiting else received_lsn,
             undelivered_since=min(waiting) * _S if waiting else None,
             last_commit_lsn=commit_lsn,
             last_commit_time=commit_time * _S if commit_time else None,
+            marked_lsn=marked_lsn,
+            marked_time=marked_time * _S if marked_time else None,
             undelivered_transactions=sum(one.owed_count for one in closed) + machine.owed_count,
             heartbeat_time=self._heartbeat_time * _S if self._heartbeat_time else None,
         )

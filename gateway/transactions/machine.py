@@ -142,6 +142,9 @@ class TransactionMachine:
         self.event_count = 0
         self.transaction_count = 0
         self.last_commit_time = 0
+        self.marked_lsn = 0
+        self.marked_time = 0
+        """Of the newest commit that has a marker: readers see no other."""
         self.owed_since = 0
         self.owed_count = 0
         self.heartbeat_time = 0
@@ -447,6 +450,8 @@ class TransactionMachine:
             self._markers.append(
                 Marker(kind, transaction.xid, marker_lsn, -1, end_lsn, time, gid, transaction.origin, manifest)
             )
+            if kind in ("COMMIT", "STREAM_COMMIT"):
+                self.marked_lsn, self.marked_time = marker_lsn, time
         self._resume_behind(end_lsn)
 
     def _note_owed(self, commit_time: int, is_owed: bool) -> None:
@@ -711,6 +716,8 @@ class TransactionMachine:
                     kind, prepared.xid, marker_lsn, -1, end_lsn, time, prepared.gid, prepared.origin, prepared.manifest
                 )
             )
+            if kind == "COMMIT_PREPARED":
+                self.marked_lsn, self.marked_time = marker_lsn, time
         self._resume_behind(end_lsn)
 
     # -- order ----------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class Run:
         self._progress = progress
         self._commit_lsn = -1
         self.differences = 0  # that a VERIFY has found
-        self.status = Status()
+        self.status = Status(prefix=options.prefix)
         self._asked = -_ASK_EVERY_S
         schemas = SchemaCache(options.registry)
         self._schemas = schemas
@@ -115,8 +115,7 @@ class Run:
                     raise
             pause_s = 1.0 if self._commit_lsn > reached else min(2 * pause_s, _LONGEST_PAUSE_S)
             reached = self._commit_lsn
-            self.status.waits_for = told
-            self.status.add("restarts_total", 1)
+            self.status.failed(told)
             self.say({"waiting_s": pause_s, "problem": told}, f"trying again in {pause_s:g} s: {told}")
             self.stopping.wait(pause_s)
 

@@ -3,12 +3,14 @@
     /livez     200 while the process answers
     /readyz    200 while its query runs, else 503 with what it waits for
     /metrics   Prometheus
+    /status    the same as JSON, with the last error: for the gateway (http.mirrors)
 
 One request at a time, which must come within two seconds: for the probes and scrapers of an operator, not for the world.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -52,9 +54,12 @@ METRICS = {
 
 @dataclass
 class Status:
-    """What a job says of itself; written by its thread, read by the server's. `waits_for`: "" while its query runs."""
+    """What a job says of itself; written by its thread, read by the server's. `waits_for`: "" while its query runs.
+    `last_error`: what ended a query that was started again, and when (Unix)."""
 
+    prefix: str = ""
     waits_for: str = "its first query"
+    last_error: tuple[str, float] | None = None
     values: dict[str, float] = field(default_factory=lambda: dict.fromkeys(METRICS, 0.0))
 
     def add(self, name: str, value: float) -> None:
@@ -64,16 +69,38 @@ class Status:
         assert f"walgate_job_{name}" in METRICS, name
         self.values[f"walgate_job_{name}"] = value
 
+    def failed(self, message: str) -> None:
+        self.waits_for = message
+        self.last_error = message, time.time()
+        self.add("restarts_total", 1)
+
+    def as_json(self) -> str:
+        """LSNs are integers, 0: not known; times are Unix seconds."""
+        values = dict(self.values)
+        facts = {
+            "prefix": self.prefix,
+            "state": "waiting" if self.waits_for else "running",
+            "waits_for": self.waits_for,
+            "commit_time": values["walgate_job_commit_time_seconds"] or None,
+            "written_time": values["walgate_job_written_time_seconds"] or None,
+            "lag_seconds": self._lag_s(time.time()) if values["walgate_job_commit_lsn"] else None,
+            "last_error": self.last_error and dict(zip(("message", "time"), self.last_error, strict=True)),
+        }
+        for name in ("commit_lsn", "merged_lsn", "lag_markers", "stale_tables", "filling_tables", "differences_total"):
+            facts[name] = int(values[f"walgate_job_{name}"])
+        return json.dumps(facts) + "\n"
+
     def text(self, clock: Callable[[], float] = time.time) -> str:
         """In Prometheus' format."""
-        values = dict(self.values)
-        committed = values["walgate_job_commit_time_seconds"]
-        waiting = values["walgate_job_lag_markers"] and committed
-        values["walgate_job_lag_seconds"] = max(0.0, clock() - committed) if waiting else 0.0
+        values = {**self.values, "walgate_job_lag_seconds": self._lag_s(clock())}
         lines = []
         for name, (kind, meaning) in METRICS.items():
             lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", f"{name} {values[name]:.17g}"]
         return "\n".join(lines) + "\n"
+
+    def _lag_s(self, now: float) -> float:
+        committed = self.values["walgate_job_commit_time_seconds"]
+        return max(0.0, now - committed) if self.values["walgate_job_lag_markers"] and committed else 0.0
 
     def answer(self, path: str) -> tuple[int, str]:
         match path:
@@ -83,7 +110,9 @@ class Status:
                 return (503, f"waiting for {self.waits_for}\n") if self.waits_for else (200, "running\n")
             case "/metrics":
                 return 200, self.text()
-        return 404, "/livez /readyz /metrics\n"
+            case "/status":
+                return 200, self.as_json()
+        return 404, "/livez /readyz /metrics /status\n"
 
 
 def serve(status: Status, address: str) -> HTTPServer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 from playwright.async_api import Page, expect
 
@@ -17,8 +18,10 @@ from tests.browser import browser_path, open_page, picture
 from tests.conftest import Database
 from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
 from tests.exactly_once.scene import Proxies, Scene, open_scene_behind
+from tests.exactly_once.test_culprits import BUDGET_BYTES, FILLER, MAX_RECORD_BYTES
+from tests.exactly_once.watching import NAMED_S
+from tests.exactly_once.workload import PUBLICATION
 
-NAMED_S = 15.0
 SCREEN = {"width": 1180, "height": 860}
 
 
@@ -55,6 +58,7 @@ async def forgotten(database: Database, page: Page, folder: Path) -> None:
     await sql.execute(
         "CREATE TABLE of_nobody (id int); BEGIN; INSERT INTO of_nobody VALUES (1); PREPARE TRANSACTION 'forgotten'"
     )
+    await named(page, "#verdict", "Prepared transaction forgotten")
     await page.locator("#open").scroll_into_view_if_needed()
     await expect(page.locator("#open")).to_contain_text("Prepared transaction forgotten")
     await expect(page.locator("#open")).to_contain_text("ROLLBACK PREPARED 'forgotten'")
@@ -62,6 +66,25 @@ async def forgotten(database: Database, page: Page, folder: Path) -> None:
     await sql.execute("ROLLBACK PREPARED 'forgotten'")
     await expect(page.locator("#open")).not_to_contain_text("forgotten")
     await page.evaluate("scrollTo(0, 0)")
+
+
+async def near_the_limit(scene: Scene, page: Page) -> None:
+    holding = await scene.database.connect()
+    await holding.execute("SET application_name = 'import'; BEGIN; CREATE TABLE holding (id int)")
+    for _ in range(int(0.96 * BUDGET_BYTES / (1 << 20)) + 1):
+        await scene.connection.execute(FILLER, 1)
+    await named(page, "#verdict", f"Transaction (process {holding.get_server_pid()}, user postgres, import")
+    await expect(page.locator("#verdict")).to_contain_text("of source.wal_budget_bytes")
+    await holding.execute("ROLLBACK")
+    await expect(page.locator("#verdict")).not_to_contain_text("import")
+
+
+async def poison(scene: Scene, page: Page) -> None:
+    await scene.connection.execute("CREATE TABLE poison (id int PRIMARY KEY, c text)")
+    await scene.connection.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE poison")
+    await scene.connection.execute(f"INSERT INTO poison VALUES (1, repeat('x', {2 * MAX_RECORD_BYTES}))")
+    await named(page, "#verdict", "1 in quarantine: public.poison")
+    await expect(page.locator("#states")).to_contain_text("kafka.max_record_bytes")
 
 
 async def test_what_is_wrong_is_seen_on_the_first_screen(
@@ -76,7 +99,13 @@ async def test_what_is_wrong_is_seen_on_the_first_screen(
     browser_path()
     port = free_port()
     proxies = Proxies(postgres_proxy, proxied_kafka, registry_proxy)
-    async with open_scene_behind(proxies, own_database, registry, topic_prefix, tmp_path, http__port=port) as scene:
+    settings: dict[str, Any] = {
+        "http__port": port,
+        "source__wal_budget_bytes": BUDGET_BYTES,
+        "kafka__max_record_bytes": MAX_RECORD_BYTES,
+        "errors__on_error": "quarantine",
+    }
+    async with open_scene_behind(proxies, own_database, registry, topic_prefix, tmp_path, **settings) as scene:
         blocker = await own_database.connect()
         await blocker.execute("SET application_name = 'nightly-report'; CREATE TABLE held (id int)")
         await blocker.execute("BEGIN; INSERT INTO held VALUES (1)")
@@ -99,6 +128,8 @@ async def test_what_is_wrong_is_seen_on_the_first_screen(
             await named(page, "#verdict", "The schema registry")
             await registry_proxy.accept()
             await forgotten(own_database, page, tmp_path)
+            await near_the_limit(scene, page)
+            await poison(scene, page)
             await page.emulate_media(color_scheme="dark")
             await page.set_viewport_size({"width": 390, "height": 844})
             await picture(page, "page-narrow", tmp_path)

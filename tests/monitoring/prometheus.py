@@ -21,6 +21,8 @@ Samples = list[tuple[float, float]]
 """Seconds and value, in their order."""
 
 LOOKBACK_S: Final = 300.0
+STALE: Final = float("nan")
+"""This very object as the value of a sample: the series was missing from that scrape, and is gone until it comes again."""
 NAME: Final = "__name__"
 _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
     ">": operator.gt, "<": operator.lt, "==": operator.eq, "!=": operator.ne, ">=": operator.ge, "<=": operator.le,
@@ -64,13 +66,21 @@ def evaluate(expression: Any, series: Series, now: float) -> Vector | float:
     if kind == "ParenExpr":
         return evaluate(expression.expr, series, now)
     if kind == "VectorSelector":
-        return {labels: samples[-1][1] for labels, samples in series.select(expression, now, LOOKBACK_S).items()}
+        found = series.select(expression, now, LOOKBACK_S)
+        return {labels: samples[-1][1] for labels, samples in found.items() if samples[-1][1] is not STALE}
     if kind == "Call":
         return _call(expression, series, now)
     if kind == "AggregateExpr":
         return _sum_without(expression, series, now)
     assert kind == "BinaryExpr", kind
-    return _binary(str(expression.op), evaluate(expression.lhs, series, now), evaluate(expression.rhs, series, now))
+    left, right = evaluate(expression.lhs, series, now), evaluate(expression.rhs, series, now)
+    return _binary(str(expression.op), left, right, _matched_on(expression))
+
+
+def _matched_on(binary: Any) -> frozenset[str] | None:
+    """The labels of `on (...)`; None: all."""
+    matching = binary.modifier.matching if binary.modifier is not None else None
+    return None if matching is None else frozenset(matching.labels)
 
 
 def _call(call: Any, series: Series, now: float) -> Vector | float:
@@ -118,10 +128,11 @@ def _sum_without(aggregate: Any, series: Series, now: float) -> Vector:
     return sums
 
 
-def _binary(op: str, left: Vector | float, right: Vector | float) -> Vector | float:
+def _binary(op: str, left: Vector | float, right: Vector | float, on: frozenset[str] | None) -> Vector | float:
     if op in ("or", "unless", "and"):
         assert isinstance(left, dict) and isinstance(right, dict)
-        return _set_operation(op, left, right)
+        return _set_operation(op, left, right, on)
+    assert on is None
     if isinstance(left, float) and isinstance(right, float):
         return _CALCULATE[op](left, right)
     if isinstance(left, dict) and isinstance(right, dict):
@@ -142,11 +153,14 @@ def _binary(op: str, left: Vector | float, right: Vector | float) -> Vector | fl
     return {_nameless(labels): _CALCULATE[op](*pair) for labels, pair in pairs.items()}
 
 
-def _set_operation(op: str, left: Vector, right: Vector) -> Vector:
-    here, there = ({_nameless(labels) for labels in side} for side in (left, right))
+def _set_operation(op: str, left: Vector, right: Vector, on: frozenset[str] | None) -> Vector:
+    def key(labels: Labels) -> Labels:
+        return frozenset(pair for pair in _nameless(labels) if on is None or pair[0] in on)
+
+    here, there = ({key(labels) for labels in side} for side in (left, right))
     if op == "or":
-        return left | {labels: value for labels, value in right.items() if _nameless(labels) not in here}
-    return {labels: value for labels, value in left.items() if (_nameless(labels) in there) is (op == "and")}
+        return left | {labels: value for labels, value in right.items() if key(labels) not in here}
+    return {labels: value for labels, value in left.items() if (key(labels) in there) is (op == "and")}
 
 
 def _nameless(labels: Iterable[tuple[str, str]]) -> Labels:

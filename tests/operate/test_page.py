@@ -15,6 +15,7 @@ from gateway.operate.errors import Retry
 from gateway.operate.http import start_http
 from gateway.operate.http_server import MOST_CONNECTIONS
 from gateway.operate.lag import Progress
+from gateway.operate.mirrors import MirrorStatus
 from gateway.operate.page import SHOWN_TOPICS
 from gateway.operate.status import Board, Counts, Holder, OpenStream, SlotStatus, WalHeld
 from tests.browser import browser_path, open_page
@@ -112,6 +113,12 @@ async def test_what_is_wrong_is_seen_at_once(board: Board) -> None:
         board.holders = ()
         board.failed(Retry("the way is lost", hint="look for it"))
         await expect(page.locator("#errors")).to_contain_text("look for it")
+        board.mirror(MirrorStatus("http://m:9465", up=True, state="running", commit_lsn=16, lag_seconds=1.5))
+        await expect(page.locator("#readers")).to_contain_text("running, 1.5 s behind")
+        await expect(page.locator("#states")).to_contain_text("has 0/10")
+        board.mirror(MirrorStatus("http://m:9465", up=False, error="refused"))
+        await expect(verdict).to_contain_text("Mirror m:9465 has not answered")
+        await expect(page.locator("#readers")).to_have_class("down")
         board.watch(Progress, lambda: Counts(open_streams=(OpenStream(771, time.time() - 90, 20000),)))
         await expect(page.locator("#open")).to_contain_text("xid 771")
         await expect(page.locator("#schemas")).to_contain_text("public.orders")

@@ -12,7 +12,7 @@ from gateway.transactions.machine import OutOfOrder
 from gateway.transactions.transaction import Quarantined
 from tests.pgoutput.writer import write
 from tests.transactions.stream import RELATION_OID, Stream
-from tests.transactions.test_machine import TIME, begin, commit
+from tests.transactions.test_machine import TIME, begin, commit, segment
 
 BAD_OID = 5000
 BAD = Quarantined(BAD_OID, "public", "bad", "cdc.public.bad", "a reason", 900)
@@ -109,3 +109,17 @@ def test_what_was_refused_in_a_skipped_transaction_stops_the_next_change() -> No
     stream.announce("v2")
     stream.row()
     assert [event.operation for event in stream.rows.events] == ["INSERT:v2"]
+
+
+def test_the_newest_commit_with_a_marker_is_known() -> None:
+    """Of a commit without one readers hear nothing, so they are not behind it."""
+    stream = Stream(quarantined=(BAD,))
+    for xid, lsn, rows in ((5, 1000, 1), (6, 2000, 0)):
+        begin(stream, xid, lsn)
+        for _ in range(rows):
+            stream.row()
+        commit(stream, lsn)
+    machine = stream.machine
+    assert (machine.last_commit_lsn, machine.marked_lsn, machine.marked_time) == (2000, 1000, TIME)
+    segment(stream, 7, 7)
+    assert machine.unfinished_xids == [7] and machine.stream_sizes == [(7, 1)]

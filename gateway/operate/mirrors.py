@@ -1,0 +1,93 @@
+"""Mirrors, as their own HTTP ports describe them (`walgate mirror --http`), and how far each is behind what is in Kafka.
+
+A mirror joins no consumer group, so only it knows what it has written. The settings name the ports (`http.mirrors`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+MOST_COMMITS: Final = 4096
+MIRROR_STATES: Final = ("running", "waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorStatus:
+    """`up` None: not asked yet. `error`: why it does not answer. `merged_lsn` 0: every batch is merged at once.
+    `lag_seconds`: age of the oldest commit that is in Kafka and not in the mirror, None: not known. Of a mirror's own words it is
+    the age of what it wrote last, while more waits."""
+
+    url: str
+    up: bool | None = None
+    since: float = 0.0
+    error: str = ""
+    prefix: str = ""
+    state: str = ""
+    waits_for: str = ""
+    commit_lsn: int = 0
+    commit_time: float | None = None
+    merged_lsn: int = 0
+    stale_tables: int = 0
+    filling_tables: int = 0
+    last_error: str = ""
+    last_error_time: float | None = None
+    lag_seconds: float | None = None
+
+
+def read_mirror(url: str, told: Any) -> MirrorStatus:
+    """What its /status says. Raises ValueError where that is no status of a mirror."""
+    if not isinstance(told, Mapping) or told.get("state") not in MIRROR_STATES:
+        raise ValueError("not the status of a mirror: http.mirrors needs the address that its --http names")
+    error = told.get("last_error") or {}
+    return MirrorStatus(
+        url=url,
+        up=True,
+        prefix=str(told.get("prefix", "")),
+        state=str(told["state"]),
+        waits_for=str(told.get("waits_for", "")),
+        commit_lsn=int(told.get("commit_lsn", 0)),
+        commit_time=_moment(told.get("commit_time")),
+        merged_lsn=int(told.get("merged_lsn", 0)),
+        stale_tables=int(told.get("stale_tables", 0)),
+        filling_tables=int(told.get("filling_tables", 0)),
+        last_error=str(error.get("message", "")),
+        last_error_time=_moment(error.get("time")),
+        lag_seconds=_moment(told.get("lag_seconds")),
+    )
+
+
+def _moment(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+class Commits:
+    """Which commits were delivered of late: (LSN, commit time), in their order. Of those that come between two notes the newest
+    is kept, so that a lag is short by at most the time between notes."""
+
+    def __init__(self) -> None:
+        self._lsns: list[int] = []
+        self._times: list[float] = []
+
+    def note(self, lsn: int, moment: float | None) -> None:
+        if moment is None or (self._lsns and lsn <= self._lsns[-1]):
+            return
+        self._lsns.append(lsn)
+        self._times.append(moment)
+        if len(self._lsns) > MOST_COMMITS:
+            half = MOST_COMMITS // 2
+            self._lsns = self._lsns[:half:2] + self._lsns[half:]
+            self._times = self._times[:half:2] + self._times[half:]
+
+    def lag_s(self, mirror: MirrorStatus, now: float) -> float | None:
+        """`now`: by the server's clock. An upper bound where the mirror has not reached the first commit that is known here;
+        what the mirror says itself where none is."""
+        if not self._lsns or not mirror.commit_lsn:
+            return mirror.lag_seconds if mirror.up else None
+        if mirror.commit_lsn >= self._lsns[-1]:
+            return 0.0
+        index = bisect_right(self._lsns, mirror.commit_lsn)
+        oldest = self._times[index] if index or mirror.commit_time is None else mirror.commit_time
+        return max(now - oldest, 0.0)

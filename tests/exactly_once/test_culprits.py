@@ -1,0 +1,210 @@
+"""Who or what is the cause, one after the other: named by /readyz and the status, by `walgate status`, and by an alert, within
+NAMED_S; and the lag is true all the while. Only the live page is in test_page_of_outages.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.local import Registry
+from gateway.local.ports import free_port
+from tests.conftest import Database
+from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
+from tests.exactly_once.scene import Proxies, open_scene_behind
+from tests.exactly_once.watching import NAMED_S, Watcher, status_of, watching
+from tests.exactly_once.workload import PUBLICATION
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+BUDGET_BYTES = 24 << 20
+MAX_RECORD_BYTES = 200_000
+FILLER = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1 << 20)) FROM generate_series(1, $1::int)"
+FORGOTTEN_S = 900.0
+"""An alert calls a transaction forgotten when it is so old; here its age is added to what was recorded."""
+
+
+async def a_transaction_that_holds_the_start(watcher: Watcher) -> None:
+    scene = watcher.scene
+    foreign = await scene.database.connect()
+    await foreign.execute("SET application_name = 'nightly'; BEGIN")
+    await foreign.execute("CREATE TABLE held (id int)")
+    process = f"process {foreign.get_server_pid()}"
+    scene.gateway.start()
+    await scene.gateway.logged('"http"')
+    begun = time.monotonic()
+    earliest = await watcher.clock()
+    naming = asyncio.create_task(watcher.is_named("WalgateStartHeld", process, "nightly", begun=begun))
+    found = await watcher.until(
+        lambda seen: any(holder["blocks"] for holder in seen["holders"]), "who holds the start", NAMED_S
+    )
+    (holder,) = (holder for holder in found["holders"] if holder["blocks"])
+    assert (holder["pid"], holder["application"]) == (foreign.get_server_pid(), "nightly") and holder["since"]
+    assert process in found["waiting_for"] and "pg_terminate_backend" in holder["remedy"]
+    await watcher.readyz_names("nightly", begun=begun)
+    await watcher.command_names("waits for", process, "nightly")
+    await naming
+    found = await watcher.until(lambda seen: seen["lag_seconds"] is not None, "a lag")
+    # Nothing was ever delivered: the lag counts from the first reading of the server, and says so.
+    assert found["lag_is_at_least"] and abs(found["server_time"] - earliest - found["lag_seconds"]) < NAMED_S
+    await foreign.execute("ROLLBACK")
+    await scene.gateway.logged('"streaming"')
+
+
+async def an_outage(watcher: Watcher, proxy: FaultProxy, server: str, title: str) -> None:
+    earliest = await watcher.ready()
+    begun = time.monotonic()
+    await proxy.refuse()
+    await watcher.commit()
+    latest = await watcher.clock()
+    naming = asyncio.gather(
+        watcher.readyz_names(title, "127.0.0.1", begun=begun),
+        watcher.is_named("WalgateServerDown", server, begun=begun),
+    )
+    await watcher.lag_is_true(earliest, latest)
+    await naming
+    found = await watcher.status()
+    assert found["state"] == "waiting" and found["waiting_since"] is not None
+    await watcher.command_names("WAITS", title, "DOWN for")
+    await watcher.lag_is_true(earliest, latest)
+    await proxy.accept()
+    await watcher.ready()
+
+
+async def no_registry(watcher: Watcher, proxy: FaultProxy) -> None:
+    begun = time.monotonic()
+    await proxy.refuse()
+    naming = asyncio.create_task(watcher.is_named("WalgateServerDown", "registry", begun=begun))
+    found = await watcher.until(lambda seen: seen["parts"][2]["up"] is False, "the registry is down", NAMED_S)
+    assert found["parts"][2]["name"] == "registry" and found["parts"][2]["error"] and found["waiting_for"] == ""
+    await watcher.there_is_no_lag()
+    await watcher.command_names("registry      DOWN for")
+    await naming
+    await proxy.accept()
+    await watcher.until(lambda seen: seen["parts"][2]["up"] is True, "the registry is up")
+
+
+async def a_forgotten_prepared_transaction(watcher: Watcher) -> None:
+    sql = watcher.scene.connection
+    await sql.execute("BEGIN")
+    await sql.execute("CREATE TABLE forgotten (id int)")
+    await sql.execute("PREPARE TRANSACTION 'forgotten one'")
+    begun = time.monotonic()
+    naming = asyncio.create_task(
+        watcher.is_named("WalgateSlotHeld", "prepared transaction forgotten one", begun=begun, older_s=FORGOTTEN_S)
+    )
+    found = await watcher.until(
+        lambda seen: any(holder["kind"] == "prepared" for holder in seen["holders"]), "the prepared one", NAMED_S
+    )
+    holder = next(holder for holder in found["holders"] if holder["kind"] == "prepared")
+    assert holder["name"] == "forgotten one" and "ROLLBACK PREPARED 'forgotten one'" in holder["remedy"]
+    await watcher.command_names("held back by", "ROLLBACK PREPARED 'forgotten one'")
+    await watcher.there_is_no_lag()
+    await naming
+    await sql.execute("ROLLBACK PREPARED 'forgotten one'")
+
+
+async def a_slot_near_its_limit(watcher: Watcher) -> None:
+    scene = watcher.scene
+    holding = await scene.database.connect()
+    process = f"process {holding.get_server_pid()}"
+    await holding.execute("SET application_name = 'import'; BEGIN")
+    await holding.execute("CREATE TABLE holding (id int)")
+    for _ in range(int(0.96 * BUDGET_BYTES / (1 << 20)) + 1):
+        await scene.connection.execute(FILLER, 1)
+    begun = time.monotonic()
+    naming = asyncio.gather(
+        watcher.is_named("WalgateWalNearLimit", begun=begun),
+        watcher.is_named("WalgateSlotHeld", process, "import", begun=begun),
+    )
+    found = await watcher.until(
+        lambda seen: bool(seen["wal"]) and seen["wal"]["held_bytes"] >= 0.95 * BUDGET_BYTES
+        and any(holder["pid"] == holding.get_server_pid() for holder in seen["holders"]),
+        "the WAL that is held, and who holds it",
+        NAMED_S,
+    )  # fmt: skip
+    assert found["wal"]["limit_bytes"] == BUDGET_BYTES and found["wal"]["limit_by"] == "source.wal_budget_bytes"
+    await scene.gateway.logged('"wal_held"')
+    assert scene.gateway.events("wal_held")[-1]["hint"]
+    await watcher.command_names("held back by", process, "import", "WAL held", "source.wal_budget_bytes")
+    await watcher.there_is_no_lag()
+    await naming
+    await holding.execute("ROLLBACK")
+
+
+async def a_table_that_cannot_be_written(watcher: Watcher) -> None:
+    sql = watcher.scene.connection
+    await sql.execute("CREATE TABLE poison (id int PRIMARY KEY, c text)")
+    await sql.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE poison")
+    await sql.execute(f"INSERT INTO poison VALUES (1, repeat('x', {2 * MAX_RECORD_BYTES}))")
+    begun = time.monotonic()
+    naming = asyncio.create_task(watcher.is_named("WalgateQuarantine", "public.poison", begun=begun))
+    found = await watcher.until(lambda seen: bool(seen["quarantined"]), "the table in quarantine", NAMED_S)
+    (told,) = found["quarantined"]
+    assert told["table"] == "public.poison" and "kafka.max_record_bytes" in told["reason"]
+    assert found["last_error"] is not None
+    await watcher.command_names("quarantine    public.poison", "kafka.max_record_bytes", "walgate readmit")
+    await watcher.there_is_no_lag()
+    await naming
+    await watcher.ready()
+
+
+async def no_gateway(watcher: Watcher) -> None:
+    """What the command finds by itself."""
+    scene = watcher.scene
+    begun = time.monotonic()
+    assert await scene.stop() == 0
+    code, text = await status_of(scene)
+    assert code == 1 and "nothing reads the slot" in text and "NOT IN USE" in text and "last commit" in text
+    told = json.loads((await status_of(scene, "--json"))[1])
+    assert told["asked"] == "servers" and told["delivered_lsn"] > 0 and told["last_commit_time"] > 0
+    assert all(part["up"] for part in told["parts"])
+    assert [each["table"] for each in told["quarantined"]] == ["public.poison"] and "public.poison" in text
+    assert any(seen["relation"] == "work.plain" and seen["columns"] > 1 for seen in told["schemas"])
+    await watcher.is_named("WalgateAbsent", begun=begun)
+
+
+async def test_the_cause_is_named_everywhere_and_the_lag_is_true(
+    own_database: Database,
+    postgres_proxy: FaultProxy,
+    proxied_kafka: ProxiedKafka,
+    registry: Registry,
+    registry_proxy: FaultProxy,
+    topic_prefix: str,
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+    proxies = Proxies(postgres_proxy, proxied_kafka, registry_proxy)
+    settings: dict[str, Any] = {
+        "http__port": port,
+        "source__wal_budget_bytes": BUDGET_BYTES,
+        "source__heartbeat_interval_s": 1.0,
+        "source__messages": False,
+        "kafka__max_record_bytes": MAX_RECORD_BYTES,
+        "errors__on_error": "quarantine",
+    }
+    async with (
+        open_scene_behind(proxies, own_database, registry, topic_prefix, tmp_path, **settings) as scene,
+        watching(scene, port) as watcher,
+    ):
+        await a_transaction_that_holds_the_start(watcher)
+        await watcher.ready()
+        await scene.commits()
+        beat = await watcher.until(lambda seen: seen["heartbeat_time"] is not None, "a heartbeat")
+        await watcher.until(lambda seen: seen["heartbeat_time"] > beat["heartbeat_time"], "the next one")
+        await an_outage(watcher, proxied_kafka.proxy, "kafka", "Kafka")
+        await an_outage(watcher, postgres_proxy, "postgresql", "PostgreSQL")
+        await no_registry(watcher, registry_proxy)
+        await a_forgotten_prepared_transaction(watcher)
+        await a_slot_near_its_limit(watcher)
+        await a_table_that_cannot_be_written(watcher)
+        code, text = await status_of(scene, "--json")
+        assert code == 0 and json.loads(text)["asked"] == "gateway"
+        # A heartbeat is no change event, and does not bring other messages with it.
+        assert await scene.end(f"{topic_prefix}.message") == 0
+        await no_gateway(watcher)
+        await scene.streaming()
+        await scene.finish()
