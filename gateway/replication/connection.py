@@ -129,6 +129,12 @@ def address_of(connection: asyncpg.Connection) -> Address:
     return address
 
 
+def address_text(connection: asyncpg.Connection) -> str:
+    """host:port, or the path of the socket."""
+    address = address_of(connection)
+    return ":".join(map(str, address)) if isinstance(address, tuple) else str(address)
+
+
 def _login(login: Login | str) -> Login:
     return Login(login) if isinstance(login, str) else login
 

@@ -37,7 +37,7 @@ from gateway.kafka.topics import Topics
 from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator, WalgateError
 from gateway.operate.kafka_settings import KafkaSettings
 from gateway.operate.settings import Settings
-from gateway.replication.connection import address_of, connect_replication, connect_sql
+from gateway.replication.connection import address_text, connect_replication, connect_sql
 from gateway.replication.holders import holders
 from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
@@ -163,8 +163,7 @@ class _Check:
             self._add("postgresql", [error])
 
     def _say_server(self, sql: asyncpg.Connection, facts: Facts, role: RoleFacts) -> None:
-        host = address_of(sql)
-        at = ":".join(map(str, host)) if isinstance(host, tuple) else str(host)
+        at = address_text(sql)
         major, minor = divmod(facts.server.version_num, 10000)
         self._ok(
             "postgresql", f"PostgreSQL {major}.{minor} at {at}, database {facts.server.database}, role {role.name}"
@@ -268,13 +267,7 @@ class _Check:
 
     def _registry_client(self) -> RegistryClient:
         settings = self._settings.registry
-        return RegistryClient(
-            settings.url,
-            username=settings.username,
-            password=settings.password.get_secret_value() if settings.password else None,
-            ca_file=settings.ca_file,
-            timeout_s=_TIMEOUT_S,
-        )
+        return RegistryClient(settings.url, **settings.client_options(), timeout_s=_TIMEOUT_S)
 
     async def _registry(self) -> None:
         try:

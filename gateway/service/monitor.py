@@ -27,7 +27,7 @@ from gateway.operate.health import ask_json
 from gateway.operate.mirrors import MirrorStatus, read_mirror
 from gateway.operate.settings import Settings
 from gateway.operate.status import TITLES, Board, PartName, SlotStatus, WalHeld
-from gateway.replication.connection import address_of, connect_sql
+from gateway.replication.connection import address_text, connect_sql
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.holders import holders, read_clock, slot_status
 from gateway.replication.password import login_of
@@ -96,8 +96,7 @@ class Monitor:
                 again_s = min(again_s * 2, _AGAIN_S[1])
                 continue
             try:
-                host = address_of(sql)
-                self._address = ":".join(map(str, host)) if isinstance(host, tuple) else str(host)
+                self._address = address_text(sql)
                 again_s = _AGAIN_S[0]
                 await self._read(sql)
             except WalgateError as error:

@@ -20,7 +20,7 @@ from gateway.operate.health import ask_status
 from gateway.operate.lag import Progress
 from gateway.operate.settings import Settings
 from gateway.operate.status import Board, Counts
-from gateway.replication.connection import connect_sql
+from gateway.replication.connection import address_text, connect_sql
 from gateway.replication.holders import holders, read_clock, slot_status
 from gateway.replication.password import login_of
 from gateway.replication.publication import published_tables
@@ -89,6 +89,7 @@ async def _ask_postgresql(settings: Settings, board: Board) -> list[tuple[str, s
     try:
         sql = await connect_sql(login_of(settings.source), timeout_s=_TIMEOUT_S)
         try:
+            address = address_text(sql)
             server_time, lsn = await read_clock(sql, _TIMEOUT_S)
             board.wal.note(lsn, server_time, time.monotonic())
             slot = board.slot = await slot_status(sql, settings.source.slot)
@@ -98,7 +99,7 @@ async def _ask_postgresql(settings: Settings, board: Board) -> list[tuple[str, s
             tables = await published_tables(sql, settings.source.publications, _LISTED_TABLES)
         finally:
             sql.terminate()
-        board.part_is_up("postgresql")
+        board.part_is_up("postgresql", address)
         return tables
     except WalgateError as error:
         board.part_is_down("postgresql", error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -23,7 +24,9 @@ def check_operations(operations: Iterable[str]) -> frozenset[str]:
     """Raises StopForOperator."""
     unknown = sorted(set(operations) - set(OPERATIONS))
     if unknown:
-        raise StopForOperator(f"not an operation: {', '.join(unknown)}", hint=f"one of {', '.join(OPERATIONS)}")
+        near = [match for name in unknown for match in get_close_matches(name.lower(), OPERATIONS, 1)]
+        meant = f"did you mean {', '.join(near)}? " if near else ""
+        raise StopForOperator(f"not an operation: {', '.join(unknown)}", hint=f"{meant}one of {', '.join(OPERATIONS)}")
     return frozenset(operations)
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +20,7 @@ from gateway.operate.http import start_http
 from gateway.operate.status import Board
 
 EX_CONFIG = 78
+WALGATE = Path(sys.executable).with_name("walgate")
 
 
 @contextmanager
@@ -67,3 +73,29 @@ def test_what_is_not_an_lsn_is_refused_before_anything_is_asked(monkeypatch: pyt
     monkeypatch.setenv("WALGATE_SOURCE__DSN", "postgresql://u@127.0.0.1:1/d")
     result = CliRunner().invoke(app, ["skip", "--lsn", "x"])
     assert result.exit_code == EX_CONFIG and "'x' is not an LSN" in result.output and "connection" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["chekc"], "check"),
+        (["snapshot", "strat"], "start"),
+        (["status", "--wtach"], "--watch"),
+        (["tail", "--op", "insrt"], "insert"),
+        (["run", "--log-format", "jsn"], "json"),
+    ],
+)
+def test_what_was_probably_meant_is_named(arguments: list[str], meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WALGATE_SOURCE__DSN", "postgresql://u@127.0.0.1:1/d")
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code in (2, EX_CONFIG)
+    assert re.search(rf"(Did you mean|Possible options|did you mean|is not one of).*{meant}", result.output, re.S)
+
+
+def test_the_shell_completes_commands_and_options() -> None:
+    for words, expected in (("walgate sta", "status"), ("walgate tail --from", "--from-beginning")):
+        asked = {"_WALGATE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        done = subprocess.run(
+            [WALGATE], env=os.environ | asked, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.stdout.split() == [expected], done.stderr
