@@ -26,7 +26,7 @@ from bench.append_times import AppendTimes
 from bench.cost import busy_s, cpu_s, other_threads_cpu_s, peak_rss_mb
 from bench.run import Run, Turns
 from bench.scene import Backlogged
-from bench.watching import watching
+from bench.watching import HEARTBEAT_S, watching
 from bench.workloads import PUBLICATION
 from gateway.local import LocalParts
 from gateway.local.ports import free_port
@@ -125,13 +125,13 @@ async def drain(
     more: Mapping[str, str] | None = None,
     watched: bool = False,
 ) -> Run:
-    """`watched`: with an HTTP port, which is scraped and has the live page open."""
+    """`watched`: with a heartbeat and an HTTP port, which is asked in every way (watching.py)."""
     parts = backlogged.parts
     sql = await backlogged.connect()
     port = free_port()
     settings = {"WALGATE_SOURCE__BINARY": "on" if binary else "off", **(more or {})}
     if watched:
-        settings["WALGATE_HTTP__PORT"] = str(port)
+        settings |= {"WALGATE_HTTP__PORT": str(port), "WALGATE_SOURCE__HEARTBEAT_INTERVAL_S": str(HEARTBEAT_S)}
     async with AsyncExitStack() as stack:
         slot = await stack.enter_async_context(backlogged.slot_copy(sql))
         running_here = running(parts, backlogged.dsn, slot, compiled=compiled, more=settings)

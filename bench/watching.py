@@ -1,4 +1,5 @@
-"""What watches a gateway while it is measured: Prometheus's scrape once a second, and the live page in one browser."""
+"""What watches a gateway while it is measured: Prometheus's scrape once a second, `walgate status --watch`, the live page in a
+browser."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 SCRAPE_S = 1.0
+STATUS_S = 2.0
+HEARTBEAT_S = 1.0
 _HOST = "127.0.0.1"
 
 
@@ -18,6 +21,7 @@ class Watched:
     """How often somebody was answered."""
 
     scrapes: int = 0
+    statuses: int = 0
     page_updates: int = 0
 
 
@@ -25,7 +29,7 @@ class Watched:
 async def watching(port: int) -> AsyncIterator[Watched]:
     """Ends with an error where a watcher was not answered: then its cost was not measured."""
     watched = Watched()
-    tasks = [asyncio.create_task(_scrape(port, watched)), asyncio.create_task(_read_page(port, watched))]
+    tasks = [asyncio.create_task(watch(port, watched)) for watch in (_scrape, _read_status, _read_page)]
     try:
         yield watched
     finally:
@@ -34,7 +38,7 @@ async def watching(port: int) -> AsyncIterator[Watched]:
         for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-    if not watched.scrapes or not watched.page_updates:
+    if not (watched.scrapes and watched.statuses and watched.page_updates):
         raise RuntimeError(f"nobody was answered: {watched}")
 
 
@@ -46,6 +50,16 @@ async def _scrape(port: int, watched: Watched) -> None:
             raise RuntimeError(f"/metrics says: {text[:200]!r}")
         watched.scrapes += 1
         await asyncio.sleep(SCRAPE_S)
+
+
+async def _read_status(port: int, watched: Watched) -> None:
+    while True:
+        async with _asked(port, "/status", "Connection: close") as reader:
+            text = await reader.read()
+        if b"lag_seconds" not in text:
+            raise RuntimeError(f"/status says: {text[:200]!r}")
+        watched.statuses += 1
+        await asyncio.sleep(STATUS_S)
 
 
 async def _read_page(port: int, watched: Watched) -> None:

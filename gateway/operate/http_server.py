@@ -66,6 +66,14 @@ class _Connection(H11Protocol):
             self.transport.abort()
 
 
+class _Server(uvicorn.Server):
+    """Serves until the process ends. uvicorn's own loop wakes ten times a second to see whether it shall end."""
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # sets the header `date`
+            await asyncio.sleep(1.0)
+
+
 def _is_stream(connection: Any) -> bool:
     scope = connection.scope
     return scope is not None and bool(scope["state"].get("is_stream"))
@@ -96,7 +104,7 @@ def start_server(host: str, port: int, app: ASGIApp) -> int:
         log_config=None,
         log_level="error",  # what a client sends wrongly is no news
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
     threading.Thread(target=asyncio.run, args=(server.serve(sockets=[listener]),), name="http", daemon=True).start()
     return int(listener.getsockname()[1])
 

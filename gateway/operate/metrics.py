@@ -6,6 +6,7 @@ per row.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
@@ -148,7 +149,7 @@ class BoardCollector(Collector):
         yield from (GaugeMetricFamily(name, text) for name, text in GAUGES.items())
 
     def collect(self) -> Iterator[Metric]:
-        now = self._board.snapshot()
+        now = self._board.snapshot(listed_topics=0)
         for name, value in _values(self._board, now).items():
             yield GaugeMetricFamily(name, GAUGES[name], value=_NAN if value is None else value)
         state = GaugeMetricFamily("walgate_state", "1 for the current state of the gateway.", labels=["state"])
@@ -209,12 +210,11 @@ def _topics(board: Board) -> Iterator[Metric]:
         ("walgate_topic_bytes", "Bytes of the batches of a topic, as sent to Kafka.", board.topic_bytes),
     ):
         family = CounterMetricFamily(name, text, labels=["topic"])
-        others = 0
-        for number, (topic, count) in enumerate(list(counted.items())):
-            if number < TOPIC_LABELS:
-                family.add_metric([topic], count)
-            else:
-                others += count
+        counts = dict(counted)  # at once: the gateway's loop adds to it
+        others = sum(counts.values())
+        for topic, count in islice(counts.items(), TOPIC_LABELS):
+            family.add_metric([topic], count)
+            others -= count
         if others:
             family.add_metric([OTHER_TOPICS], others)
         yield family

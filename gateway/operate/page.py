@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
@@ -78,10 +77,8 @@ class _Shared:
 
 
 def _shown(board: Board) -> dict[str, Any]:
-    now = board.snapshot()
-    records = dict(board.topic_records)  # at once: the gateway's loop adds to it
-    shown = replace(now, topics=now.topics[:SHOWN_TOPICS]).as_json()
-    return shown | {"topic_count": len(records), "records": sum(records.values())}
+    counts = list(board.topic_records.values())  # at once: the gateway's loop adds to it
+    return board.snapshot(SHOWN_TOPICS).as_json() | {"topic_count": len(counts), "records": sum(counts)}
 
 
 def _keep(board: Board, history: deque[Point]) -> None:

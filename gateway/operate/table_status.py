@@ -47,9 +47,13 @@ class Rates:
         self._newer: tuple[float, Mapping[str, int]] | None = None
         self._older: tuple[float, Mapping[str, int]] | None = None
 
+    def is_due(self, now: float) -> bool:
+        """Another sample."""
+        return self._newer is None or now - self._newer[0] >= SAMPLE_S
+
     def sample(self, now: float, counts: Mapping[str, int]) -> None:
         """Whenever somebody has time; `counts` is not changed any more."""
-        if self._newer is None or now - self._newer[0] >= SAMPLE_S:
+        if self.is_due(now):
             self._older, self._newer = self._newer or (now, counts), (now, counts)
 
     def per_s(self, now: float, name: str, count: int) -> float:
