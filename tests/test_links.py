@@ -34,6 +34,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not section or section in sections(found), target
 
 
+def test_links_of_the_documentation_stay_within_it() -> None:
+    """What lies elsewhere in the repository is not on the site that `make docs` builds."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for target in _LINK.findall(page.read_text("utf-8")):
+            file = target.partition("#")[0]
+            if "://" not in file and not file.startswith("mailto:"):
+                assert (page.parent / file).resolve().is_relative_to(ROOT / "docs"), f"{page.name}: {target}"
+
+
 def texts_of_the_code() -> str:
     """All string constants, those of f-strings piece by piece."""
     found: list[str] = []
