@@ -13,11 +13,17 @@ _LARGEST_BYTES = 1 << 16
 """Of the answer of a mirror."""
 
 
+def authority(host: str, port: int) -> str:
+    """Of the URL under which a gateway with this http.host answers on its own machine."""
+    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def probe(host: str, port: int) -> str:
     """What /readyz of a running gateway says, or what is wrong with the way there: "" when it is ready."""
     try:
         try:
-            with urlopen(f"http://{host}:{port}/readyz", timeout=PROBE_TIMEOUT_S):
+            with urlopen(f"http://{authority(host, port)}/readyz", timeout=PROBE_TIMEOUT_S):
                 return ""
         except HTTPError as error:
             return str(error.read().decode("utf-8", "replace").strip() or error)
@@ -34,7 +40,7 @@ def ask_json(url: str) -> Any:
 def ask_status(host: str, port: int) -> dict[str, Any] | None:
     """What /status of a running gateway says; None: nobody answers there."""
     try:
-        with urlopen(f"http://{host}:{port}/status", timeout=PROBE_TIMEOUT_S) as answer:
+        with urlopen(f"http://{authority(host, port)}/status", timeout=PROBE_TIMEOUT_S) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
     except (OSError, HTTPException, ValueError):

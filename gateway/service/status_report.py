@@ -43,8 +43,7 @@ async def load_status(settings: Settings) -> dict[str, Any]:
     """The fields of `Snapshot`, and `asked`: "gateway", or "servers" where no gateway answers."""
     port = settings.http.port
     if port:
-        host = "127.0.0.1" if settings.http.host in ("0.0.0.0", "") else settings.http.host
-        found = await asyncio.to_thread(ask_status, host, port)
+        found = await asyncio.to_thread(ask_status, settings.http.host, port)
         if found is not None:
             return {**found, "asked": "gateway"}
     return {**(await _ask_servers(settings)), "asked": "servers"}

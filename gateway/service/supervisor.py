@@ -30,6 +30,7 @@ import structlog
 from gateway.operate import metrics
 from gateway.operate.errors import Retry, RetrySlowly, WalgateError
 from gateway.operate.failpoints import failpoint
+from gateway.operate.health import authority
 from gateway.operate.logs import Repeats
 from gateway.operate.settings import Settings
 from gateway.operate.status import Board
@@ -76,7 +77,7 @@ async def serve(settings: Settings) -> None:
         from gateway.operate.http import start_http  # not at the top: the server takes a tenth of the start
 
         port = start_http(settings.http.host, settings.http.port, board)
-        log.info("http", url=f"http://{settings.http.host}:{port}/readyz")
+        log.info("http", url=f"http://{authority(settings.http.host, port)}/readyz")
     monitoring = asyncio.create_task(Monitor(settings, board).run()) if _is_watched(settings) else None
     try:
         await _sessions(settings, board, stop)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.operate.errors import DataGap
+from gateway.operate.health import ask_status
 from gateway.operate.http import start_http
 from gateway.operate.status import Board
 
@@ -30,8 +31,9 @@ def silent_port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def health(monkeypatch: pytest.MonkeyPatch, port: int) -> tuple[int, str]:
+def health(monkeypatch: pytest.MonkeyPatch, port: int, host: str = "127.0.0.1") -> tuple[int, str]:
     monkeypatch.setenv("WALGATE_HTTP__PORT", str(port))
+    monkeypatch.setenv("WALGATE_HTTP__HOST", host)
     result = CliRunner().invoke(app, ["health"])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result.exit_code, result.output
@@ -43,6 +45,18 @@ def test_health_needs_the_port_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert health(monkeypatch, port) == (1, "waiting for the first start\n")
     board.wait_for("")
     assert health(monkeypatch, port) == (0, "streaming\n")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "::1"])
+def test_a_gateway_that_listens_everywhere_or_on_ipv6_is_found(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if ":" in host and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this computer has no IPv6")
+    board = Board()
+    board.wait_for("")
+    port = start_http(host, 0, board)
+    assert health(monkeypatch, port, host) == (0, "streaming\n")
+    found = ask_status(host, port)
+    assert found is not None and found["state"] == "streaming"
 
 
 def test_health_of_what_does_not_answer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
