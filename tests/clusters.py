@@ -99,10 +99,12 @@ def _least_in_sync(bootstrap_servers: str, prefix: str) -> int:
 
 
 @asynccontextmanager
-async def cluster(settings: Mapping[str, str | int] | None = None) -> AsyncIterator[Cluster]:
+async def cluster(
+    settings: Mapping[str, str | int] | None = None, kind: type[ClusterBroker] = ClusterBroker
+) -> AsyncIterator[Cluster]:
     """Three brokers that know each other."""
     brokers: list[ClusterBroker] = []
-    brokers += [ClusterBroker(number, settings or {}, brokers) for number in range(1, BROKER_COUNT + 1)]
+    brokers += [kind(number, settings or {}, brokers) for number in range(1, BROKER_COUNT + 1)]
     made = Cluster(brokers)
     try:
         await asyncio.gather(*(broker.start() for broker in brokers))

@@ -83,16 +83,28 @@ async def create_history(connection: asyncpg.Connection) -> None:
     await connection.execute("SELECT pg_create_logical_replication_slot('witness_' || current_database(), 'pgoutput')")
 
 
-async def load_truth(connection: asyncpg.Connection, publication: str) -> Truth:
-    """Both witnesses together. Raises AssertionError where they disagree: then the test itself is wrong."""
-    committed, message_lsns = await _ask_witness(connection, publication)
-    witnessed = {one.xid: one for one in committed}
+@dataclass(slots=True)
+class Witnessed:
+    """Of the witness slot: committed transactions by their commit LSN, and the LSNs of messages that belong to none."""
+
+    committed: dict[int, Committed] = field(default_factory=dict)
+    message_lsns: set[int] = field(default_factory=set)
+
+
+async def load_truth(connection: asyncpg.Connection, publication: str, earlier: Witnessed | None = None) -> Truth:
+    """Both witnesses together. Raises AssertionError where they disagree: then the test itself is wrong.
+
+    `earlier`: what `ask_witness` has consumed.
+    """
+    told = earlier or Witnessed()
+    await ask_witness(connection, publication, told)
+    witnessed = {one.xid: one for _, one in sorted(told.committed.items())}
     statements: dict[int, list[Statement]] = {}
     for row in await connection.fetch("SELECT * FROM history.statements ORDER BY number, step"):
         if row["keys"] or row["operation"] in ("TRUNCATE", "MESSAGE"):
             statement = Statement(row["step"], row["operation"], row["relation"], tuple(row["keys"]))
             statements.setdefault(row["number"], []).append(statement)
-    truth = Truth(message_lsns=message_lsns)
+    truth = Truth(message_lsns=sorted(told.message_lsns))
     for row in await connection.fetch("SELECT number, xid, shape FROM history.transactions"):
         done = tuple(statements.get(row["number"], ()))
         decoded = witnessed.get(row["xid"])
@@ -102,18 +114,22 @@ async def load_truth(connection: asyncpg.Connection, publication: str) -> Truth:
     return truth
 
 
-async def _ask_witness(connection: asyncpg.Connection, publication: str) -> tuple[list[Committed], list[int]]:
-    """Peeks, so that it may be asked again. Only Begin, Commit and Message are read (PostgreSQL manual, 54.9)."""
+async def ask_witness(
+    connection: asyncpg.Connection, publication: str, told: Witnessed, *, consume: bool = False
+) -> None:
+    """Adds to `told` what the witness slot has to say; peeks, so that it may be asked again, unless `consume` is set.
+
+    Only Begin, Commit and Message are read (PostgreSQL manual, 54.9).
+    """
+    function = "pg_logical_slot_get_binary_changes" if consume else "pg_logical_slot_peek_binary_changes"
     rows = await connection.fetch(
-        """
-        SELECT data FROM pg_logical_slot_peek_binary_changes(('witness_' || current_database())::name, NULL, NULL,
+        f"""
+        SELECT data FROM {function}(('witness_' || current_database())::name, NULL, NULL,
             'proto_version', '1', 'publication_names', $1, 'messages', 'true')
         WHERE get_byte(data, 0) IN (ascii('B'), ascii('C'), ascii('M'))
         """,
         publication,
     )
-    found: list[Committed] = []
-    message_lsns: list[int] = []
     xid = 0
     for (data,) in rows:
         if data[:1] == b"B":
@@ -121,8 +137,8 @@ async def _ask_witness(connection: asyncpg.Connection, publication: str) -> tupl
         elif data[:1] == b"M":
             flags, message_lsn = struct.unpack_from("!BQ", data, 1)
             if not flags & 1:
-                message_lsns.append(message_lsn)
+                told.message_lsns.add(message_lsn)
         else:
             commit_lsn, end_lsn, microseconds = struct.unpack_from("!QQq", data, 2)
-            found.append(Committed(xid, commit_lsn, end_lsn, _PG_EPOCH + timedelta(microseconds=microseconds)))
-    return found, message_lsns
+            time = _PG_EPOCH + timedelta(microseconds=microseconds)
+            told.committed[commit_lsn] = Committed(xid, commit_lsn, end_lsn, time)
