@@ -1,8 +1,9 @@
 # Two images from one file: `gateway` (Python only) and `spark` (the mirror: PySpark, Java, Delta). Every package is verified
-# against its hash in requirements.lock, every jar against gateway/local/artifacts.lock.
-ARG PYTHON=3.13
+# against its hash in requirements.lock, every jar against gateway/local/artifacts.lock, the base image against its digest (print the
+# current one with `docker buildx imagetools inspect python:3.13-slim`).
+ARG PYTHON_IMAGE=python:3.13-slim@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b
 
-FROM python:${PYTHON}-slim AS build
+FROM ${PYTHON_IMAGE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1
 WORKDIR /src
 COPY requirements-build.lock ./
@@ -40,7 +41,7 @@ RUN PYTHONPATH=$(echo /app/lib/python3*/site-packages) WALGATE_CACHE=/jars \
 COPY --from=wheel /src/dist/ dist/
 RUN uv pip install --quiet --python /app/bin/python --no-deps dist/*.whl
 
-FROM python:${PYTHON}-slim AS gateway
+FROM ${PYTHON_IMAGE} AS gateway
 LABEL org.opencontainers.image.title="walgate" org.opencontainers.image.licenses="Apache-2.0"
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp walgate
 COPY --from=build-gateway /app /app
@@ -50,7 +51,7 @@ STOPSIGNAL SIGTERM
 ENTRYPOINT ["walgate"]
 CMD ["run", "--log-format", "json"]
 
-FROM python:${PYTHON}-slim AS spark
+FROM ${PYTHON_IMAGE} AS spark
 LABEL org.opencontainers.image.title="walgate-spark" org.opencontainers.image.licenses="Apache-2.0"
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends openjdk-21-jre-headless procps >/dev/null \
  && rm -rf /var/lib/apt/lists/* && ln -s /usr/lib/jvm/java-21-openjdk-* /usr/lib/jvm/default \

@@ -1,0 +1,26 @@
+"""The images that the project builds on are named exactly."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+
+
+def test_the_base_image_has_a_digest() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    (base,) = re.findall(r"^ARG PYTHON_IMAGE=(\S+)$", dockerfile, re.MULTILINE)
+    assert DIGEST.search(base)
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE))
+    assert set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)) - stages == {"${PYTHON_IMAGE}"}
+
+
+def test_every_service_has_an_exact_version() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    images = {service["image"] for service in services.values() if "build" not in service}
+    # PostgreSQL's minor releases fix errors and never change the stored form of data.
+    assert {image for image in images if not DIGEST.search(image) and not re.search(r":\d+\.\d+\.\d+$", image)} == {"postgres:18"}
