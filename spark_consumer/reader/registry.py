@@ -67,11 +67,15 @@ class Registry:
 
     def subjects(self, prefix: str) -> list[str]:
         """Those that begin with `prefix`. Raises SourceUnavailable."""
+        found: set[str] = set()
         try:
-            found = self._client().get_subjects(subject_prefix=prefix)
+            # Page by page: Apicurio returns 1,000 at most. A registry that does not know `offset` repeats the same ones.
+            while page := set(self._client().get_subjects(subject_prefix=prefix, offset=len(found))) - found:
+                found |= page
         except Exception as problem:
             raise _unavailable(f"the subjects of {prefix}", problem) from problem
-        return [subject for subject in found if subject.startswith(prefix)]  # not every registry knows the parameter
+        # Not every registry knows `subjectPrefix`.
+        return sorted(subject for subject in found if subject.startswith(prefix))
 
     def versions(self, subject: str) -> list[int]:
         """Schema ids of all versions of a subject, oldest first. Raises SourceUnavailable."""

@@ -51,6 +51,7 @@ def temporary() -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.long  # the next test runs a demo too, and test_verdict spoils every table
 async def test_a_mirror_is_equal_until_a_row_is_corrupted_or_lost(
     guard: Guard, database: Database, kafka: Kafka, registry: Registry, topic_prefix: str
 ) -> None:

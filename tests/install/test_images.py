@@ -23,4 +23,6 @@ def test_every_service_has_an_exact_version() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     images = {service["image"] for service in services.values() if "build" not in service}
     # PostgreSQL's minor releases fix errors and never change the stored form of data.
-    assert {image for image in images if not DIGEST.search(image) and not re.search(r":\d+\.\d+\.\d+$", image)} == {"postgres:18"}
+    assert {image for image in images if not DIGEST.search(image) and not re.search(r":\d+\.\d+\.\d+$", image)} == {
+        "postgres:18"
+    }

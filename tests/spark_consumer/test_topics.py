@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from pyspark.sql import SparkSession
 
-from schemas.names import message_topic, topic_names, transaction_topic
+from schemas.names import message_topic, topic_names, transaction_topic, value_subject
 from spark_consumer.errors import SourceUnavailable
 from spark_consumer.reader.registry import Registry
 from spark_consumer.reader.topics import table_of_topic, topic_of_table
 from spark_consumer.reader.transactions import TransactionReader
 from spark_consumer.source.rows import decode
 from spark_consumer.tables import TableName
+from tests import stock_registry
 from tests.spark_consumer.feeder import INT8, Feeder, relation
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -74,3 +78,15 @@ def test_topics_and_tables_lead_to_each_other(feeder: Feeder) -> None:
         table_of_topic(registry, feeder.prefix, f"{feeder.prefix}.nobody-knows")
     with pytest.raises(SourceUnavailable):
         topic_of_table(Registry({"url": "http://127.0.0.1:1", "max.retries": "0"}), feeder.prefix, TableName("a", "b"))
+
+
+@pytest.mark.long  # 1,100 schemas
+def test_a_registry_of_more_than_a_thousand_subjects_is_read_to_its_end(feeder: Feeder) -> None:
+    subjects = [f"{feeder.prefix}.t{number}-value" for number in range(1100)]
+    with (
+        closing(SchemaRegistryClient(stock_registry.settings(feeder.registry_url))) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        list(pool.map(lambda subject: client.register_schema(subject, Schema('"int"', "AVRO")), subjects))
+    expected = sorted([*subjects, value_subject(transaction_topic(feeder.prefix))])
+    assert Registry({"url": feeder.registry_url}).subjects(f"{feeder.prefix}.t") == expected
