@@ -46,7 +46,8 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
         return error
     if type(error) is KafkaError and error.__cause__ is not None:  # aiokafka's sender says no more than "unexpected"
         return classify(error.__cause__, doing, right)
-    text = f"{doing}: {type(error).__name__}: {error}".rstrip(": ")
+    name, said = type(error).__name__, str(error)  # aiokafka's errors say their name themselves
+    text = f"{doing}: {said if name in said else f'{name}: {said}'}".rstrip(": ")
     if isinstance(error, ConnectError):
         return _not_connected(error, doing)
     if isinstance(error, (MessageSizeTooLargeError, RecordListTooLargeError)):

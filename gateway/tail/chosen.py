@@ -45,6 +45,13 @@ class Chosen:
         self._is_shown = False
         self._xids: set[int] = set()
 
+    def unmatched(self, relations: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Patterns that none of the relations matches, each with the one that was probably meant or ""."""
+        for pattern in self._tables:
+            if not any(is_table(relation, (pattern,)) for relation in relations):
+                names = relations if "." in pattern else [relation.partition(".")[2] for relation in relations]
+                yield pattern, next(iter(get_close_matches(pattern, names, 1)), "")
+
     def choose(self, shown: Shown) -> Iterator[Shown]:
         """`shown`, with the begin before it that was held back; or nothing yet."""
         if not self._tables and not self._operations:

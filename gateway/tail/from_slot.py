@@ -29,11 +29,16 @@ from gateway.replication.stream import ReplicationStream
 from gateway.tail.chosen import Chosen
 from gateway.tail.output import Output
 from gateway.tail.shown import Shower, Shown
+from schemas.names import format_relation
 
 log = structlog.get_logger()
 T = TypeVar("T")
 
 _END_TIMEOUT_MS: Final = 10_000
+_TABLES: Final = """
+SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p') AND n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema' ORDER BY 1, 2
+"""
 _PUBLICATIONS: Final = "SELECT pubname::text FROM pg_catalog.pg_publication ORDER BY pubname"
 _END: Final = """
 SELECT pg_catalog.pg_terminate_backend(active_pid, $2)
@@ -50,6 +55,7 @@ async def tail_slot(
     sql = await connect_sql(login)
     try:
         await _check_publications(sql, publications)
+        await _warn_of_tables(sql, chosen)
         server = await server_facts(sql)
         stream = await connect_replication(login)
         slot = f"walgate_tail_{stream.backend_pid}"
@@ -136,6 +142,13 @@ async def _check_publications(sql: asyncpg.Connection, names: Sequence[str]) -> 
             if there
             else "CREATE PUBLICATION walgate FOR TABLE ...",
         )
+
+
+async def _warn_of_tables(sql: asyncpg.Connection, chosen: Chosen) -> None:
+    """One that is created later is shown as well."""
+    there = [format_relation(*row) for row in await sql.fetch(_TABLES)]
+    for pattern, near in chosen.unmatched(there):
+        log.warning("no_such_table", table=pattern, hint=f"did you mean {near}?" if near else "")
 
 
 def _ignore(_: str) -> None:

@@ -84,3 +84,12 @@ def test_a_long_value_is_cut_for_people_only() -> None:
     line = as_line(value)
     assert "(3000 characters)" in line and len(line) < 400 and line.isprintable()
     assert json.loads(as_json(value)) == value
+
+
+def test_a_table_that_is_not_there_is_named_with_one_that_is() -> None:
+    chosen = Chosen(["public.orders", "order*", "itmes", "publc.items", "nothing"], [])
+    assert list(chosen.unmatched(["public.orders", "public.items"])) == [
+        ("itmes", "items"),
+        ("publc.items", "public.items"),
+        ("nothing", ""),
+    ]

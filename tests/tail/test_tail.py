@@ -143,6 +143,9 @@ async def test_it_can_be_stopped_while_postgresql_still_makes_its_slot(database:
         assert f"process {sql.get_server_pid()}" in await said(process, "slot_waits")
         await ends(process, signal.SIGTERM)
         await nothing_left(database)  # although the transaction is still open
+    async with tailing({"WALGATE_SOURCE__DSN": database.dsn}, "--table", "itme", "--table", "pla?") as process:
+        assert "did you mean item?" in await said(process, "no_such_table")
+        await ends(process, signal.SIGTERM)
     async with tailing({"WALGATE_SOURCE__DSN": database.dsn}, "--publication", "nowhere") as process:
         assert await process.wait() == 78
         assert process.stderr is not None and b"walgate" in await process.stderr.read()
