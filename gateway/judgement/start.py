@@ -286,5 +286,12 @@ def _same_server(facts: Facts, position: Position) -> Generator[Step, Any, int]:
 
 
 def check_without_position(facts: Facts, expected: Expected) -> Report:
-    """What can be said of PostgreSQL alone: for `walgate check`, which looks and changes nothing."""
-    return report_of((*check_holder(facts, expected), *_before_position(facts, expected)))
+    """What can be said of PostgreSQL alone: for `walgate check`, which looks and changes nothing. Whoever uses the slot is
+    probably the gateway itself."""
+    holders = (
+        OperatorWarning(
+            f"{held.message}: if that is the gateway, it runs, and another one would wait as a standby", held.hint
+        )
+        for held in check_holder(facts, expected)
+    )
+    return report_of((*holders, *_before_position(facts, expected)))

@@ -56,7 +56,6 @@ def test_what_is_as_it_must_be_has_no_findings() -> None:
         (with_slot(plugin="wal2json"), EXPECTED, StopForOperator, "wal2json"),
         (with_slot(database="other"), EXPECTED, StopForOperator, "belongs to database other"),
         (with_slot(temporary=True), EXPECTED, StopForOperator, "temporary"),
-        (with_slot(active_pid=99), EXPECTED, Retry, "in use by process 99"),
         (
             replace(with_server(in_recovery=True), slot=replace(SLOT, synced=True)),
             EXPECTED,
@@ -94,6 +93,7 @@ def test_failed_check_is_one_error_with_its_class_and_a_remedy(
         (with_server(max_slot_wal_keep_mb=100), "max_slot_wal_keep_size is 100 MB"),
         (with_server(idle_slot_timeout_s=60.0), "idle_replication_slot_timeout is 60 s"),
         (with_slot(wal_status="extended"), "retains more WAL"),
+        (with_slot(active_pid=99), "in use by process 99: if that is the gateway"),
         (with_slot(wal_status="unreserved"), "about to be lost"),
         (with_slot(failover=True), "failover = true"),
         (with_publication(relations=()), "has no tables"),

@@ -206,7 +206,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
     ),
     ("plugin", slot(plugin="wal2json"), STOP, "wal2json", "another source.slot"),
     ("slot's database", slot(database="other"), STOP, "belongs to database other", "another source.slot"),
-    ("slot in use", slot(active_pid=99), Exception, "in use by process 99", "pg_terminate_backend(99)"),
+    ("slot in use", slot(active_pid=99), WARN, "in use by process 99", "pg_terminate_backend(99)"),
     ("slot's failover", slot(failover=True), WARN, "failover = true", "FAILOVER false"),
     ("slot about to be lost", slot(wal_status="unreserved"), WARN, "about to be lost", "max_slot_wal_keep_size = -1"),
     ("slot extended", slot(wal_status="extended"), WARN, "retains more WAL", "keeps up"),
