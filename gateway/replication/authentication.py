@@ -14,9 +14,8 @@ import struct
 from ipaddress import ip_address
 from typing import Any, Final
 
-from asyncpg.protocol import Protocol
-
 from gateway.operate.errors import RetrySlowly, StopForOperator, WalgateError
+from gateway.replication.driver import Protocol
 from gateway.replication.scram import PLAIN, PLUS, Scram, ScramError, certificate_hash
 
 _LARGEST: Final = 1 << 16

@@ -14,9 +14,10 @@ from typing import Any, Final
 import asyncpg
 
 from gateway.operate.errors import Retry
+from gateway.replication.driver import Address, HandedOver, address_of, transport_of
 from gateway.replication.feedback import LEAVE_AFTER_S, LONGEST_SILENCE_S
 from gateway.replication.inbox import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW
-from gateway.replication.login import Address, log_in
+from gateway.replication.login import log_in
 from gateway.replication.password import Login
 from gateway.replication.stream import PINNED_REPORTS, ReplicationStream, check_report
 
@@ -40,23 +41,6 @@ PINNED_SETTINGS: Final = {
 }
 
 
-class _HandedOver(asyncpg.Connection):  # type: ignore[misc]  # asyncpg's own stubs are partial
-    """A connection whose transport can be taken away."""
-
-    def hand_over(self, stream: ReplicationStream) -> None:
-        """Give the authenticated transport to `stream`; this object is closed from then on."""
-        transport: asyncio.Transport = self._transport  # type: ignore[has-type]
-        # uvloop chooses between its two ways to read when reading starts, so it must stop for the change.
-        transport.pause_reading()
-        stream.connection_made(transport)
-        transport.set_protocol(stream)
-        transport.resume_reading()
-        # asyncpg's destructor would otherwise warn and abort the transport.
-        self._aborted = True
-        self._protocol = None
-        self._transport = None
-
-
 async def connect_sql(
     login: Login | str, *, timeout_s: float = 30.0, search_path: str = "", avoid: Sequence[Address] = ()
 ) -> asyncpg.Connection:
@@ -74,7 +58,7 @@ async def connect_sql(
         command_timeout=_COMMAND_TIMEOUT_S,
         avoid=avoid,
     )
-    _detect_dead_peer(connection._transport.get_extra_info("socket"), LONGEST_SILENCE_S)
+    _detect_dead_peer(transport_of(connection).get_extra_info("socket"), LONGEST_SILENCE_S)
     return connection
 
 
@@ -101,7 +85,7 @@ async def connect_replication(
         doing,
         settings,
         timeout_s=timeout_s,
-        connection_class=_HandedOver,
+        connection_class=HandedOver,
         statement_cache_size=0,
         avoid=avoid,
     )
@@ -118,15 +102,9 @@ async def connect_replication(
         largest_message=largest_message,
         backend_pid=connection.get_server_pid(),
     )
-    _detect_dead_peer(connection._transport.get_extra_info("socket"), silence_limit_s)
+    _detect_dead_peer(transport_of(connection).get_extra_info("socket"), silence_limit_s)
     connection.hand_over(stream)
     return stream
-
-
-def address_of(connection: asyncpg.Connection) -> Address:
-    """The host of the DSN that it was made to."""
-    address: Address = connection._addr
-    return address
 
 
 def address_text(connection: asyncpg.Connection) -> str:

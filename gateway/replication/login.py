@@ -16,26 +16,18 @@ from urllib.parse import parse_qsl, urlsplit
 
 import asyncpg
 import structlog
-from asyncpg import connect_utils
-from asyncpg.connect_utils import SSLMode
 
 from gateway.operate.errors import Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.replication import driver
 from gateway.replication.authentication import LoginProtocol, is_local
+from gateway.replication.driver import Address, SessionAttribute, SSLMode, SSLNegotiation
 from gateway.replication.dsn import check_dsn, take_channel_binding
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.password import Login
 
 log = structlog.get_logger()
 
-Address = tuple[str, int] | str
-"""Host and port, or the path of a socket."""
-
 LEAST_HOST_TIMEOUT_S: Final = 5.0
-_LIMITS: Final = {
-    "max_cached_statement_lifetime": 300,
-    "max_cacheable_statement_size": 15 * 1024,
-}
-"""asyncpg's own defaults."""
 _cautioned: set[Address] = set()
 """Said once in the life of the process."""
 
@@ -114,17 +106,7 @@ async def _read_dsn(
     password = await login.password()
     try:
         dsn, channel_binding = take_channel_binding(login.dsn)
-        addresses, parameters, config = connect_utils._parse_connect_arguments(
-            dsn=dsn,
-            password=password,
-            server_settings=settings,
-            **options,
-            **_LIMITS,
-            **dict.fromkeys(
-                ("host", "port", "user", "passfile", "database", "ssl", "direct_tls", "target_session_attrs", "krbsrvname",
-                 "gsslib", "service", "servicefile")
-            ),
-        )  # fmt: skip
+        addresses, parameters, config = driver.parse_dsn(dsn, password, settings, options)
     except OSError as error:
         raise _unreadable_file(login.dsn, doing) or classify_exception(error, doing) from error
     except (asyncpg.ClientConfigurationError, ValueError):
@@ -136,11 +118,11 @@ async def _log_in_at(address: Address, target: _Target, place: str) -> asyncpg.C
     wanted = target.parameters.target_session_attrs
     connection = await _connect(address, target, place)
     try:
-        is_wanted = await connect_utils._can_use_connection(connection, wanted)
+        is_wanted = await driver.is_wanted(connection, wanted)
     except BaseException:
         connection.terminate()
         raise
-    if not is_wanted and wanted != connect_utils.SessionAttribute.prefer_standby:
+    if not is_wanted and wanted != SessionAttribute.prefer_standby:
         connection.terminate()
         raise RetrySlowly(
             f"{place}: this server does not meet target_session_attrs={wanted.value}",
@@ -189,7 +171,7 @@ async def _attempt(
         await admitted
     except asyncpg.PostgresError as error:
         transport.close()
-        if may_change and not protocol._auth_received:
+        if may_change and not driver.was_asked(protocol):
             raise _OtherTransport from error
         raise
     except BaseException:
@@ -206,31 +188,25 @@ async def _open(address: Address, parameters: Any, new_protocol: Any, *, may_cha
         return await loop.create_unix_connection(new_protocol, address)  # type: ignore[no-any-return]
     if not parameters.ssl:
         return await loop.create_connection(new_protocol, *address)  # type: ignore[no-any-return]
-    if parameters.ssl_negotiation is connect_utils.SSLNegotiation.direct:
+    if parameters.ssl_negotiation is SSLNegotiation.direct:
         return await loop.create_connection(new_protocol, *address, ssl=parameters.ssl)  # type: ignore[no-any-return]
     try:
-        return await connect_utils._create_ssl_connection(  # type: ignore[no-any-return]
-            new_protocol,
-            *address,
-            loop=loop,
-            ssl_context=parameters.ssl,
-            ssl_is_advisory=parameters.sslmode == SSLMode.prefer,
-            retry=may_change,
-        )
-    except connect_utils._RetryConnectSignal as signal:
+        return await driver.open_with_tls(new_protocol, address, parameters, may_change=may_change)
+    except driver.TryOtherTransport as signal:
         raise _OtherTransport from signal.__cause__
 
 
-def _caution(address: Address, target: _Target, connection: Any) -> None:
+def _caution(address: Address, target: _Target, connection: asyncpg.Connection) -> None:
     """Who listens on the way, or pretends to be the server, reads every row."""
-    verified = target.parameters.sslmode >= SSLMode.verify_full and connection._protocol.is_ssl
-    if verified or connection._protocol.is_bound or is_local(connection._transport) or address in _cautioned:
+    protocol = driver.protocol_of(connection)
+    verified = target.parameters.sslmode >= SSLMode.verify_full and protocol.is_ssl
+    if verified or protocol.is_bound or is_local(driver.transport_of(connection)) or address in _cautioned:
         return
     _cautioned.add(address)
     log.warning(
         "unverified_server",
         address=shown(address),
-        tls=connection._protocol.is_ssl,
+        tls=protocol.is_ssl,
         note="the identity of the PostgreSQL server is not verified",
         hint="set sslmode=verify-full and sslrootcert, or channel_binding=require, in source.dsn",
     )

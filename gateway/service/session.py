@@ -23,7 +23,8 @@ from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
 from gateway.operate.status import Board
 from gateway.pgoutput import Relation
-from gateway.replication.connection import address_of, connect_sql, leave_with
+from gateway.replication.connection import connect_sql, leave_with
+from gateway.replication.driver import address_of
 from gateway.replication.errors import LossReported
 from gateway.replication.feedback import StandbyStatus
 from gateway.replication.options import pgoutput_options, protocol_version

@@ -54,7 +54,7 @@ from gateway.operate.settings import Settings
 from gateway.operate.status import Board, Holder
 from gateway.replication.blockers import Blocker, naming_blockers, remedy
 from gateway.replication.connection import connect_replication
-from gateway.replication.login import Address
+from gateway.replication.driver import Address
 from gateway.replication.password import login_of
 from gateway.replication.stream import ReplicationStream
 from gateway.service.announcer import Announcer

@@ -16,7 +16,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -25,6 +24,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.errors import MirrorError
+from spark_consumer.jvm import hadoop_path, java
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.batch import BatchReport
 from spark_consumer.mirror.identity import check_names
@@ -108,14 +108,12 @@ class Changelog:
 def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
     """The highest commit LSN of a finished folder; -1: none. Raises MirrorError when there is a folder whose writing was ended by
     a crash, unless the batch up to `commit_lsn` overwrites it."""
-    java: Any = spark._jvm
-    found = java.org.apache.hadoop.fs.Path(f"{location}/batch=*")
-    files = found.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+    found, files = hadoop_path(spark, f"{location}/batch=*")
     last = -1
     for status in files.globStatus(found) or ():
         folder = status.getPath()
         lsn = int(folder.getName().removeprefix("batch="))
-        if files.exists(java.org.apache.hadoop.fs.Path(folder, "_SUCCESS")):
+        if files.exists(java(spark).org.apache.hadoop.fs.Path(folder, "_SUCCESS")):
             last = max(last, lsn)
         elif lsn != commit_lsn:
             raise MirrorError(

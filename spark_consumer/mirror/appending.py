@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_consumer.errors import MirrorError
+from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, fence, manifest
 from spark_consumer.mirror.batch import EMPTY, BatchReport, Mirror, too_late
 from spark_consumer.mirror.form import APPENDED_FORM
@@ -88,7 +89,7 @@ class AppendingMirror:
     def _open(self, spark: SparkSession) -> None:
         """Also merges what an earlier run has left."""
         tune(spark)
-        session = own_session(spark)
+        session = cloned(spark)  # `once` sets some settings for all writes of a session
         fence.check_form(session, self.path)
         changes.create(session, self.path)
         self._epoch = fence.claim_appends(session, self.path, changes.nothing(session))
@@ -192,7 +193,7 @@ class AppendingMirror:
         if merge and self._session is not None:
             self._merge()
         elif merge and exists(spark, changes_path(self.path)):
-            self._merger.open(own_session(spark))
+            self._merger.open(cloned(spark))
 
 
 def contents(rows: DataFrame) -> list[dict[str, Any]]:
@@ -220,11 +221,6 @@ def merge_once(spark: SparkSession, path: str, report: Callable[[BatchReport], N
     scope = [TableName.parse(name) for name in last.scope] if last is not None else []
     excludes = Standing.of(last.standing).excludes if last is not None else []
     Mirror(path, {}, lambda made: report(replace(made, is_merge=True)), scope, excludes).open(spark, appends=False)
-
-
-def own_session(spark: SparkSession) -> SparkSession:
-    """With the same settings, and its own from now on: `once` sets some for all writes of a session."""
-    return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
 
 
 def taken_in(spark: SparkSession, path: str) -> int | None:

@@ -54,7 +54,7 @@ class DeltaFiles:
                 rows = rows.take(np.flatnonzero(kept))
             yield rows
 
-    def _apply(self, action: dict[str, Any]) -> None:
+    def apply(self, action: dict[str, Any]) -> None:
         """One action of the log. A null member is an action of another kind (checkpoints have all kinds as columns)."""
         if added := action.get("add"):
             vector = added.get("deletionVector")
@@ -83,11 +83,11 @@ def open_delta(folder: Path, version: int | None = None) -> DeltaFiles:
     for number, name in checkpoints:
         if number == base:
             for action in pq.read_table(log / name, columns=["add", "metaData", "txn"]).to_pylist():
-                table._apply(action)
+                table.apply(action)
     for number in range(base + 1, last + 1):
         if number not in commits:
             raise MirrorError(f"{folder}: version {number} is missing from the Delta log")
         with (log / commits[number]).open() as lines:
             for line in lines:
-                table._apply(json.loads(line))
+                table.apply(json.loads(line))
     return table

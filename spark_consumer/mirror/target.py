@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, StructType
 
 from spark_consumer.errors import MirrorError
+from spark_consumer.jvm import hadoop_path, java, java_session
 
 # Application ids of Delta's transactions: a table belongs to one mirror or changelog, and versions are commit LSNs, which rise.
 APPLICATION = "walgate-mirror"
@@ -77,8 +78,7 @@ def _cast(spark: SparkSession, location: str, changed: dict[str, DataType]) -> N
 
 
 def _sql_type(spark: SparkSession, kind: DataType) -> str:
-    java: Any = spark._jvm
-    return str(java.org.apache.spark.sql.types.DataType.fromJson(kind.json()).sql())
+    return str(java(spark).org.apache.spark.sql.types.DataType.fromJson(kind.json()).sql())
 
 
 def quoted(name: str) -> str:
@@ -91,17 +91,15 @@ def sql_table(location: str) -> str:
 
 def _snapshot(spark: SparkSession, location: str) -> Any:
     """Delta's own snapshot, through py4j: the history of a table would cost a job."""
-    java: Any = spark._jvm
-    log = java.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, location)
+    log = java(spark).org.apache.spark.sql.delta.DeltaLog.forTable(java_session(spark), location)
     # update(stalenessAcceptable = false) with Scala's defaults for the rest
     return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
 
 
 def remove(spark: SparkSession, location: str) -> None:
     """A folder with all that is in it, if it is there."""
-    java: Any = spark._jvm
-    path = java.org.apache.hadoop.fs.Path(location)
-    path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).delete(path, True)
+    path, files = hadoop_path(spark, location)
+    files.delete(path, True)
 
 
 def version(spark: SparkSession, location: str) -> int:

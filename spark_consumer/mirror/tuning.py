@@ -6,9 +6,9 @@ batch instead of 3.5, measured on two cores. Each write leaves a file or two, so
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyspark.sql import SparkSession
+
+from spark_consumer.jvm import java_session
 
 _SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
@@ -17,12 +17,12 @@ _COMPACT = "spark.databricks.delta.autoCompact.enabled"
 
 def tune(spark: SparkSession) -> None:
     """Of this session alone; what it has set already stays."""
-    java: Any = spark._jsparkSession.sessionState().conf()
+    settings = java_session(spark).sessionState().conf()
     ours = {
         _SHUFFLE_PARTITIONS: str(max(2, spark.sparkContext.defaultParallelism)),
         _SNAPSHOT_PARTITIONS: "2",
         _COMPACT: "true",
     }
     for name, value in ours.items():
-        if not java.contains(name):
+        if not settings.contains(name):
             spark.conf.set(name, value)

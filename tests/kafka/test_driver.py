@@ -56,12 +56,15 @@ def test_the_installed_version_is_one_whose_source_was_read() -> None:
     [
         ("gateway/kafka/topics.py", "admin._client.close()", False),
         ("gateway/service/session.py", "sql._transport.close()", False),
+        ("gateway/replication/login.py", "sql._transport.close()", False),
+        ("spark_consumer/mirror/target.py", "spark._jvm", False),
+        ("spark_consumer/jvm.py", "spark._jvm", True),
         ("gateway/kafka/topics.py", "import aiokafka.client", False),
         ("gateway/kafka/topics.py", "from aiokafka.protocol.metadata import MetadataRequest", False),
         ("gateway/kafka/position_topic.py", "from aiokafka import AIOKafkaConsumer", False),
         ("gateway/service/session.py", "from asyncpg.protocol import Record", False),
         ("gateway/kafka/driver.py", "from aiokafka.client import AIOKafkaClient\nAIOKafkaClient._conns", True),
-        ("gateway/replication/connection.py", "connection._transport.close()", True),
+        ("gateway/replication/driver.py", "connection._transport.close()", True),
         ("gateway/kafka/topics.py", "from aiokafka.errors import KafkaError", True),
     ],
 )

@@ -13,7 +13,8 @@ import structlog
 
 from gateway.operate.errors import Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.replication import login
-from gateway.replication.connection import address_of, connect_replication, connect_sql
+from gateway.replication.connection import connect_replication, connect_sql
+from gateway.replication.driver import address_of
 from tests.conftest import Database
 from tests.tls import TlsPostgres, tls_postgres
 
