@@ -404,10 +404,13 @@ def _keep_up(job: Job, run: Run) -> None:
     from spark_consumer.source.options import parse_options
 
     spark, given = job.spark.session(job.name), job.given
-    if job.reached is not None and given["startingPosition"] == "earliest" and (last := job.reached(spark)) is not None:
-        # Of a new checkpoint; an old one knows better.
-        given = {**given, "startingPosition": f"lsn:{last}"}
-        run.options = parse_options(given, streaming=True)
+    last = None if job.reached is None else job.reached(spark)
+    if last is not None:
+        run.begins_behind(last)
+        if given["startingPosition"] == "earliest":
+            # Of a new checkpoint; an old one knows better.
+            given = {**given, "startingPosition": f"lsn:{last}"}
+            run.options = parse_options(given, streaming=True)
 
     def query() -> Any:
         frame = spark.readStream.format("walgate").options(**given).load()

@@ -56,6 +56,10 @@ class Run:
     def say(self, facts: dict[str, Any], line: str) -> None:
         print(json.dumps(facts) if self._progress == "json" else line, flush=True)
 
+    def begins_behind(self, commit_lsn: int) -> None:
+        """Everything up to there was written before this run."""
+        self._commit_lsn = commit_lsn
+
     def report(self, report: BatchReport) -> None:
         """Called behind every batch that had changes, and every merge."""
         if not report.is_merge:

@@ -112,6 +112,26 @@ def test_a_query_whose_python_process_did_not_start_in_time_is_started_again(
         run(monkeypatch, [Query(OF_THE_DRIVER), Query()], outages=False)
 
 
+def test_a_mirror_that_has_everything_already_ends_at_once() -> None:
+    """Everything was appended before it was killed: no batch comes that would say so."""
+
+    @dataclass
+    class Endless(Query):
+        is_stopped: bool = False
+
+        def awaitTermination(self, _: float) -> bool:
+            return False
+
+        def stop(self) -> None:
+            self.is_stopped = True
+
+    made = Run(parse_options(NEEDED, streaming=True), 100, "lines")
+    made.begins_behind(100)
+    query = Endless()
+    made.watch(query)
+    assert query.is_stopped
+
+
 @pytest.mark.parametrize("text", [OF_A_TASK, "[STREAM_FAILED] Java heap space"])
 def test_another_error_ends_the_job(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     with pytest.raises(StreamingQueryException):
