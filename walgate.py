@@ -32,7 +32,7 @@ def _in_the_way(name: str, place: str) -> NoReturn:
     owner = f" (of {', '.join(others)})" if others else ""
     print(f"walgate: another package named {name!r} is found before Walgate's own: {place}{owner}", file=sys.stderr)
     print(
-        "hint: install Walgate into an environment of its own, and look at PYTHONPATH and the working directory",
+        "hint: install Walgate into an environment of its own, and check PYTHONPATH and the working directory",
         file=sys.stderr,
     )
     raise SystemExit(_EXIT_CONFIGURATION)

@@ -221,10 +221,10 @@ def snapshot_start(
     config: ConfigOption = None,
     verify: Annotated[
         bool,
-        typer.Option("--verify", help="Have readers compare the rows with their copies instead of replacing them."),
+        typer.Option("--verify", help="Have consumers compare the rows with their copies instead of replacing them."),
     ] = False,
 ) -> None:
-    """Read tables again. Readers replace their copies: rows that no longer exist in PostgreSQL are deleted."""
+    """Read tables again. Consumers replace their copies: rows that no longer exist in PostgreSQL are deleted."""
     _send_command(config, "start", tables or [], "VERIFY" if verify else "REPLACE")
 
 
@@ -369,7 +369,7 @@ def accept_gap(
         ),
     ] = False,
 ) -> None:
-    """Resume after changes were lost, with the same slot and prefix. A GAP marker informs readers."""
+    """Resume after changes were lost, with the same slot and prefix. A GAP marker informs consumers."""
     from gateway.judgement import repair
 
     position = _repair(config, lambda fresh, expected: repair.accept_gap(fresh, expected, until_now=until_now))
@@ -393,7 +393,7 @@ def adopt(
         typer.Option(help="The connector's offset: offsets.dat, or JSON from Kafka Connect (docs/debezium.md)."),
     ] = None,
 ) -> None:
-    """Resume where the previous reader of the slot stopped: the gateway before pg_upgrade, or a stopped Debezium connector."""
+    """Resume where the previous consumer of the slot stopped: the gateway before pg_upgrade, or a stopped Debezium connector."""
     from gateway.judgement import repair
 
     if (from_system is None) == (from_debezium is None):

@@ -29,9 +29,9 @@ _NOT_FOUND: Final = frozenset({40401, 40402, 40403, 40408})
 _TRY_AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _HINT_INCOMPATIBLE: Final = (
     "there are two ways to continue, and neither loses data: set schemas.on_incompatible=register, which accepts all such "
-    "changes; or register the rejected schema (see the log) under {subject} yourself, which accepts this one, and start "
-    "again. Readers must then be able to read both. Reverting the column does not help: committed rows in the new form "
-    "remain in the stream"
+    "changes, or register the rejected schema (see the log) under {subject} yourself, which accepts this one, and start "
+    "again. Consumers must then be able to read both types. Reverting the column does not help: rows of the new type are "
+    "already in the stream"
 )
 _HINT_CREDENTIALS: Final = (
     "check registry.username and registry.password, or the source of the token, and that this user "
@@ -330,7 +330,7 @@ def _incompatible(
     relation = f"{described['schema']}.{described['name']}" if described else subject
     columns = "; ".join(f"column {each.column} changed from {each.old_type} to {each.new_type}" for each in changes)
     return IncompatibleSchema(
-        f"{relation}: with the new schema, readers of {subject} could not read old events: {columns or answer}",
+        f"{relation}: with the new schema, consumers of {subject} could not read old events: {columns or answer}",
         hint=_HINT_INCOMPATIBLE.format(subject=subject),
         subject=subject,
         schema_text=text,

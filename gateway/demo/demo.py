@@ -87,7 +87,7 @@ async def _demo(options: StoryOptions, facts: dict[str, Any], *, keep: bool) -> 
         panel = stack.enter_context(Panel(f"walgate demo   {guard.folder}   {ending}; Ctrl-C stops it", _STEPS))
         with panel.step("Java") as step:
             step.started_at = fetched_at
-            step.detail = f"{await asyncio.to_thread(java_version)}; downloads are here and checked"
+            step.detail = f"{await asyncio.to_thread(java_version)}; downloads complete and verified"
         postgres = Postgres(settings=_POSTGRES_SETTINGS, databases=(_DATABASE,))
         kafka, registry = Kafka(), Registry()
         for part in (postgres, kafka, registry):

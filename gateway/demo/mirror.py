@@ -114,7 +114,7 @@ class Mirror:
             "dump", [*_PROGRAM, "dump", "--mirror", str(self.folder), *words], log_path=path
         )
         if code := await asyncio.wait_for(child.wait(), DUMP_TIMEOUT_S):
-            raise child.failure(f"ended with code {code}")
+            raise child.failure(f"exited with code {code}")
         return await asyncio.to_thread(_read_dump, path)
 
 

@@ -128,7 +128,7 @@ class Story:
         self._mirror_may_end = self._gateway_may_end = True
         await self._mirror.stop()
         if code := await self._gateway.stop():
-            raise self._gateway.child.failure(f"ended with code {code} when it was asked to stop")
+            raise self._gateway.child.failure(f"exited with code {code} when it was stopped")
 
     async def _await_mirror(self) -> None:
         with self._panel.step("Spark mirror") as step:
@@ -145,7 +145,9 @@ class Story:
             try:
                 await asyncio.wait_for(_together(*parts), limit_s)
             except TimeoutError:
-                raise StopForOperator(f"the workload of {seconds:.0f} s was not done after {limit_s:.0f} s") from None
+                raise StopForOperator(
+                    f"the workload of {seconds:.0f} s had not finished after {limit_s:.0f} s"
+                ) from None
             step.detail = f"{tally.transactions:,} transactions, {tally.row_changes:,} row changes committed"
 
     async def _kill_gateway(self) -> None:
@@ -196,7 +198,7 @@ class Story:
                 (self._mirror.child, self._mirror_may_end),
             ):
                 if child.exit_code is not None and not may_end:
-                    raise child.failure(f"ended with code {child.exit_code}")
+                    raise child.failure(f"exited with code {child.exit_code}")
             self._slot_lag_bytes = await slot_lag_bytes(connection, self._addresses.slot)
             self._panel.show(self._figures())
             await asyncio.sleep(_REFRESH_S)

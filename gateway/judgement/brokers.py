@@ -163,7 +163,10 @@ def _unreachable(listener: ListenerFacts) -> Finding:
             hint="set the broker's advertised.listeners to an address that this host can reach; "
             "kafka.bootstrap_servers is used only for the first request",
         )
-    return RetrySlowly(what, hint="check kafka.bootstrap_servers, that the broker is running, and firewalls in between")
+    return RetrySlowly(
+        what,
+        hint="check that kafka.bootstrap_servers is correct, the broker is running, and no firewall blocks the port",
+    )
 
 
 def _certificate_hint(failure: str) -> str:
@@ -238,8 +241,8 @@ def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
         yield RetrySlowly(
             f"transaction.state.log.replication.factor is {state}, but there are {brokers} brokers: no Kafka transaction can "
             "begin",
-            hint=f"transaction.state.log.replication.factor={brokers} and transaction.state.log.min.isr=1 in server.properties; "
-            "or start more brokers",
+            hint=f"set transaction.state.log.replication.factor={brokers} and "
+            "transaction.state.log.min.isr=1 in server.properties, or start more brokers",
         )
 
 
@@ -281,7 +284,7 @@ def _topic(topic: TopicFacts, expected: KafkaExpected) -> Iterator[Finding]:
     if topic.leaderless:
         yield RetrySlowly(
             f"topic {topic.name} has {topic.leaderless} partitions without a leader",
-            hint="start the brokers that have the replicas (kafka-topics.sh --describe --unavailable-partitions)",
+            hint="start the brokers that hold the replicas (kafka-topics.sh --describe --unavailable-partitions)",
         )
     least = _number(config, "min.insync.replicas")
     if least is not None and least > topic.replicas:
@@ -313,7 +316,7 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
     if of_new is not None and 0 <= of_new < _MIRROR_MS:
         yield OperatorWarning(
             f"new topics keep records for {_hours(of_new)}: a mirror that is down for longer must be loaded again",
-            "set kafka.retention_ms to -1, or to the longest time that a reader may be down, before the first start",
+            "set kafka.retention_ms to -1, or to the longest time that a consumer may be down, before the first start",
         )
     marker = facts.topics.get(expected.marker_topic)
     kept = _number(marker.config, "retention.ms") if marker is not None else None
@@ -325,14 +328,14 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
         if kept is not None and (kept < 0 or own < kept):
             yield OperatorWarning(
                 f"topic {topic.name} keeps records for {_hours(own)}, but {expected.marker_topic} for "
-                f"{_hours(kept)}: a reader that starts at the oldest marker misses records, and stops",
+                f"{_hours(kept)}: a consumer that starts at the oldest marker misses records, and stops",
                 f"{alter}{kept}",
             )
         elif own < _MIRROR_MS:
             yield OperatorWarning(
                 f"topic {topic.name} keeps records for {_hours(own)}: a mirror that is down for longer must be "
                 "loaded again",
-                f"{alter}-1, or the longest time that a reader may be down",
+                f"{alter}-1, or the longest time that a consumer may be down",
             )
 
 

@@ -110,7 +110,7 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
             f"slot {slot} was created before its publication, and this version of PostgreSQL cannot decode that "
             f"({left_out.message})",
             hint="nothing has been delivered yet: run walgate accept-gap --until-now, which creates the slot "
-            "again. The stream starts there; load the tables for earlier rows (docs/operations.md, After a "
-            "data gap)",
+            "again. The stream starts at the new slot: load the tables to get earlier rows (docs/operations.md, "
+            "After a data gap)",
         )
     return None

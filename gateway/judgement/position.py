@@ -73,7 +73,7 @@ def check_prefix(positions: Mapping[bytes, Position], fresh: Position, facts: Fa
     if known is not None and known.prefix != fresh.prefix:
         yield StopForOperator(
             f"slot {fresh.slot} writes to the prefix {known.prefix!r}, but kafka.prefix is {fresh.prefix!r}",
-            hint=f"set kafka.prefix = {known.prefix}, or use a new slot: readers could not order the markers of "
+            hint=f"set kafka.prefix = {known.prefix}, or use a new slot: consumers could not order the markers of "
             "two topics",
         )
 
@@ -125,7 +125,7 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
         yield DataGap(
             f"the marker topic of prefix {known.prefix!r} is empty, but slot {known.slot} has written to it up to "
             f"{known.resume_lsn}: it was deleted and created again",
-            hint="readers can no longer determine what is committed: " + NEW_PREFIX,
+            hint="consumers can no longer determine what is committed: " + NEW_PREFIX,
         )
     if known.resume_lsn > after.server.flush_lsn and after.slot is not None:
         beyond = f"the stored position {known.resume_lsn} is after the end of the WAL, {after.server.flush_lsn}"
@@ -134,6 +134,6 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
         else:
             yield DataGap(
                 f"{beyond}: the server was reset to an earlier state, and Kafka contains changes that it does not have",
-                hint="if it was restored from a backup, or promoted with data loss, wait until its WAL has passed the position: "
-                + UNTIL_NOW,
+                hint="if it was restored from a backup, or promoted with data loss, wait until its WAL has passed "
+                "the position, then " + UNTIL_NOW,
             )

@@ -48,7 +48,7 @@ def _identities(facts: Facts) -> Iterator[Finding]:
     )
     if without:
         yield OperatorWarning(
-            f"tables without a replica identity, whose UPDATE and DELETE fail in PostgreSQL: {_some(without)}",
+            f"UPDATE and DELETE fail in PostgreSQL on tables without a replica identity: {_some(without)}",
             f"add a primary key, or ALTER TABLE {without[0]} REPLICA IDENTITY FULL",
         )
 
@@ -91,7 +91,10 @@ def _without_key(
 ) -> OperatorWarning:
     """18 refuses UPDATE and DELETE of such a table; before, they come without what tells the row."""
     table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
-    said = f"publication {publication.name} does not send the generated {', '.join(missing)}, a part of its replica identity"
+    said = (
+        f"publication {publication.name} does not send the generated {', '.join(missing)}, a part of the table's "
+        "replica identity"
+    )
     if facts.server.version_num >= 180000:
         return OperatorWarning(
             f"{relation.full_name} is written without a key: {said}",

@@ -148,7 +148,7 @@ def _unacceptable(stored: Stored, facts: Facts, position: Position, expected: Ex
     elif position.resume_lsn > facts.server.flush_lsn:
         yield StopForOperator(
             f"accept-gap: the server's WAL ends at {facts.server.flush_lsn}, before the position "
-            f"{position.resume_lsn}: LSNs that readers have seen would repeat",
+            f"{position.resume_lsn}: LSNs that consumers have seen would repeat",
             hint="run the command again when the WAL has passed the position (each SELECT pg_switch_wal() after a "
             "write adds a segment); or " + NEW_PREFIX,
         )

@@ -88,7 +88,7 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
         how = "ahead of" if role.server_ahead_s > 0 else "behind"
         yield OperatorWarning(
             f"the server's clock is {abs(role.server_ahead_s):.0f} s {how} this host's",
-            "synchronize the clocks (chronyc tracking; timedatectl): Kafka rejects records that are an hour ahead",
+            "synchronize the clocks (chronyc tracking; timedatectl): Kafka rejects records more than an hour ahead",
         )
 
 

@@ -11,7 +11,7 @@ from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator
 
 PLUGIN: Final = "pgoutput"
 ACCEPT_GAP: Final = (
-    "walgate accept-gap resumes after the loss under the same prefix and marks the gap for readers; "
+    "run walgate accept-gap, which resumes after the loss with the same prefix and writes a GAP marker for consumers; "
     "or use a new source.slot and a new kafka.prefix. In both cases, load the tables again "
     "(docs/operations.md, After a data gap)"
 )
@@ -25,8 +25,8 @@ def check_holder(facts: Facts, expected: Expected) -> Iterator[Finding]:
     if slot is not None and slot.active_pid not in (None, expected.backend_pid):
         yield Retry(
             f"slot {slot.name} is in use by process {slot.active_pid}",
-            hint=f"if this is not another gateway that should run: SELECT pg_terminate_backend({slot.active_pid}) "
-            "ends that session",
+            hint=f"if it is not another gateway that is meant to run, end that session: SELECT "
+            f"pg_terminate_backend({slot.active_pid})",
         )
 
 
@@ -39,8 +39,8 @@ def check_slot(facts: Facts, expected: Expected) -> Iterator[Finding]:
     yield from _lost(slot)
     if expected.two_phase and not slot.two_phase:
         yield OperatorWarning(
-            f"slot {slot.name} was created without two_phase: the start enables it permanently",
-            "set source.two_phase = false to leave it as it is",
+            f"slot {slot.name} was created without two_phase: the gateway enables it permanently when it starts",
+            "set source.two_phase = false to leave the slot unchanged",
         )
     if slot.failover is not None and expected.failover != slot.failover:
         yield OperatorWarning(
@@ -108,5 +108,6 @@ def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
         )
     if facts.slot is not None and facts.slot.wal_status == "extended":
         yield OperatorWarning(
-            f"slot {facts.slot.name} retains more WAL than max_wal_size", "check that the gateway keeps up"
+            f"slot {facts.slot.name} retains more WAL than max_wal_size",
+            "check that the gateway is running and keeps up",
         )

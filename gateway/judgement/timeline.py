@@ -25,7 +25,7 @@ def check_timeline(timeline: int, expected: int | None) -> Iterator[Finding]:
         yield LeftBehind(
             f"the server is on timeline {timeline}, but the position is on {expected}: this server was left "
             "behind by a failover",
-            hint="the other hosts of source.dsn are tried next; include the current primary",
+            hint="the other hosts of source.dsn are tried next: make sure that the current primary is one of them",
         )
 
 

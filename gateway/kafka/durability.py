@@ -29,11 +29,10 @@ def cautions(topics: Mapping[str, Durability], broker_count: int) -> Iterator[Op
     if few and broker_count >= COPIES:
         least = min(topics[topic].copies for topic in few)
         yield OperatorWarning(
-            f"{_named(few)}: {least} of {broker_count} brokers {('holds' if least == 1 else 'hold')} each "
-            "partition; changes that were confirmed to PostgreSQL are lost if "
-            f"{('that broker is' if least == 1 else 'those are')} lost",
-            f"kafka-reassign-partitions.sh gives existing topics {COPIES} replicas; new ones get "
-            "kafka.replication_factor",
+            f"{_named(few)}: {least} replica{'s' * (least != 1)} on {broker_count} brokers; changes that were confirmed "
+            f"to PostgreSQL are lost if {('that replica is' if least == 1 else 'those replicas are')} lost",
+            f"run kafka-reassign-partitions.sh to give existing topics {COPIES} replicas, and set "
+            f"kafka.replication_factor = {COPIES} for new ones",
         )
     weak = [
         topic
@@ -49,7 +48,7 @@ def cautions(topics: Mapping[str, Durability], broker_count: int) -> Iterator[Op
     if unclean:
         yield OperatorWarning(
             f"{_named(unclean)}: unclean.leader.election.enable is on: a replica that lacks acknowledged "
-            "records may become leader, and they are lost",
+            "records may become leader, and these records are then lost",
             "kafka-configs.sh --alter --topic ... --add-config unclean.leader.election.enable=false",
         )
 

@@ -57,7 +57,7 @@ _COMPACTED = {
 
 def deleted_topics(topics: Iterable[str]) -> DataGap:
     return DataGap(
-        f"topic {', '.join(topics)} was deleted: readers have lost its records, even if it is created again",
+        f"topic {', '.join(topics)} was deleted: consumers have lost its records, even if it is created again",
         hint="if that was intended, create the topic yourself and start again: the gateway continues with it. "
         "Otherwise start with another slot and another kafka.prefix, and load the tables again",
     )
@@ -66,23 +66,23 @@ def deleted_topics(topics: Iterable[str]) -> DataGap:
 def topic_of_another(topic: str, relation: Name, holds: Name | None) -> StopForOperator:
     other = "another table" if holds is None else format_relation(*holds)
     return StopForOperator(
-        f"kafka.topic_names gives {topic} to {format_relation(*relation)}, but it contains changes of {other}",
-        hint="give the table a topic that no other table has ever used: readers identify a table by its topic",
+        f"kafka.topic_names assigns topic {topic} to {format_relation(*relation)}, but the topic contains changes of {other}",
+        hint="give the table a topic that no other table has ever used: consumers identify a table by its topic",
     )
 
 
 def topic_of_two(topic: str, relation: Name, other: Name) -> StopForOperator:
     return StopForOperator(
-        f"{format_relation(*relation)} and {format_relation(*other)} both have the topic {topic}, as Debezium names topics",
-        hint="give one of them a different topic by kafka.topic_names",
+        f"{format_relation(*relation)} and {format_relation(*other)} would both have the topic {topic} under Debezium's naming",
+        hint="give one of them a different topic with kafka.topic_names",
     )
 
 
 def compacted_without_key(topic: str, relation: str) -> StopForOperator:
     return StopForOperator(
         f"{relation} has no key, but with debezium.compacted_topics the topic {topic} accepts only records with a key",
-        hint="give the table a primary key, leave it out of the publication, or set cleanup.policy = delete for its topic, with "
-        "kafka-configs and in kafka.topics",
+        hint="give the table a primary key, leave it out of the publication, or set cleanup.policy = delete for its topic, both "
+        "with kafka-configs.sh and in kafka.topics",
     )
 
 
@@ -91,7 +91,7 @@ def refused_topic(refusal: Refusal) -> WalgateError:
     if refusal.collides:
         hint = (
             "Kafka does not create a topic whose name differs from another's only in '.' and '_': set "
-            "another kafka.prefix (for one table, another topic by kafka.topic_names), or delete the other "
+            "another kafka.prefix (for one table, another topic with kafka.topic_names), or delete the other "
             "topic if it is not needed"
         )
         return StopForOperator(text, hint=hint)

@@ -111,7 +111,7 @@ def _fetch_one(
 
 
 def _failed(wanted: Download, url: str, error: httpx2.HTTPError) -> DownloadFailed:
-    what, hint = str(error), "the next run continues where this one broke off"
+    what, hint = str(error), "the next run resumes this download"
     if isinstance(error, httpx2.HTTPStatusError):
         what = f"{error.response.status_code} {error.response.reason_phrase}"
     if "CERTIFICATE_VERIFY_FAILED" in what:
@@ -171,7 +171,7 @@ def _check(wanted: Download, file: BufferedRandom, part: Path) -> None:
         part.unlink()
         raise WrongHash(
             f"{wanted.path.name} has SHA-256 {actual}, expected {wanted.sha256}",
-            hint="the file was thrown away; a proxy or mirror may have changed it",
+            hint="the file was deleted; a proxy or mirror may have changed it",
         )
 
 

@@ -67,7 +67,7 @@ class Child:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while not await probe():
             if self.exit_code is not None:
-                raise self.failure(f"ended with code {self.exit_code} while it started")
+                raise self.failure(f"exited with code {self.exit_code} during startup")
             if asyncio.get_running_loop().time() > deadline:
                 raise self.failure(f"was not ready after {timeout_s:.0f} s")
             await asyncio.wait({self.exited}, timeout=PROBE_INTERVAL_S)
@@ -119,7 +119,7 @@ class Guard:
             process.stdin.close()  # cancelled: the guard sees it and goes
             raise
         if not line:
-            raise PartFailed(f"the guard of {name} did not start")
+            raise PartFailed(f"the supervisor process of {name} did not start")
         return cls(process, Path(json.loads(line)["folder"]))
 
     @property
@@ -147,7 +147,7 @@ class Guard:
         Raises `PartFailed`.
         """
         if self._events.done():
-            raise PartFailed(f"{name} cannot be started: its guard has ended")
+            raise PartFailed(f"{name} cannot be started: its supervisor process has ended")
         child = Child(self, name, log_path or self.folder / f"{name}.log")
         self._children[name] = child
         self._starting[name] = asyncio.get_running_loop().create_future()
@@ -171,7 +171,7 @@ class Guard:
         """Starts a process (options as `start`) and waits for its end. Raises `PartFailed` when its code is not 0."""
         child = await self.start(name, argv, **options)
         if code := await child.wait():
-            raise child.failure(f"ended with code {code}")
+            raise child.failure(f"exited with code {code}")
 
     async def close(self) -> None:
         """Ends everything and removes the folder; may be called twice."""
@@ -193,7 +193,7 @@ class Guard:
             else:
                 self._children[name].exited.set_result(event["code"])
         for starting in self._starting.values():
-            starting.set_exception(PartFailed("the guard has ended"))
+            starting.set_exception(PartFailed("the supervisor process has ended"))
         for child in self._children.values():
             if not child.exited.done():
                 child.exited.set_result(-signal.SIGKILL)

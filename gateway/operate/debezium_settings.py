@@ -50,7 +50,7 @@ class DebeziumSettings(Section):
     )
     compacted_topics: bool = Field(
         default=False,
-        description="Create the topics of new tables with cleanup.policy = compact, so that late readers get the "
+        description="Create the topics of new tables with cleanup.policy = compact, so that late consumers get the "
         "last row of each key. Every table needs a key.",
     )
 

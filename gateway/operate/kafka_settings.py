@@ -39,7 +39,7 @@ class KafkaSettings(TokenSettings):
     delivery: Literal["exactly_once", "at_least_once"] = Field(
         default="exactly_once",
         description="at_least_once: lower latency, but records and markers may be repeated after a crash. The Spark "
-        "reader does not accept such topics.",
+        "data source does not accept such topics.",
     )
     partitions: int = Field(default=3, ge=1, description="Number of partitions of new change topics.")
     replication_factor: int = Field(

@@ -43,7 +43,7 @@ RELEASES = Counter(
 )
 RELEASED_BYTES = Counter(
     "walgate_wal_released_bytes",
-    "WAL that was given up when a slot was advanced, from the delivered LSN to the slot's new position.",
+    "WAL that was released when a slot was advanced, from the delivered LSN to the slot's new position.",
     registry=REGISTRY,
 )
 TRANSACTIONS = Counter("walgate_transactions", "Committed transactions that are durable in Kafka.", registry=REGISTRY)
@@ -78,7 +78,7 @@ _NAN: Final = float("nan")
 
 GAUGES: Final[dict[str, str]] = {
     "walgate_connected": "1 while the replication stream is read, otherwise 0.",
-    "walgate_epoch": "Incarnation of the gateway, as in every record.",
+    "walgate_epoch": "Epoch of the gateway, as in every record: it increases with each start and each new session.",
     "walgate_lag_seconds": "Age of the oldest commit that is not durable in Kafka, by the server's clock; 0 if there is "
     "none. While nothing is connected it keeps rising from the last moment at which everything was "
     "delivered.",

@@ -250,7 +250,7 @@ class SnapshotSettings(Section):
         default=4 << 20,
         ge=8192,
         description="Approximate amount of a table that is read in one transaction. Its rows need four times as much "
-        "memory until they are sent, for each reader.",
+        "memory until they are sent, in each session that reads.",
     )
 
 
@@ -423,7 +423,9 @@ def _read_file(file: Path | None) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
     except OSError as error:
-        raise StopForOperator(f"configuration file {file}: {error.strerror}", hint="see --config") from error
+        raise StopForOperator(
+            f"configuration file {file}: {error.strerror}", hint="check the path given with --config"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StopForOperator(f"configuration file {file}: {error}", hint="it must be a TOML file") from error
 
@@ -462,7 +464,7 @@ def _refuse_unknown_variables() -> None:
     if unknown:
         near = [match for name in unknown for match in get_close_matches(name.upper(), names, 1)]
         raise StopForOperator(
-            f"the environment has {', '.join(unknown)}, which sets nothing: the form is {PREFIX}SECTION__NAME",
+            f"{', '.join(unknown)} in the environment is not a setting: the form is {PREFIX}SECTION__NAME",
             hint=f"did you mean {', '.join(near)}?" if near else "see docs/settings.md",
         )
 

@@ -14,6 +14,7 @@ import ssl
 import asyncpg
 
 from gateway.judgement.notice import LeftOut, NoticeKind, Reported, WalRemoved, kind_of
+from gateway.judgement.slot import LOST_SLOT_HINT
 from gateway.operate.errors import DataGap, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.replication.server_message import ServerMessage
 
@@ -21,9 +22,6 @@ DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.Internal
 """What asyncpg and the socket raise: for `except`, then `classify_exception`."""
 
 _FULL = "raise {} (requires a server restart), or drop what is not used"
-_NEW_SLOT = (
-    "changes since the last position can no longer be read: drop the slot and start over with new copies of the tables"
-)
 _UNKNOWN = "this is an unexpected error; nothing was skipped. Restart, and report the error if it occurs again"
 _UNPRINTABLE = "PostgreSQL 14 cannot print intervals above 2^31 hours: set source.binary = on, or leave the column out"
 
@@ -55,7 +53,7 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "25006": (RetrySlowly, "the server is read-only or a standby: point the DSN to the primary (target_session_attrs=primary)"),
     # Slot and publication
     "42704": (StopForOperator, "the server does not know a parameter: check those after the ? in source.dsn"),
-    "42710": (Retry, "another gateway has created it"),
+    "42710": (Retry, "another process has created it in the meantime"),
     "55006": (Retry, "another process reads the slot: see active_pid in pg_replication_slots"),
     "55000": (RetrySlowly, "check wal_level = logical and the slot in pg_replication_slots"),
     "58P01": (RetrySlowly, "a file is missing on the server: see its log"),
@@ -82,7 +80,7 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
     """The error to raise for an ErrorResponse that came while `doing` ("starting replication from slot x")."""
     kind, hint = _TABLE.get(said.sqlstate) or _TABLE.get(said.sqlstate[:2]) or (StopForOperator, said.hint)
     if said.sqlstate == "55000" and _LOST_SLOT.search(said.message):
-        kind, hint = DataGap, _NEW_SLOT
+        kind, hint = DataGap, LOST_SLOT_HINT
     elif said.sqlstate == "XX000" and _WEDGED.search(said.message):
         kind = StopForOperator
         hint = (

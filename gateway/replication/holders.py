@@ -93,9 +93,7 @@ def _remedy(kind: str, name: str, pid: int, state: str) -> str:
     if kind == "prepared":
         return f"if it was forgotten: COMMIT PREPARED {quoted} or ROLLBACK PREPARED {quoted}, in database {state}"
     if kind == "slot":
-        return (
-            f"check that its reader is running. If nothing reads it any more: SELECT pg_drop_replication_slot({quoted})"
-        )
+        return f"check that its consumer is running. If nothing uses it any more: SELECT pg_drop_replication_slot({quoted})"
     return f"wait for it to end, or roll it back with SELECT pg_terminate_backend({pid})"
 
 

@@ -87,7 +87,9 @@ class Catalog:
     async def create_slot(self) -> Lsn:
         source = self._source
         log.info(
-            "creating_slot", slot=source.slot, note="waits for all open transactions that have written data to end"
+            "creating_slot",
+            slot=source.slot,
+            note="PostgreSQL waits until all open transactions that have written data have ended",
         )
         lsn = await create_slot(
             self._sql,

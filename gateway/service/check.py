@@ -326,7 +326,9 @@ class _Check:
                 "position", f"nothing has been delivered from slot {fresh.slot} yet: this would be the first start"
             )
             return
-        self._ok("position", f"slot {known.slot} has been delivered up to {known.resume_lsn}, epoch {known.epoch}")
+        self._ok(
+            "position", f"changes of slot {known.slot} are delivered up to {known.resume_lsn}, epoch {known.epoch}"
+        )
         if after.slot is not None and after.slot.active_pid is not None:
             return  # a gateway reads it: the position moves on while we look
         expected = replace(
@@ -394,7 +396,11 @@ def render(checked: list[Checked]) -> str:
                 lines.extend(f"{'':<21}{part}" for part in each.remedy.splitlines())
     wrong = sum(each.outcome in ("waits", "stops") for each in checked)
     warnings = sum(each.outcome == "warning" for each in checked)
-    verdict = "the gateway would start" if not wrong else f"{wrong} found that prevent a start"
+    verdict = (
+        "the gateway would start"
+        if not wrong
+        else f"{wrong} {'problem prevents' if wrong == 1 else 'problems prevent'} a start"
+    )
     lines.append(f"{verdict}; {warnings} warnings")
     return "\n".join(lines)
 

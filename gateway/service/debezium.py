@@ -58,7 +58,7 @@ class DebeziumRelations:
         except NameCollision as error:
             raise StopForOperator(
                 f"{description.qualified_name}: {error}",
-                hint="Debezium's dialect replaces every character that Avro does not allow by an underscore: rename a "
+                hint="Debezium's dialect replaces every character that Avro does not allow with an underscore: rename a "
                 "column, leave the table out of the publication, or use kafka.dialect = walgate with another "
                 "slot and prefix",
             ) from None

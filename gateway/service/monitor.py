@@ -149,8 +149,7 @@ class Monitor:
                 limit_bytes=wal.limit_bytes,
                 limit_by=wal.limit_by,
                 seconds_to_full=None if wal.seconds_to_full is None else round(wal.seconds_to_full),
-                hint="walgate status shows what holds the slot back. At the limit of max_slot_wal_keep_size the slot "
-                "is lost",
+                hint="walgate status shows what holds the slot back. Beyond max_slot_wal_keep_size the slot is lost",
             )
         elif level < self._alarm[0]:
             self._alarm = level, now

@@ -48,8 +48,8 @@ class WalBudget:
         """While the stream is read: a slot in use cannot be moved. Raises Retry."""
         if self._target(facts) is not None and time.monotonic() >= self._memory.release_again_at:
             raise Retry(
-                f"the slot retains {held_bytes(facts)} bytes of WAL, source.wal_budget_bytes is {self._bytes}: the slot "
-                "is advanced",
+                f"the slot retains {held_bytes(facts)} bytes of WAL, and source.wal_budget_bytes is "
+                f"{self._bytes}: the gateway advances the slot",
                 hint="source.on_wal_budget = warn keeps the changes as long as there is disk space",
             )
 

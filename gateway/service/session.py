@@ -102,7 +102,7 @@ class Session:
 
     def _leave(self) -> None:
         self._board.leave()
-        self._wait_for("the next attempt")
+        self._wait_for("the next session")
 
     def _wait_for(self, what: str) -> None:
         self._board.wait_for(what)
@@ -188,7 +188,7 @@ class Session:
             raise StopForOperator(
                 f"the transaction after {behind} took longer than kafka.transaction_timeout_s = "
                 f"{self._settings.kafka.transaction_timeout_s} to receive and deliver, twice",
-                hint=f"set {smaller}, so that it need not fit into one Kafka transaction; or raise "
+                hint=f"set {smaller}, so that the transaction need not fit into one Kafka transaction; or raise "
                 "kafka.transaction_timeout_s (and the broker's transaction.max.timeout.ms)",
             ) from error
         self._memory.timed_out_behind = behind

@@ -357,8 +357,8 @@ class Start:
                 f"a record of {POSITION_TOPIC} was not written with a schema of this registry: schema {schema_id}: "
                 f"{found}",
                 hint="registry.url may point to a different registry than before, or the registry was emptied. "
-                "Readers need the schema ids in the records: set the previous URL, or restore the registry. Or "
-                "another program has written to the topic",
+                "Consumers need the schema ids in the records: set the previous URL, or restore the registry. If the "
+                "registry is the right one, another program has written to the topic",
             )
         return decode_position(value, schema)
 

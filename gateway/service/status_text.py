@@ -62,7 +62,7 @@ def _state(now: Mapping[str, Any]) -> str:
 def _part(part: Mapping[str, Any], now: float) -> str:
     at = f" at {part['address']}" if part["address"] else ""
     if part["up"] is None:
-        return f"not asked yet{at}"
+        return f"not queried yet{at}"
     if part["up"]:
         return f"answers{at}"
     return f"DOWN for {_span(now - part['since'])}{at}: {part['error']}"
@@ -71,7 +71,7 @@ def _part(part: Mapping[str, Any], now: float) -> str:
 def _lag(now: Mapping[str, Any]) -> str:
     seconds = now["lag_seconds"]
     if seconds is None:
-        return "unknown: the server was never reached"
+        return "unknown: the server has not been reached"
     bound = "at least " if now["lag_is_at_least"] else "at most " if seconds and now["asked"] == "servers" else ""
     size = f", {_size(now['lag_bytes'])} of WAL" if now["lag_bytes"] is not None else ""
     return f"{bound}{seconds:.1f} s{size}, {now['undelivered_transactions']:,} transactions received and not delivered"
@@ -79,9 +79,9 @@ def _lag(now: Mapping[str, Any]) -> str:
 
 def _delivered(now: Mapping[str, Any]) -> str:
     if not now["delivered_lsn"]:
-        return "nothing is known"
+        return "unknown"
     moment = now["last_commit_time"]
-    at = f" of {_clock(moment)}" if moment else ""
+    at = f" at {_clock(moment)}" if moment else ""
     return f"{Lsn(now['delivered_lsn'])}; last commit {Lsn(now['last_commit_lsn'])}{at}"
 
 
@@ -106,7 +106,7 @@ def _wal(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _holder(holder: Mapping[str, Any], now: float) -> str:
     if holder["kind"] == "slot":
-        return f"slot {holder['name']} ({holder['state']}), which holds {_size(holder['held_bytes'])} of WAL"
+        return f"slot {holder['name']} ({holder['state']}), which retains {_size(holder['held_bytes'])} of WAL"
     prepared = holder["kind"] == "prepared"
     parts = [f"prepared transaction {holder['name']!r}" if prepared else f"process {holder['pid']}"]
     for title, name in (("user", "user"), ("application", "application"), ("database" if prepared else "", "state")):
@@ -133,14 +133,14 @@ def _mirrors(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             merged = f", merged to {Lsn(each['merged_lsn'])}" if each["merged_lsn"] else ""
             yield "", f"has {Lsn(each['commit_lsn'])}{of}{merged}, {_mirror_lag(each, now)}"
         if each["stale_tables"] or each["filling_tables"]:
-            yield "", f"tables: {each['stale_tables']} stale, {each['filling_tables']} not filled yet"
+            yield "", f"tables: {each['stale_tables']} stale, {each['filling_tables']} still being filled"
         if each["last_error"]:
             yield "", f"last error at {_clock(each['last_error_time'])}: {each['last_error']}"
 
 
 def _mirror_state(mirror: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if mirror["up"] is None:
-        return "not asked yet"
+        return "not queried yet"
     if not mirror["up"]:
         return f"DOES NOT ANSWER for {_span(now['time'] - mirror['since'])}: {mirror['error']}"
     if mirror["prefix"] and mirror["prefix"] != now["prefix"]:

@@ -106,7 +106,7 @@ async def _sessions(settings: Settings, board: Board, stop: asyncio.Event) -> No
         except (Retry, RetrySlowly) as error:
             metrics.ATTEMPTS.labels(type(error).__name__).inc()
             board.failed(error)
-            board.wait_for(f"the next attempt, after: {error.message}")
+            board.wait_for(f"the next session; the last one ended with: {error.message}")
             delay = backoff.delay_s(error, time.monotonic() - begun)
             if session.is_streaming:
                 repeats.forget()

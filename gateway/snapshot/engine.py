@@ -699,7 +699,7 @@ class Snapshot:
             "tables_not_read",
             count=len(names),
             tables=names[:NAMED_TABLES],
-            reason="changes were delivered before snapshots were enabled: readers may already have these rows",
+            reason="changes were delivered before snapshots were enabled: consumers may already have these rows",
             hint="to read them, run `walgate snapshot start schema.table`; tables that are published later are "
             "read automatically",
         )

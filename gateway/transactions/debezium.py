@@ -351,7 +351,7 @@ class DebeziumMachine(TransactionMachine):
     def _begin_prepare(self, message: BeginPrepare, change_lsn: int) -> None:
         raise StopForOperator(
             f"the slot sends prepared transactions before they commit (transaction {message.xid}), and "
-            "readers of Debezium's dialect would treat them as committed",
+            "consumers of Debezium's dialect would treat them as committed",
             hint="use a slot that was created without two_phase; on PostgreSQL 18, ALTER_REPLICATION_SLOT "
             "(SUBSCRIPTION ... SET (two_phase = false)) can change it",
         )

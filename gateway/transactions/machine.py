@@ -689,8 +689,8 @@ class TransactionMachine:
             raise DataGap(
                 f"Commit Prepared of {message.gid!r} (xid {message.xid}) at {message.commit_lsn}, "
                 "but its PREPARE was never received",
-                hint="the stored position does not belong to this slot's history: compare both, or start with a "
-                "new slot",
+                hint="the stored position does not match the slot's history: check source.dsn and source.slot, or use a "
+                "new source.slot and a new kafka.prefix",
             )
         self._note_commit(message.commit_lsn)
         self._note_owed(message.commit_time, not prepared.manifest.is_empty)

@@ -60,7 +60,7 @@ def _decode_heads(values: pa.Array, skip: int) -> Heads:
     if len(values) and (int(operation.min()) < 0 or int(operation.max()) >= len(OPERATIONS)):
         raise MalformedRecord(f"an operation beyond the {len(OPERATIONS)} of the envelope")
     if (cursor.positions > cursor.ends).any():
-        raise MalformedRecord("a record ends within the head of its envelope")
+        raise MalformedRecord("a record ends within the first fields of its envelope")
     return Heads(operation, xid, subxid, epoch, change_lsn, ordinal, cursor)
 
 

@@ -71,7 +71,7 @@ Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        help="TOML file with these options and an [options] table for the data source.",
+        help="TOML file with these options, and a table named options for the data source.",
         is_eager=True,
         callback=_load,
     ),
@@ -176,7 +176,7 @@ def mirror(
     from spark_consumer.reader.registry import SchemaCache
 
     if on_recreated not in (EMPTY, STOP, KEEP_AS):
-        _fail(OptionError(f"--on-recreated is {EMPTY}, {STOP} or {KEEP_AS}, not {on_recreated}"))
+        _fail(OptionError(f"--on-recreated must be {EMPTY}, {STOP} or {KEEP_AS}, not {on_recreated}"))
 
     appending: list[AppendingMirror] = []
 
@@ -292,7 +292,7 @@ def consume(
     from spark_consumer.reader.registry import SchemaCache
 
     if format not in ("delta", "parquet"):
-        _fail(OptionError(f"--format is delta or parquet, not {format}"))
+        _fail(OptionError(f"--format must be delta or parquet, not {format}"))
 
     def start(run: Run) -> Callable[[Any, int], None]:
         return Changelog(path, format, SchemaCache(run.options.registry), run.report).apply
@@ -429,7 +429,7 @@ def _keep_up(job: Job, run: Run) -> None:
 def _check_progress(progress: str) -> None:
     """Raises OptionError."""
     if progress not in ("lines", "json"):
-        raise OptionError(f"--progress is lines or json, not {progress}")
+        raise OptionError(f"--progress must be lines or json, not {progress}")
 
 
 def _fail(problem: Exception | str, code: int = 1) -> NoReturn:

@@ -119,7 +119,7 @@ def serve(status: Status, address: str) -> HTTPServer:
     """In a thread, until its `shutdown`. Raises OptionError."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
-        raise OptionError(f"--http is HOST:PORT, not {address!r}")
+        raise OptionError(f"--http must be HOST:PORT, not {address!r}")
 
     class Handler(BaseHTTPRequestHandler):
         timeout = _REQUEST_S

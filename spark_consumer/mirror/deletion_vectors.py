@@ -72,7 +72,7 @@ def read_bitmaps(data: bytes) -> Places:
     """Of a RoaringBitmapArray: 32-bit bitmaps, each with the upper half of its places. Raises MirrorError."""
     magic, count = struct.unpack_from("<iq", data)
     if magic != _MAGIC:
-        raise MirrorError(f"a deletion vector of an unknown form ({magic})", hint="Read the table with Spark.")
+        raise MirrorError(f"a deletion vector has an unknown format ({magic})", hint="Read the table with Spark.")
     at, parts = 12, [np.empty(0, np.uint64)]
     for _ in range(count):
         (upper,) = struct.unpack_from("<I", data, at)
@@ -93,7 +93,7 @@ def _read_bitmap(data: bytes, at: int) -> tuple[Places, int]:
         (count,) = struct.unpack_from("<I", data, at + 4)
         runs, at = np.zeros(count, bool), at + 8
     else:
-        raise MirrorError(f"a bitmap of an unknown form ({cookie}) in a deletion vector")
+        raise MirrorError(f"a bitmap in a deletion vector has an unknown format ({cookie})")
     headers = np.frombuffer(data, "<u2", 2 * count, at).reshape(count, 2).astype(np.uint64)
     at += 4 * count + (0 if has_runs and count < _OFFSETS_FROM else 4 * count)
     parts = [np.empty(0, np.uint64)]

@@ -19,7 +19,7 @@ def refuse_newer(path: str, form: int | None) -> None:
     """Raises MirrorError where this release does not know the form. None: no number is stored."""
     if form is not None and form > NEWEST_FORM:
         raise MirrorError(
-            f"the mirror at {path} was written by a newer release of Walgate, in form {form}; this release knows forms "
-            f"up to {NEWEST_FORM}, and would miss changes that the mirror has",
+            f"the mirror at {path} was written by a newer release of Walgate, in format version {form}; this release supports "
+            f"versions up to {NEWEST_FORM}, and would miss changes that the mirror contains",
             hint="Use the newer release. To return to this one, create a mirror at another path.",
         )

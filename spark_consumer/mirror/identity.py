@@ -26,8 +26,8 @@ from spark_consumer.tables import TableName
 COPY = (
     "Stop the mirror, overwrite this Delta table with the current rows of the source (its columns, "
     "and a map _special that is null), and start again: changes that the copy already contains are "
-    "harmless, if no column was added or dropped since. Or continue without the table: --tables with all "
-    "the others."
+    "harmless, if no column was added or dropped since. Or continue without the table: list all the others "
+    "with --tables."
 )
 
 
@@ -129,7 +129,7 @@ def change_of_key(
         raise MirrorError(
             f"{table} has changes before and after a change of its replica identity within one transaction, "
             f"at {format_lsn(min(others))}: the mirror applies a transaction as a whole, under one key",
-            hint="Continue without the table: --tables with all the others.",
+            hint="Continue without the table: list all the others with --tables.",
         )
     return min(others)
 
@@ -178,8 +178,8 @@ def added_up(log: DataFrame, table: TableName, location: str) -> DataFrame:
     words = {found["_op"]: found["count"] for found in log.groupBy("_op").count().collect()}
     if odd or words.get("UPDATE", 0) != words.get("UPDATE_BEFORE", 0):
         raise MirrorError(
-            f"{table} has a replica identity now, and was a log at {location} that cannot be reduced to rows: "
-            "not all of its old rows were sent, or a column was added or changed without an event",
+            f"{table} now has a replica identity, but its log at {location} cannot be reduced to rows: not all of its "
+            "old rows were sent, or a column was added or changed without an event",
             hint=COPY,
         )
     return held.select("row.*")
@@ -198,8 +198,8 @@ def check_key(frame: DataFrame, location: str, table: TableName, shape: TableSha
     groups = frame.groupBy(missing.alias("missing"), *named).count()
     if groups.where("missing or count > 1").limit(1).count():
         raise MirrorError(
-            f"{table} has the key {_listed(shape.key)} now, and {location} has rows without a value in it, or "
-            "several with the same one: PostgreSQL does not send what ALTER TABLE fills in, rewrites or "
+            f"{table} now has the key {_listed(shape.key)}, but {location} has rows with a null or duplicate key: "
+            "PostgreSQL does not send what ALTER TABLE fills in, rewrites or "
             "renames",
             hint=COPY,
         )
@@ -211,7 +211,7 @@ def check_log_names(table: TableName, shape: TableShape) -> None:
     if own and (not shape.key or is_log(own)):
         raise MirrorError(
             f"{table} has the columns {_listed(own)}, which the mirror reserves for its logs",
-            hint="Rename them in the source, or leave the table out: --tables with all the others.",
+            hint="Rename them in the source, or leave the table out: list all the others with --tables.",
         )
 
 
@@ -224,7 +224,7 @@ def check_names(table: TableName, columns: Iterable[str]) -> None:
             raise MirrorError(
                 f"{table} has the columns {_listed((other, name))}: Delta does not distinguish names that differ "
                 "only in case",
-                hint="Rename one in the source, or leave the table out: --tables with all the others.",
+                hint="Rename one in the source, or leave the table out: list all the others with --tables.",
             )
 
 

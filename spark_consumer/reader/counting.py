@@ -58,7 +58,7 @@ def decode_head(value: bytes, place: str) -> Head:
     try:
         found: Any = fastavro.schemaless_reader(data, _HEAD, None)
     except Exception as problem:  # fastavro raises a dozen kinds
-        raise MalformedRecord(f"{place}: a record ends within the head of its envelope") from problem
+        raise MalformedRecord(f"{place}: a record ends within the first fields of its envelope") from problem
     names = ("op", "xid", "subxid", "epoch", "change_lsn", "ordinal", "key_change")
     return Head(*(found[name] for name in names))
 

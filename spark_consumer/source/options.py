@@ -88,12 +88,10 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Option
             hint="The typed columns of one table cannot represent them.",
         )
     if "table" in values and "exclude" in values:
-        raise OptionError(
-            "table and exclude contradict each other", hint="exclude leaves tables out of the raw format."
-        )
+        raise OptionError("table and exclude cannot be combined", hint="exclude leaves tables out of the raw format.")
     if "table" in values and "tables" in values:
         raise OptionError(
-            "table and tables contradict each other",
+            "table and tables cannot be combined",
             hint="table returns typed columns of one table; tables selects some in the raw format.",
         )
     return Options(
@@ -130,7 +128,7 @@ def _kafka_settings(values: Mapping[str, str]) -> dict[str, str]:
     settings = {name.removeprefix("kafka."): value for name, value in values.items() if name.startswith("kafka.")}
     ours = sorted(_OURS & settings.keys())
     if ours:
-        raise OptionError(f"kafka.{ours[0]} is set by the reader and cannot be changed")
+        raise OptionError(f"kafka.{ours[0]} is set by the data source and cannot be changed")
     try:
         # Only a check of names and values: it connects to nothing before it is told to.
         Consumer({**settings, "bootstrap.servers": "", "group.id": "check"}).close()

@@ -34,7 +34,7 @@ def test_every_named_test_exists() -> None:
 def test_each_fault_says_how_the_gateway_recovers() -> None:
     for fault, _, _, recovery, state, _ in lines():
         assert (recovery == "-") == (state == "not applicable"), fault
-        assert recovery == "-" or re.match("(automatic|after repair|78|reader stops)(;|$| )", recovery), fault
+        assert recovery == "-" or re.match("(automatic|after repair|78|consumer stops)(;|$| )", recovery), fault
 
 
 def test_at_least_sixty_faults_are_tested() -> None:

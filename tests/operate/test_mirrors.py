@@ -132,8 +132,8 @@ def test_what_is_worth_a_word_is_printed() -> None:
         )
     )
     text = printed(board)
-    assert "http://new: not asked yet" in text and "http://m: WAITS for Kafka" in text
-    assert "has 0/9, merged to 0/8, lag unknown" in text and "tables: 2 stale, 0 not filled yet" in text
+    assert "http://new: not queried yet" in text and "http://m: WAITS for Kafka" in text
+    assert "has 0/9, merged to 0/8, lag unknown" in text and "tables: 2 stale, 0 still being filled" in text
 
 
 @given(

@@ -186,7 +186,7 @@ def test_a_release_that_does_not_know_the_form_of_a_mirror_leaves_it_alone(
     with pytest.MonkeyPatch.context() as older:
         older.setattr(form, "NEWEST_FORM", 1)
         for use in uses:
-            with pytest.raises(MirrorError, match="written by a newer release of Walgate, in form 2"):
+            with pytest.raises(MirrorError, match="written by a newer release of Walgate, in format version 2"):
                 use()
     assert sorted(tmp_path.rglob("*")) == files
     take(spark, feeder, plain)

@@ -173,8 +173,8 @@ def test_a_damaged_marker_stops_the_read_in_time(
         ({"maxChangePerTriger": "5"}, "Did you mean maxChangesPerTrigger"),
         ({"table": "accounts"}, "schema.table"),
         ({"startingPosition": "soon"}, "Write earliest"),
-        ({"table": "public.a", "tables": "public.b"}, "contradict"),
-        ({"kafka.isolation.level": "read_uncommitted"}, "set by the reader"),
+        ({"table": "public.a", "tables": "public.b"}, "cannot be combined"),
+        ({"kafka.isolation.level": "read_uncommitted"}, "set by the data source"),
         ({"kafka.no.such.setting": "1"}, "No such configuration property"),
     ],
 )
