@@ -94,14 +94,27 @@ class Protection:
 
 
 @dataclass(frozen=True, slots=True)
+class MissingValue:
+    """pg_attribute.attmissingval: what the rows have in a column that was added to them with a default.
+
+    `encoded`: as in a record, Avro's union with null; `special`: PostgreSQL's text of a value that is null there.
+    """
+
+    encoded: bytes = field(repr=False)
+    special: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnDescription:
-    """`identity`: the column is part of the key of our records."""
+    """`identity`: the column is part of the key of our records. `attnum`: of pg_attribute; None: not known."""
 
     name: str
     facts: TypeFacts
     typmod: int
     identity: bool
     protection: Protection | None = None
+    attnum: int | None = None
+    missing: MissingValue | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.description import Attribute, Kind, TypeFacts
+from schemas.description import Attribute, Kind, MissingValue, TypeFacts
 
 Schema = dict[str, Any]
 
@@ -28,6 +28,22 @@ def recorded_key(schema: Schema) -> list[str]:
     """True names of the columns that were part of the key."""
     keys = [field for field in _row_fields(schema) if field.get("pg.type", {}).get("key")]
     return [str(field.get("pg.name", field["name"])) for field in keys]
+
+
+def recorded_attributes(schema: Schema) -> dict[str, tuple[int, MissingValue | None]]:
+    """attnum of the columns of which it was known, and their attmissingval, by their true names."""
+    numbered = [field for field in _row_fields(schema) if "attnum" in field.get("pg.type", {})]
+    return {
+        str(field.get("pg.name", field["name"])): (
+            field["pg.type"]["attnum"],
+            _missing(field["pg.type"].get("attmissingval")),
+        )
+        for field in numbered
+    }
+
+
+def _missing(told: Schema | None) -> MissingValue | None:
+    return None if told is None else MissingValue(bytes.fromhex(told["avro"]), told.get("special"))
 
 
 def recorded_oid(schema: Schema) -> int | None:

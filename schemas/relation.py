@@ -1,7 +1,8 @@
 """A relation's description -> the Avro schemas of its records' values (the envelope) and keys.
 
 Facts of PostgreSQL are kept as attributes, which Avro readers and registries carry along: `pg.relation` on the envelope,
-`pg.type` on each field of Row, `pg.catalog` there for what the stream does not say and the catalog told at that moment,
+`pg.type` on each field of Row (with attnum, where it is known, and attmissingval, where there is one), `pg.catalog` there for
+what the stream does not say and the catalog told at that moment,
 `pg.protected` where a rule of the settings replaces the column's values, and `pg.name` wherever an Avro name is not the true
 name.
 
@@ -97,7 +98,12 @@ def _row_field(column: ColumnDescription) -> Schema:
     described: Schema = {
         **_named(column.name),
         **_nullable(value_type(column)),
-        "pg.type": {**_type_name(column.facts), "typmod": column.typmod, "key": column.identity},
+        "pg.type": {
+            **_type_name(column.facts),
+            "typmod": column.typmod,
+            "key": column.identity,
+            **_attribute(column),
+        },
     }
     catalog = _catalog_facts(column.facts)
     if catalog:
@@ -105,6 +111,17 @@ def _row_field(column: ColumnDescription) -> Schema:
     if column.protection is not None:
         described["pg.protected"] = column.protection.action.value
     return described
+
+
+def _attribute(column: ColumnDescription) -> Schema:
+    if column.attnum is None:
+        return {}
+    if column.missing is None:
+        return {"attnum": column.attnum}
+    missing = {"avro": column.missing.encoded.hex()}
+    if column.missing.special is not None:
+        missing["special"] = column.missing.special
+    return {"attnum": column.attnum, "attmissingval": missing}
 
 
 def _is_dropped(column: ColumnDescription) -> bool:

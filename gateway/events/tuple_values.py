@@ -35,10 +35,10 @@ class TupleCodec:
         self._names = field_names(description)
         types = [value_type(column) for column in description.columns]
         rules = [column.protection for column in description.columns]
-        self._codecs: list[Codec] = [_codec(*each) for each in zip(types, rules, strict=True)]
+        self._codecs: list[Codec] = [column_codec(*each) for each in zip(types, rules, strict=True)]
         identity = [index for index, column in enumerate(description.columns) if column.identity]
         self._keys: list[tuple[int, Codec]] = [
-            (index, _codec(key_type(types[index]), rules[index])) for index in identity
+            (index, column_codec(key_type(types[index]), rules[index])) for index in identity
         ]
         self.hidden = frozenset(index for index, rule in enumerate(rules) if rule is not None and rule.is_hidden)
         self._dropped = frozenset(
@@ -140,5 +140,5 @@ class TupleCodec:
         )
 
 
-def _codec(column: ColumnType, rule: Protection | None) -> Codec:
+def column_codec(column: ColumnType, rule: Protection | None) -> Codec:
     return codec(column) if rule is None else protected_codec(column, rule)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import asyncpg
 import structlog
 
+from gateway.events.missing_values import with_attributes
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.outlet import BatchWriter
 from gateway.kafka.producer import Producer
@@ -19,6 +20,7 @@ from gateway.kafka.topics import Name, Topics, compacted_without_key, deleted_to
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
+from gateway.relations.attributes import ATTRIBUTES_QUERY, attribute_numbers, needs_earlier, read_attributes
 from gateway.relations.catalog import (
     BUILT_IN_QUERY,
     GENERATED_KEY_QUERY,
@@ -35,10 +37,10 @@ from gateway.service.protection import protect
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.transactions.transaction import RelationVersion
 from schemas.column_type import is_numeric
-from schemas.description import Kind, RelationDescription, TypeFacts
+from schemas.description import Kind, MissingValue, RelationDescription, TypeFacts
 from schemas.errors import IncompatibleSchema
 from schemas.names import key_subject, value_subject
-from schemas.recorded import recorded_key, recorded_oid, recorded_relation, recorded_types
+from schemas.recorded import recorded_attributes, recorded_key, recorded_oid, recorded_relation, recorded_types
 from schemas.registry import RegistryClient
 from schemas.relation import Schema, change_schema, key_schema
 
@@ -125,15 +127,21 @@ class Announcer:
         """The name of a type, for when the catalog has forgotten it."""
         self._announced_types[message.type_oid] = (message.namespace, message.name)
 
-    async def announce(self, relation: Relation, in_force: RelationVersion | None) -> RelationVersion:
+    async def announce(
+        self, relation: Relation, in_force: RelationVersion | None, xid: int | None = None
+    ) -> RelationVersion:
         """`in_force`: what changes of the relation were encoded with so far. The newest schema of the topic may be another:
-        one of a savepoint or transaction that was rolled back, by which later ones are not bound."""
+        one of a savepoint or transaction that was rolled back, by which later ones are not bound. `xid`: of the transaction
+        of the message; None: the relation is as the catalog has it now."""
         earlier = None if in_force is None else in_force.encoder.description
         if earlier is not None and (earlier.namespace, earlier.name) != (relation.namespace, relation.name):
             earlier = None  # renamed: another topic
         with classified_schema_errors():
             topic = await self._topic((relation.namespace, relation.name))
             description = await self._describe(relation, topic)
+            if self._debezium is None:
+                in_use = None if in_force is None else in_force.encoder.description
+                description = await self._with_attributes(description, topic, in_use, xid)
             relation_ = None if self._debezium is None else await self._debezium.relation(description)
             if relation_ is not None and not relation_.key and self._topics.makes_compacted(topic):
                 raise compacted_without_key(topic, description.qualified_name)
@@ -246,6 +254,25 @@ class Announcer:
                 primary_key = recorded_key(recorded)
         description = describe(relation, facts, primary_key, self._announced_types, is_key_whole=is_key_whole)
         return protect(description, self._columns)
+
+    async def _with_attributes(
+        self, description: RelationDescription, topic: str, earlier: RelationDescription | None, xid: int | None
+    ) -> RelationDescription:
+        """With attnum and attmissingval of its columns."""
+        try:
+            attributes = read_attributes(await self._sql.fetch(ATTRIBUTES_QUERY, description.oid))
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, f"querying the columns of {description.qualified_name}") from error
+        names = [column.name for column in description.columns]
+        known: dict[str, tuple[int, MissingValue | None]] = {}
+        if earlier is not None:
+            known = {c.name: (c.attnum, c.missing) for c in earlier.columns if c.attnum is not None}
+        elif needs_earlier(names, attributes, xid):
+            recorded = await self._registry.latest(value_subject(topic)) or {}
+            known = recorded_attributes(recorded) if recorded_oid(recorded) == description.oid else {}
+        numbers = {name: number for name, (number, _) in known.items()}
+        missing = {} if attributes else dict(known.values())
+        return with_attributes(description, attribute_numbers(names, attributes, xid, numbers), attributes, missing)
 
     async def _bases_of_domains(self, missing: set[int]) -> dict[int, TypeFacts]:
         """The Type message of a domain has the domain's oid and the name of its base type. The base's typmod it lacks, so that

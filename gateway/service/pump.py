@@ -374,7 +374,8 @@ class Pump:
             return
         self._relation_names[relation_oid] = relation.namespace, relation.name
         try:
-            version = await self._announcer.announce(relation, machine.in_force(relation_oid))
+            xids = machine.current_xids
+            version = await self._announcer.announce(relation, machine.in_force(relation_oid), xids and xids[0])
         except StopForOperator as error:
             if not machine.is_skipping:
                 raise

@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from schemas.description import Attribute, Kind, TypeFacts
-from schemas.recorded import recorded_key, recorded_oid, recorded_relation, recorded_types
+from schemas.description import Attribute, Kind, MissingValue, TypeFacts
+from schemas.recorded import recorded_attributes, recorded_key, recorded_oid, recorded_relation, recorded_types
 from schemas.relation import change_schema
 from tests.schemas.relations import array_of, built_in, column, numeric_typmod, relation
 
@@ -31,6 +31,14 @@ def test_the_key_comes_back_by_its_true_names() -> None:
     schema = change_schema(description, "cdc")
     assert recorded_key(schema) == ["a b"]
     assert recorded_oid(schema) == 4711
+
+
+def test_numbers_come_back_where_they_were_known() -> None:
+    known = replace(column("a b", "int4"), attnum=3, missing=MissingValue(b"\0", "NaN"))
+    plain = replace(column("b", "int4"), attnum=4)
+    found = recorded_attributes(change_schema(relation(column("c", "text"), known, plain), "cdc"))
+    assert found == {"a b": (3, known.missing), "b": (4, None)}
+    assert recorded_attributes({}) == {}
 
 
 def test_the_relation_comes_back_by_its_true_name() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import fastavro
 import pytest
 
-from schemas.description import Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.description import Kind, MissingValue, RelationDescription, ReplicaIdentity, TypeFacts
 from schemas.relation import change_schema, key_schema
 from tests.schemas.relations import array_of, built_in, column, numeric_typmod, relation
 
@@ -48,6 +49,24 @@ def test_every_column_is_nullable_and_described() -> None:
     assert found["order_x0020_date"]["pg.name"] == "order date"
     assert "pg.name" not in found["id"]
     assert found["total"]["pg.type"]["typmod"] == numeric_typmod(12, 2)
+
+
+def test_the_number_of_a_column_and_what_its_old_rows_have_are_told_where_they_are_known() -> None:
+    plain, filled, special = (
+        replace(column(name, "int4"), attnum=number) for name, number in zip("abc", (1, 2, 4), strict=True)
+    )
+    filled = replace(filled, missing=MissingValue(b"\2\x0e"))
+    special = replace(special, missing=MissingValue(b"\0", "NaN"))
+    found = row_fields(change_schema(relation(plain, filled, special, column("d", "int4")), "cdc"))
+    told = [
+        {name: value for name, value in found[field]["pg.type"].items() if name.startswith("att")} for field in found
+    ]
+    assert told == [
+        {"attnum": 1},
+        {"attnum": 2, "attmissingval": {"avro": "020e"}},
+        {"attnum": 4, "attmissingval": {"avro": "00", "special": "NaN"}},
+        {},
+    ]
 
 
 def test_the_key_is_bare_and_text_where_its_type_may_be_special() -> None:

@@ -1,0 +1,50 @@
+"""What the catalog says of a relation's attributes -> its description: their numbers, and the values that rows have in a column
+which was added to them, as a record would have them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from gateway.events.tuple_values import column_codec
+from gateway.relations.attributes import Attribute
+from gateway.values.reader import AVRO_NULL
+from gateway.values.special import NotRenderable, Special, special_text
+from schemas.column_type import value_type
+from schemas.description import ColumnDescription, MissingValue, RelationDescription
+
+_MALFORMED: Final = (NotRenderable, ValueError, IndexError, OverflowError, struct.error)
+
+
+def with_attributes(
+    description: RelationDescription,
+    numbers: Mapping[str, int],
+    attributes: Sequence[Attribute],
+    recorded: Mapping[int, MissingValue | None],
+) -> RelationDescription:
+    """`numbers`: of columns, by name; `recorded`: values by number that the catalog no longer has. Rules for columns are
+    followed as in rows."""
+    texts = {each.number: each.missing for each in attributes}
+    columns = []
+    for column in description.columns:
+        number = numbers.get(column.name)
+        missing = None
+        if number is not None:
+            text = texts.get(number)
+            missing = recorded.get(number) if text is None else _encoded(column, text)
+        columns.append(replace(column, attnum=number, missing=missing))
+    return replace(description, columns=tuple(columns))
+
+
+def _encoded(column: ColumnDescription, text: bytes) -> MissingValue | None:
+    """None where nothing of the value is sent, or it is of another type than the column: the catalog is as of now."""
+    if column.protection is not None and column.protection.is_hidden:
+        return None
+    try:
+        return MissingValue(column_codec(value_type(column), column.protection).from_text(text))
+    except Special:
+        return MissingValue(AVRO_NULL, special_text(text).decode())
+    except _MALFORMED:
+        return None
