@@ -64,6 +64,7 @@ class DebeziumEncoder:
         self._columns = relation.columns
         self._count = len(relation.columns)
         self._frame = frame(value_schema_id)
+        self._head = self._frame + _ONLY_AFTER
         self._key_frame = None if key_schema_id is None else frame(key_schema_id)
         self._unconvertible = unconvertible
         self._codecs = [None if column is None else connect_codec(column) for column in self._columns]
@@ -93,15 +94,15 @@ class DebeziumEncoder:
         self._runs = readers.runs
         self._runs_of_keys = of_keys.runs
         self._key_parts = readers.parts_of(self.relation.key)
+        # Where the key is one part: its place behind the head; 0 where it is not.
+        self._only_key_part = 1 + self._key_parts[0] if self._key_frame and len(self._key_parts) == 1 else 0
 
     # -- records ------------------------------------------------------------------------------------------------------
 
     def insert(
         self, data: bytes, position: int, end: int, source: SourceContext, change_lsn: int, block: bytes
     ) -> tuple[Key, bytes]:
-        after: Parts = [self._frame, _ONLY_AFTER]
-        key = self._new(data, position, end, after, "Insert")
-        return key, self._record(after, source, change_lsn, block, _CREATE)
+        return self._only_new(_CREATE, data, position, end, source, change_lsn, block)
 
     def new_tuple_only(self, data: bytes, position: int, end: int) -> bool:
         """Whether an Update message brings no key and no old tuple, so that the key is as it was."""
@@ -111,9 +112,7 @@ class DebeziumEncoder:
         self, data: bytes, position: int, end: int, source: SourceContext, change_lsn: int, block: bytes
     ) -> tuple[Key, bytes]:
         """One for which `new_tuple_only` says True."""
-        after: Parts = [self._frame, _ONLY_AFTER]
-        key = self._new(data, position, end, after, "Update")
-        return key, self._record(after, source, change_lsn, block, _UPDATE)
+        return self._only_new(_UPDATE, data, position, end, source, change_lsn, block)
 
     def both(self, data: bytes, position: int, end: int) -> tuple[Key, Parts, Key, Parts]:
         """The old key and row, the new key and row, of an Update message that brings both."""
@@ -161,6 +160,37 @@ class DebeziumEncoder:
     def truncate(self, source: SourceContext, change_lsn: int, block: bytes) -> bytes:
         return self._record([self._frame, _NEITHER], source, change_lsn, block, _TRUNCATE)
 
+    def _only_new(
+        self,
+        operation: bytes,
+        data: bytes,
+        position: int,
+        end: int,
+        source: SourceContext,
+        change_lsn: int,
+        block: bytes,
+    ) -> tuple[Key, bytes]:
+        """Key and record of a message with nothing but the new tuple: the hot path."""
+        after: Parts = [self._head]
+        try:
+            if data[position] == NEW_TUPLE and read_i16_be(data, position + 1) == self._count:
+                place = position + 3
+                for read in self._runs:
+                    place = read(data, place, after)
+                if place == end:
+                    if self._only_key_part:
+                        key: Key = self._key_frame + after[self._only_key_part]  # type: ignore[operator]
+                    else:
+                        key = self._key(after[1:])
+                    return key, self._record(after, source, change_lsn, block, operation)
+        except _NOT_PLAIN:
+            pass
+        cursor = Cursor(data[position:end], 0, "Insert" if operation is _CREATE else "Update", _HEAD_BYTES)
+        new = self._checked(read_new(cursor), cursor)
+        cursor.finish()
+        row = self._encoded(new, None)
+        return self._key_of(new, row, None), self._record([self._head, *row], source, change_lsn, block, operation)
+
     def _record(self, parts: Parts, source: SourceContext, change_lsn: int, block: bytes, operation: bytes) -> bytes:
         """`parts`: everything before `source`."""
         if source is not self._source:
@@ -173,30 +203,11 @@ class DebeziumEncoder:
             lsn_end = HIGH[zigzag >> 2 * CHUNK_BITS]
         else:
             lsn, lsn_middle, lsn_end = encode_long(change_lsn), NOTHING, NOTHING
-        parts += (
-            source.heads[len(digits)], digits, self._tail, lsn, lsn_middle, lsn_end, source.end, block, operation, source.written
-        )  # fmt: skip
+        head = source.head if len(digits) == source.digits else source.head_of(len(digits))
+        parts += (head, digits, self._tail, lsn, lsn_middle, lsn_end, source.end, block, operation, source.written)
         return b"".join(parts)
 
     # -- tuples -------------------------------------------------------------------------------------------------------
-
-    def _new(self, data: bytes, position: int, end: int, parts: Parts, name: str) -> Key:
-        """Appends the new tuple's row; its key."""
-        first = len(parts)
-        try:
-            if data[position] == NEW_TUPLE and self._read_tuple(data, position, parts) == end:
-                if self._key_frame is None:
-                    return None
-                return self._key_frame + b"".join([parts[first + at] for at in self._key_parts])
-        except _NOT_PLAIN:
-            pass
-        del parts[first:]
-        cursor = Cursor(data[position:end], 0, name, _HEAD_BYTES)
-        new = self._checked(read_new(cursor), cursor)
-        cursor.finish()
-        row = self._encoded(new, None)
-        parts += row
-        return self._key_of(new, row, None)
 
     def _read_tuple(self, data: bytes, position: int, parts: Parts) -> int:
         if read_i16_be(data, position + 1) != self._count:

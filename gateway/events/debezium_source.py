@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.values.reader import some_bytes
-from gateway.varint import encode_long, encode_some_long, encode_some_lsn
+from gateway.varint import encode_long, encode_lsn, encode_some_long, encode_some_lsn
 
 _NULL: Final = b"\0"
 _SOME: Final = b"\2"
+_NULL_AND_SOME: Final = _NULL + _SOME
+_NO_ORIGIN: Final = _NULL * 3
 _STREAMED: Final = b"\0" + some_bytes(b"false")[1:]
 """`snapshot`: its default, the first branch."""
 
@@ -24,32 +26,28 @@ class SourceNames:
 
     def __init__(self, version: str, prefix: str, database: str) -> None:
         self.before_time = _text(version) + _text("postgresql") + _text(prefix)
-        self.before_sequence = _STREAMED + _text(database)
-
-
-class _Heads(dict[int, bytes]):
-    """What lies before an LSN of so many digits; the rows of a transaction have one length or two."""
-
-    __slots__ = ("_head", "_sequence")
-
-    def __init__(self, head: bytes, sequence: bytes) -> None:
-        super().__init__()
-        self._head = head
-        self._sequence = sequence
-
-    def __missing__(self, digits: int) -> bytes:
-        found = self[digits] = self._head + encode_long(len(self._sequence) + digits + 2) + self._sequence
-        return found
+        self.before_sequence = _STREAMED + _text(database) + _SOME
 
 
 class SourceContext:
     """One a transaction. `last_commit_end_lsn` 0: not known. Times are microseconds since the Unix epoch.
 
-    A record's source is heads[digits of change_lsn], the digits, times, the table, transaction, the LSN, end; `written` follows
-    the operation. `refresh` says when the records that come are written, before the first one.
+    A record's source is `head_of` the digits of change_lsn, the digits, times, the table, transaction, the LSN, end; `written`
+    follows the operation.
     """
 
-    __slots__ = ("end", "heads", "times", "transaction", "transaction_id", "written")
+    __slots__ = (
+        "_before_sequence",
+        "_commit_lsn",
+        "_sequence",
+        "_xid",
+        "digits",
+        "end",
+        "head",
+        "times",
+        "transaction",
+        "written",
+    )
 
     def __init__(
         self,
@@ -59,19 +57,34 @@ class SourceContext:
         commit_time: int,
         last_commit_end_lsn: int,
         origin: str | None,
+        written: bytes = b"",
     ) -> None:
-        last = f'"{last_commit_end_lsn}"' if last_commit_end_lsn else "null"
-        head = names.before_time + encode_long(commit_time // 1000) + names.before_sequence + _SOME
-        sequence = f'[{last},"'.encode()
-        self.heads = _Heads(head, sequence)
+        self._xid = xid
+        self._commit_lsn = commit_lsn
+        self._before_sequence = names.before_time + encode_lsn(commit_time // 1000) + names.before_sequence
+        self._sequence = b'["%d","' % last_commit_end_lsn if last_commit_end_lsn else b'[null,"'
+        self.digits = 0
+        self.head = b""
         self.times = b'"]' + encode_some_lsn(commit_time) + encode_some_lsn(commit_time * 1000)
-        self.transaction = (_NULL if xid is None else encode_some_long(xid)) + _SOME
-        self.end = _NULL + (_NULL if origin is None else some_bytes(origin.encode())) + _NULL
-        self.transaction_id = f"{xid}:{commit_lsn}"
-        self.written = b""
+        self.transaction = _NULL_AND_SOME if xid is None else encode_some_long(xid) + _SOME
+        self.end = _NO_ORIGIN if origin is None else _NULL + some_bytes(origin.encode()) + _NULL
+        self.written = written
 
-    def refresh(self, now_ns: int) -> None:
-        self.written = encode_some_lsn(now_ns // 1_000_000) + encode_some_lsn(now_ns // 1000) + encode_some_lsn(now_ns)
+    @property
+    def transaction_id(self) -> str:
+        return f"{self._xid}:{self._commit_lsn:d}"
+
+    def head_of(self, digits: int) -> bytes:
+        """What lies before an LSN of so many digits: `head`, where `digits` are these. A transaction has one length or two."""
+        if digits != self.digits:
+            self.digits = digits
+            self.head = self._before_sequence + encode_long(len(self._sequence) + digits + 2) + self._sequence
+        return self.head
+
+
+def written_at(now_ns: int) -> bytes:
+    """When a record was written: ts_ms, ts_us, ts_ns."""
+    return encode_some_lsn(now_ns // 1_000_000) + encode_some_lsn(now_ns // 1000) + encode_some_lsn(now_ns)
 
 
 def transaction_key(frame: bytes, transaction_id: str) -> bytes:
@@ -105,7 +118,7 @@ def message_value(
     return b"".join(
         (
             frame, _text("m"), encode_some_long(now_ns // 1_000_000),
-            source.heads[len(digits)], digits, source.times, _NULL, _NULL, source.transaction, encode_long(message_lsn),
+            source.head_of(len(digits)), digits, source.times, _NULL, _NULL, source.transaction, encode_long(message_lsn),
             source.end, block, some_bytes(prefix.encode()), some_bytes(content),
         )
     )  # fmt: skip

@@ -21,6 +21,7 @@ from typing import Final, Protocol
 
 from librt.strings import read_i32_be
 
+from gateway.events.context import Context
 from gateway.events.debezium_encoder import DebeziumEncoder
 from gateway.events.debezium_source import (
     SourceContext,
@@ -30,7 +31,9 @@ from gateway.events.debezium_source import (
     transaction_block,
     transaction_end,
     transaction_key,
+    written_at,
 )
+from gateway.events.manifest import Manifest
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.operate.errors import StopForOperator
 from gateway.pgoutput import BeginPrepare, Message, MessageHead, Origin, StreamStart, Truncate
@@ -44,7 +47,9 @@ from schemas.connect_type import DebeziumOptions
 _UNSIGNED: Final = 0xFFFFFFFF
 _NO_BLOCK: Final = b"\0"
 _TICK: Final = 0xFF
-"""So many rows of a transaction share the time at which they were written."""
+"""So many rows of a transaction share the time at which they were written,"""
+_TICK_NS: Final = 500_000
+"""and so do transactions that come within such a time."""
 _NAMED_PREFIX: Final = 100
 
 
@@ -129,6 +134,11 @@ class DebeziumMachine(TransactionMachine):
         self._writes_tombstones = options.tombstones_on_delete
         self._writes_blocks = options.provide_transaction_metadata
         self._source: SourceContext | None = None
+        self._written_ns = -_TICK_NS
+        self._written_at = b""
+        # Rows carry no context, and there are no manifests: these stand in their places.
+        self._context = Context(0, -1, epoch, None, None, None)
+        self._manifest = Manifest(epoch)
         self._block_head = _NO_BLOCK
         self._counts = _Counts()
         self._written = written
@@ -136,6 +146,9 @@ class DebeziumMachine(TransactionMachine):
         self._held: tuple[bytes, int, int] | None = None
 
     # -- transactions -------------------------------------------------------------------------------------------------
+
+    def _open(self, xid: int, commit_lsn: int | None, commit_time: int | None, in_stream: bool = False) -> Transaction:
+        return Transaction(xid, self._manifest, self._context, commit_lsn, commit_time)
 
     def begin(self, commit_lsn: int, commit_time: int, xid: int) -> None:
         super().begin(commit_lsn, commit_time, xid)
@@ -148,14 +161,22 @@ class DebeziumMachine(TransactionMachine):
         assert transaction.commit_lsn is not None
         last = self.resume_lsn if self.last_commit_lsn else 0
         return SourceContext(
-            self._names, transaction.xid, transaction.commit_lsn, transaction.commit_time or 0, last, transaction.origin
+            self._names, transaction.xid, transaction.commit_lsn, transaction.commit_time or 0, last, transaction.origin,
+            self._written_at,
         )  # fmt: skip
+
+    def _refresh(self, source: SourceContext) -> None:
+        """The records that come are written now."""
+        now_ns = self._clock_ns()
+        if not 0 <= now_ns - self._written_ns < _TICK_NS:
+            self._written_ns = now_ns
+            self._written_at = written_at(now_ns)
+        source.written = self._written_at
 
     def _origin(self, message: Origin, change_lsn: int) -> None:
         """Also amid rows, as the protocol allows."""
         super()._origin(message, change_lsn)
-        source = self._source = self._source_of(self._demand_transaction("Origin"))
-        source.refresh(self._clock_ns())
+        self._source = self._source_of(self._demand_transaction("Origin"))
 
     def _finish(
         self, transaction: Transaction, kind: str, marker_lsn: int, end_lsn: int, time: int, gid: str | None = None
@@ -218,11 +239,16 @@ class DebeziumMachine(TransactionMachine):
         if version is None or self._refused:
             version = self._debezium_version(relation_oid)
         if not transaction.ordinal & _TICK:
-            source.refresh(self._clock_ns())
+            self._refresh(source)
         kind = data[position]
         if kind == INSERT:
             if not self._skips_creates:
-                block = self._block(transaction, version.collection)
+                if self._writes_blocks:
+                    block = self._block(transaction, version.collection)
+                else:
+                    block = _NO_BLOCK
+                    transaction.ordinal += 1
+                    transaction.silent = False
                 key, value = version.encoder.insert(data, row, end, source, change_lsn, block)
                 version.outlet.append_hashed(key, value)
         elif kind == UPDATE:
@@ -300,7 +326,7 @@ class DebeziumMachine(TransactionMachine):
         if self._skips_truncates or transaction.skipped or change_lsn <= self._written_lsn:
             return
         assert self._source is not None
-        self._source.refresh(self._clock_ns())
+        self._refresh(self._source)
         for relation_oid in message.relation_oids:
             version = self._debezium_version(relation_oid)
             block = self._block(transaction, version.collection)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from librt.strings import read_i32_be, read_i64_be
+from librt.strings import read_i32_be
 
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT
 from gateway.values import connect_forms as forms
@@ -31,7 +31,6 @@ from gateway.values.reader import (
     read_with,
 )
 from gateway.values.renderers import renderer
-from gateway.varint import CHUNK_MASK, HALF, HALF_BITS, LAST, MORE, TWO_CHUNKS_END, encode_long
 from schemas.column_type import column_type
 from schemas.connect_type import ConnectType, Form
 from schemas.debezium import ConnectColumn
@@ -198,6 +197,8 @@ def _parts_of_null(read: Reader) -> int:
 def _read_required(read: Reader, fallback: bytes | None) -> Reader:
     more = [NOTHING] * (_parts_of_null(read) - 1)
     fast = _REQUIRED.get(read)
+    if fast is not None and fallback is None:
+        return fast
 
     def read_required(data: bytes, position: int, parts: Parts) -> int:
         if data[position] == KIND_NULL:
@@ -232,33 +233,7 @@ def _read_null_last(read: Reader) -> Reader:
     return read_null_last
 
 
-def read_required_int4(data: bytes, position: int, parts: Parts) -> int:
-    if data[position] != KIND_BINARY:
-        raise Unusual
-    number: int = read_i32_be(data, position + 5)
-    if 0 <= number < HALF:
-        parts.append(LAST[number << 1])
-    elif HALF <= number < TWO_CHUNKS_END:
-        parts.append(MORE[number << 1 & CHUNK_MASK] + LAST[number >> HALF_BITS])
-    else:
-        parts.append(encode_long(number))
-    return position + 9
-
-
-def read_required_int8(data: bytes, position: int, parts: Parts) -> int:
-    if data[position] != KIND_BINARY:
-        raise Unusual
-    number: int = read_i64_be(data, position + 5)
-    if 0 <= number < HALF:
-        parts.append(LAST[number << 1])
-    elif HALF <= number < TWO_CHUNKS_END:
-        parts.append(MORE[number << 1 & CHUNK_MASK] + LAST[number >> HALF_BITS])
-    else:
-        parts.append(encode_long(number))
-    return position + 13
-
-
 _REQUIRED: Final[dict[Reader, Reader]] = {
-    integers.read_int4: read_required_int4,
-    integers.read_int8: read_required_int8,
+    integers.read_int4: integers.read_required_int4,
+    integers.read_int8: integers.read_required_int8,
 }

@@ -11,13 +11,16 @@ from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT
 from gateway.values.reader import AVRO_NULL, UNSIGNED, Parts, Reader, Unusual
 from gateway.values.special import Special
 from gateway.varint import (
+    CHUNK_MASK,
     HALF,
     HALF_BITS,
     HALF_MASK,
     LAST,
+    MORE,
     SOME_EVEN,
     SOME_SMALL,
     TWO_CHUNKS_END,
+    encode_long,
     encode_some_long,
 )
 
@@ -204,3 +207,32 @@ def read_integers_side_by_side(one: Reader, code: str, count: int) -> Reader:
         return position
 
     return read
+
+
+# -- without a union: columns that are NOT NULL, in Debezium's dialect -----------------------------------------------------
+
+
+def read_required_int4(data: bytes, position: int, parts: Parts) -> int:
+    if data[position] != KIND_BINARY:
+        raise Unusual
+    number: int = read_i32_be(data, position + 5)
+    if 0 <= number < HALF:
+        parts.append(LAST[number << 1])
+    elif HALF <= number < TWO_CHUNKS_END:
+        parts.append(MORE[number << 1 & CHUNK_MASK] + LAST[number >> HALF_BITS])
+    else:
+        parts.append(encode_long(number))
+    return position + 9
+
+
+def read_required_int8(data: bytes, position: int, parts: Parts) -> int:
+    if data[position] != KIND_BINARY:
+        raise Unusual
+    number: int = read_i64_be(data, position + 5)
+    if 0 <= number < HALF:
+        parts.append(LAST[number << 1])
+    elif HALF <= number < TWO_CHUNKS_END:
+        parts.append(MORE[number << 1 & CHUNK_MASK] + LAST[number >> HALF_BITS])
+    else:
+        parts.append(encode_long(number))
+    return position + 13

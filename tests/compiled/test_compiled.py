@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "compile_hot.py")
-SUITES = ("tests/events", "tests/kafka", "tests/replication", "tests/values")
+SUITES = ("tests/debezium", "tests/events", "tests/kafka", "tests/replication", "tests/values")
 """Those that compare with fastavro, with PostgreSQL's own text and with recordings. tests/transactions puts doubles into
 fields that a compiled class checks, so it stays out."""
 

@@ -11,6 +11,7 @@ import asyncpg
 import fastavro
 
 from gateway.events.debezium_source import SourceNames
+from gateway.events.row_encoder import RowEncoder
 from gateway.operate.errors import StopForOperator
 from gateway.pgoutput import Relation, decode
 from gateway.pgoutput.letters import RELATION, ROW_MESSAGES
@@ -181,5 +182,5 @@ async def _announce(
     outlet: Any = Outlet(topic, records)
     key_id = None if key is None else schemas.register(key)
     relations.announce(relation, schemas.register(value), key_id, outlet)
-    never: Any = None
-    machine.announce(message.relation_oid, None, RelationVersion(description.qualified_name, 0, never, never))
+    version = RelationVersion(description.qualified_name, 0, RowEncoder(description, 0, None), outlet)
+    machine.announce(message.relation_oid, None, version)

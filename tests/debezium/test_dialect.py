@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.events.debezium_defaults import with_defaults
 from gateway.events.debezium_encoder import DebeziumEncoder
-from gateway.events.debezium_source import SourceNames
+from gateway.events.debezium_source import SourceContext, SourceNames
 from gateway.events.errors import KeyNotSent, NeedsOptional, UnknownBinary, UnreadableValue
 from gateway.lsn import Lsn
 from gateway.names import HEARTBEAT_PREFIX
@@ -529,3 +529,10 @@ def test_schemas_are_ones_that_fastavro_reads() -> None:
 
 def test_two_relations_may_have_one_topic() -> None:
     assert debezium_topic("d", "public", "a b") == debezium_topic("d", "public", "a_b") == "d.public.a_b"
+
+
+def test_what_lies_before_an_lsn_is_made_once_for_its_length() -> None:
+    source = SourceContext(SourceNames("0", "d", "db"), 5, 1000, TIME, 0, None)
+    found = source.head_of(3)
+    assert source.head_of(3) is found is source.head
+    assert source.head_of(4) != found

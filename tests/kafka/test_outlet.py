@@ -5,13 +5,14 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from aiokafka.partitioner import murmur2 as aiokafkas_murmur2
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.events.manifest import RANGE_RECORDS, Manifest
-from gateway.kafka.outlet import Batch, BatchWriter, RecordTooLarge
+from gateway.kafka.outlet import Batch, BatchWriter, RecordTooLarge, murmur2
 
 BATCH_BYTES = 2000
 
@@ -127,3 +128,24 @@ def test_ranges_are_disjoint_bounded_and_count_every_record(pieces: list[tuple[i
     for first, last in claimed:
         assert sum(from_offset <= first and last <= to_offset for from_offset, to_offset, _ in ranges) == 1
     assert all(record_count <= RANGE_RECORDS for _, _, record_count in ranges)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_the_hash_is_that_of_kafkas_own_clients(data: bytes, expected: int) -> None:
+    """Numbers of Kafka's UtilsTest.testMurmur2."""
+    assert murmur2(data) == expected & 0xFFFFFFFF
+
+
+@given(st.binary(max_size=40))
+def test_the_hash_of_any_key_is_that_of_aiokafka(key: bytes) -> None:
+    assert murmur2(key) == aiokafkas_murmur2(key) & 0xFFFFFFFF

@@ -27,10 +27,9 @@ from gateway.values.connect_codec import (
     fallback_value,
     null_value,
     placeholder,
-    read_required_int4,
-    read_required_int8,
     skip_column,
 )
+from gateway.values.integers import read_required_int4, read_required_int8
 from gateway.values.reader import Unusual
 from gateway.values.special import NotRenderable, Special
 from schemas.connect_type import ConnectType, DebeziumOptions, connect_type
