@@ -28,6 +28,7 @@ from gateway.operate.logs import LogFormat, LogLevel, set_up_logs
 from gateway.operate.settings import load_http_settings, load_reading_settings, load_settings
 
 if TYPE_CHECKING:
+    from gateway.operate.settings import Settings
     from gateway.service.repair import Repair
     from gateway.transactions.position import Position
 
@@ -257,14 +258,66 @@ def snapshot_status(config: ConfigOption = None) -> None:
             print(line)
 
 
+@app.command()
+def verify(
+    mirror: Annotated[
+        str, typer.Option("--mirror", help="The path of the mirror (walgate mirror --to): a directory, or a URL.")
+    ],
+    tables: Annotated[
+        list[str] | None,
+        typer.Option("--table", help="schema.table or table, with * and ?. May be repeated. Default: every table."),
+    ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Replace tables that are different, and compare them again.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Give up after so many seconds in which neither gateway nor mirror advances.")
+    ] = 600.0,
+    config: ConfigOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare a mirror with PostgreSQL, row by row, while both change: the running gateway reads the tables, the mirror compares
+    them. Exit code 0: equal; 1: different; 2: no verdict, or a table is not in the mirror; 78: an operator must decide."""
+    set_up_logs("console", "error")
+    from gateway.service import verify as verifying
+
+    try:
+        settings = load_settings(config)
+        _check_commands(settings)
+        outcome = asyncio.run(
+            verifying.verify(
+                settings,
+                mirror,
+                tables or [],
+                repair=repair,
+                patience_s=timeout,
+                tell=lambda line: print(line, file=sys.stderr, flush=True),
+            )
+        )
+    except WalgateError as error:
+        print(f"walgate: {error}", file=sys.stderr)
+        raise SystemExit(_EXIT_CONFIGURATION if isinstance(error, StopForOperator) else verifying.UNDECIDED) from None
+    print(json.dumps(verifying.as_json(outcome)) if as_json else verifying.render(outcome))
+    raise SystemExit(outcome.exit_code)
+
+
+def _check_commands(settings: Settings) -> None:
+    """Raises StopForOperator."""
+    if not settings.takes_snapshots:
+        raise StopForOperator(
+            "snapshot.mode is never, or kafka.dialect is debezium: the gateway does not accept snapshot commands",
+            hint="set snapshot.mode to on_command or initial; the debezium dialect has no snapshots",
+        )
+    if not settings.snapshot.commands:
+        raise StopForOperator(
+            "snapshot.commands is false: the gateway does not accept commands", hint="set snapshot.commands to true"
+        )
+
+
 def _send_command(config: Path | None, command: str, tables: Sequence[str] = (), purpose: str = "REPLACE") -> None:
     with _command():
         settings = load_settings(config)
-        if not settings.takes_snapshots:
-            raise StopForOperator(
-                "snapshot.mode is never, or kafka.dialect is debezium: the gateway does not accept snapshot commands",
-                hint="set snapshot.mode to on_command or initial; the debezium dialect has no snapshots",
-            )
+        _check_commands(settings)
         from gateway.replication.password import login_of
         from gateway.snapshot.commands import NotACommand, emit_command, encode_command
 

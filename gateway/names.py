@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Final
 
 SLOT_RULE: Final = "1 to 63 of a-z, 0-9 and _"
@@ -24,3 +26,8 @@ def is_identifier(name: str) -> bool:
 def quote_identifier(name: str) -> str:
     """For SQL that an operator is shown, and for names that were checked."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def is_table(relation: str, patterns: Sequence[str]) -> bool:
+    """What an operator chooses: `schema.table`, or `table` in any schema; `*` and `?` as in a shell."""
+    return any(fnmatchcase(relation, pattern if "." in pattern else f"*.{pattern}") for pattern in patterns)

@@ -14,6 +14,7 @@ from typing import Final
 
 import asyncpg
 
+from gateway.lsn import Lsn
 from gateway.replication.connection import connect_sql
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.password import Login
@@ -22,6 +23,7 @@ from schemas.names import parse_relation
 
 COMMANDS: Final = ("start", "pause", "resume", "cancel")
 PURPOSES: Final = ("REPLACE", "VERIFY")
+_EMIT: Final = "SELECT pg_catalog.pg_logical_emit_message(true, $1::text, $2::text)::text"
 
 
 class NotACommand(ValueError):
@@ -99,12 +101,13 @@ def encode_command(command: str, tables: Sequence[str], purpose: str, slot: str)
     return text
 
 
-async def emit_command(login: Login, text: str) -> None:
-    """Raises classified errors."""
+async def emit_command(login: Login, text: str) -> Lsn:
+    """Where it is in the WAL: what it begins, begins behind that. Raises classified errors."""
     sql: asyncpg.Connection = await connect_sql(login)
     try:
-        await sql.fetchval("SELECT pg_catalog.pg_logical_emit_message(true, $1::text, $2::text)", COMMAND_PREFIX, text)
+        found = await sql.fetchval(_EMIT, COMMAND_PREFIX, text)
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "sending a command") from error
     finally:
         sql.terminate()
+    return Lsn.parse(found)

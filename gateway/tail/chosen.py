@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from typing import Final
 
+from gateway.names import is_table
 from gateway.operate.errors import StopForOperator
 from gateway.tail.shown import Shown
 
@@ -28,11 +28,6 @@ def check_operations(operations: Iterable[str]) -> frozenset[str]:
         meant = f"did you mean {', '.join(near)}? " if near else ""
         raise StopForOperator(f"not an operation: {', '.join(unknown)}", hint=f"{meant}one of {', '.join(OPERATIONS)}")
     return frozenset(operations)
-
-
-def is_table(relation: str, patterns: Sequence[str]) -> bool:
-    """`schema.table`, or `table` in any schema; `*` and `?` as in a shell."""
-    return any(fnmatchcase(relation, pattern if "." in pattern else f"*.{pattern}") for pattern in patterns)
 
 
 class Chosen:

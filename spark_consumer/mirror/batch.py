@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from pyspark.sql import functions as f
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror import changes, fence, identity, manifest, seen, target, verify
+from spark_consumer.mirror import changes, fence, identity, manifest, seen, target, verdicts, verify
 from spark_consumer.mirror.changes import COLUMNS
 from spark_consumer.mirror.layout import changes_path, kept_path, manifest_path, seen_path, table_path
 from spark_consumer.mirror.log import large_log, log_table_schema, not_yet, small_log
@@ -34,13 +35,24 @@ from spark_consumer.mirror.parts import (
     BatchContent,
     TablePart,
     batch_size,
+    divided,
     look_at,
     marks_in,
     own_records,
     without_signs,
 )
 from spark_consumer.mirror.shape import TableShape, is_log
-from spark_consumer.mirror.standing import FILL, REPLACE, VERIFY, Mark, Standing, Window, advance, first_cut
+from spark_consumer.mirror.standing import (
+    FILL,
+    REPLACE,
+    VERIFY,
+    Mark,
+    Standing,
+    Window,
+    advance,
+    first_cut,
+    verified_chunks,
+)
 from spark_consumer.mirror.states import (
     flat_states,
     key_bounds,
@@ -52,7 +64,7 @@ from spark_consumer.mirror.states import (
 )
 from spark_consumer.mirror.tuning import tune
 from spark_consumer.reader.registry import Schema
-from spark_consumer.reader.signs import EXCLUDED, GAP, KINDS, SKIP, SNAPSHOT_CHUNK, SNAPSHOT_END
+from spark_consumer.reader.signs import EXCLUDED, GAP, KINDS, SKIP, SNAPSHOT_END
 from spark_consumer.tables import TableName, is_one_of
 
 TABLES_AT_ONCE = 2
@@ -217,14 +229,22 @@ class Mirror:
         """All of it, or what is below a commit LSN, from which on it is to be applied by itself."""
         began = time.monotonic()
         spark = raw.sparkSession
-        found = None
+        found = read = None
         with ThreadPoolExecutor(1) as beside:  # 0.2 s of waiting less
             loaded = None if self.last is None else beside.submit(target.load_state, spark, manifest_path(self.path))
             size = batch_size(raw)
             marks = marks_in(raw) if size.signs else []
             cut = first_cut(self._standing, marks, size.first_lsn, size.last_lsn)
             told = without_signs(raw) if marks else raw
-            if cut is None:
+            chunks = verified_chunks(marks)
+            if chunks:
+                later = verify.first_later_change(told, chunks)
+                cut = min((lsn for lsn in (cut, later) if lsn is not None), default=None)
+            if cut is None and chunks:
+                compared, told = divided(told, chunks)
+                read = look_at(compared, batch_size(compared))
+                found = look_at(told, batch_size(told))
+            elif cut is None:
                 found = look_at(told, size)
             if loaded is not None:
                 loaded.result()
@@ -237,7 +257,8 @@ class Mirror:
             return cut
         times = [content.commit_time, *(mark.commit_time for mark in marks)]
         content = replace(content, commit_lsn=size.last_lsn, commit_time=max(filter(None, times), default=None))
-        self._take_in(spark, Piece(batch, told, records, content, marks), began)
+        verified = None if read is None else Verified(compared, read[1], read[0])
+        self._take_in(spark, Piece(batch, told, records, content, marks, verified), began)
         return None
 
     def _take_in(self, spark: SparkSession, piece: Piece, began: float) -> None:
@@ -247,18 +268,21 @@ class Mirror:
         known = {} if self.last is None else self.last.tables
         standing.meet(str(part.table) for part in content.parts if str(part.table) not in known)
         self._note_keys(spark, piece, {**standing.open, **ended})
-        compared = piece.compared
-        if not compared:
+        if content.parts:
             self._write_tables(spark, piece.changes, piece.records, content)
         differences = self._compare(spark, piece, ended)
         for name, window in ended.items():
             if window.purpose == REPLACE:
                 self._end_replace(spark, name, window, piece)
         fence.check(spark, self.path, self._epoch)
+        self._conclude(spark, piece, ended)
         self._record(spark, piece, standing, ended)
         for name, window in ended.items():
             target.remove(spark, seen_path(self.path, TableName.parse(name), window.begin_lsn))
-        tables = {str(part.table): part.changes for part in content.parts}
+        tables = Counter({str(part.table): part.changes for part in content.parts})
+        tables.update(
+            {str(part.table): part.changes for part in piece.verified.content.parts} if piece.verified else {}
+        )
         notes = [
             f"{table} was dropped and created again: the rows of the old table were removed" for table in self._emptied
         ]
@@ -268,9 +292,9 @@ class Mirror:
         report = BatchReport(
             piece.batch,
             content.commit_lsn,
-            content.transactions,
-            content.changes,
-            tables,
+            content.transactions + (piece.verified.content.transactions if piece.verified else 0),
+            tables.total(),
+            dict(tables),
             seconds,
             tuple(notes),
             differences,
@@ -280,37 +304,60 @@ class Mirror:
         )
         self.report(report)
 
+    def _conclude(self, spark: SparkSession, piece: Piece, ended: Mapping[str, Window]) -> None:
+        """What `walgate verify` waits for."""
+        if ended:
+            rows = {name: piece.row_count(name) for name in ended}
+            verdicts.conclude(spark, self.path, ended, rows, piece.content.commit_lsn)
+        if any(mark.kind == SNAPSHOT_END and mark.table is None for mark in piece.marks):
+            verdicts.note_end(spark, self.path, piece.content.commit_lsn)
+        if piece.verified is not None:
+            verdicts.note_reached(spark, self.path, piece.content.commit_lsn)
+
     def _note_keys(self, spark: SparkSession, piece: Piece, windows: Mapping[str, Window]) -> None:
-        for part in piece.content.parts:
-            window = windows.get(str(part.table))
-            shape = self._shape(part.newest)
-            if window is None or window.purpose == FILL or not shape.key:
-                continue
-            own = own_records(piece.changes, piece.records, part.table)
-            location = seen_path(self.path, part.table, window.begin_lsn)
-            seen.note_keys(spark, location, own, shape, self._texts(part), window.begin_lsn, piece.content.commit_lsn)
+        written = (piece.changes, piece.records, piece.content)
+        verified = piece.verified
+        compared = None if verified is None else (verified.changes, verified.records, verified.content)
+        for label, found in (("", written), (" verify", compared)):
+            for part in () if found is None else found[2].parts:
+                window, shape = windows.get(str(part.table)), self._shape(part.newest)
+                if found is None or window is None or window.purpose == FILL or not shape.key:
+                    continue
+                own = own_records(found[0], found[1], part.table)
+                location = seen_path(self.path, part.table, window.begin_lsn)
+                lsns = (window.begin_lsn, piece.content.commit_lsn)
+                seen.note_keys(spark, location, own, shape, self._texts(part), *lsns, target.APPLICATION + label)
 
     def _compare(self, spark: SparkSession, piece: Piece, ended: Mapping[str, Window]) -> int:
         """Writes what differs, once for the piece; how many."""
         found = []
-        for part in piece.content.parts if piece.compared else ():
-            shape, name = self._shape(part.newest), str(part.table)
-            if shape.key:
-                own = own_records(piece.changes, piece.records, part.table)
-                location = table_path(self.path, part.table)
-                rows = verify.compared(spark, location, own, shape, self._texts(part))
-                found.append((name, rows, piece.compared[name]))
+        verified = piece.verified
+        for part in () if verified is None else verified.content.parts:
+            assert verified is not None
+            own = own_records(verified.changes, verified.records, part.table)
+            location, shape = table_path(self.path, part.table), self._shape(part.newest)
+            compare = verify.compared if shape.key else verify.compared_log
+            found.append(
+                (str(part.table), compare(spark, location, own, shape, self._texts(part)), piece.snapshot_id(part))
+            )
         for name, window in ended.items():
-            table = TableName.parse(name)
-            location, schema_id = table_path(self.path, table), self._newest(piece, name)
-            if window.purpose == VERIFY and schema_id is not None and (shape := self._shape(schema_id)).key:
-                rows = seen.surplus(spark, location, seen_path(self.path, table, window.begin_lsn), shape)
-                found.append((name, verify.too_many(rows, shape), window.snapshot_id))
+            location, schema_id = table_path(self.path, TableName.parse(name)), self._newest(piece, name)
+            if window.purpose != VERIFY or schema_id is None or not target.exists(spark, location):
+                continue
+            shape = self._shape(schema_id)
+            if shape.key and set(shape.key) <= set(_rows_of(spark, location).columns):
+                keys = seen_path(self.path, TableName.parse(name), window.begin_lsn)
+                found.append(
+                    (name, verify.too_many(seen.surplus(spark, location, keys, shape), shape), window.snapshot_id)
+                )
+            elif not shape.key and not piece.row_count(name):
+                found.append((name, verify.left_over(spark, location, shape, window.begin_lsn), window.snapshot_id))
         return verify.record(spark, self.path, found, piece.content.commit_lsn) if found else 0
 
     def _newest(self, piece: Piece, name: str) -> int | None:
         """Schema id of the newest record of a table."""
-        here = {str(part.table): part.newest for part in piece.content.parts}
+        parts = [*(piece.verified.content.parts if piece.verified else ()), *piece.content.parts]
+        here = {str(part.table): part.newest for part in parts}
         return here.get(name, None if self.last is None else self.last.schema_ids.get(name))
 
     def _end_replace(self, spark: SparkSession, name: str, window: Window, piece: Piece) -> None:
@@ -456,7 +503,7 @@ class Mirror:
         oids = {} if self.last is None else dict(self.last.oids)
         schema_ids = {} if self.last is None else dict(self.last.schema_ids)
         content, written = piece.content, set(ended)
-        for part in () if piece.compared else content.parts:
+        for part in content.parts:
             name, shape = str(part.table), self._shape(part.newest)
             self._applied[part.table] = (content.commit_lsn, -1)
             written.add(name)
@@ -488,20 +535,32 @@ class Mirror:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """The chunks of a VERIFY. `records`: those of each table, where they are few; else they are in `changes`."""
+
+    changes: DataFrame
+    records: dict[TableName, pa.Table] | None
+    content: BatchContent
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """What is applied at once. `records`: those of each table, where they are few; else they are in `changes`."""
+    """What is applied at once. `records`: those of each table, where they are few; else they are in `changes`.
+
+    `verified`: what is compared with the tables behind all that, and written nowhere.
+    """
 
     batch: int
     changes: DataFrame
     records: dict[TableName, pa.Table] | None
     content: BatchContent
     marks: list[Mark]
+    verified: Verified | None = None
 
-    @property
-    def compared(self) -> dict[str, str]:
-        """Tables of which this is a chunk of a VERIFY, and its snapshot: then there is nothing else in the piece."""
-        chunks = [mark for mark in self.marks if mark.kind == SNAPSHOT_CHUNK and mark.facts["purpose"] == VERIFY]
-        return {str(mark.table): mark.facts["snapshot_id"] for mark in chunks}
+    def snapshot_id(self, part: TablePart) -> str:
+        """Of the chunks that are compared."""
+        chunks = verified_chunks(self.marks)
+        return str(next(mark.facts["snapshot_id"] for mark in chunks if mark.table == str(part.table)))
 
     def row_count(self, name: str) -> int:
         """Rows of the snapshot of a table that ended here."""

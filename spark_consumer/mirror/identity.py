@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import MapType
 
@@ -156,22 +156,35 @@ def as_log(rows: DataFrame, applied: int) -> DataFrame:
     return rows.withColumns(dict(zip(LOG_COLUMNS, values, strict=True)))
 
 
+def _place() -> Column:
+    return f.struct("_commit_lsn", "_ordinal")
+
+
+def behind_truncate(log: DataFrame) -> DataFrame:
+    """The rows of a log behind its last TRUNCATE."""
+    cut = log.where(f.col("_op") == "TRUNCATE").agg(f.max(_place()).alias("place")).head()
+    if cut is None or cut["place"] is None:
+        return log
+    last_lsn, last_ordinal = cut["place"]
+    return log.where(_place() > f.struct(f.lit(last_lsn).cast("long"), f.lit(last_ordinal).cast("long")))
+
+
+def weight() -> Column:
+    """How many rows an entry of a log puts there."""
+    return f.when(f.col("_op").isin(*OUT), -1).otherwise(1)
+
+
 def added_up(log: DataFrame, table: TableName, location: str) -> DataFrame:
     """The rows that a log adds up to. Raises MirrorError when it does not, or has a row twice."""
-    place = f.struct("_commit_lsn", "_ordinal")
-    cut = log.where(f.col("_op") == "TRUNCATE").agg(f.max(place).alias("place")).head()
-    if cut is not None and cut["place"] is not None:
-        last_lsn, last_ordinal = cut["place"]
-        log = log.where(place > f.struct(f.lit(last_lsn).cast("long"), f.lit(last_ordinal).cast("long")))
+    log, place = behind_truncate(log), _place()
     special = next(field.name for field in log.schema if isinstance(field.dataType, MapType))
     names = [name for name in log.columns if name not in (*LOG_COLUMNS, special)]
-    weight = f.when(f.col("_op").isin(*OUT), -1).otherwise(1)
     texts = f.when(f.size(quoted(special)) > 0, f.col(quoted(special)))
     row = f.struct(*(f.col(quoted(name)) for name in names), texts.alias(special))
     equal = [f.col(quoted(name)).alias(f"column {number}") for number, name in enumerate(names)]
     held = (
         log.groupBy(*equal, f.array_sort(f.map_entries(texts)).alias("texts"))
-        .agg(f.sum(weight).alias("held"), f.max_by(row, f.when(weight == 1, place)).alias("row"))
+        .agg(f.sum(weight()).alias("held"), f.max_by(row, f.when(weight() == 1, place)).alias("row"))
         .where("held != 0")
     )
     odd = held.where("held != 1").limit(1).count()

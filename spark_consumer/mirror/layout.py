@@ -6,6 +6,7 @@
 <path>/kept/<schema>/<table>/<oid> a relation that was dropped and created again, as it was before (--on-recreated keep-as)
 <path>/seen/<schema>/<table>/...  keys met while a snapshot replaces or verifies a table: see seen.py
 <path>/differences                what a VERIFY has found: see verify.py
+<path>/verdicts                   what each snapshot of a table came to: see schemas/verdict.py
 <path>/checkpoint                 Spark's own
 """
 

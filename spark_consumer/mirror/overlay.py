@@ -24,6 +24,7 @@ from spark_consumer.mirror.merge import KEY, flat, new_values, rows, same_key
 from spark_consumer.mirror.parts import (
     TablePart,
     batch_size,
+    divided,
     from_lsn,
     look_at,
     marks_in,
@@ -32,7 +33,7 @@ from spark_consumer.mirror.parts import (
     without_signs,
 )
 from spark_consumer.mirror.shape import TableShape
-from spark_consumer.mirror.standing import VERIFY, Mark, Standing, advance, first_unreadable
+from spark_consumer.mirror.standing import Mark, Standing, advance, first_unreadable, verified_chunks
 from spark_consumer.mirror.states import (
     flat_states,
     living_rows,
@@ -43,7 +44,7 @@ from spark_consumer.mirror.states import (
 )
 from spark_consumer.mirror.target import at_version, quoted
 from spark_consumer.reader.registry import Schema
-from spark_consumer.reader.signs import EXCLUDED, SNAPSHOT_CHUNK
+from spark_consumer.reader.signs import EXCLUDED
 from spark_consumer.tables import TableName
 
 if TYPE_CHECKING:
@@ -89,8 +90,8 @@ def _told(waiting: DataFrame, standing: Standing, marks: list[Mark]) -> DataFram
     for mark in marks:
         if mark.kind == EXCLUDED and mark.table is not None:
             frozen.setdefault(mark.table, mark.commit_lsn)
-        if mark.kind == SNAPSHOT_CHUNK and mark.facts["purpose"] == VERIFY:
-            told = told.where(f.col("commit_lsn") != mark.commit_lsn)
+    if chunks := verified_chunks(marks):
+        _, told = divided(told, chunks)
     for name, commit_lsn in frozen.items():
         told = told.where((f.col("table") != name) | (f.col("commit_lsn") < commit_lsn))
     return told

@@ -6,6 +6,7 @@ A small batch is brought into this process and looked at here, a large one by Sp
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -86,6 +87,13 @@ def marks_in(raw: DataFrame) -> list[Mark]:
 
 def without_signs(raw: DataFrame) -> DataFrame:
     return raw.where(~f.col("op").isin(list(KINDS)))
+
+
+def divided(changes: DataFrame, chunks: Sequence[Mark]) -> tuple[DataFrame, DataFrame]:
+    """What is in the transactions of these chunks, and the rest. By a join: a plan with hundreds of conditions is too large."""
+    lsns = changes.sparkSession.createDataFrame([(mark.commit_lsn,) for mark in chunks], "commit_lsn long")
+    within, without = (changes.join(f.broadcast(lsns), "commit_lsn", how) for how in ("left_semi", "left_anti"))
+    return within.select(*changes.columns), without.select(*changes.columns)
 
 
 def split_records(records: pa.Table) -> tuple[BatchContent, dict[TableName, pa.Table]]:

@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from spark_consumer.mirror.events import decode_events
 from spark_consumer.mirror.merge import same_key, write_once
 from spark_consumer.mirror.shape import LOG_COLUMNS, TableShape
-from spark_consumer.mirror.target import exists
+from spark_consumer.mirror.target import APPLICATION, exists
 
 _COLUMNS = ("op", "commit_lsn", "ordinal", "schema_id", "value")
 
@@ -33,8 +33,10 @@ def note_keys(
     texts: Mapping[int, str],
     begin_lsn: int,
     commit_lsn: int,
+    application: str = APPLICATION,
 ) -> None:
-    """Appends the keys of one table's records behind `begin_lsn`, once for the batch that ends at `commit_lsn`."""
+    """Appends the keys of one table's records behind `begin_lsn`, once for the batch that ends at `commit_lsn`, and for each
+    `application`."""
     schema = _schema(shape)
     decode = partial(_keys, shape=shape, schemas=texts)
     if isinstance(records, DataFrame):
@@ -44,7 +46,7 @@ def note_keys(
         mask = pc.and_(pc.not_equal(records["op"], "TRUNCATE"), pc.greater(records["commit_lsn"], begin_lsn))
         kept = records.filter(mask).select(_COLUMNS).combine_chunks()
         keys = spark.createDataFrame(pa.Table.from_batches(decode(iter(kept.to_batches())), schema))
-    write_once(keys, location, "append", commit_lsn)
+    write_once(keys, location, "append", commit_lsn, application=application)
 
 
 def _schema(shape: TableShape) -> pa.Schema:
@@ -77,7 +79,8 @@ def delete_surplus(spark: SparkSession, location: str, seen: str, shape: TableSh
     if shape is None or not exists(spark, seen):
         target.delete()
         return
-    keys = spark.read.format("delta").load(seen)
+    # Delta refuses two source rows for one row of the target: a key that had several changes was noted as often.
+    keys = spark.read.format("delta").load(seen).distinct()
     target.alias("t").merge(keys.alias("s"), condition(shape)).whenNotMatchedBySourceDelete().execute()
 
 

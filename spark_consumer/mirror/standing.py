@@ -142,6 +142,11 @@ def advance(standing: Standing, marks: Sequence[Mark]) -> tuple[Standing, dict[s
     return made, ended
 
 
+def verified_chunks(marks: Iterable[Mark]) -> list[Mark]:
+    """Chunks whose rows are compared, and not written."""
+    return [mark for mark in marks if mark.kind == "SNAPSHOT_CHUNK" and mark.facts["purpose"] == VERIFY]
+
+
 def first_unreadable(standing: Standing, marks: Sequence[Mark]) -> int | None:
     """Commit LSN from which on only a merge knows the tables.
 
@@ -160,16 +165,14 @@ def first_unreadable(standing: Standing, marks: Sequence[Mark]) -> int | None:
 def first_cut(standing: Standing, marks: Sequence[Mark], first_lsn: int, last_lsn: int) -> int | None:
     """Where a batch with these marks, whose commit LSNs are these, has to be cut: what is below is applied by itself first.
 
-    Before a table is excluded, since its last state before is kept; before and behind the chunks of a VERIFY, since they are
-    compared with what the table holds there; and where a snapshot of a table begins of which one has ended in this batch.
+    Before a table is excluded, since its last state before is kept; and where a snapshot of a table begins of which one has ended
+    in this batch. A VERIFY has cuts of its own: see verify.first_later_change.
     """
     frozen, ended, cuts = set(standing.frozen), set[str | None](), []
     for mark in marks:
         if mark.kind == "EXCLUDED" and mark.table is not None and mark.table not in frozen:
             cuts.append(mark.commit_lsn)
             frozen.add(mark.table)
-        elif mark.kind == "SNAPSHOT_CHUNK" and mark.facts["purpose"] == VERIFY:
-            cuts += [mark.commit_lsn, mark.commit_lsn + 1]
         elif mark.kind == "SNAPSHOT_BEGIN" and mark.table in ended:
             cuts.append(mark.commit_lsn)
         elif mark.kind == "SNAPSHOT_END" and mark.table is not None:

@@ -102,6 +102,16 @@ def remove(spark: SparkSession, location: str) -> None:
     files.delete(path, True)
 
 
+def write_text(spark: SparkSession, location: str, text: str) -> None:
+    """A file in place of the one that may be there."""
+    path, files = hadoop_path(spark, location)
+    out = files.create(path, True)
+    try:
+        out.write(bytearray(text.encode()))
+    finally:
+        out.close()
+
+
 def version(spark: SparkSession, location: str) -> int:
     return int(_snapshot(spark, location).version())
 

@@ -6,8 +6,8 @@ A chunk's rows are what the source had where it commits, so that every differenc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial, reduce
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -15,12 +15,29 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.mirror.events import decode_events
+from spark_consumer.mirror.identity import behind_truncate, weight
 from spark_consumer.mirror.layout import differences_path
+from spark_consumer.mirror.log import decode_rows, log_rows, log_schema, log_table_schema
 from spark_consumer.mirror.merge import same_key, write_once
-from spark_consumer.mirror.shape import TableShape, special_key
-from spark_consumer.mirror.target import exists, quoted
+from spark_consumer.mirror.parts import divided
+from spark_consumer.mirror.shape import OUT, TableShape, is_log, special_key
+from spark_consumer.mirror.standing import Mark
+from spark_consumer.mirror.states import table_schema
+from spark_consumer.mirror.target import APPLICATION, exists, quoted
+from spark_consumer.source.frames import STRINGS
 
 CHANGED, MISSING, SURPLUS = "CHANGED", "MISSING", "SURPLUS"
+MOST_AT_ONCE = 10_000  # differences of a table that are brought into this process
+_DIFFERENCES = pa.schema(
+    [
+        ("snapshot_id", pa.string()),
+        ("table", pa.string()),
+        ("commit_lsn", pa.int64()),
+        ("kind", pa.string()),
+        ("key", pa.string()),
+        ("columns", STRINGS),
+    ]
+)
 
 
 def compared(
@@ -36,9 +53,9 @@ def compared(
         batches = list(decode(iter(records.combine_chunks().to_batches())))
         events = spark.createDataFrame(pa.Table.from_batches(batches, shape.events), schema)
     source = events.select("key", "row", "special").alias("s")
-    if not exists(spark, location):
+    rows = spark.read.format("delta").load(location) if exists(spark, location) else None
+    if rows is None or not set(shape.key) <= set(rows.columns):
         return source.select(f.lit(MISSING).alias("kind"), _key_text(shape, _of_source), _no_names())
-    rows = spark.read.format("delta").load(location)
     target = rows.withColumn("there", f.lit(True)).alias("t")
     same = same_key(shape, lambda name: f.col(f"s.key.{quoted(name)}"))
     different = f.filter(f.array(*_differing(shape, rows.columns)), lambda name: name.isNotNull())
@@ -48,6 +65,59 @@ def compared(
         f.when(f.col("t.there").isNotNull(), different).otherwise(f.array().cast("array<string>")).alias("columns"),
     )
     return joined.where((f.col("kind") == MISSING) | (f.size("columns") > 0))
+
+
+def compared_log(
+    spark: SparkSession,
+    location: str,
+    records: pa.Table | DataFrame,
+    shape: TableShape,
+    texts: Mapping[int, str],
+) -> DataFrame:
+    """As `compared`, of a table without key: the rows that its log adds up to, and the READ records of all its rows, as
+    multisets. `key` is null."""
+    names = [*shape.columns, shape.special_column]
+    if isinstance(records, DataFrame):
+        read = log_rows(records, shape, texts)
+    else:
+        batches = list(decode_rows(iter(records.combine_chunks().to_batches()), shape, texts))
+        read = spark.createDataFrame(pa.Table.from_batches(batches, log_schema(shape)), log_table_schema(shape))
+    rows = read.select(*map(quoted, names), f.lit(-1).alias("held"))
+    if exists(spark, location):
+        rows = rows.unionByName(_added_up(spark.read.format("delta").load(location), shape))
+    return _odd_rows(rows, shape)
+
+
+def left_over(spark: SparkSession, location: str, shape: TableShape, begin_lsn: int) -> DataFrame:
+    """As `compared_log`, of a table without key in which a snapshot that began at `begin_lsn` has found no row: those that were
+    there before, and did not go."""
+    rows = spark.read.format("delta").load(location)
+    if is_log(rows.columns):
+        is_later_row = (f.col("_commit_lsn") > begin_lsn) & ~f.col("_op").isin(*OUT)
+        rows = rows.where(~is_later_row | (f.col("_op") == "TRUNCATE"))
+    return _odd_rows(_added_up(rows, shape), shape).where(f.col("kind") == SURPLUS)
+
+
+def _odd_rows(rows: DataFrame, shape: TableShape) -> DataFrame:
+    """`rows`: columns of the table, and `held`: how often the target has a row more than the source."""
+    special = f.col(quoted(shape.special_column))
+    entries = f.when(f.size(special) > 0, f.array_sort(f.map_entries(special)))
+    equal = [f.col(quoted(name)).alias(f"column {place}") for place, name in enumerate(shape.columns)]
+    sums = rows.groupBy(*equal, entries.alias("texts")).agg(f.sum("held").alias("held"))
+    kind = f.when(f.col("held") > 0, SURPLUS).otherwise(MISSING)
+    each = f.explode(f.array_repeat(kind, f.abs("held").cast("int"))).alias("kind")
+    return sums.where("held != 0").select(each, f.lit(None).cast("string").alias("key"), _no_names())
+
+
+def _added_up(rows: DataFrame, shape: TableShape) -> DataFrame:
+    """Every row of the table, or every entry of its log, and how many rows it puts there."""
+    is_entry = is_log(rows.columns)
+    log = behind_truncate(rows) if is_entry else rows
+    columns = [
+        f.col(quoted(field.name)) if field.name in rows.columns else f.lit(None).cast(field.dataType).alias(field.name)
+        for field in table_schema(shape)
+    ]
+    return log.select(*columns, (weight() if is_entry else f.lit(1)).alias("held"))
 
 
 def too_many(rows: DataFrame, shape: TableShape) -> DataFrame:
@@ -85,19 +155,40 @@ def _differing(shape: TableShape, there: list[str]) -> list[Column]:
     return found or [f.lit(None).cast("string")]
 
 
+def first_later_change(changes: DataFrame, chunks: Sequence[Mark]) -> int | None:
+    """Where a batch has to be cut: the first change of a table behind a chunk of it, which is compared with the table before.
+
+    `changes`: without signs; `chunks`: of it, in order.
+    """
+    first: dict[str, int] = {}
+    for mark in chunks:
+        first.setdefault(str(mark.table), mark.commit_lsn)
+    _, others = divided(changes, chunks)
+    bounds = changes.sparkSession.createDataFrame(list(first.items()), "table string, chunk_lsn long")
+    later = others.join(f.broadcast(bounds), "table").where("commit_lsn > chunk_lsn")
+    found = later.agg(f.min("commit_lsn")).head()
+    return None if found is None else found[0]
+
+
 def record(spark: SparkSession, path: str, found: list[tuple[str, DataFrame, str]], commit_lsn: int) -> int:
-    """Appends the differences of tables at one commit, once; how many there are. `found`: table, differences, snapshot id."""
-    frames = [
-        rows.select(
-            f.lit(snapshot_id).alias("snapshot_id"),
-            f.lit(table).alias("table"),
-            f.lit(commit_lsn).cast("long").alias("commit_lsn"),
-            "kind",
-            "key",
-            "columns",
-        )
-        for table, rows, snapshot_id in found
-    ]
-    write_once(reduce(DataFrame.unionByName, frames), differences_path(path), "append", commit_lsn)
-    written = spark.read.format("delta").load(differences_path(path))
-    return written.where(f.col("commit_lsn") == commit_lsn).count()
+    """Appends the differences of tables at one commit, once; how many there are. `found`: table, differences, snapshot id.
+
+    Each table's are found by a plan of its own, and written together: a union of hundreds is more than Spark's planner bears.
+    """
+    count, few = 0, []
+    for place, (table, rows, snapshot_id) in enumerate(found):
+        facts = {"snapshot_id": f.lit(snapshot_id), "table": f.lit(table), "commit_lsn": f.lit(commit_lsn).cast("long")}
+        named = rows.withColumns(facts).select(*_DIFFERENCES.names).persist()
+        try:
+            number = named.count()
+            if number > MOST_AT_ONCE:
+                application = f"{APPLICATION} {place}"
+                write_once(named, differences_path(path), "append", commit_lsn, application=application)
+            elif number:
+                few.append(named.toArrow().cast(_DIFFERENCES))
+            count += number
+        finally:
+            named.unpersist()
+    frame = spark.createDataFrame(pa.concat_tables(few) if few else _DIFFERENCES.empty_table())
+    write_once(frame, differences_path(path), "append", commit_lsn)
+    return count

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from schemas.description import ReplicaIdentity
+from schemas.verdict import decode_verdict, verdict_path
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import parts, pictures
 from spark_consumer.mirror.appending import AppendingMirror
 from spark_consumer.mirror.batch import BatchReport, Mirror
 from spark_consumer.mirror.layout import differences_path
 from spark_consumer.reader.registry import Registry, SchemaCache
-from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Row, Table, relation
+from tests.spark_consumer.feeder import FLOAT8, INT8, TEXT, Feeder, Row, Table, relation
 from tests.spark_consumer.queries import run_to_end
 from tests.spark_consumer.workload import VISITS
 
@@ -23,6 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 ACCOUNTS = relation("accounts", {"id": INT8, "owner": TEXT, "note": TEXT}, ("id",))
 ITEMS = relation("items", {"id": INT8}, ("id",))
+CALLS = relation("calls", {"page": TEXT, "seconds": FLOAT8}, (), ReplicaIdentity.FULL)
 
 
 def account(number: int, owner: str = "a", note: str | None = "n") -> Row:
@@ -137,6 +140,8 @@ def test_replace_deletes_the_keys_that_had_no_change(
         lambda t: t.delete(accounts, accounts.rows[1,]),
     )
     feeder.chunk(accounts, [accounts.rows[3,]], "REPLACE")
+    reader.take()
+    in_one_transaction(feeder, lambda t: t.update(accounts, accounts.rows[3,], account(3, "once more")))
     feeder.bound("SNAPSHOT_END", accounts, "REPLACE", rows=3)
     in_one_transaction(feeder, lambda t: t.insert(accounts, account(31)))
     feeder.bound("SNAPSHOT_BEGIN", items, "REPLACE")
@@ -172,8 +177,73 @@ def test_verify_reports_each_difference_and_writes_nothing(
         ("CHANGED", '{"id":1}', ("owner",)), ("MISSING", '{"id":7}', ()), ("SURPLUS", '{"id":4}', ()),
     ]  # fmt: skip
     assert {row.snapshot_id for row in found} == {"two"} and sum(report.differences for report in reports) == 3
+    verdict = decode_verdict(Path(verdict_path(str(reader.path), "public.accounts")).read_bytes())
+    assert (verdict.purpose, verdict.snapshot_id, verdict.row_count) == ("VERIFY", "two", 5)
+    assert (verdict.changed, verdict.missing, verdict.surplus) == (1, 1, 1)
+    assert sorted((each.kind, each.key, each.columns) for each in verdict.keys) == [
+        ("CHANGED", '{"id":1}', ("owner",)), ("MISSING", '{"id":7}', ()), ("SURPLUS", '{"id":4}', ()),
+    ]  # fmt: skip
     expected = {key: row for key, row in held.items() if key != (5,)}
     assert reader.rows(accounts) == expected | {(2,): account(2, "b"), (3,): account(3, "behind")}
+
+
+def visit(page: str, seconds: float | None = 1.0) -> Row:
+    return {"page": page, "seconds": seconds}
+
+
+@pytest.mark.usefixtures("mode")
+@pytest.mark.parametrize("small_changes", [parts.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+def test_a_table_without_key_is_compared_as_a_multiset_of_rows(
+    reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
+) -> None:
+    monkeypatch.setattr(parts, "SMALL_CHANGES", small_changes)
+    calls = feeder.table(CALLS)
+    held = [visit("a"), visit("a"), visit("b"), visit("b"), visit("c", None)]
+    in_one_transaction(feeder, *(lambda t, row=row: t.insert(calls, row) for row in held))
+
+    def differences(snapshot_id: str, rows: list[Row]) -> tuple[int, int, int]:
+        feeder.bound("SNAPSHOT_BEGIN", calls, "VERIFY", snapshot_id)
+        if rows:
+            feeder.chunk(calls, rows, "VERIFY", snapshot_id)
+        feeder.bound("SNAPSHOT_END", calls, "VERIFY", snapshot_id, rows=len(rows))
+        reader.take()
+        verdict = decode_verdict(Path(verdict_path(str(reader.path), "public.calls")).read_bytes())
+        assert verdict.snapshot_id == snapshot_id and all(each.key is None for each in verdict.keys)
+        return verdict.changed, verdict.missing, verdict.surplus
+
+    assert differences("equal", held[::-1]) == (0, 0, 0)
+    assert differences("other", [visit("a"), visit("b"), visit("b"), visit("b"), visit("d")]) == (0, 2, 2)
+    assert differences("none", []) == (0, 0, 5)
+    in_one_transaction(feeder, *(lambda t, row=row: t.delete(calls, row) for row in held[1:]))
+    feeder.bound("SNAPSHOT_BEGIN", calls, "VERIFY", "emptied")
+    in_one_transaction(feeder, lambda t: t.insert(calls, visit("a")))  # behind the chunk, which had no row
+    feeder.bound("SNAPSHOT_END", calls, "VERIFY", "emptied")
+    in_one_transaction(feeder, lambda t: t.insert(calls, visit("new")))
+    reader.take()
+    verdict = decode_verdict(Path(verdict_path(str(reader.path), "public.calls")).read_bytes())
+    assert (verdict.snapshot_id, verdict.surplus) == ("emptied", 1)
+
+
+def test_hundreds_of_chunks_are_one_comparison_and_no_plan_grows_with_them(reader: Reader, feeder: Feeder) -> None:
+    accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
+    in_one_transaction(feeder, *(lambda t, n=n: t.insert(accounts, account(n)) for n in range(400)))
+    reader.take()
+    feeder.bound("SNAPSHOT_BEGIN", accounts, "VERIFY")
+    for number in range(1, 400):
+        feeder.chunk(accounts, [account(number, "b" if number % 100 == 0 else "a")], "VERIFY")
+        if number % 100 == 50:
+            transaction = feeder.begin()
+            transaction.insert(items, {"id": number})
+            transaction.commit()
+    in_one_transaction(feeder, lambda t: t.update(accounts, account(7), account(7, "later")))
+    feeder.bound("SNAPSHOT_END", accounts, "VERIFY", rows=399)
+    reports = reader.take()
+    verdict = decode_verdict(Path(verdict_path(str(reader.path), "public.accounts")).read_bytes())
+    assert (verdict.changed, verdict.missing, verdict.surplus, verdict.row_count) == (3, 0, 1, 399)
+    assert [report.changes for report in reports] == [399 + 4, 1], (
+        "it is cut before the change of a row that was compared"
+    )
+    assert reader.rows(items) == items.rows and len(items.rows) == 4
 
 
 @pytest.mark.usefixtures("mode")

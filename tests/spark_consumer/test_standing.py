@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_consumer.mirror.standing import Mark, Standing, advance, first_cut, first_unreadable
+from spark_consumer.mirror.standing import Mark, Standing, advance, first_cut, first_unreadable, verified_chunks
 
 
 def mark(kind: str, lsn: int, table: str | None = "public.a", **facts: Any) -> Mark:
@@ -47,13 +47,12 @@ def test_a_gap_makes_every_table_stale_until_it_was_replaced_and_a_verify_does_n
     assert Standing.of(replaced.text()) == replaced
 
 
-def test_batches_are_cut_before_exclusions_and_around_chunks_of_a_verify() -> None:
+def test_batches_are_cut_before_exclusions_and_where_a_table_begins_once_more() -> None:
     assert first_cut(Standing(), [mark("EXCLUDED", 10)], 5, 20) == 10
     assert first_cut(Standing(), [mark("EXCLUDED", 10)], 10, 20) is None
     assert first_cut(Standing(frozen={"public.a": "it is poison"}), [mark("EXCLUDED", 10)], 5, 20) is None
-    chunk = mark("SNAPSHOT_CHUNK", 10, purpose="VERIFY")
-    assert [first_cut(Standing(), [chunk], *bounds) for bounds in [(5, 20), (10, 20), (10, 10)]] == [10, 11, None]
-    assert first_cut(Standing(), [mark("SNAPSHOT_CHUNK", 10)], 5, 20) is None
+    chunks = [mark("SNAPSHOT_CHUNK", 10, purpose="VERIFY"), mark("SNAPSHOT_CHUNK", 12)]
+    assert first_cut(Standing(), chunks, 5, 20) is None and verified_chunks(chunks) == chunks[:1]
     twice = [mark("SNAPSHOT_END", 10), mark("SNAPSHOT_BEGIN", 12)]
     assert first_cut(Standing(), twice, 5, 20) == 12
 
