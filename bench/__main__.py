@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import debezium, floor, large, latency, report, walgate
+from bench import debezium, floor, large, latency, report, snapshot, walgate
 from bench.large import Large
 from bench.latency import Latency
 from bench.scene import Scene
@@ -21,7 +21,7 @@ CONTESTANTS = (
     *("floor", "walgate", "walgate_watched", "walgate_compiled", "floor_text", "walgate_text"),
     *("walgate_debezium", "debezium"),
 )
-WORKLOADS = (*sorted([*BACKLOGS, "W3"]), "L")
+WORKLOADS = (*sorted([*BACKLOGS, "W3"]), "L", "S", "SL")
 LATENCY_RATES = (500, 2000)
 LATENCY_S = 30.0
 
@@ -65,6 +65,44 @@ async def _large(scene: Scene, arguments: argparse.Namespace, console: Console) 
     return report.large_json(live)
 
 
+async def _snapshot(scene: Scene, arguments: argparse.Namespace, console: Console) -> report.Drained:
+    """All contestants in turn, `--repeat` times, that read one table."""
+    rows = round(snapshot.ROWS * arguments.scale)
+    console.print(f"S: {snapshot.TITLE}: making {rows:,} rows", highlight=False)
+    drained = report.Drained("S", snapshot.TITLE)
+    contestants = [name for name in arguments.contestants if name in _READERS]
+    async with snapshot.filled(scene, rows) as (database, sql):
+        for repetition in range(-arguments.warm_up, arguments.repeat):
+            for contestant in contestants:
+                if contestant == "floor":
+                    run = await snapshot.floor(sql, rows)
+                elif contestant == "debezium":
+                    run = await snapshot.fill_by_debezium(scene, sql, rows)
+                else:
+                    binary, compiled = not contestant.endswith("_text"), contestant == "walgate_compiled"
+                    build = arguments.compiled if compiled else None
+                    run = await snapshot.fill(scene, database, sql, rows, binary=binary, compiled=build)
+                if repetition >= 0:
+                    drained.add(contestant, run)
+                aside = "" if repetition >= 0 else ", not counted"
+                console.print(f"  {contestant}: {run.rows_per_s:,.0f} rows/s{aside}", highlight=False)
+    drained.print(console)
+    return drained
+
+
+_READERS = ("floor", "walgate", "walgate_compiled", "walgate_text", "debezium")
+
+
+async def _snapshot_latency(scene: Scene, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    live = report.Live[Latency]()
+    rows = round(snapshot.ROWS * arguments.scale)
+    for _ in range(arguments.repeat):
+        for name, compiled in _builds(arguments):
+            live.add(name, await snapshot.live(scene, rows, arguments.seconds, compiled=compiled))
+    report.print_latency(console, snapshot.LIVE_RATE, live)
+    return {**report.latency_json(snapshot.LIVE_RATE, live), "workload": "SL", "title": "L while a table is read"}
+
+
 async def _latency(scene: Scene, rate: int, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     live = report.Live[Latency]()
     for _ in range(arguments.repeat):
@@ -94,6 +132,11 @@ async def _measure(arguments: argparse.Namespace) -> None:
         for name in arguments.only:
             if name == "W3":
                 objects.append(await _large(scene, arguments, console))
+            elif name == "S":
+                drained.append(await _snapshot(scene, arguments, console))
+                objects.append(drained[-1].as_json())
+            elif name == "SL":
+                objects.append(await _snapshot_latency(scene, arguments, console))
             elif name == "L":
                 objects += [await _latency(scene, rate, arguments, console) for rate in LATENCY_RATES]
             else:

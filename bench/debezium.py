@@ -126,13 +126,16 @@ def properties(
 
 
 @asynccontextmanager
-async def running(parts: LocalParts, sql: asyncpg.Connection, slot: str) -> AsyncIterator[Server]:
-    """A server that reads `slot`, which must be there, from the database of `sql` into topics with a prefix of their own."""
+async def running(
+    parts: LocalParts, sql: asyncpg.Connection, slot: str, more: Mapping[str, str] | None = None
+) -> AsyncIterator[Server]:
+    """A server that reads `slot`, which must be there, from the database of `sql` into topics with a prefix of their own. It
+    streams then, but with settings of its own (`more`): a snapshot comes before the stream."""
     prefix = f"d{uuid4().hex[:8]}"
     topics = await _make_topics(parts.kafka.bootstrap_servers, prefix, sql)
     guard = await Guard.open("debezium")
     try:
-        child = await start_server(guard, parts, sql, slot, prefix, _TUNING)
+        child = await start_server(guard, parts, sql, slot, prefix, {**_TUNING, **(more or {})}, streams=not more)
         yield Server(child, slot, topics, prefix)
         if child.exit_code is not None:
             raise child.failure(f"ended with code {child.exit_code}")
@@ -142,14 +145,24 @@ async def running(parts: LocalParts, sql: asyncpg.Connection, slot: str) -> Asyn
 
 
 async def start_server(
-    guard: Guard, parts: LocalParts, sql: asyncpg.Connection, slot: str, prefix: str, more: Mapping[str, str]
+    guard: Guard,
+    parts: LocalParts,
+    sql: asyncpg.Connection,
+    slot: str,
+    prefix: str,
+    more: Mapping[str, str],
+    *,
+    streams: bool = True,
 ) -> Child:
-    """It reads `slot`, which must be there, from the database of `sql`; it streams when this returns. `more`: of its settings."""
+    """It reads `slot`, which must be there, from the database of `sql`; it streams when this returns, if `streams`. `more`: of
+    its settings."""
     database = await sql.fetchval("select current_database()")
     settings = properties(parts, database, slot, prefix, guard.folder, more)
     path = guard.folder / "application.properties"
     path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     child = await guard.start("debezium", command(path))
+    if not streams:
+        return child
 
     async def reads() -> bool:
         query = "select active_pid from pg_replication_slots where slot_name = $1"
@@ -213,11 +226,11 @@ async def drain(backlogged: Backlogged) -> Run:
         broker_cpu_s = cpu_s(parts.kafka.pid) - broker_cpu_s
         other_cpu_s = busy_s() - busy - server_cpu_s - (walsender_cpu_s - walsender_began_cpu_s) - broker_cpu_s
         rss_mb = peak_rss_mb(server.pid)
-        took_s = await asyncio.to_thread(_took_s, parts.kafka.bootstrap_servers, server.topics)
+        seconds = await asyncio.to_thread(took_s, parts.kafka.bootstrap_servers, server.topics)
     await sql.close()
     return Run(
         rows=backlogged.changes,
-        took_s=took_s,
+        took_s=seconds,
         gateway_cpu_s=server_cpu_s,
         walsender_cpu_s=walsender_cpu_s,
         broker_cpu_s=broker_cpu_s,
@@ -226,7 +239,7 @@ async def drain(backlogged: Backlogged) -> Run:
     )
 
 
-def _took_s(bootstrap_servers: str, topics: tuple[str, ...]) -> float:
+def took_s(bootstrap_servers: str, topics: tuple[str, ...]) -> float:
     with AppendTimes(bootstrap_servers) as times:
         return times.last(*topics) - times.first(*topics)
 
