@@ -35,6 +35,11 @@ _LOST: Final = "exactly_once/test_ways_on.py::test_a_lost_slot_of_an_older_serve
 _BEFORE: Final = "exactly_once/test_ways_on.py::test_a_slot_that_is_older_than_its_publication_is_made_again"
 _SET_BACK: Final = "exactly_once/test_ways_on.py::test_a_server_that_was_set_back_is_read_on"
 _KAFKA: Final = "exactly_once/test_kafka_faults.py::"
+_TLS: Final = (
+    "exactly_once/test_ways_on_listeners.py::test_a_server_that_cannot_be_verified_is_when_the_certificate_is_named"
+)
+_LISTENER: Final = "exactly_once/test_ways_on_listeners.py::test_a_listener_is_met_as_the_check_says"
+_DIALECT: Final = "exactly_once/test_ways_on_debezium.py::test_a_stop_of_the_dialect_is_left_as_the_message_says"
 WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/judgement/brokers.py check_listener", " expects "): _CHECK,
     ("gateway/judgement/brokers.py _login", "does not use SASL"): _CHECK,
@@ -81,6 +86,20 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/service/start.py _decode", ""): "exactly_once/test_registry_faults.py::"
     "test_another_registry_behind_the_url_is_refused",
     ("gateway/events/tuple_values.py _refused", ""): _SKIPPED,
+    ("gateway/judgement/brokers.py check_listener", "is not trusted"): _LISTENER,
+    ("gateway/judgement/brokers.py check_listener", "client certificate"): _LISTENER,
+    ("gateway/judgement/brokers.py check_listener", "not with Kafka's protocol"): _LISTENER,
+    ("gateway/judgement/brokers.py _login", "requires SASL"): _LISTENER,
+    ("gateway/judgement/brokers.py _login", "does not support"): _LISTENER,
+    ("gateway/judgement/position.py check_prefix", "belongs to slot"): _STATE,
+    ("gateway/kafka/topics.py compacted_without_key", ""): _DIALECT,
+    ("gateway/kafka/topics.py refused_topic", "{hint}"): _STATE,
+    ("gateway/operate/section.py unusable", ""): _LISTENER,
+    ("gateway/replication/errors.py _classify_network", "check sslrootcert"): _TLS,
+    ("gateway/replication/login.py _unreadable_file", ""): _TLS,
+    ("gateway/service/debezium.py _unconvertible", ""): _DIALECT,
+    ("gateway/service/debezium.py relation", ""): _DIALECT,
+    ("gateway/transactions/debezium.py _begin_prepare", ""): _DIALECT,
 }
 """Tests that go from a stop to a gateway that streams again, on real servers. Key: place, and a part of its class,
 message or hint."""

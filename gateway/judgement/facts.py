@@ -50,7 +50,6 @@ class SlotFacts:
     plugin: str | None
     slot_type: str
     database: str | None
-    temporary: bool
     active_pid: int | None
     restart_lsn: Lsn | None
     confirmed_flush_lsn: Lsn | None

@@ -60,10 +60,6 @@ def _kind(slot: SlotFacts, server: ServerFacts) -> Iterator[Finding]:
         yield StopForOperator(
             f"slot {slot.name} belongs to database {slot.database}, not {server.database}", hint=other
         )
-    if slot.temporary:
-        yield StopForOperator(
-            f"slot {slot.name} is temporary: it is dropped when the session that created it ends", hint=other
-        )
     if slot.synced and server.in_recovery:
         yield RetrySlowly(
             f"slot {slot.name} is a synchronized slot on a standby, which can be read only after a promotion",

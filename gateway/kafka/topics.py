@@ -81,8 +81,8 @@ def topic_of_two(topic: str, relation: Name, other: Name) -> StopForOperator:
 def compacted_without_key(topic: str, relation: str) -> StopForOperator:
     return StopForOperator(
         f"{relation} has no key, but with debezium.compacted_topics the topic {topic} accepts only records with a key",
-        hint="give the table a primary key, leave it out of the publication, or set cleanup.policy = delete for its topic, both "
-        "with kafka-configs.sh and in kafka.topics",
+        hint="set cleanup.policy = delete for its topic, both with kafka-configs.sh and in kafka.topics: a primary key, or a "
+        "publication without the table, changes only what is written later",
     )
 
 

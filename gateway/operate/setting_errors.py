@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,17 +12,27 @@ from pydantic import BaseModel, ValidationError
 from gateway.operate.section import PREFIX
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
-    """One sentence for each mistake."""
+def explain(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any], file: str) -> Iterator[str]:
+    """One sentence for each mistake, with the file where the setting is one of its `values`."""
     for item in error.errors():
         location = [str(part) for part in item["loc"]]
+        where = f" (in {file})" if _is_of_file(location, values) else ""
         if item["type"] == "missing":
             yield from _missing(location, model)
         elif item["type"] == "extra_forbidden":
-            yield _unknown(location, model)
+            yield _unknown(location, model) + where
         else:
             name = ".".join(location) or "settings"
-            yield f"{name}: {item['msg'].removeprefix('Value error, ')}"
+            yield f"{name}: {item['msg'].removeprefix('Value error, ')}{where}"
+
+
+def _is_of_file(location: list[str], values: Mapping[str, Any]) -> bool:
+    """A variable comes before it."""
+    section, *rest = location or [""]
+    if section not in values or (rest and variable(section, rest[0]) in os.environ):
+        return False
+    found = values[section]
+    return not rest or (isinstance(found, Mapping) and rest[0] in found)
 
 
 def variable(section: str, name: str) -> str:

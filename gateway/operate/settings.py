@@ -399,7 +399,7 @@ def load_settings(file: Path | None = None) -> Settings:
         values["columns"] = {"rules": values["columns"]}
     _read_secret_files()
     _refuse_unknown_variables()
-    settings = _merge(Settings, values)
+    settings = _merge(Settings, values, file)
     settings.kafka.client_options()  # says now what is wrong with the certificates
     settings.registry.client_options()
     return settings
@@ -407,13 +407,13 @@ def load_settings(file: Path | None = None) -> Settings:
 
 def load_http_settings(file: Path | None = None) -> HttpSettings:
     """Where the gateway of the same configuration answers: reads no secret."""
-    return _merge(_OnlyHttp, _read_file(file)).http
+    return _merge(_OnlyHttp, _read_file(file), file).http
 
 
 def load_reading_settings(file: Path | None = None) -> tuple[KafkaSettings, RegistrySettings]:
     """Where topics and schemas are, for a reader without PostgreSQL."""
     _read_secret_files()
-    found = _merge(_OnlyReading, _read_file(file))
+    found = _merge(_OnlyReading, _read_file(file), file)
     return found.kafka, found.registry
 
 
@@ -433,11 +433,11 @@ def _read_file(file: Path | None) -> dict[str, Any]:
 _S = TypeVar("_S", bound=_Sources)
 
 
-def _merge(model: type[_S], values: dict[str, Any]) -> _S:
+def _merge(model: type[_S], values: dict[str, Any], file: Path | None) -> _S:
     try:
         return model(**values)
     except ValidationError as error:
-        lines = [f"  {sentence}" for sentence in explain(error, model)]
+        lines = [f"  {sentence}" for sentence in explain(error, model, values, str(file))]
         raise StopForOperator(
             "configuration:\n" + "\n".join(lines),
             hint=f"use a TOML file or {PREFIX}SECTION__NAME variables: docs/settings.md",

@@ -24,7 +24,6 @@ def parse_slot(row: dict[str, Any]) -> SlotFacts:
         plugin=row["plugin"],
         slot_type=row["slot_type"],
         database=row["database"],
-        temporary=row["temporary"],
         active_pid=row["active_pid"],
         restart_lsn=_lsn(row["restart_lsn"]),
         confirmed_flush_lsn=_lsn(row["confirmed_flush_lsn"]),

@@ -14,7 +14,7 @@ from gateway.events.debezium_encoder import DebeziumEncoder
 from gateway.events.debezium_source import SourceNames
 from gateway.kafka.outlet import TopicOutlet
 from gateway.operate import metrics
-from gateway.operate.errors import StopForOperator
+from gateway.operate.errors import StopForOperator, UnwritableRelation
 from gateway.relations.catalog import COLUMNS_QUERY, KEY_QUERY, read_key
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.transactions.debezium import DebeziumMachine, DebeziumTopics, DebeziumVersion
@@ -56,11 +56,11 @@ class DebeziumRelations:
         try:
             relation = connect_relation(description, catalog, read_key(keys), self._options)
         except NameCollision as error:
-            raise StopForOperator(
+            raise UnwritableRelation(
                 f"{description.qualified_name}: {error}",
-                hint="Debezium's dialect replaces every character that Avro does not allow with an underscore: rename a "
-                "column, leave the table out of the publication, or use kafka.dialect = walgate with another "
-                "slot and prefix",
+                hint="Debezium's dialect replaces every character that Avro does not allow with an underscore: use "
+                "kafka.dialect = walgate with another slot and prefix. Rows that are already committed keep the names "
+                "that they had: rename a column for later ones",
             ) from None
         for described, column in zip(description.columns, relation.columns, strict=True):
             if column is None:

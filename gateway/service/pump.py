@@ -268,11 +268,13 @@ class Pump:
             reason = _REASONS.get(type(error), type(error).__name__)
             relation = Quarantined(error.relation_oid, *name, topic, reason, commit_lsn)
             raise QuarantineRelation(error, relation) from error
-        error.hint += (
-            f"{('; or ' if error.hint else '')}continue without the table: errors.on_error = quarantine for "
-            f"{full_name}; or without this transaction: walgate skip --lsn {commit_lsn} (docs/operations.md, "
-            "Errors in one table)"
+        ways = [error.hint] if error.hint else []
+        if machine.records_exclusions:
+            ways.append(f"continue without the table: errors.on_error = quarantine for {full_name}")
+        ways.append(
+            f"continue without this transaction: walgate skip --lsn {commit_lsn} (docs/operations.md, Errors in one table)"
         )
+        error.hint = "; or ".join(ways)
 
     async def _close_alone(self) -> None:
         """A Kafka transaction for each PostgreSQL transaction: wait for the one before it."""

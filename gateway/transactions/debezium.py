@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from librt.strings import read_i32_be
 
@@ -97,6 +97,8 @@ class _Counts:
 
 class DebeziumMachine(TransactionMachine):
     """`clock_ns`: nanoseconds since the Unix epoch. Raises what TransactionMachine raises."""
+
+    records_exclusions: ClassVar[bool] = False
 
     def __init__(
         self,

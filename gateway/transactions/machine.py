@@ -51,7 +51,7 @@ existed) and ignored, while a *commit* of one is an error; PostgreSQL sends the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from librt.strings import read_i32_be
 
@@ -117,6 +117,9 @@ class TransactionMachine:
     `resume_lsn` is where replication may start again once everything up to now is durable; `at_boundary` says whether a
     Kafka transaction may end here. Raises OutOfOrder, DataGap, and what the encoders raise.
     """
+
+    records_exclusions: ClassVar[bool] = True
+    """Readers see what was left out, so that a table may be in quarantine."""
 
     def __init__(
         self,

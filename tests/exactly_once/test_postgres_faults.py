@@ -416,6 +416,19 @@ def _set_next_xid(server: Postgres, next_xid: int) -> None:
     subprocess.run(command, check=True, capture_output=True, **account)  # type: ignore[call-overload]
 
 
+async def test_a_temporary_slot_of_the_same_name_is_waited_for(place: Place) -> None:
+    """It is gone with the session that created it."""
+    async with place.scene() as scene:
+        other = await place.database.connect()
+        await other.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput', true)", place.slot)
+        scene.gateway.start()
+        await scene.gateway.logged("is in use by process")
+        await other.close()
+        await scene.gateway.logged('"streaming"')
+        await scene.commits()
+        await scene.finish()
+
+
 async def test_a_slot_that_another_reader_holds_is_waited_for(place: Place) -> None:
     """G7 seen from PostgreSQL: 55006."""
     async with place.scene() as scene:

@@ -258,6 +258,26 @@ async def _another_prefix(place: Place, said: str) -> None:
     place.set(source__adopt_slot=True)
 
 
+async def _prefix_of_another_slot(place: Place) -> None:
+    place.set(source__slot=f"{place.slot}_other")
+
+
+async def _prefix_of_its_own(place: Place, said: str) -> None:
+    """The other slot begins now."""
+    assert "set another kafka.prefix" in said
+    place.inserted.clear()
+    place.set(kafka__prefix=f"{place.prefix}_other")
+
+
+async def _topic_that_collides(place: Place) -> None:
+    await place.new_topic(f"{place.prefix}_transaction")
+
+
+async def _colliding_topic_deleted(place: Place, said: str) -> None:
+    assert "or delete the other topic" in said
+    await place.delete_topic(f"{place.prefix}_transaction")
+
+
 async def _markers_of_two_partitions(place: Place) -> None:
     await place.new_topic(f"{place.prefix}.transaction", 2)
 
@@ -336,6 +356,8 @@ STATES: dict[str, Walk] = {
     "plugin": Walk("has the output plugin", _slot_of_another_plugin, _another_slot, first=True),
     "database": Walk("belongs to database", _slot_of_another_database, _another_slot, first=True),
     "position lost": Walk("has been used before, but no position", _position_lost, _another_prefix),
+    "prefix of another": Walk("belongs to slot", _prefix_of_another_slot, _prefix_of_its_own),
+    "topic collides": Walk("could not be created", _topic_that_collides, _colliding_topic_deleted, first=True),
     "markers split": Walk("has 2 partitions", _markers_of_two_partitions, _topic_deleted_as_told, first=True),
     "positions deletable": Walk("retention would delete positions", _positions_may_be_deleted, _topic_as_told),
     "markers deleted": Walk("it was deleted and created again", _markers_deleted, _loaded_again),

@@ -39,9 +39,7 @@ SERVER = ServerFacts(
     used_slots=1,
     used_senders=1,
 )
-SLOT = SlotFacts(
-    "s", "pgoutput", "logical", "shop", False, None, Lsn(900), Lsn(1000), "reserved", None, False, failover=False
-)
+SLOT = SlotFacts("s", "pgoutput", "logical", "shop", None, Lsn(900), Lsn(1000), "reserved", None, False, failover=False)
 FACTS = Facts(SERVER, SLOT, {"p": PUBLICATION})
 EXPECTED = Expected("s", ("p",))
 FRESH = Position("71", 1, "shop", "s", "cdc", ("p",), "1.0")

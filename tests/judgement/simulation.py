@@ -108,7 +108,7 @@ class World:
         if self.slot is not None:
             holder = None if self.slot.holder is None else self.slot.holder + 1000
             slot = SlotFacts(
-                "s", "pgoutput", "logical", "shop", False, holder, Lsn(0), Lsn(self.slot.confirmed), "reserved", None,
+                "s", "pgoutput", "logical", "shop", holder, Lsn(0), Lsn(self.slot.confirmed), "reserved", None,
                 False, failover=False,
             )  # fmt: skip
         return Facts(server, slot, _PUBLICATIONS if self.published else {}, self.moment)

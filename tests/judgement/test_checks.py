@@ -55,7 +55,6 @@ def test_what_is_as_it_must_be_has_no_findings() -> None:
         (with_slot(slot_type="physical", plugin=None, database=None), EXPECTED, StopForOperator, "not logical"),
         (with_slot(plugin="wal2json"), EXPECTED, StopForOperator, "wal2json"),
         (with_slot(database="other"), EXPECTED, StopForOperator, "belongs to database other"),
-        (with_slot(temporary=True), EXPECTED, StopForOperator, "temporary"),
         (
             replace(with_server(in_recovery=True), slot=replace(SLOT, synced=True)),
             EXPECTED,

@@ -57,7 +57,7 @@ def test_servers_may_be_a_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
         ('[source]\nprefix = "cdc"\n', r"source\.prefix: there is no such setting; did you mean kafka\.prefix\?"),
         ('[sorce]\nslot = "s"\n', r"sorce: there is no such setting; did you mean source\?"),
         ('slot = "s"\n', r"slot: there is no such setting; did you mean source\.slot\?"),
-        ("[http]\nxyzzy = 3\n", r"http\.xyzzy: there is no such setting$"),
+        ("[http]\nxyzzy = 3\n", r"http\.xyzzy: there is no such setting \(in .*walgate\.toml\)$"),
         ("[[kafka.topics]]\npartitions = 3\n", r"kafka\.topics\.0\.pattern is not set"),
     ],
 )

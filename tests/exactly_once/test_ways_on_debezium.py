@@ -1,0 +1,124 @@
+"""Ways on from the stops of Debezium's dialect, followed to a gateway that streams again with every row."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from gateway.local import Kafka, Registry
+from tests.conftest import Database
+from tests.debezium.scene import Reader
+from tests.exactly_once.test_ways_on import Place, Walk, _place, _set_as_told, _with
+from tests.exactly_once.written import walgate
+from tests.slots import until_confirmed
+
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]
+
+
+class DebeziumPlace(Place):
+    async def streams(self) -> None:
+        await self.gateway.streaming()
+        await self.insert()
+        await until_confirmed(self.sql, self.slot, timeout_s=60)
+        last = max(self.inserted)
+        reader = Reader(self.servers, str(self.gateway.settings["registry__url"]), [f"{self.prefix}.public.flows"])
+        records = await reader.until(lambda record: record.value is not None and record.value["after"]["id"] == last)
+        assert sorted(record.value["after"]["id"] for record in records if record.value) == sorted(self.inserted)
+
+
+@pytest.fixture
+async def place(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> AsyncIterator[Place]:
+    async for made in _place(database, kafka, registry, topic_prefix, tmp_path):
+        made.__class__ = DebeziumPlace
+        made.set(kafka__dialect="debezium", kafka__partitions=1)
+        yield made
+
+
+async def _not_a_number(place: Place) -> None:
+    place.set(debezium__event_converting_failure_handling_mode="fail")
+    await place.sql.execute(
+        "CREATE TABLE amounts (id int PRIMARY KEY, v numeric(10, 2)); INSERT INTO amounts VALUES (1, 'NaN')"
+    )
+
+
+async def _null_instead(place: Place, said: str) -> None:
+    assert "or debezium.event_converting_failure_handling_mode = warn" in said
+    place.set(debezium__event_converting_failure_handling_mode="warn")
+
+
+async def _no_key(place: Place) -> None:
+    place.set(debezium__compacted_topics=True, debezium__tombstones_on_delete=True, debezium__skipped_operations="t")
+    await place.sql.execute("CREATE TABLE keyless (v text); INSERT INTO keyless VALUES ('x')")
+
+
+async def _topic_not_compacted(place: Place, said: str) -> None:
+    topic = f"{place.prefix}.public.keyless"
+    assert "set cleanup.policy = delete for its topic, both with kafka-configs.sh and in kafka.topics" in said
+    place.set(
+        kafka__topics=f'[{{"pattern": "{re.escape(topic)}", "config": {{"cleanup.policy": "delete"}}}}]'.replace(
+            "\\", "\\\\"
+        )
+    )
+    await place.set_topic(topic, "cleanup.policy", "delete")
+
+
+async def _prepared(place: Place) -> None:
+    await place.sql.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput', false, true)", place.slot)
+    place.set(source__adopt_slot=True)
+    await place.sql.execute(f"BEGIN; CREATE TABLE p (id int); PREPARE TRANSACTION '{place.slot}'")
+    await place.sql.execute(f"COMMIT PREPARED '{place.slot}'")
+
+
+async def _two_phase_taken_away(place: Place, said: str) -> None:
+    assert "ALTER_REPLICATION_SLOT" in said and "on PostgreSQL 18" in said
+    server = place.database.server
+    dsn = f"{place.database.dsn}?replication=database"
+    command = f"ALTER_REPLICATION_SLOT {place.slot} (TWO_PHASE false)"
+    psql = await asyncio.create_subprocess_exec(server.program("psql"), dsn, "-c", command)
+    assert await psql.wait() == 0
+
+
+async def _columns_of_one_name(place: Place) -> None:
+    await place.sql.execute(
+        'CREATE TABLE cols (id int PRIMARY KEY, a_b int, "a b" int); INSERT INTO cols VALUES (1, 2, 3)'
+    )
+
+
+async def _skipped_as_told(place: Place, said: str) -> None:
+    assert "rename a column for later ones" in said and "quarantine" not in said, said
+    await place.sql.execute('ALTER TABLE cols RENAME COLUMN "a b" TO b; INSERT INTO cols VALUES (2, 2, 3)')
+    found = re.search(r"walgate (skip) (--lsn) (\S+)", said)
+    assert found, said
+    await walgate(place.gateway, *found.groups())
+
+
+WALKS: Mapping[str, Walk] = {
+    "not a number, as text": Walk("column v: ", _not_a_number, _set_as_told),
+    "not a number, as null": Walk("column v: ", _not_a_number, _null_instead),
+    "no key": Walk("has no key, but with debezium.compacted_topics", _no_key, _topic_not_compacted),
+    "prepared": Walk("sends prepared transactions before they commit", _prepared, _two_phase_taken_away, first=True),
+    "dialect": Walk("are written in the dialect debezium", _with(kafka__dialect="walgate"), _set_as_told),
+    "columns of one name": Walk("cols: ", _columns_of_one_name, _skipped_as_told),
+}
+
+
+@pytest.mark.parametrize("name", list(WALKS))
+async def test_a_stop_of_the_dialect_is_left_as_the_message_says(name: str, place: Place) -> None:
+    walk = WALKS[name]
+    if not walk.first:
+        await place.streams()
+        await place.stop()
+        await place.insert()
+    await walk.cause(place)
+    said = await place.ends()
+    assert walk.said in said, said
+    place.wrong.clear()
+    await walk.way(place, said)
+    await place.streams()
+    await place.stop()
