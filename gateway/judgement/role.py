@@ -95,7 +95,7 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
 def _connections(role: RoleFacts, name: str) -> Iterator[Finding]:
     if 0 <= role.connection_limit < role.used_by_role + CONNECTIONS:
         yield OperatorWarning(
-            f"role {role.name} is limited to {role.connection_limit} connections and has {role.used_by_role}: "
+            f"role {role.name} is limited to {role.connection_limit} connections and uses {role.used_by_role}: "
             f"the gateway needs {CONNECTIONS}",
             f"ALTER ROLE {name} CONNECTION LIMIT {role.used_by_role + CONNECTIONS + 5}",
         )

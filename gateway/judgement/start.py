@@ -290,7 +290,8 @@ def check_without_position(facts: Facts, expected: Expected) -> Report:
     probably the gateway itself."""
     holders = (
         OperatorWarning(
-            f"{held.message}: if that is the gateway, it runs, and another one would wait as a standby", held.hint
+            f"{held.message}: if that is the gateway, it is already running, and a second one would wait as a standby",
+            held.hint,
         )
         for held in check_holder(facts, expected)
     )

@@ -151,7 +151,7 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
         if not self._login_password:
             raise RetrySlowly(
                 f"{self._doing}: the server requests a password, but none is configured",
-                hint="set it in source.dsn or a passfile, or by source.password_file or source.password_command",
+                hint="set it in source.dsn or a passfile, or with source.password_file or source.password_command",
             )
         binding = None if self._channel_binding is ChannelBinding.DISABLE else self._binding()
         self._scram = Scram(self._login_password, offered, binding)
@@ -188,7 +188,7 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
     def _refused(self, reason: str) -> WalgateError:
         return RetrySlowly(
             f"{self._doing}: login aborted: {reason}",
-            hint="check that this is the intended server, with no proxy in between. It needs TLS, and "
+            hint="check that this is the intended server, with no proxy in between. The server needs TLS, and "
             "scram-sha-256 in pg_hba.conf",
         )
 

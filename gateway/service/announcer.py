@@ -305,5 +305,9 @@ def _with_types_as_first_met(description: RelationDescription, schema: Schema) -
     ]
     if tuple(columns) == description.columns:
         return None
-    log.info("types_stay_text", relation=description.qualified_name, note="schemas.on_incompatible=register changes it")
+    log.info(
+        "types_stay_text",
+        relation=description.qualified_name,
+        note="with schemas.on_incompatible=register, the columns get their actual types",
+    )
     return replace(description, columns=tuple(columns))

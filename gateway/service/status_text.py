@@ -129,9 +129,9 @@ def _mirrors(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for each in now["mirrors"]:
         yield "mirror", f"{each['url']}: {_mirror_state(each, now)}"
         if each["commit_lsn"]:
-            of = f" of {_clock(each['commit_time'])}" if each["commit_time"] else ""
-            merged = f", merged to {Lsn(each['merged_lsn'])}" if each["merged_lsn"] else ""
-            yield "", f"has {Lsn(each['commit_lsn'])}{of}{merged}, {_mirror_lag(each, now)}"
+            at = f" ({_clock(each['commit_time'])})" if each["commit_time"] else ""
+            merged = f", merged up to {Lsn(each['merged_lsn'])}" if each["merged_lsn"] else ""
+            yield "", f"written up to {Lsn(each['commit_lsn'])}{at}{merged}, {_mirror_lag(each, now)}"
         if each["stale_tables"] or each["filling_tables"]:
             yield "", f"tables: {each['stale_tables']} stale, {each['filling_tables']} still being filled"
         if each["last_error"]:

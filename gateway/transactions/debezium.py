@@ -380,8 +380,8 @@ class DebeziumMachine(TransactionMachine):
         raise StopForOperator(
             f"the slot sends prepared transactions before they commit (transaction {message.xid}), and "
             "consumers of Debezium's dialect would treat them as committed",
-            hint="use a slot that was created without two_phase; on PostgreSQL 18, ALTER_REPLICATION_SLOT "
-            "(SUBSCRIPTION ... SET (two_phase = false)) can change it",
+            hint="use a slot that was created without two_phase; on PostgreSQL 18 and later, "
+            "ALTER_REPLICATION_SLOT ... (TWO_PHASE false) over a replication connection disables it",
         )
 
     def drained(self, data: bytes, position: int, end: int, message_bytes: int) -> None:

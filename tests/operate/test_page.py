@@ -115,7 +115,7 @@ async def test_what_is_wrong_is_seen_at_once(board: Board) -> None:
         await expect(page.locator("#errors")).to_contain_text("look for it")
         board.mirror(MirrorStatus("http://m:9465", up=True, state="running", commit_lsn=16, lag_seconds=1.5))
         await expect(page.locator("#readers")).to_contain_text("running, 1.5 s behind")
-        await expect(page.locator("#states")).to_contain_text("has 0/10")
+        await expect(page.locator("#states")).to_contain_text("written up to 0/10")
         board.mirror(MirrorStatus("http://m:9465", up=False, error="refused"))
         await expect(verdict).to_contain_text("Mirror m:9465 has not answered")
         await expect(page.locator("#readers")).to_have_class("down")
