@@ -271,7 +271,10 @@ def verify(
         bool, typer.Option("--repair", help="Replace tables that are different, and compare them again.")
     ] = False,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Give up after so many seconds in which neither gateway nor mirror advances.")
+        float,
+        typer.Option(
+            min=1, help="Give up after this many seconds in which neither the gateway nor the mirror advances."
+        ),
     ] = 600.0,
     config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -20,7 +20,7 @@ class MirrorFolder:
         elif not Path(path).is_dir():
             raise StopForOperator(
                 f"--mirror {path} is not a directory",
-                hint="name the path that walgate mirror was given by --to, as this computer sees it",
+                hint="specify the path that was given to walgate mirror with --to, as seen from this host",
             )
 
     def verdict(self, table: str) -> Verdict | None:

@@ -82,7 +82,7 @@ async def verify(
     different = [verdict.table for verdict in first if verdict.difference_count]
     repaired: list[Verdict] = []
     if repair and different:
-        tell(f"different, and to be replaced: {', '.join(different)}")
+        tell(f"tables with differences, which will be replaced: {', '.join(different)}")
         await verification.run("REPLACE", different)
         repaired = await verification.run("VERIFY", different)
     return Outcome(tuple(first), tuple(repaired), tuple(absent))
@@ -110,7 +110,7 @@ def check_read(states: States, tables: Mapping[int, str]) -> None:
     if unread:
         raise Retry(
             f"the rows of {', '.join(unread[:10])}{' and others' if len(unread) > 10 else ''} have not all been delivered yet",
-            hint="wait until the snapshot has ended (walgate snapshot status), or choose other tables by --table",
+            hint="wait until the snapshot has ended (walgate snapshot status), or choose other tables with --table",
         )
 
 
@@ -180,13 +180,13 @@ class _Verification:
         if seen != waiting.seen:
             waiting.seen, waiting.moved_at = seen, now
             compared = f"; the mirror has compared up to {Lsn(reached)}" if reached > waiting.lsn else ""
-            self.tell(f"tables to go: {len(waiting.tables)}, rows read of them: {sum(rows.values()):,}{compared}")
+            self.tell(f"tables left: {len(waiting.tables)}, rows read from them: {sum(rows.values()):,}{compared}")
         elif now - waiting.moved_at > self.patience_s:
             names = ", ".join(sorted(waiting.tables)[:10])
             raise Retry(
-                f"no verdict on {names}: neither the gateway nor the mirror has moved for {self.patience_s:g} s",
-                hint="check that the gateway (walgate status) and the mirror run, that --mirror is the mirror's path, and that "
-                "the gateway's log has no table_can_not_be_read",
+                f"no verdict on {names}: neither the gateway nor the mirror has advanced for {self.patience_s:g} s",
+                hint="check that the gateway (walgate status) and the mirror are running, that --mirror is the mirror's path, "
+                "and that the gateway's log does not contain table_can_not_be_read",
             )
 
 
