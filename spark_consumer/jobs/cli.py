@@ -161,6 +161,13 @@ def mirror(
     merge_every: MergeEvery = MERGE_EVERY_S,
     keep_changes: KeepChanges = 24 * 3600,
     deletion_vectors: Vectors = True,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Stop at an ALTER TABLE if it is unknown what it did to existing rows. Otherwise the job reports it.",
+        ),
+    ] = False,
     progress: ProgressKind = "lines",
     option: Option = [],  # noqa: B006 - typer copies it
     jars: Jars = "",
@@ -190,6 +197,7 @@ def mirror(
             options.exclude,
             on_recreated,
             deletion_vectors,
+            strict,
         )
         if not merge_every:
             return Mirror(*facts).apply

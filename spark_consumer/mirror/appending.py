@@ -53,6 +53,7 @@ class AppendingMirror:
     exclude: Sequence[str] = ()
     on_recreated: str = EMPTY
     deletion_vectors: bool = True
+    strict: bool = False
     merge_every_s: float = MERGE_EVERY_S
     keep_s: float = KEEP_S
     _merger: Mirror = field(init=False)
@@ -66,7 +67,7 @@ class AppendingMirror:
     _pruned: float = field(default=float("-inf"), init=False)
 
     def __post_init__(self) -> None:
-        facts = (self.tables, self.exclude, self.on_recreated, self.deletion_vectors)
+        facts = (self.tables, self.exclude, self.on_recreated, self.deletion_vectors, self.strict)
         self._merger = Mirror(self.path, {}, self._report_merge, *facts)
         self._merging = Merging(self._merge, self.merge_every_s)
 
@@ -96,7 +97,10 @@ class AppendingMirror:
         self._merger.open(session, appends=False)
         fence.note_form(session, self.path, APPENDED_FORM, manifest.nothing(session))
         self._appended = changes.appended_lsn(session, self.path)
-        self._known = set(self._merger.last.tables) if self._merger.last is not None else set()
+        last = self._merger.last
+        self._known = set(last.tables) if last is not None else set()
+        if last is not None:  # what its tables have is compared with what comes
+            self._keep_schemas(session, sorted({*last.schema_ids.values()}))
         self._session = session
         self._merging.start()
 

@@ -9,7 +9,6 @@ and seconds where the JVM sees it for the first time.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,14 +22,16 @@ import pyarrow.compute as pc
 from delta.exceptions import ConcurrentTransactionException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import changes, fence, identity, manifest, seen, target, verdicts, verify
 from spark_consumer.mirror.changes import COLUMNS
+from spark_consumer.mirror.columns import ColumnChange, change_of_columns, doubts_of, missing_values, texts_of
 from spark_consumer.mirror.layout import changes_path, kept_path, manifest_path, seen_path, table_path
 from spark_consumer.mirror.log import large_log, log_table_schema, not_yet, small_log
-from spark_consumer.mirror.merge import despite_conflicts, flat, merge, once, rows, write_once
+from spark_consumer.mirror.merge import despite_conflicts, flat, laid_over, merge, once, rows, write_once
 from spark_consumer.mirror.parts import (
     BatchContent,
     TablePart,
@@ -41,6 +42,7 @@ from spark_consumer.mirror.parts import (
     own_records,
     without_signs,
 )
+from spark_consumer.mirror.refit import fitted
 from spark_consumer.mirror.shape import TableShape, is_log
 from spark_consumer.mirror.standing import (
     FILL,
@@ -91,6 +93,15 @@ class BatchReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Refit:
+    """`before`: the version of the relation whose columns a table has; `wanted`: those that it gets."""
+
+    before: TableShape
+    change: ColumnChange
+    wanted: StructType
+
+
+@dataclass(frozen=True, slots=True)
 class TableWork:
     """One table in one batch. `applied`: commit LSN that the table has taken in before; NEW: there is no table yet."""
 
@@ -101,10 +112,17 @@ class TableWork:
     applied: int
     emptied: tuple[int, int] | None = None  # where a relation that was made anew begins
     deletion_vectors: bool = True  # of a new table
+    refit: Refit | None = None  # where the rows that are there take other columns: the table is then written as a whole
 
     def base(self, spark: SparkSession) -> DataFrame | None:
         """The rows that are there."""
-        return None if self.applied == NEW else _rows_of(spark, self.location)
+        if self.applied == NEW:
+            return None
+        there = _rows_of(spark, self.location)
+        if self.refit is None:
+            return there
+        as_now = identity.converted(there, self.part.table, self.location, self.shape, self.applied)
+        return fitted(spark, as_now, self.refit.change, self.refit.before, self.shape, self.refit.wanted)
 
     @property
     def needs_merge(self) -> bool:
@@ -127,7 +145,8 @@ class Mirror:
 
     `tables`, `exclude`: the same as the options of the reader; a mirror cannot be given more tables later. `on_recreated`: what
     to do where a table was dropped and created again, EMPTY, STOP or KEEP_AS (a copy of the old rows is kept).
-    `deletion_vectors`: whether new tables get them.
+    `deletion_vectors`: whether new tables get them. `strict`: an ALTER TABLE of which the stream does not tell what it did to the
+    rows is an error, else it is reported.
     """
 
     path: str
@@ -137,11 +156,13 @@ class Mirror:
     exclude: Sequence[str] = ()
     on_recreated: str = EMPTY
     deletion_vectors: bool = True
+    strict: bool = False
     last: manifest.Picture | None = field(default=None, init=False)
     _standing: Standing = field(default_factory=Standing, init=False)
     _opened: bool = field(default=False, init=False)
     _shapes: dict[int, TableShape] = field(default_factory=dict, init=False)
     _epoch: int = field(default=0, init=False)
+    _doubts: list[str] = field(default_factory=list, init=False)  # what to report of the piece under way
     # Of each table, the commit LSN that it has taken in and its version then: asking for the first costs a job.
     _emptied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)  # in the piece under way
     _applied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)
@@ -287,6 +308,8 @@ class Mirror:
             f"{table} was dropped and created again: the rows of the old table were removed" for table in self._emptied
         ]
         self._emptied.clear()
+        notes += self._doubts
+        self._doubts.clear()
         notes += notes_of(piece.marks, ended) + ([f"{differences} differences"] if differences else [])
         seconds = time.monotonic() - began
         report = BatchReport(
@@ -381,12 +404,13 @@ class Mirror:
         found = []
         for part in content.parts:
             is_new = self.last is not None and str(part.table) not in self.last.tables
-            if not is_new and len({self._key(schema_id) for schema_id in part.schema_ids}) == 1:
+            key_of = identity.keys_of({schema_id: self._shape(schema_id) for schema_id in part.schema_ids})
+            if not is_new and len({key_of(schema_id) for schema_id in part.schema_ids}) == 1:
                 continue
             first = identity.first_positions(own_records(raw, records, part.table))
             if self.last is not None and min(first.values())[0] <= self.last.commit_lsn:
                 raise too_late(str(part.table), self.path, self.last.commit_lsn)
-            found.append(identity.change_of_key(part.table, first, self._key))
+            found.append(identity.change_of_key(part.table, first, key_of))
         return min((cut for cut in found if cut is not None), default=None)
 
     def _shape(self, schema_id: int) -> TableShape:
@@ -395,10 +419,58 @@ class Mirror:
         return self._shapes[schema_id]
 
     def _texts(self, part: TablePart) -> dict[int, str]:
-        return {schema_id: json.dumps(self.schemas[schema_id]) for schema_id in part.schema_ids}
+        """Schemas of the part's records, which are read in the columns of the newest one."""
+        schemas = {schema_id: (self.schemas[schema_id], self._shape(schema_id)) for schema_id in part.schema_ids}
+        return texts_of(schemas, part.newest)
 
-    def _key(self, schema_id: int) -> tuple[str, ...]:
-        return self._shape(schema_id).key
+    def _version_before(self, part: TablePart, own: pa.Table | DataFrame, applied: int) -> int | None:
+        """Schema id of the version of its relation whose columns a table has. None: it is not known."""
+        taken = None
+        if self.last is None or applied > self.last.commit_lsn:
+            taken = identity.newest_up_to(own, applied)
+        if taken is None and self.last is not None:
+            taken = self.last.schema_ids.get(str(part.table))
+        return taken
+
+    def _refit(
+        self, spark: SparkSession, part: TablePart, own: pa.Table | DataFrame, location: str, applied: int
+    ) -> Refit | None:
+        """Where columns were renamed, replaced, or added with a default. Raises MirrorError if `strict`."""
+        shape = self._shape(part.newest)
+        version = self._version_before(part, own, applied)
+        if version in (None, part.newest) or part.cut is not None or not shape.key:  # a log is followed by name
+            return None
+        try:
+            before = self._shape(version)
+        except KeyError:  # it was merged before schemas were kept in the mirror
+            return None
+        if before.oid != shape.oid:
+            return None
+        change = change_of_columns(before, shape, missing_values(map(self._shape, part.schema_ids)))
+        self._note_doubts(part.table, before, shape, change)
+        if change.is_plain(before.columns) or self._is_of_a_person(spark, part.table, location, applied):
+            return None
+        wanted = table_schema(shape)
+        if target.properties(wanted.names):
+            target.map_columns(spark, location)
+        return Refit(before, change, wanted)
+
+    def _is_of_a_person(self, spark: SparkSession, table: TableName, location: str, applied: int) -> bool:
+        """Who has overwritten the table with what the source has now, as an error said: there is nothing to be changed then."""
+        known = None if self.last is None else self.last.tables.get(str(table))
+        if self.last is None or known is None or applied > self.last.commit_lsn:
+            return False
+        return target.was_overwritten(spark, location, known)
+
+    def _note_doubts(self, table: TableName, before: TableShape, shape: TableShape, change: ColumnChange) -> None:
+        doubts = doubts_of(before, shape, change)
+        if doubts and self.strict:
+            raise MirrorError(
+                f"{table}: {doubts}",
+                hint="Load the table again with a snapshot of the gateway, and start once without --strict.",
+            )
+        if doubts:
+            self._doubts.append(f"{table}: {doubts}. A snapshot of the table corrects that")
 
     def _write_tables(
         self, spark: SparkSession, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
@@ -442,12 +514,18 @@ class Mirror:
             part = self._of_one_relation(spark, location, part, own)
             if part.cut is not None and part.cut[0] <= applied:
                 part = replace(part, cut=None)
-            if not (shape.key and part.table in self._emptied):  # all that is there goes
-                identity.convert(spark, location, part.table, shape, applied)
-            target.align(spark, location, columns)
+            refit = self._refit(spark, part, own, location, applied)
+            work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), refit=refit)
+            if refit is None:
+                if not (shape.key and part.table in self._emptied):  # all that is there goes
+                    identity.convert(spark, location, part.table, shape, applied)
+                target.align(spark, location, columns)
             keys = {} if self.last is None else self.last.keys
             if shape.key and part.cut is None and tuple(keys.get(str(part.table), ())) != shape.key:
-                identity.check_key(_rows_of(spark, location), location, part.table, shape)
+                base = work.base(spark)
+                assert base is not None
+                identity.check_key(base, location, part.table, shape)
+            return work
         return TableWork(location, part, shape, texts, applied, self._emptied.get(part.table))
 
     def _applied_commit_lsn(self, spark: SparkSession, table: TableName, location: str) -> int:
@@ -616,8 +694,11 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
     states = small_states(spark, work.base(spark), records, work.part, shape, work.texts)
     if not work.needs_merge:
         _write_rows(spark.createDataFrame(living_rows(states, shape), table_schema(shape)), work, work.mode, commit_lsn)
+        return
+    unsent = unsent_columns(states)
+    if work.refit is not None:
+        _write_refitted(spark, flat_states(spark, states, unsent), work, commit_lsn, unsent)
     else:
-        unsent = unsent_columns(states)
         merge(spark, work.location, flat_states(spark, states, unsent), shape, unsent, key_bounds(states, shape))
 
 
@@ -633,6 +714,8 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
     try:
         if not work.needs_merge:
             _write_rows(rows(states, shape), work, work.mode, commit_lsn)
+        elif work.refit is not None:
+            _write_refitted(spark, flat(states, shape, unsent), work, commit_lsn, unsent)
         else:
             merge(spark, work.location, flat(states, shape, unsent), shape, unsent)
     finally:
@@ -647,3 +730,12 @@ def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -
         commit_lsn,
         properties=work.properties(frame.columns) if work.applied == NEW else {},
     )
+
+
+def _write_refitted(spark: SparkSession, source: DataFrame, work: TableWork, commit_lsn: int, unsent: set[str]) -> None:
+    """The rows that are there in their new columns, and the states `source` (as `flat` makes them): one commit, so that columns
+    are never changed twice."""
+    base = work.base(spark)
+    assert base is not None
+    made = laid_over(base, source, work.shape, unsent)
+    write_once(made, work.location, "overwrite", commit_lsn, overwrite_schema=True)

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from spark_consumer.columnar.arrays import booleans, numbers
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
+from spark_consumer.mirror.columns import decode_records
 from spark_consumer.mirror.key_text import parse_keys
 from spark_consumer.mirror.shape import TableShape
 from spark_consumer.source.frames import STRINGS, TEXTS
@@ -36,7 +37,7 @@ def decode_events(
         for schema_id in np.unique(ids).tolist():
             part = batch.filter(booleans(ids == schema_id))
             values = part.column("value").cast(pa.binary())
-            yield keyed_events(part, shape.frame.decode(values, schemas[schema_id]), shape)
+            yield keyed_events(part, decode_records(shape, values, schemas[schema_id]), shape)
 
 
 def keyed_events(raw: pa.RecordBatch, decoded: list[pa.Array], shape: TableShape) -> pa.RecordBatch:

@@ -6,7 +6,7 @@ a table with rows; rows that are there must have a value in each column of a new
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -51,6 +51,15 @@ def schema_ids_behind(records: pa.Table | DataFrame, cut: tuple[int, int]) -> li
     within = pc.and_(pc.equal(records["commit_lsn"], commit_lsn), pc.greater(records["ordinal"], ordinal))
     found: list[int] = pc.unique(records.filter(pc.or_(later, within))["schema_id"]).to_pylist()
     return found
+
+
+def newest_up_to(records: pa.Table | DataFrame, commit_lsn: int) -> int | None:
+    """Of one table's records, an Arrow table in order or a DataFrame: schema id of the last one up to there; None: none."""
+    if isinstance(records, DataFrame):
+        found = records.where(f.col("commit_lsn") <= commit_lsn).agg(f.max_by("schema_id", position())).head()
+        return None if found is None else found[0]
+    ids = records.filter(pc.less_equal(records["commit_lsn"], commit_lsn))["schema_id"]
+    return ids[-1].as_py() if len(ids) else None
 
 
 def is_empty(frame: DataFrame) -> bool:
@@ -114,8 +123,16 @@ def recreated(table: TableName, location: str) -> MirrorError:
     )
 
 
+def keys_of(shapes: Mapping[int, TableShape]) -> Callable[[int], tuple[Hashable, ...]]:
+    """The key of each version of a table, by schema id: by attnum, where that is known of all, since columns are renamed."""
+    known = shapes.values()
+    if len({shape.oid for shape in known}) == 1 and all(shape.key_numbers or not shape.key for shape in known):
+        return lambda schema_id: shapes[schema_id].key_numbers
+    return lambda schema_id: shapes[schema_id].key
+
+
 def change_of_key(
-    table: TableName, first: Mapping[int, tuple[int, int]], key_of: Callable[[int], tuple[str, ...]]
+    table: TableName, first: Mapping[int, tuple[int, int]], key_of: Callable[[int], tuple[Hashable, ...]]
 ) -> int | None:
     """Commit LSN of the first transaction in which a table has another key than in its first record. `first`: first_positions.
 

@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_consumer.columnar.arrays import booleans, numbers, strings
+from spark_consumer.mirror.columns import decode_records
 from spark_consumer.mirror.events import BEFORE, fill_from_before, special_of_row
 from spark_consumer.mirror.shape import LOG_COLUMNS, TableShape
 from spark_consumer.source.frames import INSTANT, RAW, TEXTS
@@ -52,8 +53,8 @@ def decode_rows(
         ids = batch.column("schema_id").to_numpy()
         for schema_id in np.unique(ids).tolist():
             part = batch.filter(booleans(ids == schema_id))
-            _, before, after, unchanged, special = shape.frame.decode(
-                part.column("value").cast(pa.binary()), schemas[schema_id]
+            _, before, after, unchanged, special = decode_records(
+                shape, part.column("value").cast(pa.binary()), schemas[schema_id]
             )
             old_special = _special_of_before(special)
             row, _, special = fill_from_before(before, after, unchanged, special)

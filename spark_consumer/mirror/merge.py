@@ -73,11 +73,14 @@ def write_once(
     commit_lsn: int,
     *,
     merge_schema: bool = False,
+    overwrite_schema: bool = False,
     application: str = APPLICATION,
     properties: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Append to, or overwrite, a Delta table, once for this commit LSN. `properties`: of the table, if this write makes it."""
     writer = frame.write.format("delta").mode(mode).option("mergeSchema", merge_schema).options(**properties)
+    if overwrite_schema:
+        writer = writer.option("overwriteSchema", True)
     writer.option("txnAppId", application).option("txnVersion", commit_lsn).save(location)
 
 
@@ -116,6 +119,18 @@ def new_values(source: DataFrame, shape: TableShape, unsent: set[str]) -> dict[s
         keep = f.array_contains("s.unchanged", name)
         values[quoted(name)] = f.when(keep, f.col(f"t.{quoted(name)}")).otherwise(values[quoted(name)])
     return {**values, quoted(shape.special_column): _filled_special(shape) if unsent else own}
+
+
+def laid_over(base: DataFrame, source: DataFrame, shape: TableShape, unsent: set[str]) -> DataFrame:
+    """What `merge` would make of the rows `base`; the other arguments are as there."""
+    names = [*shape.columns, shape.special_column]
+    same = same_key(shape, lambda name: f.col(f"s.{quoted(KEY + name)}"))
+    stay = base.alias("t").join(source.alias("s"), same, "left_anti").select(*map(quoted, names))
+    alive = (source.where(~f.col("deleted")) if "deleted" in source.columns else source).alias("s")
+    if unsent:
+        alive = alive.join(base.alias("t"), same, "left")
+    values = new_values(source, shape, unsent)
+    return stay.unionByName(alive.select(*(values[quoted(name)].alias(name) for name in names)))
 
 
 def flat(states: DataFrame, shape: TableShape, unsent: set[str]) -> DataFrame:

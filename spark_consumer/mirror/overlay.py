@@ -6,8 +6,7 @@ frame. What only a merge can do ends the overlay before it: see standing.first_u
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,9 +17,10 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from spark_consumer.mirror import changes, identity
+from spark_consumer.mirror.columns import change_of_columns, missing_values, texts_of
 from spark_consumer.mirror.layout import table_path
 from spark_consumer.mirror.log import large_log, log_table_schema, small_log
-from spark_consumer.mirror.merge import KEY, flat, new_values, rows, same_key
+from spark_consumer.mirror.merge import flat, laid_over, rows
 from spark_consumer.mirror.parts import (
     TablePart,
     batch_size,
@@ -32,6 +32,7 @@ from spark_consumer.mirror.parts import (
     part_of,
     without_signs,
 )
+from spark_consumer.mirror.refit import fitted
 from spark_consumer.mirror.shape import TableShape
 from spark_consumer.mirror.standing import Mark, Standing, advance, first_unreadable, verified_chunks
 from spark_consumer.mirror.states import (
@@ -78,7 +79,7 @@ def lay_over(
     schemas = changes.kept_schemas(spark, path)
     frames: dict[str, Callable[[], DataFrame]] = {}
     for part in parts:
-        known = _known(spark, path, base, part.table)
+        known = _known(spark, path, base, part.table, schemas)
         frames[str(part.table)] = partial(_overlaid, spark, known, own_records(told, records, part.table), schemas)
     return made, frames
 
@@ -99,7 +100,10 @@ def _told(waiting: DataFrame, standing: Standing, marks: list[Mark]) -> DataFram
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A table as it was merged last. `rows` None: there was none. `oid`, `key`: of its relation; `others`: other tables' oids."""
+    """A table as it was merged last. `rows` None: there was none. `oid`, `key`: of its relation; `others`: other tables' oids.
+
+    `shape`: of the version of its relation whose columns the rows have, where it is known.
+    """
 
     table: TableName
     location: str
@@ -108,31 +112,35 @@ class Known:
     oid: int | None
     key: tuple[str, ...]
     others: Collection[int]
+    shape: TableShape | None
 
 
-def _known(spark: SparkSession, path: str, base: Picture, table: TableName) -> Known:
+def _known(spark: SparkSession, path: str, base: Picture, table: TableName, schemas: Mapping[int, Schema]) -> Known:
     name, location = str(table), table_path(path, table)
     rows = at_version(spark, location, base.tables[name]) if name in base.tables else None
     others = [oid for other, oid in base.oids.items() if other != name]
-    return Known(table, location, rows, base.commit_lsn, base.oids.get(name), tuple(base.keys.get(name, ())), others)
+    schema = schemas.get(base.schema_ids.get(name, -1))
+    shape = None if schema is None else TableShape.of(schema)
+    key = tuple(base.keys.get(name, ()))
+    return Known(table, location, rows, base.commit_lsn, base.oids.get(name), key, others, shape)
 
 
 def _overlaid(spark: SparkSession, known: Known, own: pa.Table | DataFrame, schemas: Mapping[int, Schema]) -> DataFrame:
     """The table behind its changes, in pieces where its key changes. Raises MirrorError where a merge would."""
     part = part_of(own, known.table)
     shapes = {schema_id: TableShape.of(schemas[schema_id]) for schema_id in part.schema_ids}
-    texts = {schema_id: json.dumps(schemas[schema_id]) for schema_id in part.schema_ids}
+    key_of = identity.keys_of(shapes)
     rest: pa.Table | DataFrame | None = own
     while rest is not None:
         piece, cut = rest, None
-        if len({shapes[schema_id].key for schema_id in part.schema_ids}) > 1:
-            cut = identity.change_of_key(known.table, identity.first_positions(rest), lambda number: shapes[number].key)
+        if len({key_of(schema_id) for schema_id in part.schema_ids}) > 1:
+            cut = identity.change_of_key(known.table, identity.first_positions(rest), key_of)
         if cut is not None:
             piece, rest = from_lsn(rest, cut)
             part = part_of(piece, known.table)
         else:
             rest = None
-        known = _behind_piece(spark, known, piece, part, shapes, texts)
+        known = _behind_piece(spark, known, piece, part, shapes, schemas)
         part = part if rest is None else part_of(rest, known.table)
     assert known.rows is not None
     return known.rows
@@ -144,9 +152,10 @@ def _behind_piece(
     own: pa.Table | DataFrame,
     part: TablePart,
     shapes: Mapping[int, TableShape],
-    texts: dict[int, str],
+    schemas: Mapping[int, Schema],
 ) -> Known:
-    shape, texts = shapes[part.newest], {schema_id: texts[schema_id] for schema_id in part.schema_ids}
+    shape = shapes[part.newest]
+    texts = texts_of({schema_id: (schemas[schema_id], shapes[schema_id]) for schema_id in part.schema_ids}, part.newest)
     begin = identity.beginning_of_relation(
         part,
         known.location,
@@ -162,7 +171,8 @@ def _behind_piece(
     columns = table_schema(shape) if shape.key else log_table_schema(shape)
     base = None
     if known.rows is not None and not (shape.key and part.cut is not None):
-        base = _conform(identity.converted(known.rows, known.table, known.location, shape, known.commit_lsn), columns)
+        as_now = identity.converted(known.rows, known.table, known.location, shape, known.commit_lsn)
+        base = _in_columns(spark, as_now, known.shape, shape, columns, [shapes[number] for number in part.schema_ids])
         if shape.key and known.key != shape.key:
             identity.check_key(base, known.location, known.table, shape)
     if shape.key:
@@ -174,7 +184,7 @@ def _behind_piece(
             else large_log(spark, own, shape, texts, emptied)
         )
         made = log if base is None else base.unionByName(log)
-    return replace(known, rows=made, oid=shape.oid, key=shape.key)
+    return replace(known, rows=made, oid=shape.oid, key=shape.key, shape=shape)
 
 
 def _keyed(
@@ -195,16 +205,20 @@ def _keyed(
     return rows(many, shape) if base is None else laid_over(base, flat(many, shape, unsent), shape, unsent)
 
 
-def laid_over(base: DataFrame, source: DataFrame, shape: TableShape, unsent: set[str]) -> DataFrame:
-    """What `merge` would make of the rows `base`; the other arguments are as there."""
-    names = [*shape.columns, shape.special_column]
-    same = same_key(shape, lambda name: f.col(f"s.{quoted(KEY + name)}"))
-    stay = base.alias("t").join(source.alias("s"), same, "left_anti").select(*map(quoted, names))
-    alive = (source.where(~f.col("deleted")) if "deleted" in source.columns else source).alias("s")
-    if unsent:
-        alive = alive.join(base.alias("t"), same, "left")
-    values = new_values(source, shape, unsent)
-    return stay.unionByName(alive.select(*(values[quoted(name)].alias(name) for name in names)))
+def _in_columns(
+    spark: SparkSession,
+    rows: DataFrame,
+    before: TableShape | None,
+    after: TableShape,
+    wanted: StructType,
+    shapes: Iterable[TableShape],
+) -> DataFrame:
+    """As a merge would make them: with Mirror._refit, or target.align."""
+    if before is not None and before.oid == after.oid and after.key:
+        change = change_of_columns(before, after, missing_values(shapes))
+        if not change.is_plain(before.columns):
+            return fitted(spark, rows, change, before, after, wanted)
+    return _conform(rows, wanted)
 
 
 def _conform(frame: DataFrame, wanted: StructType) -> DataFrame:

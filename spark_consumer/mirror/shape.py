@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,38 +19,67 @@ OUT = ("DELETE", "UPDATE_BEFORE")
 
 
 @dataclass(frozen=True)
+class MissingValue:
+    """attmissingval of a column. `encoded`: in the Avro type `avro_type`; `special`: PostgreSQL's text of what is null there."""
+
+    avro_type: Any
+    encoded: bytes = field(repr=False)
+    special: str | None = field(default=None, repr=False)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"type": self.avro_type, "avro": self.encoded.hex(), "special": self.special}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> MissingValue:
+        return cls(told["type"], bytes.fromhex(told["avro"]), told.get("special"))
+
+
+@dataclass(frozen=True)
 class TableShape:
     """One version of a relation, as the mirror sees it. It pickles into tasks.
 
     `oid`: the relation's, which a table that is created again does not share with the one before.
     `key`: columns of the replica identity (the primary key under FULL); empty: no identity, the table is an append-only log.
     `uncertain_key`: those of the key whose Avro type cannot hold every value, so that their text in `special` belongs to the key.
+    `numbers`: attnum of the columns, where it is known; `missing`: attmissingval by attnum.
     """
 
     frame: TableFrame
     oid: int
     key: tuple[str, ...]
     uncertain_key: frozenset[str]
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    missing: Mapping[int, MissingValue] = field(default_factory=dict)
 
     @classmethod
     def of(cls, change: Schema) -> TableShape:
         """From a table's value schema. Raises UnsupportedSchema."""
         frame = TableFrame.of(change)
         row = frame.schema.field("after").type
-        keys = {
-            frame.names.get(field["name"], field["name"]): field
-            for field in _row_fields(change)
-            if field.get("pg.type", {}).get("key")
-        }
+        fields = {frame.names.get(item["name"], item["name"]): item for item in _row_fields(change)}
+        keys = {name: item for name, item in fields.items() if item.get("pg.type", {}).get("key")}
         if any(map(field_is_array, keys.values())):
             keys = {}  # PostgreSQL's text of an array in old_key is not comparable with the array in a row
-        written = {field.name: field.type for field in frame.schema.field("old_key").type}
+        written = {item.name: item.type for item in frame.schema.field("old_key").type}
         uncertain = {
             name
-            for name, field in keys.items()
-            if field_is_time(field) or (name in written and not written[name].equals(row.field(name).type))
+            for name, item in keys.items()
+            if field_is_time(item) or (name in written and not written[name].equals(row.field(name).type))
         }
-        return cls(frame, change["pg.relation"]["oid"], tuple(keys), frozenset(uncertain))
+        numbers, missing = {}, {}
+        for name, item in fields.items():
+            told = item.get("pg.type", {})
+            if "attnum" in told:
+                numbers[name] = told["attnum"]
+                if "attmissingval" in told:
+                    missing[told["attnum"]] = MissingValue.from_json({**told["attmissingval"], "type": item["type"]})
+        return cls(frame, change["pg.relation"]["oid"], tuple(keys), frozenset(uncertain), numbers, missing)
+
+    @property
+    def key_numbers(self) -> tuple[int, ...]:
+        """attnum of each column of the key, none where one is not known."""
+        found = [self.numbers[name] for name in self.key if name in self.numbers]
+        return tuple(found) if len(found) == len(self.key) else ()
 
     @property
     def row(self) -> pa.StructType:
@@ -101,9 +130,9 @@ def special_key(name: str) -> str:
 
 def _row_fields(change: Schema) -> list[dict[str, Any]]:
     """Fields of the record Row: it is defined where it is first used, in `before` or `after`."""
-    for field in change["fields"]:
-        if field["name"] in ("before", "after"):
-            for branch in field["type"]:
+    for item in change["fields"]:
+        if item["name"] in ("before", "after"):
+            for branch in item["type"]:
                 if isinstance(branch, dict) and branch.get("type") == "record":
                     return list(branch["fields"])
     return []

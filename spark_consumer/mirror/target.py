@@ -35,7 +35,7 @@ def properties(columns: Iterable[str], *, deletion_vectors: bool = False) -> dic
     return {**mapped, **(DELETION_VECTORS if deletion_vectors else {})}
 
 
-def _map_columns(spark: SparkSession, location: str) -> None:
+def map_columns(spark: SparkSession, location: str) -> None:
     """Where they are not yet: a commit without data, that asks for readers and writers of a newer protocol."""
     if _snapshot(spark, location).metadata().columnMappingMode().name() == "none":
         listed = ", ".join(f"'{name}' = '{value}'" for name, value in MAPPED.items())
@@ -56,7 +56,7 @@ def align(spark: SparkSession, location: str, wanted: StructType) -> None:
     wants = {field.name: field.dataType for field in wanted}
     dropped = [name for name in there if name not in wants]
     if dropped or properties(wants):
-        _map_columns(spark, location)
+        map_columns(spark, location)
     if dropped:
         spark.sql(f"ALTER TABLE {sql_table(location)} DROP COLUMNS ({', '.join(map(quoted, dropped))})")
     added = [f"{quoted(name)} {_sql_type(spark, kind)}" for name, kind in wants.items() if name not in there]

@@ -1,0 +1,193 @@
+"""What becomes of a table's columns from one version of its relation to another: by attnum, which PostgreSQL gives once.
+
+    same attnum, other name      the column was renamed: its values stay, in rows and in `_special`
+    other attnum, same name      another column: the values of the former one go
+    a new attnum                 the rows that were there have its attmissingval, or null
+
+Where a schema has no attnum (an older gateway, or one that could not know it) columns are told by name.
+
+This is applied to the rows that a table has (refit.py), and to records of older versions: their writer's schema is given the
+names of the newest version (`pg.name`), and what is to be filled in (FILL).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.relation import BEFORE_PREFIX
+from spark_consumer.columnar.arrays import binaries, booleans, numbers
+from spark_consumer.columnar.schema import RecordDecoder
+from spark_consumer.mirror.shape import MissingValue, TableShape
+from spark_consumer.reader.registry import Schema
+from spark_consumer.source.frames import TEXTS, carried_over
+
+FILL = "walgate.fill"
+# In front of the name of a column that is not that of the newest version: no name of PostgreSQL has this character.
+FORMER = "\0"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnChange:
+    """From one version to another. `sources`: of each new column, the old one whose values it has; None: none has.
+
+    `fills`: what old rows have in new columns. `by_name`: new or former columns of which it is not known what they are.
+    """
+
+    sources: Mapping[str, str | None]
+    fills: Mapping[str, MissingValue] = field(default_factory=dict)
+    by_name: tuple[str, ...] = ()
+
+    def is_plain(self, there: Iterable[str]) -> bool:
+        """Whether columns only come, null, and go. `there`: the columns before."""
+        names = set(there)
+        renamed = any(source not in (name, None) for name, source in self.sources.items())
+        replaced = any(source is None and name in names for name, source in self.sources.items())
+        return not (renamed or replaced or self.fills)
+
+
+def change_of_columns(before: TableShape, after: TableShape, missing: Mapping[int, MissingValue]) -> ColumnChange:
+    """`missing`: attmissingval by attnum, of any version."""
+    if before.oid != after.oid:
+        return ColumnChange({name: name if name in before.columns else None for name in after.columns})
+    by_number = {number: name for name, number in before.numbers.items()}
+    is_numbered = len(before.numbers) == len(before.columns)
+    sources: dict[str, str | None] = {}
+    fills = {}
+    for name in after.columns:
+        number = after.numbers.get(name)
+        if number in by_number:
+            sources[name] = by_number[number]
+        elif name in before.columns and (number is None or name not in before.numbers):
+            sources[name] = name
+        else:
+            sources[name] = None
+            if is_numbered and number is not None and number in missing:
+                fills[name] = missing[number]
+    doubtful = [
+        name for name, source in sources.items() if source is None and not (is_numbered and name in after.numbers)
+    ]
+    left = set(before.columns) - set(sources.values())
+    doubtful += sorted(name for name in left if name not in before.numbers or len(after.numbers) < len(after.columns))
+    return ColumnChange(sources, fills, tuple(doubtful))
+
+
+def missing_values(shapes: Iterable[TableShape]) -> dict[int, MissingValue]:
+    """By attnum: the server forgets one when it rewrites the table, so that only some versions have it."""
+    found: dict[int, MissingValue] = {}
+    for shape in shapes:
+        found = {**shape.missing, **found}
+    return found
+
+
+def doubts_of(before: TableShape, after: TableShape, change: ColumnChange) -> str:
+    """What an ALTER TABLE did to rows that the stream does not tell; "": nothing."""
+    types = {name: after.row.field(name).type for name in after.columns}
+    cast = [
+        name
+        for name, source in change.sources.items()
+        if source is not None and not before.row.field(source).type.equals(types[name])
+    ]
+    found = []
+    if change.by_name:
+        found.append(
+            f"columns came or went without a number: {', '.join(change.by_name)}. Existing rows were matched by name"
+        )
+    if cast:
+        found.append(f"the type was changed: {', '.join(cast)}. Values of existing rows were cast")
+    return "; ".join(found)
+
+
+def texts_of(schemas: Mapping[int, tuple[Schema, TableShape]], newest_id: int) -> dict[int, str]:
+    """JSON text of each schema of some records, adapted to the columns of the newest; those of a log are as they were written."""
+    newest = schemas[newest_id][1]
+    missing = missing_values(shape for _, shape in schemas.values())
+    return {
+        schema_id: json.dumps(schema)
+        if schema_id == newest_id or not newest.key
+        else adapted(schema, change_of_columns(shape, newest, missing), shape)
+        for schema_id, (schema, shape) in schemas.items()
+    }
+
+
+def adapted(schema: Schema, change: ColumnChange, written: TableShape) -> str:
+    """JSON text of a writer's schema, with the names that its columns have after the change, and what is to be filled in."""
+    names = {source: name for name, source in change.sources.items() if source is not None}
+    gone = {name: f"{FORMER}{name}" for name in written.columns if name not in names and name in change.sources}
+    renames = {**gone, **{source: name for source, name in names.items() if source != name}}
+    made: Schema = copy.deepcopy(schema) if renames else dict(schema)
+    if renames:
+        escaped = {name: avro for avro, name in written.frame.names.items()}
+        _rename(made, {escaped.get(name, name): to for name, to in renames.items()})
+    if change.fills:
+        made[FILL] = {name: value.as_json() for name, value in change.fills.items()}
+    return json.dumps(made)
+
+
+def _rename(schema: Schema, names: Mapping[str, str]) -> None:
+    """Of the fields of the records Row and Key."""
+    for envelope in schema["fields"]:
+        for branch in envelope["type"] if isinstance(envelope["type"], list) else ():
+            if isinstance(branch, dict) and branch.get("type") == "record":
+                for found in branch["fields"]:
+                    if found["name"] in names:
+                        found["pg.name"] = names[found["name"]]
+
+
+def decode_records(shape: TableShape, values: pa.Array, schema_text: str) -> list[pa.Array]:
+    """old_key, before, after, unchanged, special of records, in the columns of `shape`; `schema_text` may be `adapted`."""
+    decoded = shape.frame.decode(values, schema_text)
+    fills = _fills(schema_text)
+    if not fills:
+        return decoded
+    old_key, before, after, unchanged, special = decoded
+    texts = {name: value.special for name, value in fills.items() if value.special is not None}
+    if texts:
+        special = _with_texts(special, texts, _mask(before), _mask(after))
+    return [old_key, _filled(before, fills), _filled(after, fills), unchanged, special]
+
+
+@lru_cache(256)
+def _fills(schema_text: str) -> dict[str, MissingValue]:
+    if f'"{FILL}"' not in schema_text:
+        return {}
+    found = json.loads(schema_text)[FILL]
+    return {name: MissingValue.from_json(value) for name, value in found.items()}
+
+
+def _mask(row: pa.Array) -> np.ndarray:
+    mask: np.ndarray = row.is_valid().to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _filled(row: pa.Array, fills: Mapping[str, MissingValue]) -> pa.Array:
+    children = []
+    for place, item in enumerate(row.type):
+        if item.name in fills:
+            value = fill_value(fills[item.name], item.type)
+            children.append(value.take(numbers(np.zeros(len(row), np.int64))))
+        else:
+            children.append(pc.struct_field(row, [place]))
+    return pa.StructArray.from_arrays(children, fields=list(row.type), mask=booleans(~_mask(row)))
+
+
+def _with_texts(special: pa.Array, texts: Mapping[str, str], before: np.ndarray, after: np.ndarray) -> pa.Array:
+    rows = []
+    for place, entries in enumerate(special.to_pylist()):
+        old = [(BEFORE_PREFIX + name, text) for name, text in texts.items()] if before[place] else []
+        rows.append([*entries, *(texts.items() if after[place] else ()), *old])
+    return pa.array(rows, TEXTS)
+
+
+def fill_value(value: MissingValue, wanted: pa.DataType) -> pa.Array:
+    """An array of one. Raises ArrowInvalid where the column has another type since that cannot have the value."""
+    record = {"type": "record", "name": "Missing", "fields": [{"name": "value", "type": value.avro_type}]}
+    found = RecordDecoder(record).decode(binaries([value.encoded]), skip=0)["value"]
+    return found if found.type.equals(wanted) else carried_over(found, wanted)

@@ -1,0 +1,67 @@
+"""The rows of a table in the columns of a newer version of its relation: see columns.py."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from spark_consumer.mirror.columns import FILL, ColumnChange, fill_value
+from spark_consumer.mirror.shape import TableShape
+from spark_consumer.mirror.target import quoted
+
+
+def fitted(
+    spark: SparkSession,
+    rows: DataFrame,
+    change: ColumnChange,
+    before: TableShape,
+    after: TableShape,
+    wanted: StructType,
+) -> DataFrame:
+    """The rows of a table, which has a key, in the columns `wanted`. A column may be gone already."""
+    fills = _one_row(spark, change, after)
+    made = rows if fills is None else rows.crossJoin(f.broadcast(fills))
+    columns = []
+    for item in wanted:
+        name = item.name
+        if name == after.special_column:
+            column = _special(change, before)
+        elif name in change.fills:
+            column = f.col(quoted(_fill_column(name)))
+        else:
+            source = change.sources[name]
+            column = f.col(quoted(source)) if source in rows.columns else f.lit(None)
+        columns.append(column.cast(item.dataType).alias(name))
+    return made.select(*columns)
+
+
+def _fill_column(name: str) -> str:
+    return f"{FILL} {name}"
+
+
+def _one_row(spark: SparkSession, change: ColumnChange, after: TableShape) -> DataFrame | None:
+    if not change.fills:
+        return None
+    values = {_fill_column(name): fill_value(value, after.row.field(name).type) for name, value in change.fills.items()}
+    table = pa.table(values)
+    return spark.createDataFrame(table, from_arrow_schema(table.schema))
+
+
+def _special(change: ColumnChange, before: TableShape) -> Column:
+    there = f.col(quoted(before.special_column))
+    names = {source: name for name, source in change.sources.items() if source is not None}
+    pairs = [f.lit(text) for pair in names.items() for text in pair]
+    texts = {name: value.special for name, value in change.fills.items() if value.special is not None}
+    empty = f.create_map().cast("map<string,string>")
+    kept = empty
+    if pairs:
+        renamed = f.create_map(*pairs)
+        own = f.map_filter(there, lambda name, _: renamed[name].isNotNull())
+        kept = f.coalesce(f.transform_keys(own, lambda name, _: renamed[name]), empty)
+    if texts:
+        added = f.create_map(*(f.lit(text) for pair in texts.items() for text in pair))
+        kept = f.map_concat(kept, added)
+    return f.when(f.size(kept) > 0, kept)

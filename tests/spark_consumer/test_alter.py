@@ -1,0 +1,183 @@
+"""ALTER TABLE through a real gateway: behind each one the mirrors have, by value, what PostgreSQL has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+import pytest_asyncio
+from pyspark.sql import SparkSession
+
+from gateway.local import Kafka
+from gateway.local import Registry as LocalRegistry
+from spark_consumer.mirror import parts, pictures
+from spark_consumer.mirror.appending import AppendingMirror
+from spark_consumer.mirror.batch import BatchReport, Mirror
+from spark_consumer.reader.registry import Registry, SchemaCache
+from tests.conftest import Database
+from tests.gateway_process import GatewayProcess
+from tests.slots import until_confirmed
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+SETUP = """
+CREATE TYPE mood AS ENUM ('sad', 'it''s ok');
+CREATE DOMAIN price AS numeric(8,2);
+CREATE TABLE items (id int PRIMARY KEY, a text, b text);
+CREATE PUBLICATION walgate FOR TABLE items
+"""
+# {t} is the table; `n` is the number of the script, so that ids are not used twice.
+ROWS = "INSERT INTO {t} (id, a, b) SELECT {n} * 100 + i, 'a' || i, 'b' || i FROM generate_series(1, 4) i"
+DEFAULTS = """\
+    ADD words text DEFAULT 'a, "b" {{c}}', ADD amount numeric(12,2) DEFAULT 1.50, ADD odd numeric(12,2) DEFAULT 'NaN',
+    ADD at timestamptz DEFAULT '2026-01-02 03:04:05.678+02', ADD many int[] DEFAULT '{{1,NULL}}',
+    ADD texts text[] DEFAULT '{{"x,y"}}', ADD feels mood DEFAULT 'it''s ok',
+    ADD costs price DEFAULT 9.99, ADD "is so" bool DEFAULT true, ADD nothing text
+"""
+FEW = (
+    f"{ROWS}",
+    (
+        f"BEGIN; UPDATE {{t}} SET a = 'before' WHERE id = 101; ALTER TABLE {{t}} {DEFAULTS}; "
+        "UPDATE {t} SET b = 'after' WHERE id = 102; INSERT INTO {t} (id) VALUES (201); COMMIT"
+    ),
+    (
+        "BEGIN; INSERT INTO {t} (id, a, b) VALUES (301, 'a', 'b'); ALTER TABLE {t} RENAME a TO c; ALTER TABLE {t} RENAME b TO a; "
+        "ALTER TABLE {t} RENAME c TO b; UPDATE {t} SET a = 'swapped' WHERE id = 103; COMMIT; "
+        "UPDATE {t} SET b = NULL WHERE id = 104; ALTER TABLE {t} RENAME words TO phrases; "
+        "ALTER TABLE {t} DROP amount, ADD amount numeric(12,2) DEFAULT 7; DELETE FROM {t} WHERE id = 201; "
+        "INSERT INTO {t} (id, amount) VALUES (302, 3)"
+    ),
+)
+KEYED = (
+    "INSERT INTO items VALUES (1, 'a', 'b'), (2, 'c', 'd')",
+    (
+        "BEGIN; UPDATE items SET a = 'x' WHERE id = 1; ALTER TABLE items RENAME id TO pk; "
+        "UPDATE items SET pk = 3 WHERE pk = 2; COMMIT"
+    ),
+    "ALTER TABLE items RENAME pk TO id; DELETE FROM items WHERE id = 3; INSERT INTO items VALUES (4, 'e', 'f')",
+)
+
+
+@dataclass
+class World:
+    sql: asyncpg.Connection
+    slot: str
+    gateway: GatewayProcess
+    registry_url: str
+    options: dict[str, str]
+
+    async def run(self, script: str, tables: tuple[str, ...], number: int) -> None:
+        """Each statement by itself."""
+        for part in script.split("; "):
+            for table in (None,) if part in ("BEGIN", "COMMIT") else tables:
+                await self.sql.execute(part.format(t=table, n=number))
+        await until_confirmed(self.sql, self.slot)
+
+    def schemas(self) -> SchemaCache:
+        return SchemaCache(Registry({"url": self.registry_url}))
+
+    async def rows(self, table: str) -> Counter[Any]:
+        return Counter(as_row(dict(row)) for row in await self.sql.fetch(f"SELECT * FROM {table}"))
+
+
+@pytest_asyncio.fixture
+async def world(
+    database: Database, kafka: Kafka, registry: LocalRegistry, topic_prefix: str, tmp_path: Path
+) -> AsyncIterator[World]:
+    sql = await database.connect()
+    await sql.execute("SET TimeZone = 'UTC'")
+    await sql.execute(SETUP)
+    slot = f"slot_{topic_prefix}"
+    settings = {
+        "source__dsn": database.dsn, "source__slot": slot, "source__publications": "walgate",
+        "kafka__bootstrap_servers": kafka.bootstrap_servers, "kafka__prefix": topic_prefix,
+        "kafka__replication_factor": 1, "registry__url": registry.url,
+    }  # fmt: skip
+    options = {
+        "kafka.bootstrap.servers": kafka.bootstrap_servers, "registry.url": registry.url, "prefix": topic_prefix,
+    }  # fmt: skip
+    gateway = GatewayProcess(tmp_path / "gateway.log", settings)
+    try:
+        await gateway.streaming()
+        yield World(sql, slot, gateway, registry.url, options)
+    finally:
+        await gateway.end()
+
+
+def as_row(row: dict[str, Any]) -> tuple[Any, ...]:
+    """By name; a value that is special in the mirror as its text."""
+    special = dict(row.pop("_special", None) or ())
+    values = {name: special.get(name, value) for name, value in row.items()}
+    return tuple(
+        (name, tuple(value) if isinstance(value, list) else _plain(value)) for name, value in sorted(values.items())
+    )
+
+
+def _plain(value: Any) -> Any:
+    return "NaN" if value != value else value
+
+
+def rows_in(picture: pictures.MirrorPicture, name: str) -> Counter[Any]:
+    return Counter(map(as_row, picture[name].toArrow().to_pylist()))
+
+
+def mirrors(world: World, folder: Path, reports: list[BatchReport], kinds: str) -> dict[str, Mirror | AppendingMirror]:
+    made: dict[str, Mirror | AppendingMirror] = {
+        "merged": Mirror(str(folder / "merged"), world.schemas(), reports.append),
+        "appended": AppendingMirror(str(folder / "appended"), world.schemas(), merge_every_s=10_000),
+    }
+    return {kind: made[kind] for kind in kinds.split()}
+
+
+@pytest.mark.parametrize(
+    ("scripts", "tables", "kinds"),
+    [
+        (FEW, ("items",), "merged"),
+        pytest.param(KEYED, ("items",), "merged appended", marks=pytest.mark.long),
+    ],
+    ids=["few", "key"],
+)
+@pytest.mark.parametrize("small_changes", [parts.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+async def test_behind_each_alter_table_the_mirrors_have_what_the_source_has(
+    spark: SparkSession,
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scripts: tuple[str, ...],
+    tables: tuple[str, ...],
+    kinds: str,
+    small_changes: int,
+) -> None:
+    """By a merge a batch, by pictures over what is not merged yet, by the merge of all that, and in one batch."""
+    monkeypatch.setattr(parts, "SMALL_CHANGES", small_changes)
+    reports: list[BatchReport] = []
+    made = mirrors(world, tmp_path, reports, kinds)
+
+    def take(mirror: Mirror | AppendingMirror) -> pictures.MirrorPicture:
+        mirror.apply(spark.read.format("walgate").options(**world.options, includeMarkers="true").load(), 0)
+        return pictures.read(spark, mirror.path)
+
+    truth: dict[str, Counter[Any]] = {}
+    for number, script in enumerate(scripts, 1):
+        await world.run(script, tables, number)
+        truth = {f"public.{table}": await world.rows(table) for table in tables}
+        for kind, mirror in made.items():
+            picture = await asyncio.to_thread(take, mirror)
+            for name, expected in truth.items():
+                assert rows_in(picture, name) == expected, (kind, number, name)
+    for mirror in made.values():
+        if isinstance(mirror, AppendingMirror):
+            await asyncio.to_thread(mirror.finish, spark, merge=True)
+    whole = Mirror(str(tmp_path / "whole"), world.schemas())
+    await asyncio.to_thread(take, whole)
+    for mirror in (*made.values(), whole):
+        picture = pictures.read(spark, mirror.path)
+        for name, expected in truth.items():
+            assert rows_in(picture, name) == expected, (mirror.path, name)
+    assert not [note for report in reports for note in report.notes], "the stream has told everything"
