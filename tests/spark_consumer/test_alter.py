@@ -54,6 +54,21 @@ FEW = (
         "INSERT INTO {t} (id, amount) VALUES (302, 3)"
     ),
 )
+MANY = (
+    *FEW,
+    "RESTART",
+    "UPDATE {t} SET phrases = 'again' WHERE id = 101",
+    "ALTER TABLE {t} DROP b; ALTER TABLE {t} ADD b text; UPDATE {t} SET b = 'new' WHERE id = 102",
+    (
+        "STOP; INSERT INTO {t} (id, a) VALUES (701, 'late'); ALTER TABLE {t} RENAME a TO renamed_while_down; "
+        "UPDATE {t} SET b = 'x' WHERE id = 701; "
+        "ALTER TABLE {t} DROP b, ADD b text DEFAULT 'of the third'; ALTER TABLE {t} ADD last int DEFAULT 5; "
+        "INSERT INTO {t} (id) VALUES (702); RESTART"
+    ),
+    "ALTER TABLE {t} ALTER last SET DEFAULT 6, ADD next int DEFAULT 1; INSERT INTO {t} (id) VALUES (801)",
+    "VACUUM FULL {t}; INSERT INTO {t} (id) VALUES (802)",
+    "TRUNCATE {t}; INSERT INTO {t} (id) VALUES (901); ALTER TABLE {t} RENAME last TO final; INSERT INTO {t} (id) VALUES (902)",
+)
 KEYED = (
     "INSERT INTO items VALUES (1, 'a', 'b'), (2, 'c', 'd')",
     (
@@ -73,11 +88,18 @@ class World:
     options: dict[str, str]
 
     async def run(self, script: str, tables: tuple[str, ...], number: int) -> None:
-        """Each statement by itself."""
+        """Each statement by itself. RESTART and STOP are of the gateway."""
         for part in script.split("; "):
+            if part in ("RESTART", "STOP"):
+                if self.gateway.is_running:
+                    assert await self.gateway.stop() == 0, self.gateway.log_tail()
+                if part == "RESTART":
+                    await self.gateway.streaming()
+                continue
             for table in (None,) if part in ("BEGIN", "COMMIT") else tables:
                 await self.sql.execute(part.format(t=table, n=number))
-        await until_confirmed(self.sql, self.slot)
+        if self.gateway.is_running:
+            await until_confirmed(self.sql, self.slot)
 
     def schemas(self) -> SchemaCache:
         return SchemaCache(Registry({"url": self.registry_url}))
@@ -139,9 +161,10 @@ def mirrors(world: World, folder: Path, reports: list[BatchReport], kinds: str) 
     ("scripts", "tables", "kinds"),
     [
         (FEW, ("items",), "merged"),
+        pytest.param(MANY, ("items",), "merged appended", marks=pytest.mark.long),
         pytest.param(KEYED, ("items",), "merged appended", marks=pytest.mark.long),
     ],
-    ids=["few", "key"],
+    ids=["few", "many", "key"],
 )
 @pytest.mark.parametrize("small_changes", [parts.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 async def test_behind_each_alter_table_the_mirrors_have_what_the_source_has(
