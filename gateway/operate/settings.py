@@ -244,6 +244,12 @@ class SnapshotSettings(Section):
         description="With mode = initial, read a table again when its rows changed without events: after an ALTER "
         "TABLE that rewrites it, or when a partition was attached or detached. false: only log it.",
     )
+    may_lock: bool = Field(
+        default=False,
+        description="If a table without a key changes during each of three attempts to read it, lock it (LOCK TABLE ... IN "
+        "SHARE MODE) for the next ones: writers wait until it has been read. Needs UPDATE, DELETE or (from 17 on) MAINTAIN "
+        "on the table.",
+    )
     readers: int = Field(default=2, ge=1, le=16, description="Number of sessions that read tables in parallel.")
     rows_per_s: int | None = Field(default=None, gt=0, description="Limit on the rows read per second.")
     chunk_bytes: int = Field(

@@ -59,6 +59,8 @@ NOT_YET_S: Final = 0.1
 BLOCKED_S: Final = 10.0
 """A table that cannot be read is tried again after so long."""
 NAMED_TABLES: Final = 10
+CHANGED_ATTEMPTS: Final = 3
+"""A table without a key that has changed in so many attempts is locked, or named."""
 WAITS_S: Final = 10.0
 """Waiting for a transaction to end is told after so long."""
 
@@ -337,6 +339,8 @@ class Snapshot:
         if reading is None or reading.table is not table or not table.admits(chunk):
             table.give_back(chunk)
             waiting.done.set()
+            if reading is not None and chunk.whole:
+                self._count_change(reading)
             return
         rows = self._fresh(waiting)
         table.handed_over(chunk, len(rows), len(waiting.rows) - len(rows))
@@ -644,6 +648,7 @@ class Snapshot:
 
     async def _read(self, sql: asyncpg.Connection, reading: Reading, chunk: Chunk) -> None:
         assert reading.recipe is not None
+        chunk.is_locked = bool(chunk.whole) and self._settings.may_lock and reading.changed_count >= CHANGED_ATTEMPTS
         waiting: list[tuple[bytes, Waiting]] = []
 
         def waits(number: str, found: Waiting) -> None:
@@ -713,6 +718,19 @@ class Snapshot:
             log.warning(
                 "rows_not_sent", table=name, reason=f"{reason}: PostgreSQL sends no events for its rows", hint=hint
             )
+
+    def _count_change(self, reading: Reading) -> None:
+        """It is told at the third attempt, and at each later one that doubles their number."""
+        reading.changed_count += 1
+        count = reading.changed_count
+        if count % CHANGED_ATTEMPTS or (count // CHANGED_ATTEMPTS) & (count // CHANGED_ATTEMPTS - 1):
+            return
+        hint = (
+            ""
+            if self._settings.may_lock
+            else "add a primary key, or set snapshot.may_lock = true, so that writers wait"
+        )
+        log.warning("table_changes_while_read", table=reading.full_name, attempts=count, hint=hint)
 
     def _tell_waiting(self) -> None:
         now = time.monotonic()

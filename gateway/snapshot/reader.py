@@ -155,7 +155,7 @@ def _leaf(chunk: Chunk, recipe: Recipe) -> Leaf | None:
 def _lock(chunk: Chunk, recipe: Recipe) -> str:
     surveyed = recipe.surveyed
     if chunk.range is None:
-        return lock([surveyed.relation_name], only=not surveyed.is_partitioned)
+        return lock([surveyed.relation_name], only=not surveyed.is_partitioned, share=chunk.is_locked)
     return lock(list(dict.fromkeys([surveyed.relation_name, surveyed.leaf_names[chunk.range.leaf]])))
 
 

@@ -24,6 +24,8 @@ class Reading:
     recipe: Recipe | None = None
     blocked_until: float = 0.0
     attempts: int = 0
+    changed_count: int = 0
+    """How often it was read as a whole and had changed meanwhile."""
     is_marked: bool = False
     """The message that begins or ends it is under way."""
     void_segments: list[int] = field(default_factory=list)

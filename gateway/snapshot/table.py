@@ -45,6 +45,8 @@ class Chunk:
     keys: tuple[bytes, ...] = ()
     whole: tuple[TidRange, ...] = ()
     """All there is: of a relation without a key."""
+    is_locked: bool = False
+    """Writers wait while it is read."""
     visibility: Visibility | None = None
 
     @property
