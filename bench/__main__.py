@@ -19,7 +19,7 @@ from gateway.local.artifacts import fetched
 
 CONTESTANTS = (
     *("floor", "walgate", "walgate_watched", "walgate_compiled", "floor_text", "walgate_text"),
-    *("walgate_debezium", "debezium"),
+    *("walgate_whole", "walgate_debezium", "walgate_debezium_compiled", "debezium"),
 )
 WORKLOADS = (*sorted([*BACKLOGS, "W3"]), "L", "S", "SL")
 LATENCY_RATES = (500, 2000)
@@ -39,18 +39,23 @@ async def _drain(scene: Scene, name: str, arguments: argparse.Namespace, console
                     run = await floor.drain(backlogged, binary=binary)
                 elif contestant == "debezium":
                     run = await debezium.drain(backlogged)
-                elif contestant == "walgate_debezium":
-                    run = await walgate.drain(backlogged, binary=binary, more=walgate.DEBEZIUM)
                 else:
-                    compiled = arguments.compiled if contestant == "walgate_compiled" else None
+                    compiled = arguments.compiled if contestant.endswith("_compiled") else None
                     watched = contestant == "walgate_watched"
-                    run = await walgate.drain(backlogged, binary=binary, compiled=compiled, watched=watched)
+                    more = _settings(contestant)
+                    run = await walgate.drain(backlogged, binary=binary, compiled=compiled, more=more, watched=watched)
                 if repetition >= 0:
                     drained.add(contestant, run)
                 aside = "" if repetition >= 0 else ", not counted"
                 console.print(f"  {contestant}: {run.rows_per_s:,.0f} rows/s{aside}", highlight=False)
     drained.print(console)
     return drained
+
+
+def _settings(contestant: str) -> dict[str, str]:
+    if contestant.startswith("walgate_debezium"):
+        return walgate.DEBEZIUM
+    return walgate.WHOLE if contestant == "walgate_whole" else {}
 
 
 async def _large(scene: Scene, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -111,6 +116,9 @@ async def _latency(scene: Scene, rate: int, arguments: argparse.Namespace, conso
                 more = {"WALGATE_KAFKA__DELIVERY": delivery}
                 run = await latency.measure(scene, rate, arguments.seconds, compiled=compiled, more=more)
                 live.add(f"{name} {delivery}", run)
+        for name in ("walgate_whole", "walgate_debezium"):
+            if name in arguments.contestants:
+                live.add(name, await latency.measure(scene, rate, arguments.seconds, more=_settings(name)))
         if "debezium" in arguments.contestants:
             live.add("debezium", await latency.measure_debezium(scene, rate, arguments.seconds))
     report.print_latency(console, rate, live)

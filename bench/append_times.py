@@ -31,6 +31,9 @@ class AppendTimes:
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
 
+    def topics(self, beginning: str) -> list[str]:
+        return [name for name in self._consumer.list_topics(timeout=30).topics if name.startswith(beginning)]
+
     def first(self, *topics: str) -> float:
         """Of the first record in any of them."""
         return min(

@@ -1,8 +1,8 @@
 """The gateway as a process of its own, drained and timed.
 
-The rate is taken from the moment when the gateway says that it streams to the last transaction marker, by the broker's stamp
-(topics with LogAppendTime): so it holds the making of relations, schemas and the first batch, as the floor's holds its own
-start. The run is over when the slot's confirmed_flush_lsn says that everything is durable.
+The rate is taken from the moment when the gateway says that it streams to the last transaction marker (in Debezium's dialect to
+the last row), by the broker's stamp (topics with LogAppendTime): so it holds the making of relations, schemas and the first
+batch, as the floor's holds its own start. The run is over when the slot's confirmed_flush_lsn says that everything is durable.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from gateway.local.ports import free_port
 
 STREAMING_TIMEOUT_S = 120.0
 POLL_S = 0.05
-DEBEZIUM = {"WALGATE_KAFKA__DIALECT": "debezium", "WALGATE_DEBEZIUM__PROVIDE_TRANSACTION_METADATA": "true"}
-"""Settings of Debezium's dialect; the END of a transaction takes the place of its marker."""
+WHOLE = {"WALGATE_SOURCE__LARGE_TRANSACTIONS": "whole"}
+DEBEZIUM = {"WALGATE_KAFKA__DIALECT": "debezium"}
+"""Debezium's dialect with its default settings, as Debezium itself is run."""
 
 
 class Gateway:
@@ -147,7 +148,12 @@ async def drain(
         broker_cpu_s = cpu_s(parts.kafka.pid) - broker_cpu_s
         other_cpu_s = busy_s() - busy - gateway_cpu_s - walsender_cpu_s - broker_cpu_s
         rss_mb, threads_cpu_s = peak_rss_mb(pid), other_threads_cpu_s(pid)
-        end_s, turns = await asyncio.to_thread(_times, parts.kafka.bootstrap_servers, gateway.prefix, backlogged)
+        marked = settings.get("WALGATE_KAFKA__DIALECT") != "debezium"
+        servers = parts.kafka.bootstrap_servers
+        if marked:
+            end_s, turns = await asyncio.to_thread(_times, servers, gateway.prefix, backlogged)
+        else:
+            end_s, turns = await asyncio.to_thread(_last, servers, gateway.prefix), None
     await sql.close()
     return Run(
         rows=backlogged.changes,
@@ -160,6 +166,12 @@ async def drain(
         peak_rss_mb=rss_mb,
         threads_cpu_s=threads_cpu_s,
     )
+
+
+def _last(bootstrap_servers: str, prefix: str) -> float:
+    """When the last row was appended: Debezium's dialect has no markers."""
+    with AppendTimes(bootstrap_servers) as times:
+        return times.last(*times.topics(f"{prefix}.public."))
 
 
 def _times(bootstrap_servers: str, prefix: str, backlogged: Backlogged) -> tuple[float, Turns | None]:

@@ -10,8 +10,11 @@ from rich.console import Console
 
 from bench import report
 from bench.large import Large
-from bench.latency import Latency, summary
+from bench.latency import Latency, debezium_commit_time, summary
 from bench.run import Run, Turns
+from gateway.pgoutput import Text
+from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from tests.debezium.test_dialect import TIME, Dialect, new
 
 COMMON = {
     "workload",
@@ -158,3 +161,16 @@ def test_the_plot_has_a_bar_for_each_contestant(tmp_path: Path) -> None:
     plot = (tmp_path / "bench.svg").read_text()
     assert plot.count("<rect") == 1 + 3
     assert all(label in plot for label in ("W1 floor", "W1 walgate", "W1 debezium", "1,000/s"))
+
+
+def test_the_commit_time_of_a_row_in_debeziums_dialect_is_found_by_hand() -> None:
+    names = ["id", "at", "note"]
+    facts = [TypeFacts(20, "pg_catalog", "int8", Kind.BASE), TypeFacts(1184, "pg_catalog", "timestamptz", Kind.BASE)]
+    facts.append(TypeFacts(25, "pg_catalog", "text", Kind.BASE))
+    columns = tuple(ColumnDescription(name, each, -1, name == "id") for name, each in zip(names, facts, strict=True))
+    described = RelationDescription(16400, "public", "bench", ReplicaIdentity.DEFAULT, columns)
+    dialect = Dialect(description=described)
+    dialect.begin()
+    dialect.row(b"I", new(Text(b"700"), Text(b"2026-01-01 00:00:00+00"), Text(b"a row of its own")))
+    ((_, _, value),) = dialect.records
+    assert value is not None and debezium_commit_time(value) == TIME / 1e6
