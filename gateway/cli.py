@@ -286,7 +286,7 @@ def verify(
 
     try:
         settings = load_settings(config)
-        _check_commands(settings)
+        _check_commands(settings, "VERIFY")
         outcome = asyncio.run(
             verifying.verify(
                 settings,
@@ -304,12 +304,17 @@ def verify(
     raise SystemExit(outcome.exit_code)
 
 
-def _check_commands(settings: Settings) -> None:
+def _check_commands(settings: Settings, purpose: str) -> None:
     """Raises StopForOperator."""
     if not settings.takes_snapshots:
         raise StopForOperator(
-            "snapshot.mode is never, or kafka.dialect is debezium: the gateway does not accept snapshot commands",
-            hint="set snapshot.mode to on_command or initial; the debezium dialect has no snapshots",
+            "snapshot.mode is never: the gateway does not accept snapshot commands",
+            hint="set snapshot.mode to on_command or initial",
+        )
+    if purpose == "VERIFY" and settings.writes_debezium:
+        raise StopForOperator(
+            "kafka.dialect is debezium: its consumers cannot compare rows with their copies",
+            hint="without --verify, the rows are sent again",
         )
     if not settings.snapshot.commands:
         raise StopForOperator(
@@ -320,7 +325,7 @@ def _check_commands(settings: Settings) -> None:
 def _send_command(config: Path | None, command: str, tables: Sequence[str] = (), purpose: str = "REPLACE") -> None:
     with _command():
         settings = load_settings(config)
-        _check_commands(settings)
+        _check_commands(settings, purpose)
         from gateway.replication.password import login_of
         from gateway.snapshot.commands import NotACommand, emit_command, encode_command
 

@@ -39,6 +39,14 @@ class DebeziumOptions:
     tombstones_on_delete: bool = True
     skipped_operations: frozenset[str] = frozenset({"t"})
     provide_transaction_metadata: bool = False
+    format: Literal["avro", "json"] = "avro"
+    format_schemas_enable: bool = True
+    """In JSON: each record has its schema with it."""
+
+    @property
+    def adjusts_names(self) -> bool:
+        """Names of fields and schemas become names that Avro allows."""
+        return self.format == "avro"
 
 
 class Form(enum.Enum):

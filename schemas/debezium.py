@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from schemas.connect_type import ConnectType, DebeziumOptions, binary_avro, connect_type
-from schemas.description import RelationDescription
+from schemas.connect_type import ConnectType, DebeziumOptions, Form, binary_avro, connect_type
+from schemas.description import ColumnDescription, Kind, Protect, Protection, RelationDescription
 
 Schema = dict[str, Any]
 
@@ -41,6 +41,7 @@ class ConnectColumn:
     has_default: bool = False
     default: Any = None
     encoded_default: bytes | None = None
+    protection: Protection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +69,33 @@ def connect_relation(
     columns: list[ConnectColumn | None] = []
     fields: dict[str, str] = {}
     for column in description.columns:
-        type_ = connect_type(column.facts, column.typmod, options)
+        type_ = _type_of(column, options)
         if type_ is None:
             columns.append(None)
             continue
-        field = adjusted_name(column.name)
+        field = adjusted_name(column.name) if options.adjusts_names else column.name
         if field in fields:
             raise NameCollision(f"columns {fields[field]} and {column.name} both become the field {field}")
         fields[field] = column.name
         not_null = column.name in known and known[column.name].not_null
-        columns.append(ConnectColumn(column.name, field, type_, not not_null))
+        if column.protection is not None and column.protection.is_hidden:
+            not_null = False
+        columns.append(ConnectColumn(column.name, field, type_, not not_null, protection=column.protection))
     places = {column.name: at for at, column in enumerate(description.columns)}
     return ConnectRelation(description, tuple(columns), _key_places(description, key, places, columns))
+
+
+def _type_of(column: ColumnDescription, options: DebeziumOptions) -> ConnectType | None:
+    """A string where a rule replaces the values; None for a column that is left out."""
+    rule = column.protection
+    if rule is None or rule.action is Protect.NULL:
+        return connect_type(column.facts, column.typmod, options)
+    if rule.action is Protect.DROP:
+        return None
+    facts = column.facts
+    while facts.kind is Kind.DOMAIN and facts.base is not None:
+        facts = facts.base
+    return ConnectType(Form.TEXT, "string", facts)
 
 
 def _key_places(
@@ -115,8 +131,8 @@ def _namespace(topic: str) -> str:
     return ".".join(adjusted_name(part) for part in topic.split("."))
 
 
-def envelope_schema(relation: ConnectRelation, topic: str) -> Schema:
-    namespace = _namespace(topic)
+def envelope_schema(relation: ConnectRelation, topic: str, *, adjusts_names: bool = True) -> Schema:
+    namespace = _namespace(topic) if adjusts_names else topic
     value = {
         "type": "record",
         "name": "Value",
@@ -140,12 +156,12 @@ def envelope_schema(relation: ConnectRelation, topic: str) -> Schema:
     }
 
 
-def key_schema(relation: ConnectRelation, topic: str) -> Schema | None:
+def key_schema(relation: ConnectRelation, topic: str, *, adjusts_names: bool = True) -> Schema | None:
     """None for a relation without a key."""
     columns = [relation.columns[at] for at in relation.key]
     if not columns:
         return None
-    namespace = _namespace(topic)
+    namespace = _namespace(topic) if adjusts_names else topic
     return {
         "type": "record",
         "name": "Key",
@@ -161,6 +177,14 @@ def _fields(columns: Sequence[ConnectColumn]) -> list[Schema]:
 
 
 def _field(column: ConnectColumn, defined: set[str]) -> Schema:
+    """`pg.protected`: what a rule of the settings does with the values, as in Walgate's own dialect."""
+    described = _plain_field(column, defined)
+    if column.protection is not None:
+        described["pg.protected"] = column.protection.action.value
+    return described
+
+
+def _plain_field(column: ConnectColumn, defined: set[str]) -> Schema:
     avro = _defined_once(column.type.avro, defined)
     if column.has_default:
         plain = avro if isinstance(avro, dict) else {"type": avro}

@@ -28,6 +28,8 @@ _GENERATED: Final = {
     1560: "00", 1562: "0",
 }  # fmt: skip
 """By type: what stands for a function's result, as PostgreSQL text. Other types have no defaults."""
+_FLOAT: Final = struct.Struct("<f")
+_GREATEST_FLOAT: Final = 3.4028234663852886e38
 _MALFORMED: Final = (ValueError, IndexError, OverflowError, InvalidOperation, struct.error, Special, NotRenderable)
 
 
@@ -42,9 +44,9 @@ def with_defaults(relation: ConnectRelation, catalog: list[CatalogColumn]) -> Co
 
 
 def _with_default(column: ConnectColumn, expression: str, kind: Kind) -> ConnectColumn:
-    if not expression or (
-        isinstance(column.type.avro, dict) and column.type.avro["type"] in ("record", "array", "map")
-    ):
+    if not expression or column.protection is not None:
+        return column
+    if isinstance(column.type.avro, dict) and column.type.avro["type"] in ("record", "array", "map"):
         return column
     text = _default_text(column.type, expression.strip(), kind)
     if text is None:
@@ -84,7 +86,7 @@ def _json_form(avro: Any, encoded: bytes) -> Any:
         case "int" | "long":
             return _long(encoded)[0]
         case "float":
-            return _shortest_float(struct.unpack("<f", encoded)[0])
+            return shortest_float(struct.unpack("<f", encoded)[0])
         case "double":
             return struct.unpack("<d", encoded)[0]
     length, start = _long(encoded)
@@ -99,7 +101,11 @@ def _long(encoded: bytes) -> tuple[int, int]:
     return number >> 1 ^ -(number & 1), size
 
 
-def _shortest_float(number: float) -> float:
+def shortest_float(number: float) -> float:
     """The decimal that a reader of float4 takes for the same number."""
-    candidates = (float(f"{number:.{digits}g}") for digits in range(1, 10))  # 9 digits tell any two float4 apart
-    return next(found for found in candidates if struct.pack("<f", found) == struct.pack("<f", number))
+    packed = _FLOAT.pack(number)
+    for digits in range(1, 9):
+        found = float(f"{number:.{digits}g}")
+        if abs(found) <= _GREATEST_FLOAT and _FLOAT.pack(found) == packed:
+            return found
+    return float(f"{number:.9g}")  # so many digits tell any two float4 apart

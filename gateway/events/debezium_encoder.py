@@ -38,7 +38,8 @@ _ONLY_AFTER: Final = b"\0\2"
 _NEITHER: Final = b"\0\0"
 _SOME: Final = b"\2"
 _NULL: Final = b"\0"
-_CREATE, _UPDATE, _DELETE, _TRUNCATE = (some_bytes(letter)[1:] for letter in (b"c", b"u", b"d", b"t"))
+_CREATE, _UPDATE, _DELETE, _TRUNCATE, _READ = (some_bytes(letter)[1:] for letter in (b"c", b"u", b"d", b"t", b"r"))
+_MESSAGES: Final = {_CREATE: "Insert", _UPDATE: "Update", _READ: "COPY"}
 _NOT_PLAIN: Final = (Special, Unusual, NotRenderable, ValueError, IndexError, OverflowError, struct.error)
 _MALFORMED: Final = (ValueError, IndexError, OverflowError, struct.error)
 _HEAD_BYTES: Final = 1 + 4
@@ -103,6 +104,10 @@ class DebeziumEncoder:
         self, data: bytes, position: int, end: int, source: SourceContext, change_lsn: int, block: bytes
     ) -> tuple[Key, bytes]:
         return self._only_new(_CREATE, data, position, end, source, change_lsn, block)
+
+    def read(self, data: bytes, source: SourceContext, change_lsn: int) -> tuple[Key, bytes]:
+        """A row of a snapshot, as the new tuple of a message would have it. It is of no transaction."""
+        return self._only_new(_READ, data, 0, len(data), source, change_lsn, _NULL)
 
     def new_tuple_only(self, data: bytes, position: int, end: int) -> bool:
         """Whether an Update message brings no key and no old tuple, so that the key is as it was."""
@@ -185,7 +190,7 @@ class DebeziumEncoder:
                     return key, self._record(after, source, change_lsn, block, operation)
         except _NOT_PLAIN:
             pass
-        cursor = Cursor(data[position:end], 0, "Insert" if operation is _CREATE else "Update", _HEAD_BYTES)
+        cursor = Cursor(data[position:end], 0, _MESSAGES[operation], _HEAD_BYTES)
         new = self._checked(read_new(cursor), cursor)
         cursor.finish()
         row = self._encoded(new, None)

@@ -13,6 +13,8 @@ _NULL_AND_SOME: Final = _NULL + _SOME
 _NO_ORIGIN: Final = _NULL * 3
 _STREAMED: Final = b"\0" + some_bytes(b"false")[1:]
 """`snapshot`: its default, the first branch."""
+_READ: Final = b"\0" + some_bytes(b"incremental")[1:]
+"""Of rows that were read while streaming goes on."""
 
 
 def _text(value: str) -> bytes:
@@ -22,11 +24,12 @@ def _text(value: str) -> bytes:
 class SourceNames:
     """What all records of a gateway share: `version` is the gateway's, `name` the topic prefix."""
 
-    __slots__ = ("before_sequence", "before_time")
+    __slots__ = ("before_sequence", "before_time", "read_before_sequence")
 
     def __init__(self, version: str, prefix: str, database: str) -> None:
         self.before_time = _text(version) + _text("postgresql") + _text(prefix)
         self.before_sequence = _STREAMED + _text(database) + _SOME
+        self.read_before_sequence = _READ + _text(database) + _SOME
 
 
 class SourceContext:
@@ -58,10 +61,13 @@ class SourceContext:
         last_commit_end_lsn: int,
         origin: str | None,
         written: bytes = b"",
+        *,
+        is_read: bool = False,
     ) -> None:
         self._xid = xid
         self._commit_lsn = commit_lsn
-        self._before_sequence = names.before_time + encode_lsn(commit_time // 1000) + names.before_sequence
+        before_sequence = names.read_before_sequence if is_read else names.before_sequence
+        self._before_sequence = names.before_time + encode_lsn(commit_time // 1000) + before_sequence
         self._sequence = b'["%d","' % last_commit_end_lsn if last_commit_end_lsn else b'[null,"'
         self.digits = 0
         self.head = b""

@@ -141,4 +141,4 @@ class TupleCodec:
 
 
 def column_codec(column: ColumnType, rule: Protection | None) -> Codec:
-    return codec(column) if rule is None else protected_codec(column, rule)
+    return codec(column) if rule is None else protected_codec(column.facts, rule)

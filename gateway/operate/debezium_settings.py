@@ -48,6 +48,14 @@ class DebeziumSettings(Section):
         description="Write BEGIN and END events to `prefix.transaction`, and the position in its transaction to each "
         "record.",
     )
+    format: Literal["avro", "json"] = Field(
+        default="avro",
+        description="json: the format of Kafka Connect's JsonConverter. Names of fields are not adjusted. It takes several times "
+        "the CPU time of Avro. Set it before the first start: a topic has one format.",
+    )
+    format_schemas_enable: bool = Field(
+        default=True, description="Each JSON record contains its schema, as with schemas.enable."
+    )
     compacted_topics: bool = Field(
         default=False,
         description="Create the topics of new tables with cleanup.policy = compact, so that late consumers get the "

@@ -232,7 +232,7 @@ class SnapshotSettings(Section):
         default="initial",
         description="initial: read every published table at the first start, and later each table that is added to the "
         "publications. on_command: read only tables named in `walgate snapshot start`. The role needs "
-        "SELECT on the tables. The debezium dialect has no snapshots.",
+        "SELECT on the tables.",
     )
     commands: bool = Field(
         default=True,
@@ -362,8 +362,8 @@ class Settings(_Sources, extra="forbid"):
 
     @property
     def takes_snapshots(self) -> bool:
-        """At the first start or on command. Debezium's dialect has none, whatever the mode is."""
-        return self.snapshot.mode != "never" and not self.writes_debezium
+        """At the first start or on command."""
+        return self.snapshot.mode != "never"
 
     @model_validator(mode="after")
     def _dialects_agree(self) -> Self:
@@ -380,10 +380,6 @@ class Settings(_Sources, extra="forbid"):
                 )
             if self.source.on_wal_budget == "release":
                 raise ValueError("kafka.dialect = debezium cannot record a gap: set source.on_wal_budget = warn")
-            if self.columns.rules:
-                raise ValueError(
-                    "kafka.dialect = debezium does not apply columns.rules yet: values would be sent unprotected"
-                )
         elif "debezium" in self.model_fields_set:
             raise ValueError("the section debezium has no effect: kafka.dialect is walgate")
         return self

@@ -32,11 +32,13 @@ from gateway.relations.catalog import (
 from gateway.relations.description import describe
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.publication import publication_facts
-from gateway.service.debezium import DebeziumRelations, schemas_of
-from gateway.service.protection import protect
+from gateway.service.debezium import DebeziumRelations
+from gateway.service.protection import check_key, protect
 from gateway.service.schema_errors import classified_schema_errors
-from gateway.transactions.transaction import RelationVersion
+from gateway.transactions.debezium import Nowhere
+from gateway.transactions.transaction import Outlet, RelationVersion
 from schemas.column_type import is_numeric
+from schemas.debezium import ConnectRelation
 from schemas.description import Kind, MissingValue, RelationDescription, TypeFacts
 from schemas.errors import IncompatibleSchema
 from schemas.names import key_subject, value_subject
@@ -143,12 +145,14 @@ class Announcer:
                 in_use = None if in_force is None else in_force.encoder.description
                 description = await self._with_attributes(description, topic, in_use, xid)
             relation_ = None if self._debezium is None else await self._debezium.relation(description)
+            if relation_ is not None:
+                check_key(description, relation_.key, self._columns)
             if relation_ is not None and not relation_.key and self._topics.makes_compacted(topic):
                 raise compacted_without_key(topic, description.qualified_name)
             failpoint("before_registry_call")
             try:
-                if relation_ is not None:
-                    value_schema_id, key_schema_id = await self._register_both(topic, *schemas_of(relation_, topic))
+                if self._debezium is not None and relation_ is not None:
+                    value_schema_id, key_schema_id = await self._register_debezium(topic, relation_, self._debezium)
                 else:
                     value_schema_id, key_schema_id = await self._register(topic, description, earlier)
             except IncompatibleSchema as error:
@@ -167,12 +171,15 @@ class Announcer:
         keys = ", ".join(column.name for column in description.identity_columns) or "none"
         partition_count = self._topics.partition_count(topic)
         outlet = self._writer.outlet(topic, partition_count, f"{description.qualified_name} (key: {keys})")
+        of_own_dialect: Outlet = outlet
         if self._debezium is not None and relation_ is not None:
             self._debezium.announce(relation_, value_schema_id, key_schema_id, outlet)
+            of_own_dialect = Nowhere(outlet)
+            key_schema_id = 0 if description.identity_columns else None
         encoder = RowEncoder(description, value_schema_id, key_schema_id)
         self._on_announced(description.qualified_name, value_schema_id, len(description.columns))
         log.debug("relation", name=description.qualified_name, schema_id=value_schema_id)
-        return RelationVersion(description.qualified_name, value_schema_id, encoder, outlet)
+        return RelationVersion(description.qualified_name, value_schema_id, encoder, of_own_dialect)
 
     async def _register(
         self, topic: str, description: RelationDescription, earlier: RelationDescription | None
@@ -185,6 +192,13 @@ class Announcer:
             None if earlier is None else change_schema(earlier, self._prefix),
             None if earlier is None else key_schema(earlier, self._prefix),
         )
+
+    async def _register_debezium(
+        self, topic: str, relation: ConnectRelation, debezium: DebeziumRelations
+    ) -> tuple[int, int | None]:
+        if not debezium.registers_schemas:
+            return 0, 0 if relation.key else None
+        return await self._register_both(topic, *debezium.schemas_of(relation, topic))
 
     async def _register_both(
         self,

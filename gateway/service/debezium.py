@@ -18,6 +18,7 @@ from gateway.operate.errors import StopForOperator, UnwritableRelation
 from gateway.relations.catalog import COLUMNS_QUERY, KEY_QUERY, read_key
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.transactions.debezium import DebeziumMachine, DebeziumTopics, DebeziumVersion
+from gateway.transactions.debezium_json import JsonOutlet
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import MessageTopic
 from schemas.connect_type import DebeziumOptions
@@ -29,7 +30,7 @@ from schemas.debezium import (
     envelope_schema,
     key_schema,
 )
-from schemas.description import RelationDescription, ReplicaIdentity
+from schemas.description import Protect, RelationDescription, ReplicaIdentity
 
 log = structlog.get_logger()
 
@@ -63,7 +64,8 @@ class DebeziumRelations:
                 "that they had: rename a column for later ones",
             ) from None
         for described, column in zip(description.columns, relation.columns, strict=True):
-            if column is None:
+            is_dropped = described.protection is not None and described.protection.action is Protect.DROP
+            if column is None and not is_dropped:
                 self._warn(
                     description.qualified_name, described.name, f"Debezium does not support {described.facts.name}"
                 )
@@ -86,7 +88,26 @@ class DebeziumRelations:
         """Once its schemas are registered."""
         description = relation.description
         encoder = DebeziumEncoder(relation, value_schema_id, key_schema_id, self._options, self._unconvertible)
-        self.versions[description.oid] = DebeziumVersion(description.qualified_name, encoder, outlet)
+        collection = description.qualified_name
+        if self.registers_schemas:
+            self.versions[description.oid] = DebeziumVersion(collection, encoder, outlet)
+        else:
+            value, key = self.schemas_of(relation, outlet.topic)
+            in_json = JsonOutlet(outlet, key, value, with_schema=self._options.format_schemas_enable)
+            self.versions[description.oid] = DebeziumVersion(collection, encoder, in_json)
+
+    @property
+    def registers_schemas(self) -> bool:
+        """Those of relations: JSON has them in its records, or nowhere."""
+        return self._options.format == "avro"
+
+    def schemas_of(self, relation: ConnectRelation, topic: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Value and key."""
+        adjusts = self._options.adjusts_names
+        return (
+            envelope_schema(relation, topic, adjusts_names=adjusts),
+            key_schema(relation, topic, adjusts_names=adjusts),
+        )
 
     def _unconvertible(self, relation: str, column: str, reason: str) -> None:
         metrics.UNCONVERTIBLE.inc()
@@ -105,11 +126,6 @@ class DebeziumRelations:
         if (relation, column, reason) not in self._warned:
             self._warned.add((relation, column, reason))
             log.warning("column_without_value", relation=relation, column=column, reason=reason)
-
-
-def schemas_of(relation: ConnectRelation, topic: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Value and key."""
-    return envelope_schema(relation, topic), key_schema(relation, topic)
 
 
 def debezium_machine(

@@ -21,15 +21,26 @@ def protect(description: RelationDescription, settings: ColumnSettings) -> Relat
     for column in description.columns:
         rule = settings.rule_of(description.namespace, description.name, column.name)
         if rule is not None:
-            _check_key(description, column, rule)
+            if column.identity:
+                _check_key(description, column, rule)
             key = hash_key if rule.action == "hash" else b""
             column = replace(column, protection=Protection(Protect(rule.action), rule.length or 0, key))
         columns.append(column)
     return replace(description, columns=tuple(columns))
 
 
+def check_key(description: RelationDescription, key: Iterable[int], settings: ColumnSettings) -> None:
+    """`key`: indexes of the columns of the records' key. In Debezium's dialect they may be others than those of the replica
+    identity."""
+    for at in key:
+        column = description.columns[at]
+        rule = settings.rule_of(description.namespace, description.name, column.name)
+        if rule is not None:
+            _check_key(description, column, rule)
+
+
 def _check_key(description: RelationDescription, column: ColumnDescription, rule: ColumnRule) -> None:
-    if not column.identity or rule.in_key:
+    if rule.in_key:
         return
     if rule.action == "hash":
         hint = "set in_key = true in the rule: the key, old_key and before then contain the hash"

@@ -206,7 +206,7 @@ class Session:
             return None
         self._wait_for("the state of snapshots")
         states = await start.snapshot_states(position)
-        announcer = start.announcer(await self._connect_sql(stack), position)
+        announcer = start.snapshot_announcer(await self._connect_sql(stack), position, machine)
 
         async def announce(relation: Relation, in_force: RelationVersion | None) -> tuple[RelationVersion, str]:
             version = await announcer.announce(relation, in_force)

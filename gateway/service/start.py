@@ -42,7 +42,7 @@ from gateway.judgement.start import (
 )
 from gateway.kafka.delivery import Delivery, Frames
 from gateway.kafka.goodbye import say_goodbye, to_the_end
-from gateway.kafka.outlet import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWriter
+from gateway.kafka.outlet import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWriter, TopicOutlet
 from gateway.kafka.position_topic import read_positions, read_snapshot_states
 from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Topics, deleted_topics
@@ -63,12 +63,13 @@ from gateway.service.debezium import DebeziumRelations, debezium_machine
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.snapshot.state import States, decode_states, of_slot
 from gateway.transactions.commit_policy import CommitPolicy
-from gateway.transactions.debezium import DebeziumTopics
+from gateway.transactions.debezium import DebeziumMachine, DebeziumTopics, KeyedOutlet
+from gateway.transactions.debezium_json import JsonOutlet
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position, decode_position
 from gateway.transactions.transaction import LeftOutMessage, MessageTopic, Quarantined
 from schemas.connect_type import DebeziumOptions
-from schemas.debezium import MESSAGE_KEY, TRANSACTION_KEY, TRANSACTION_VALUE, message_schema
+from schemas.debezium import MESSAGE_KEY, TRANSACTION_KEY, TRANSACTION_VALUE, Schema, message_schema
 from schemas.errors import RegistryRefused, SchemaError
 from schemas.framing import frame, read_schema_id
 from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC, key_subject, message_topic, transaction_topic, value_subject
@@ -375,6 +376,17 @@ class Start:
         if self._settings.writes_debezium:
             options, optional = self._settings.debezium.options(), self._memory.optional_fields
             self._debezium = DebeziumRelations(sql, options, optional)
+        return self._announcer(sql, position, self._debezium)
+
+    def snapshot_announcer(self, sql: asyncpg.Connection, position: Position, machine: TransactionMachine) -> Announcer:
+        """For relations whose rows are read: what they are encoded with is not what their changes are."""
+        if not isinstance(machine, DebeziumMachine):
+            return self._announcer(sql, position, None)
+        relations = DebeziumRelations(sql, self._settings.debezium.options(), self._memory.optional_fields)
+        machine.snapshot_versions = relations.versions
+        return self._announcer(sql, position, relations)
+
+    def _announcer(self, sql: asyncpg.Connection, position: Position, debezium: DebeziumRelations | None) -> Announcer:
         return Announcer(
             sql,
             self.registry,
@@ -384,7 +396,7 @@ class Start:
             self._settings,
             is_first_epoch=position.epoch == 1,
             on_announced=self._board.announced,
-            debezium=self._debezium,
+            debezium=debezium,
         )
 
     async def snapshot_states(self, position: Position) -> States:
@@ -424,13 +436,29 @@ class Start:
 
     def _debezium_topics(self, options: DebeziumOptions) -> DebeziumTopics:
         prefix = self._settings.kafka.prefix
-        messages = self.writer.outlet(message_topic(prefix), self._message_partitions, "logical messages")
+        messages = self._outlet(
+            self.writer.outlet(message_topic(prefix), self._message_partitions, "logical messages"),
+            MESSAGE_KEY,
+            message_schema(options),
+            options,
+        )
         frames = frame(self._message_key_id), frame(self._messages_id)
         if not options.provide_transaction_metadata:
             return DebeziumTopics(messages, *frames)
         topic = transaction_topic(prefix)
-        transactions = self.writer.outlet(topic, self.topics.partition_count(topic), "BEGIN and END")
+        transactions = self._outlet(
+            self.writer.outlet(topic, self.topics.partition_count(topic), "BEGIN and END"),
+            TRANSACTION_KEY,
+            TRANSACTION_VALUE,
+            options,
+        )
         return DebeziumTopics(messages, *frames, transactions, frame(self._transaction_key_id), frame(self._marker_id))
+
+    @staticmethod
+    def _outlet(outlet: TopicOutlet, key: Schema, value: Schema, options: DebeziumOptions) -> KeyedOutlet:
+        if options.format == "avro":
+            return outlet
+        return JsonOutlet(outlet, key, value, with_schema=options.format_schemas_enable)
 
     async def _message_topic(self, *, is_new: bool) -> MessageTopic:
         topic = message_topic(self._settings.kafka.prefix)

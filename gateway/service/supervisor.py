@@ -71,8 +71,6 @@ async def serve(settings: Settings) -> None:
     _tune_garbage_collection()
     board = Board(slot_name=settings.source.slot, prefix=settings.kafka.prefix, version=package_version("walgate"))
     metrics.show(board)
-    if settings.writes_debezium and settings.snapshot.mode != "never":
-        log.warning("no_snapshot", reason="kafka.dialect is debezium: existing rows are not read")
     if settings.http.port is not None:
         from gateway.operate.http import start_http  # not at the top: the server takes a tenth of the start
 

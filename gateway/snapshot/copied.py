@@ -23,14 +23,15 @@ _NULL: Final = b"n"
 class CopiedRows:
     """Feed it the data in pieces of any size. `rows`: (framed key, rest of the READ event) of each.
 
-    `is_binary`: for each column, whether its value comes in binary form; else it is PostgreSQL's text. Raises UnreadableCopy, and
-    what RowEncoder raises.
+    `is_binary`: for each column, whether its value comes in binary form; else it is PostgreSQL's text. `keeps_tuples`: in place
+    of the READ event is the row's tuple. Raises UnreadableCopy, and what RowEncoder raises.
     """
 
-    def __init__(self, encoder: RowEncoder, is_binary: Sequence[bool]) -> None:
+    def __init__(self, encoder: RowEncoder, is_binary: Sequence[bool], *, keeps_tuples: bool = False) -> None:
         self.rows: list[tuple[bytes | None, bytes]] = []
         self.byte_count = 0
         self._encoder = encoder.of_copies(is_binary)
+        self._keeps_tuples = keeps_tuples
         letters = [b"b" if each else b"t" for each in is_binary]
         self._letters: list[bytes] = letters
         self._only_letter = letters[0] if len(set(letters)) == 1 else None
@@ -92,7 +93,8 @@ class CopiedRows:
             if at > end:
                 return place
             row = letter.join(parts)
-            rows.append(copied(row, len(row)))
+            found = copied(row, len(row))
+            rows.append((found[0], row) if self._keeps_tuples else found)
             place = at
         return place
 
@@ -118,7 +120,8 @@ class CopiedRows:
             if at > end:
                 return place
             row = b"".join(parts)
-            rows.append(copied(row, len(row)))
+            found = copied(row, len(row))
+            rows.append((found[0], row) if self._keeps_tuples else found)
             place = at
         return place
 

@@ -106,6 +106,7 @@ class Snapshot:
         self._settings = settings.snapshot
         self._source = settings.source
         self._prefix = settings.kafka.prefix
+        self._in_debezium = settings.writes_debezium
         self._login = login_of(settings.source)
         self._sql = sql
         self._machine = machine
@@ -224,7 +225,7 @@ class Snapshot:
     async def _recipe(self, surveyed: Surveyed) -> Recipe:
         relation = as_message(surveyed.relation)
         version, topic = await self._announce(relation, self._machine.in_force(relation.relation_oid))
-        return recipe(surveyed, version, topic, self._prefix, text_only=self._text_only)
+        return recipe(surveyed, version, topic, self._prefix, text_only=self._text_only, keeps_tuples=self._in_debezium)
 
     # -- the stream's side ------------------------------------------------------------------------------------------------
 
@@ -256,6 +257,10 @@ class Snapshot:
                 if not in_stream
                 else "it was sent in a large transaction: send it in a transaction of its own"
             )
+            log.warning("command_refused", command=command.command, reason=reason)
+            return None
+        if command.purpose == "VERIFY" and self._in_debezium:
+            reason = "readers of Debezium's dialect cannot compare rows with what they have"
             log.warning("command_refused", command=command.command, reason=reason)
             return None
         return command

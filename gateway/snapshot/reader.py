@@ -126,7 +126,7 @@ async def copy(
 
 async def _copy(sql: asyncpg.Connection, chunk: Chunk, recipe: Recipe, table_blocks: int) -> CopiedRows:
     sizer = chunk.table.sizer
-    copied = CopiedRows(recipe.version.encoder, recipe.is_binary)
+    copied = CopiedRows(recipe.version.encoder, recipe.is_binary, keeps_tuples=recipe.keeps_tuples)
     rest = None if chunk.range is None else halves(chunk.range, table_blocks)[1]
 
     async def check(copied: CopiedRows) -> None:

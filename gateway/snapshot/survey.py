@@ -108,7 +108,8 @@ def as_message(relation: PublishedRelation) -> Relation:
 
 @dataclass(slots=True)
 class Recipe:
-    """How the rows of a relation are asked for and encoded. `is_binary`: of each column."""
+    """How the rows of a relation are asked for and encoded. `is_binary`: of each column. `keeps_tuples`: they are encoded only
+    where they are handed over."""
 
     surveyed: Surveyed
     version: RelationVersion
@@ -118,6 +119,7 @@ class Recipe:
     key_columns: tuple[tuple[str, str], ...]
     """Names and types of the identity columns, in the order of the Avro key."""
     _key_schema: Any = field(repr=False)
+    keeps_tuples: bool = False
 
     @property
     def has_key(self) -> bool:
@@ -127,7 +129,15 @@ class Recipe:
         return key_condition(self.key_columns, self._key_schema, keys)
 
 
-def recipe(surveyed: Surveyed, version: RelationVersion, topic: str, prefix: str, *, text_only: bool) -> Recipe:
+def recipe(
+    surveyed: Surveyed,
+    version: RelationVersion,
+    topic: str,
+    prefix: str,
+    *,
+    text_only: bool,
+    keeps_tuples: bool = False,
+) -> Recipe:
     description = version.encoder.description
     is_binary = tuple(not text_only and has_binary_decoder(column.facts) for column in description.columns)
     types = {column.name: column.type_name for column in surveyed.relation.columns}
@@ -140,4 +150,5 @@ def recipe(surveyed: Surveyed, version: RelationVersion, topic: str, prefix: str
         column_list([column.name for column in description.columns], is_binary),
         tuple((column.name, types[column.name]) for column in description.identity_columns),
         None if schema is None else fastavro.parse_schema(schema),
+        keeps_tuples,
     )

@@ -71,6 +71,10 @@ class Tracking:
 
     # -- the machine's side -----------------------------------------------------------------------------------------------
 
+    @property
+    def is_tracking(self) -> bool:
+        return bool(self.relations)
+
     def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
         tracked = self.relations.get(relation_oid)
         if tracked is None:
@@ -131,6 +135,10 @@ class Listening:
 
     def __init__(self, on_message: Callable[[str, bytes, int, bool], object | None]) -> None:
         self._on_message = on_message
+
+    @property
+    def is_tracking(self) -> bool:
+        return False
 
     def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
         return version

@@ -34,12 +34,22 @@ from gateway.events.debezium_source import (
     written_at,
 )
 from gateway.events.manifest import Manifest
+from gateway.events.marker import Marker
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.operate.errors import StopForOperator
 from gateway.pgoutput import BeginPrepare, Message, MessageHead, Origin, StreamStart, Truncate
 from gateway.pgoutput.letters import INSERT, UPDATE
 from gateway.transactions.machine import TransactionMachine
-from gateway.transactions.transaction import LeftOutMessage, MessageTopic, Prepared, Transaction
+from gateway.transactions.transaction import (
+    OWN_PREFIXES,
+    LeftOutMessage,
+    MessageTopic,
+    Outlet,
+    Prepared,
+    RelationVersion,
+    Transaction,
+    Watch,
+)
 from gateway.values.connect_forms import AS_BINARY
 from gateway.values.reader import some_bytes
 from schemas.connect_type import DebeziumOptions
@@ -73,6 +83,20 @@ class DebeziumVersion:
     """`schema.table`"""
     encoder: DebeziumEncoder
     outlet: KeyedOutlet
+
+
+class Nowhere:
+    """Satisfies `Outlet`: for records of our own dialect, which are only looked at. `outlet` names what is too large."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        self._outlet = outlet
+
+    def append(self, key: bytes | None, value: bytes, manifest: Manifest | None) -> None: ...
+
+    def append_everywhere(self, value: bytes, manifest: Manifest | None) -> None: ...
+
+    def too_large(self, what: str, size: int) -> StopForOperator:
+        return self._outlet.too_large(what, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +148,10 @@ class DebeziumMachine(TransactionMachine):
             skip_lsn=skip_lsn,
         )
         self.versions: dict[int, DebeziumVersion] = {}
+        self.snapshot_versions: dict[int, DebeziumVersion] = {}
+        """Of the relations whose rows are read."""
+        self._tracks = False
+        self._owes = False
         self._names = names
         self._topics = topics
         self._clock_ns = clock_ns
@@ -150,6 +178,8 @@ class DebeziumMachine(TransactionMachine):
     # -- transactions -------------------------------------------------------------------------------------------------
 
     def _open(self, xid: int, commit_lsn: int | None, commit_time: int | None, in_stream: bool = False) -> Transaction:
+        if self._tracks:
+            return super()._open(xid, commit_lsn, commit_time, in_stream)
         return Transaction(xid, self._manifest, self._context, commit_lsn, commit_time)
 
     def begin(self, commit_lsn: int, commit_time: int, xid: int) -> None:
@@ -159,12 +189,12 @@ class DebeziumMachine(TransactionMachine):
         self._written_lsn = written_lsn if xid == written_xid else 0
         self._held = None
 
-    def _source_of(self, transaction: Transaction) -> SourceContext:
+    def _source_of(self, transaction: Transaction, *, is_read: bool = False) -> SourceContext:
         assert transaction.commit_lsn is not None
         last = self.resume_lsn if self.last_commit_lsn else 0
         return SourceContext(
             self._names, transaction.xid, transaction.commit_lsn, transaction.commit_time or 0, last, transaction.origin,
-            self._written_at,
+            self._written_at, is_read=is_read,
         )  # fmt: skip
 
     def _refresh(self, source: SourceContext) -> None:
@@ -237,6 +267,8 @@ class DebeziumMachine(TransactionMachine):
         row = position + 5
         relation_oid: int = read_i32_be(data, row - 4)
         relation_oid &= _UNSIGNED
+        if self._tracks:
+            self._track(transaction, relation_oid, data, row, end, change_lsn)
         version = self.versions.get(relation_oid)
         if version is None or self._refused:
             version = self._debezium_version(relation_oid)
@@ -263,6 +295,59 @@ class DebeziumMachine(TransactionMachine):
         elif not self._skips_deletes:
             key, before = version.encoder.delete(data, row, end)
             self._delete(transaction, version, source, key, before, change_lsn)
+
+    # -- snapshots ------------------------------------------------------------------------------------------------------
+
+    def set_watch(self, watch: Watch | None) -> None:
+        super().set_watch(watch)
+        self._tracks = watch is not None and watch.is_tracking
+
+    def _track(
+        self, transaction: Transaction, relation_oid: int, data: bytes, row: int, end: int, change_lsn: int
+    ) -> None:
+        """A change of a table under snapshot is encoded in our own dialect too: its record tells who changed which key, and
+        goes nowhere."""
+        version = self._tracked(relation_oid)
+        if version is None:
+            return
+        context, manifest, kind = transaction.context, transaction.manifest, data[row - 5]
+        if kind == INSERT:
+            key, value = version.encoder.insert(data, row, end, context, change_lsn, 0)
+        elif kind == UPDATE:
+            key, value, moved = version.encoder.update(data, row, end, context, change_lsn, 0)
+            if moved is not None:
+                version.outlet.append(moved[0], moved[1], manifest)
+        else:
+            key, value = version.encoder.delete(data, row, end, context, change_lsn, 0)
+        version.outlet.append(key, value, manifest)
+
+    def _tracked(self, relation_oid: int) -> RelationVersion | None:
+        version = self._active.get(relation_oid) or self._activate(relation_oid)
+        return None if version is self.in_force(relation_oid) else version
+
+    def read(self, version: RelationVersion, rows: Iterable[tuple[bytes | None, bytes]], change_lsn: int) -> None:
+        """Rows that were read: beside its key each has its tuple."""
+        transaction = self._demand_transaction("rows of a snapshot")
+        found = self.snapshot_versions[version.encoder.description.oid]
+        source = self._source_of(transaction, is_read=True)
+        self._refresh(source)
+        read, append = found.encoder.read, found.outlet.append_hashed
+        transaction.silent = False
+        for _, data in rows:
+            append(*read(data, source, change_lsn))
+            transaction.ordinal += 1
+
+    def owe(self, marker: Marker) -> None:
+        """It is not written, but what it stands for becomes durable as soon as it would have been."""
+        self._owes = True
+
+    @property
+    def pending_marker_count(self) -> int:
+        return int(self._owes)
+
+    def take_markers(self) -> list[Marker]:
+        self._owes = False
+        return []
 
     def _was_written(self, data: bytes, position: int, end: int, change_lsn: int) -> bool:
         """By the connector that was replaced. Rows of one COPY may share an LSN: how many of them were written is unknown, so
@@ -325,6 +410,10 @@ class DebeziumMachine(TransactionMachine):
 
     def _truncate(self, message: Truncate, change_lsn: int) -> None:
         transaction = self._demand_transaction("Truncate")
+        for relation_oid in message.relation_oids if self._tracks else ():
+            tracked = self._tracked(relation_oid)
+            if tracked is not None:
+                tracked.outlet.append_everywhere(b"", transaction.manifest)
         if self._skips_truncates or transaction.skipped or change_lsn <= self._written_lsn:
             return
         assert self._source is not None
@@ -343,6 +432,9 @@ class DebeziumMachine(TransactionMachine):
         if transaction is not None and (transaction.skipped or change_lsn <= self._written_lsn):
             return
         if not self._message_topic.takes(message.prefix):
+            if self.watch is not None and transaction is not None and message.prefix in OWN_PREFIXES:
+                found = self.watch.message(message.prefix, message.content, transaction.xid, False)
+                self.arrived = found or self.arrived
             return
         now_ns = self._clock_ns()
         if transaction is None:

@@ -125,6 +125,11 @@ class Transaction:
 class Watch(Protocol):
     """Who is told what changes while tables are under snapshot (gateway/snapshot/tracking.py). All xids are those of the wire."""
 
+    @property
+    def is_tracking(self) -> bool:
+        """Tables are under snapshot now; the machine is given its watch again when that changes."""
+        ...
+
     def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
         """What to encode the relation's changes with: an outlet that tells of them stands in the way of its own."""
         ...

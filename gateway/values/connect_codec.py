@@ -19,6 +19,7 @@ from gateway.values import dates, integers
 from gateway.values.arrays import array_from_binary, array_from_text
 from gateway.values.codec import Codec, codec
 from gateway.values.numeric import decimal_from_binary, decimal_from_text, read_decimal
+from gateway.values.protection import protected_codec
 from gateway.values.reader import (
     AVRO_NULL,
     NOTHING,
@@ -42,7 +43,8 @@ _SAME: Final = frozenset({Form.BOOLEAN, Form.INTEGER, Form.FLOAT, Form.DOUBLE, F
 def connect_codec(column: ConnectColumn, *, in_key_tuple: bool = False) -> Codec:
     """The encoders of a column's values, as its field wants them. `in_key_tuple`: a NULL of a required column is one that was not
     sent, and becomes what Debezium writes for it; else its reader raises Unusual."""
-    plain = _codec(column.type)
+    rule = column.protection
+    plain = _codec(column.type) if rule is None else protected_codec(column.type.facts, rule)
     if column.is_optional and not column.has_default:
         return plain
     if column.is_optional:
@@ -79,6 +81,8 @@ def fallback_value(column: ConnectColumn) -> bytes:
 
 def placeholder(column: ConnectColumn, text_: str) -> bytes | None:
     """What stands for an UNCHANGED value; None where Debezium has nothing."""
+    if column.protection is not None and column.protection.is_hidden:
+        return AVRO_NULL
     found = forms.placeholder(column.type, text_)
     if found is None:
         return None

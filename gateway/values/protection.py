@@ -16,20 +16,19 @@ from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT, KIND_UNC
 from gateway.values.codec import Codec
 from gateway.values.reader import AVRO_NULL, UNSIGNED, Encode, Parts, Render, always_unusual, read_with, some_bytes
 from gateway.values.renderers import renderer
-from schemas.column_type import ColumnType
-from schemas.description import Protect, Protection
+from schemas.description import Protect, Protection, TypeFacts
 
 _NO_VALUE: Final = (KIND_NULL, KIND_UNCHANGED)
 
 
-def protected_codec(column: ColumnType, protection: Protection) -> Codec:
-    """The encoders of a column under a rule. They raise what renderers raise, never Special: nothing may go into `special`,
-    which holds whole values."""
+def protected_codec(facts: TypeFacts, protection: Protection) -> Codec:
+    """The encoders of a column under a rule; `facts`: of its type, or of the base of a domain. They raise what renderers raise,
+    never Special: nothing may go into `special`, which holds whole values."""
     if protection.is_hidden:
         read = _read_over if protection.action is Protect.DROP else _read_null
         return Codec(_encode_null, _encode_null, None, read, read)
     from_text = _hash(protection.hash_key) if protection.action is Protect.HASH else _truncate(protection.length)
-    render = renderer(column.facts)
+    render = renderer(facts)
     from_binary = None if render is None else _rendered(render, from_text)
     read_binary = always_unusual if from_binary is None else read_with(from_binary, KIND_BINARY)
     return Codec(from_text, from_binary, None, read_with(from_text, KIND_TEXT), read_binary)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import signal
 import tarfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,15 +53,14 @@ def files(set_name: str) -> list[Path]:
 
 @asynccontextmanager
 async def connect_worker(
-    kafka: Kafka, registry: Registry, connectors: Mapping[str, Mapping[str, str]]
+    kafka: Kafka, registry: Registry, connectors: Mapping[str, Mapping[str, str]], plugin: Sequence[Path] = ()
 ) -> AsyncIterator[Worker]:
-    """A worker that runs these connectors (name -> settings); it answers when this enters."""
+    """A worker that runs these connectors (name -> settings); it answers when this enters. `plugin`: the jars of one, else
+    Debezium's sink."""
     guard = await Guard.open("connect")
     try:
         plugins = guard.folder / "plugins"
-        (archive,) = files("debezium-sink")
-        with tarfile.open(archive) as tar:
-            tar.extractall(plugins, filter="data")
+        _lay_out(plugins, plugin)
         url = f"http://{HOST}:{free_port()}"
         settings = _worker_settings(kafka, registry, guard.folder, url) | {"plugin.path": str(plugins)}
         configurations = [_written(guard.folder / "worker.properties", settings)]
@@ -80,6 +79,17 @@ async def connect_worker(
         await child.stop(signal.SIGTERM, STOP_TIMEOUT_S)
     finally:
         await guard.close()
+
+
+def _lay_out(plugins: Path, jars_of_plugin: Sequence[Path]) -> None:
+    if not jars_of_plugin:
+        (archive,) = files("debezium-sink")
+        with tarfile.open(archive) as tar:
+            tar.extractall(plugins, filter="data")
+    for jar in jars_of_plugin:
+        place = plugins / "plugin" / jar.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(jar)
 
 
 def _worker_settings(kafka: Kafka, registry: Registry, folder: Path, url: str) -> dict[str, str]:

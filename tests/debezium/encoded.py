@@ -17,7 +17,7 @@ from gateway.pgoutput import Relation, decode
 from gateway.pgoutput.letters import RELATION, ROW_MESSAGES
 from gateway.relations.catalog import TYPES_QUERY, read_types
 from gateway.relations.description import describe
-from gateway.service.debezium import DebeziumRelations, schemas_of
+from gateway.service.debezium import DebeziumRelations
 from gateway.transactions.debezium import DebeziumMachine, DebeziumTopics
 from gateway.transactions.transaction import MessageTopic, RelationVersion
 from schemas.connect_type import DebeziumOptions
@@ -97,6 +97,14 @@ async def encoded(
     sql: asyncpg.Connection, slot: str, publication: str, options: DebeziumOptions, *, binary: bool
 ) -> list[Record]:
     """What waits in the slot, as records. It is still there afterwards."""
+    schemas, records = await framed(sql, slot, publication, options, binary=binary)
+    return [_record(schemas, *each) for each in records]
+
+
+async def framed(
+    sql: asyncpg.Connection, slot: str, publication: str, options: DebeziumOptions, *, binary: bool
+) -> tuple[Schemas, list[tuple[str, bytes | None, bytes | None]]]:
+    """The same as (topic, key, value) in Avro."""
     for name, value in SESSION.items():
         await sql.execute("select set_config($1, $2, false)", name, value)
     asked: Mapping[str, str] = {
@@ -126,7 +134,7 @@ async def encoded(
             await _announce(sql, message, relations, schemas, records, machine)
         else:
             machine.receive(message, int(lsn))
-    return [_record(schemas, *each) for each in records]
+    return schemas, records
 
 
 def _record(schemas: Schemas, topic: str, key: bytes | None, value: bytes | None) -> Record:
@@ -178,7 +186,7 @@ async def _announce(
     description = describe(message, read_types(await sql.fetch(TYPES_QUERY, oids)))
     relation = await relations.relation(description)
     topic = debezium_topic(PREFIX, message.namespace, message.name)
-    value, key = schemas_of(relation, topic)
+    value, key = relations.schemas_of(relation, topic)
     outlet: Any = Outlet(topic, records)
     key_id = None if key is None else schemas.register(key)
     relations.announce(relation, schemas.register(value), key_id, outlet)

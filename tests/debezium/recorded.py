@@ -50,6 +50,7 @@ def settings_of(options: DebeziumOptions) -> Mapping[str, str]:
     said = {name: str(value).lower() for name, value in asdict(options).items() if isinstance(value, str | bool)}
     said["skipped_operations"] = ",".join(sorted(options.skipped_operations)) or "none"
     del said["tombstones_on_delete"]  # on
+    del said["format"], said["format_schemas_enable"]
     return {f"debezium.source.{name.replace('_', '.')}": value for name, value in said.items()}
 
 

@@ -113,6 +113,9 @@ class Reader:
     def _decode(self, payload: bytes | None) -> tuple[Any, Any]:
         if payload is None:
             return None, None
+        if payload.startswith(b"{"):
+            found = json.loads(payload)
+            return found["schema"], found["payload"]
         schema_id = int.from_bytes(payload[1:5], "big")
         if schema_id not in self._schemas:
             with urlopen(f"{self._registry_url}/schemas/ids/{schema_id}", timeout=30) as answer:

@@ -25,8 +25,9 @@ from tests.gateway_process import GatewayProcess
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.parametrize("format_", ["avro", pytest.param("json", marks=pytest.mark.long)])
 async def test_a_reader_by_key_has_the_table_after_kills(
-    database: Database, kafka: Kafka, registry: LocalRegistry, topic_prefix: str, tmp_path: Path
+    database: Database, kafka: Kafka, registry: LocalRegistry, topic_prefix: str, tmp_path: Path, format_: str
 ) -> None:
     sql = await database.connect()
     await sql.execute("create table t (id int primary key, note text); create publication walgate for all tables")
@@ -37,6 +38,7 @@ async def test_a_reader_by_key_has_the_table_after_kills(
         "kafka__prefix": topic_prefix,
         "kafka__dialect": "debezium",
         "debezium__compacted_topics": "true",
+        "debezium__format": format_,
         "registry__url": registry.url,
     }
     gateway = GatewayProcess(tmp_path / "gateway.log", settings)
@@ -59,7 +61,7 @@ async def test_a_reader_by_key_has_the_table_after_kills(
     assert await gateway.stop() == 0, gateway.log_tail()
     with pytest.raises(OptionError, match="Debezium's dialect"):
         refuse_debezium(Registry({"url": registry.url}), topic_prefix)
-    del gateway.settings["debezium__compacted_topics"]
+    del gateway.settings["debezium__compacted_topics"], gateway.settings["debezium__format"]
     gateway.start(kafka__dialect="walgate")
     assert await gateway.wait() == 78
     assert "written in the dialect debezium" in gateway.log()

@@ -247,11 +247,11 @@ def test_settings_that_do_not_go_together_are_refused(
     assert "geheim" not in str(caught.value)
 
 
-def test_the_dialect_debezium_has_no_snapshots_whatever_the_mode_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_dialects_have_snapshots_unless_the_mode_is_never(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings().takes_snapshots
     monkeypatch.setenv("WALGATE_KAFKA__DIALECT", "debezium")
-    assert not load_settings().takes_snapshots
-    monkeypatch.setenv("WALGATE_SNAPSHOT__MODE", "initial")
+    assert load_settings().takes_snapshots
+    monkeypatch.setenv("WALGATE_SNAPSHOT__MODE", "never")
     assert not load_settings().takes_snapshots
 
 

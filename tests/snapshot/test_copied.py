@@ -113,3 +113,11 @@ def test_what_is_not_whole_is_refused() -> None:
         copied(b"x" * 100)
     with pytest.raises(UnreadableCopy):
         copied(copy_of([ROWS[0][:2]]))
+
+
+def test_tuples_are_kept_with_their_keys_where_they_are_asked_for() -> None:
+    for is_binary in (IS_BINARY, [True] * len(IS_BINARY)):
+        rows = CopiedRows(RowEncoder(RELATION, 7, 8), is_binary, keeps_tuples=True)
+        rows.feed(copy_of([[struct.pack("!i", 1), None, None, None]]))
+        rows.finish()
+        assert rows.rows == [(copied(copy_of(ROWS)).rows[0][0], b"N\0\4b\0\0\0\4\0\0\0\1nnn")]

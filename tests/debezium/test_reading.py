@@ -1,0 +1,162 @@
+"""Debezium's dialect while tables are under snapshot, without a server: who is told what, and how rows are written."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from gateway.events.marker import Marker
+from gateway.events.row_encoder import RowEncoder
+from gateway.lsn import Lsn
+from gateway.pgoutput import Message, Text, Truncate
+from gateway.transactions.debezium import DebeziumVersion, Nowhere
+from gateway.transactions.transaction import CHUNK_PREFIX, RelationVersion
+from schemas.connect_type import DebeziumOptions
+from schemas.framing import FRAME_BYTES
+from tests.debezium.encoded import Outlet
+from tests.debezium.test_dialect import OID, TOPIC, Dialect, new, old, row_of
+from tests.events.rows import relation
+from tests.transactions.test_watched import Watching
+
+
+class Kept:
+    """Satisfies Outlet; the keys that were appended, without their frames."""
+
+    def __init__(self) -> None:
+        self.keys: list[bytes | None] = []
+        self.everywhere = 0
+
+    def append(self, key: bytes | None, value: bytes, manifest: Any) -> None:
+        self.keys.append(key and key[FRAME_BYTES:])
+
+    def append_everywhere(self, value: bytes, manifest: Any) -> None:
+        self.everywhere += 1
+
+    def too_large(self, what: str, size: int) -> Any:
+        return what, size
+
+
+def under_snapshot(
+    *, is_tracking: bool = True, options: DebeziumOptions | None = None
+) -> tuple[Dialect, Watching, Kept]:
+    dialect, kept = Dialect(options), Kept()
+    watching = Watching() if is_tracking else Listening()
+    version = RelationVersion("shop orders", 1, RowEncoder(relation(), 1, 0), Nowhere(kept))
+    dialect.machine.announce(OID, None, version)
+    outlet: Any = kept
+    watching.outlet = outlet
+    dialect.machine.set_watch(watching)
+    return dialect, watching, kept
+
+
+class Listening(Watching):
+    is_tracking: ClassVar[bool] = False
+
+
+def test_changes_of_a_table_under_snapshot_tell_their_keys_and_are_written_once() -> None:
+    dialect, watching, kept = under_snapshot()
+    dialect.begin()
+    dialect.row(b"I", new(*row_of(1)))
+    dialect.row(b"U", new(*row_of(1, b"y")))
+    dialect.row(b"U", old(*row_of(1), letter=b"K") + new(*row_of(2)))
+    dialect.row(b"D", old(*row_of(2), letter=b"K"))
+    dialect.receive(Truncate(None, (OID,), False, False))
+    dialect.commit()
+    assert kept.keys == [b"\2\2", b"\2\2", b"\2\2", b"\2\4", b"\2\4"]
+    assert kept.everywhere == 1
+    assert ("committed", 5) in watching.told
+    assert dialect.operations() == [("c", 1), ("u", 1), ("d", 1), ("-", 1), ("c", 2), ("d", 2), ("-", 2)]
+    assert dialect.machine.take_markers() == []
+
+
+def test_where_nothing_is_read_changes_are_encoded_once() -> None:
+    dialect, watching, kept = under_snapshot(is_tracking=False)
+    dialect.begin()
+    dialect.row(b"I", new(*row_of(1)))
+    dialect.commit()
+    assert kept.keys == [] and watching.told == [("committed", 5)]
+
+
+class Other(Watching):
+    """Of relations that are not ours."""
+
+    def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
+        return version
+
+
+def test_a_table_that_is_not_under_snapshot_is_encoded_once() -> None:
+    dialect, _, kept = under_snapshot()
+    dialect.machine.set_watch(Other())
+    dialect.begin()
+    dialect.row(b"I", new(*row_of(1)))
+    dialect.receive(Truncate(None, (OID,), False, False))
+    assert kept.keys == [] and kept.everywhere == 0
+
+
+def test_rows_that_were_read_are_written_as_they_are_and_leave_no_marker() -> None:
+    dialect, _, _ = under_snapshot(options=DebeziumOptions(provide_transaction_metadata=True))
+    version = dialect.machine.in_force(OID)
+    assert version is not None
+    outlet = Outlet(TOPIC, dialect.records)
+    dialect.machine.snapshot_versions[OID] = DebeziumVersion("public.shop orders", dialect.encoder, outlet)
+    dialect.begin()
+    dialect.machine.read(version, [(b"key", new(*row_of(1))), (b"key", new(*row_of(2, b"y")))], 77)
+    dialect.machine.owe(Marker("SNAPSHOT_END", 1, 2))
+    assert dialect.machine.pending_marker_count == 1
+    dialect.commit()
+    found = dialect.read()
+    assert [record.key for record in found] == [{"c0": 1}, {"c0": 2}]
+    for record in found:
+        assert record.value is not None
+        assert (record.value["op"], record.value["before"], record.value["transaction"]) == ("r", None, None)
+        source = record.value["source"]
+        assert (source["snapshot"], source["lsn"], source["txId"]) == ("incremental", 77, 5)
+    assert dialect.machine.take_markers() == []
+    assert (dialect.machine.pending_marker_count, dialect.machine.event_count) == (0, 2)
+
+
+def test_a_row_that_was_read_and_has_no_plain_value_goes_the_general_way() -> None:
+    dialect, _, _ = under_snapshot()
+    version = dialect.machine.in_force(OID)
+    assert version is not None
+    outlet = Outlet(TOPIC, dialect.records)
+    dialect.machine.snapshot_versions[OID] = DebeziumVersion("public.shop orders", dialect.encoder, outlet)
+    dialect.begin()
+    row = (*row_of(1)[:3], Text(b"NaN"), None, None, Text(b"y"))
+    dialect.machine.read(version, [(b"key", new(*row))], 77)
+    (record,) = dialect.read()
+    assert record.value is not None and record.value["after"]["c3"] is None
+    assert len(dialect.reasons) == 1
+
+
+def test_a_message_of_a_chunk_is_handed_to_the_watch() -> None:
+    dialect, watching, _ = under_snapshot()
+    dialect.begin()
+    dialect.receive(Message(None, True, Lsn(60), CHUNK_PREFIX, b"7"))
+    machine: Any = dialect.machine
+    assert machine.arrived == b"7"
+    dialect.commit()
+    assert machine.arrived is None
+    assert ("message", CHUNK_PREFIX, b"7", 5, False) in watching.told
+    assert dialect.read() == []
+
+
+def test_records_of_our_own_dialect_go_nowhere() -> None:
+    kept: Any = Kept()
+    nowhere = Nowhere(kept)
+    nowhere.append(None, b"", None)
+    nowhere.append_everywhere(b"", None)
+    assert (kept.keys, kept.everywhere) == ([], 0)
+    found: Any = nowhere.too_large("is large", 5)
+    assert found == ("is large", 5)
+
+
+@pytest.mark.parametrize("skipped", ["c", "u", "d"])
+def test_what_is_not_written_counts_all_the_same(skipped: str) -> None:
+    dialect, _, kept = under_snapshot(options=DebeziumOptions(skipped_operations=frozenset({skipped})))
+    dialect.begin()
+    dialect.row(b"I", new(*row_of(1)))
+    dialect.row(b"U", new(*row_of(1)))
+    dialect.row(b"D", old(*row_of(1), letter=b"K"))
+    assert len(kept.keys) == 3
