@@ -10,7 +10,13 @@ import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
 
 from gateway.local import Postgres
 
@@ -41,6 +47,29 @@ def certificate(folder: Path) -> dict[str, bytes]:
     )
     subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
     return {name: (folder / name).read_bytes() for name in ("server.key", "server.crt")}
+
+
+def client_certificate(folder: Path, days: float) -> None:
+    """`client.crt` with `client.key`, signed by `certificate`'s, that ends in so many days; a negative number: it has ended."""
+    authority = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
+    authority_key = serialization.load_pem_private_key((folder / "server.key").read_bytes(), None)
+    assert isinstance(authority_key, rsa.RSAPrivateKey)
+    key = rsa.generate_private_key(65537, 2048)
+    end = datetime.now(UTC) + timedelta(days=days)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gateway")]))
+        .issuer_name(authority.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(end - timedelta(days=30))
+        .not_valid_after(end)
+        .sign(authority_key, hashes.SHA256())
+    )
+    (folder / "client.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    (folder / "client.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
 
 
 @asynccontextmanager

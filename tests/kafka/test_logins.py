@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 import time
+import types
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +37,7 @@ from gateway.operate.errors import Retry, RetrySlowly, StopForOperator
 from gateway.operate.kafka_settings import KafkaSettings
 from schemas.names import POSITION_TOPIC, transaction_topic
 from tests.oidc import AUDIENCE, CLIENT, SECRET, Provider, oidc_provider
-from tests.tls import certificate
+from tests.tls import certificate, client_certificate
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -130,6 +132,26 @@ class Place:
             **more,
         }
         return KafkaSettings.model_validate({name: value for name, value in values.items() if value is not None})
+
+    def of_msk(
+        self, monkeypatch: pytest.MonkeyPatch, life_s: float | None = None, audience: str = AUDIENCE
+    ) -> KafkaSettings:
+        """As for Amazon MSK. A stand-in for the vendor's signer gives tokens of our provider: a broker that verifies a signed
+        request is nowhere but there."""
+
+        def generate_auth_token(region: str) -> tuple[str, int]:
+            assert region == "eu-west-1"
+            self.provider.given_count += 1
+            lives_s = self.provider.life_s if life_s is None else life_s
+            return self.provider.token(lives_s, audience), round((time.time() + lives_s) * 1000)
+
+        signer = types.ModuleType("aws_msk_iam_sasl_signer.MSKAuthTokenProvider")
+        vars(signer)["generate_auth_token"] = generate_auth_token
+        monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", types.ModuleType("aws_msk_iam_sasl_signer"))
+        monkeypatch.setitem(sys.modules, signer.__name__, signer)
+        nothing = dict.fromkeys(("oauth_token_url", "oauth_client_id", "oauth_client_secret"))
+        of_msk = {"sasl_mechanism": "AWS_MSK_IAM", "aws_region": "eu-west-1", "security_protocol": "SASL_SSL"}
+        return self.settings("TOKEN", **of_msk, **nothing).model_copy(update={"security_protocol": PROTOCOLS["TOKEN"]})
 
     @contextmanager
     def denied(self, topic: str, operation: AclOperation) -> Iterator[None]:
@@ -267,6 +289,32 @@ async def test_a_token_from_a_file_is_read_at_each_login(place: Place, topic_pre
     await get_in(settings, topic_prefix)
 
 
+async def test_the_login_of_msk_is_refused_and_taken_like_any_token(
+    place: Place, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right, expired, for somebody else."""
+    await get_in(place.of_msk(monkeypatch), topic_prefix)
+    for wrong in ({"life_s": -60.0}, {"audience": "others"}):
+        with pytest.raises(RetrySlowly, match="rejects the token"):
+            await get_in(place.of_msk(monkeypatch, **wrong), topic_prefix)
+
+
+async def test_a_certificate_that_has_expired_is_named_and_its_successor_is_taken(
+    place: Place, topic_prefix: str
+) -> None:
+    own = {
+        "ssl_cert_file": place.pem / "client.crt",
+        "ssl_key_file": place.pem / "client.key",
+        "ssl_key_password": None,
+    }
+    settings = place.settings("MUTUAL", **own)
+    client_certificate(place.pem, days=-1)
+    with pytest.raises(RetrySlowly, match="kafka.ssl_cert_file"):
+        await get_in(settings, topic_prefix)
+    client_certificate(place.pem, days=1)
+    await get_in(settings, topic_prefix)
+
+
 async def test_a_provider_that_is_away_is_waited_for(place: Place, topic_prefix: str) -> None:
     place.provider.is_away = True
     try:
@@ -276,10 +324,15 @@ async def test_a_provider_that_is_away_is_waited_for(place: Place, topic_prefix:
         place.provider.is_away = False
 
 
-async def test_tokens_and_sessions_that_end_are_renewed_without_a_gap(place: Place, topic_prefix: str) -> None:
+@pytest.mark.parametrize("mechanism", ["OAUTHBEARER", "AWS_MSK_IAM"])
+async def test_tokens_and_sessions_that_end_are_renewed_without_a_gap(
+    place: Place, topic_prefix: str, mechanism: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kafka transactions go on over three sessions; the broker would close a connection that logs in once."""
     place.provider.life_s, before = 7, place.provider.given_count
     settings = place.settings("TOKEN")
+    if mechanism == "AWS_MSK_IAM":
+        settings = place.of_msk(monkeypatch)
     topic = f"{topic_prefix}.t"
     await get_in(place.settings("PLAINTEXT"), topic_prefix)
     producer = Producer(settings, topic_prefix)

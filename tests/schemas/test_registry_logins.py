@@ -20,7 +20,7 @@ from gateway.service.schema_errors import classified_schema_errors
 from schemas.records import POSITION
 from schemas.registry import RegistryClient
 from tests.oidc import CLIENT, SECRET, Provider, oidc_provider
-from tests.tls import certificate
+from tests.tls import certificate, client_certificate
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -155,3 +155,16 @@ async def test_a_client_certificate_with_an_encrypted_key(registry: Registry, pe
             await ask(url, **own)
         with pytest.raises(StopForOperator, match="registry.key_password"):
             await ask(url, **trusted, **own | {"key_password": "wrong"})
+
+
+async def test_a_certificate_that_has_expired_is_waited_for_and_its_successor_is_taken(
+    registry: Registry, pem: Path
+) -> None:
+    own = {"ca_file": pem / "server.crt", "cert_file": pem / "client.crt", "key_file": pem / "client.key"}
+    async with behind_tls(registry.port, pem) as port:
+        url = registry.url.replace(f"http://127.0.0.1:{registry.port}", f"https://127.0.0.1:{port}")
+        client_certificate(pem, days=-1)
+        with pytest.raises((Retry, RetrySlowly)):
+            await ask(url, **own)
+        client_certificate(pem, days=1)
+        await ask(url, **own)
