@@ -35,10 +35,15 @@ _LOST: Final = "exactly_once/test_ways_on.py::test_a_lost_slot_of_an_older_serve
 _BEFORE: Final = "exactly_once/test_ways_on.py::test_a_slot_that_is_older_than_its_publication_is_made_again"
 _SET_BACK: Final = "exactly_once/test_ways_on.py::test_a_server_that_was_set_back_is_read_on"
 _KAFKA: Final = "exactly_once/test_kafka_faults.py::"
+_MENDED: Final = (
+    "exactly_once/test_ways_on_settings.py::test_a_configuration_that_stops_the_gateway_is_mended_as_the_message_says"
+)
+_POOLER: Final = "exactly_once/test_ways_on_settings.py::test_a_pooler_is_left_for_the_server_itself"
 _TLS: Final = (
     "exactly_once/test_ways_on_listeners.py::test_a_server_that_cannot_be_verified_is_when_the_certificate_is_named"
 )
 _LISTENER: Final = "exactly_once/test_ways_on_listeners.py::test_a_listener_is_met_as_the_check_says"
+_PROMOTED: Final = "exactly_once/test_ways_on_promotion.py::test_a_standby_is_promoted"
 _DIALECT: Final = "exactly_once/test_ways_on_debezium.py::test_a_stop_of_the_dialect_is_left_as_the_message_says"
 WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/judgement/brokers.py check_listener", " expects "): _CHECK,
@@ -91,14 +96,38 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/judgement/brokers.py check_listener", "not with Kafka's protocol"): _LISTENER,
     ("gateway/judgement/brokers.py _login", "requires SASL"): _LISTENER,
     ("gateway/judgement/brokers.py _login", "does not support"): _LISTENER,
+    ("gateway/judgement/brokers.py check_refusals", ""): _CHECK,
+    ("gateway/judgement/debezium_offset.py load_offset", ""): _COMMAND,
+    ("gateway/judgement/debezium_offset.py read_offset", ""): _COMMAND,
     ("gateway/judgement/position.py check_prefix", "belongs to slot"): _STATE,
+    ("gateway/judgement/position.py check_prefix", "writes to the prefix"): _MENDED,
+    ("gateway/judgement/repair.py adopt_from_debezium", ""): "exactly_once/test_ways_on_debezium.py::"
+    "test_an_offset_that_is_no_use_leaves_everything_as_it_was",
+    ("gateway/judgement/role.py check_role", ""): _POOLER,
+    ("gateway/judgement/timeline.py check_promotion", "the new primary left timeline"): _PROMOTED,
+    ("gateway/kafka/errors.py classify", "lower kafka.transaction_timeout_s"): _MENDED,
     ("gateway/kafka/topics.py compacted_without_key", ""): _DIALECT,
     ("gateway/kafka/topics.py refused_topic", "{hint}"): _STATE,
+    ("gateway/kafka/topics.py topic_of_two", ""): _DIALECT,
+    ("gateway/operate/failpoints.py _parse_action", ""): _MENDED,
+    ("gateway/operate/failpoints.py parse_failpoints", ""): _MENDED,
+    ("gateway/operate/http_server.py start_server", ""): _MENDED,
     ("gateway/operate/section.py unusable", ""): _LISTENER,
+    ("gateway/operate/settings.py _merge", ""): _MENDED,
+    ("gateway/operate/settings.py _read_file", ""): _MENDED,
+    ("gateway/operate/settings.py _read_secret_files", ""): _MENDED,
+    ("gateway/operate/settings.py _refuse_unknown_variables", ""): _MENDED,
+    ("gateway/replication/authentication.py _next_message", ""): "exactly_once/test_ways_on_settings.py::"
+    "test_another_service_is_left_for_postgresql",
+    ("gateway/replication/dsn.py check_dsn", ""): _MENDED,
     ("gateway/replication/errors.py _classify_network", "check sslrootcert"): _TLS,
+    ("gateway/replication/login.py _classified", ""): _MENDED,
     ("gateway/replication/login.py _unreadable_file", ""): _TLS,
+    ("gateway/replication/login.py unusable_dsn", ""): _MENDED,
+    ("gateway/replication/stream.py check_report", ""): _MENDED,
     ("gateway/service/debezium.py _unconvertible", ""): _DIALECT,
     ("gateway/service/debezium.py relation", ""): _DIALECT,
+    ("gateway/service/start.py _refuse_other_dialect", ""): _MENDED,
     ("gateway/transactions/debezium.py _begin_prepare", ""): _DIALECT,
 }
 """Tests that go from a stop to a gateway that streams again, on real servers. Key: place, and a part of its class,

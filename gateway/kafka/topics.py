@@ -167,7 +167,8 @@ class Topics:
                 del names[relation][0]
             taken.add(collision_name(names[relation][0]))
         while names:
-            refusals = {refusal.topic: refusal for refusal in await self._create([own[0] for own in names.values()])}
+            first = list(dict.fromkeys(own[0] for own in names.values()))  # Debezium's names may be those of two tables
+            refusals = {refusal.topic: refusal for refusal in await self._create(first)}
             for relation, own in list(names.items()):
                 refusal = refusals.get(own[0])
                 if refusal is None:

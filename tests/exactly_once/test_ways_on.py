@@ -310,6 +310,11 @@ async def _refused_config(place: Place) -> None:
     place.wrong["kafka__topics"] = '[{"pattern": ".*", "config": {"no.such.setting": "1"}}]'
 
 
+async def _refused_config_of_a_new_table(place: Place) -> None:
+    await place.sql.execute("CREATE TABLE new (id int PRIMARY KEY)")
+    await _refused_config(place)
+
+
 async def _key_sent_in_part(place: Place) -> None:
     await place.sql.execute("CREATE TABLE parts (a int, b int, PRIMARY KEY (a, b))")
     await place.sql.execute(
@@ -517,6 +522,20 @@ async def test_a_command_that_is_refused_leaves_everything_as_it_was(place: Plac
         assert said in await walgate(place.gateway, *words, code=78)
         await place.streams()
         await place.stop()
+    for said, content in {
+        "cannot be read": None,
+        "this is not an offset of a Debezium connector": b"{}",
+        "0 offsets are for the topic prefix": offsets("another"),
+    }.items():
+        await place.insert()
+        path = place.folder / "offsets.json"
+        if content is not None:
+            path.write_bytes(content)
+        debezium = {**place.gateway.settings, "kafka__dialect": "debezium"}
+        told = await command(debezium, "adopt", "--from-debezium", str(path))
+        assert told.returncode == 78 and said in told.stderr, told.stderr
+        await place.streams()
+        await place.stop()
     right = dict(place.gateway.settings)
     for said, wrong in {
         "writes to the prefix": {"kafka__prefix": f"{place.prefix}_other"},
@@ -528,6 +547,12 @@ async def test_a_command_that_is_refused_leaves_everything_as_it_was(place: Plac
         place.gateway.settings = dict(right)
         await place.streams()
         await place.stop()
+
+
+def offsets(server: str) -> bytes:
+    """The response of Kafka Connect."""
+    offset = {"lsn": 1 << 60, "lsn_commit": 1, "txId": 1, "messageType": "INSERT"}
+    return json.dumps({"offsets": [{"partition": {"server": server}, "offset": offset}]}).encode()
 
 
 # -- the check ----------------------------------------------------------------------------------------------------------
@@ -545,6 +570,7 @@ CHECKS: dict[str, Walk] = {
         _set_as_told,
     ),
     "transactions": Walk("allows transactions of", _with(kafka__transaction_timeout_s=1000), _set_as_told),
+    "refused": Walk("Kafka would reject the request to create", _refused_config_of_a_new_table, _left_out),
     "requests": Walk("accept requests of at most", _with(kafka__max_record_bytes=200 << 20), _left_out),
     "markers": Walk("is compacted", _markers_compacted, _topic_as_told),
 }

@@ -12,7 +12,7 @@ import pytest
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.debezium.scene import Reader
-from tests.exactly_once.test_ways_on import Place, Walk, _place, _set_as_told, _with
+from tests.exactly_once.test_ways_on import Place, Walk, _place, _set_as_told, _with, offsets
 from tests.exactly_once.written import walgate
 from tests.slots import until_confirmed
 
@@ -38,6 +38,16 @@ async def place(
         made.__class__ = DebeziumPlace
         made.set(kafka__dialect="debezium", kafka__partitions=1)
         yield made
+
+
+async def _two_tables_of_one_topic(place: Place) -> None:
+    await place.sql.execute('CREATE TABLE a_b (id int PRIMARY KEY); CREATE TABLE "a b" (id int PRIMARY KEY)')
+    await place.sql.execute('INSERT INTO a_b VALUES (1); INSERT INTO "a b" VALUES (1)')
+
+
+async def _topic_of_its_own(place: Place, said: str) -> None:
+    assert "give one of them a different topic with kafka.topic_names" in said
+    place.set(kafka__topic_names=f'{{"public.a b": "{place.prefix}.other"}}')
 
 
 async def _not_a_number(place: Place) -> None:
@@ -99,6 +109,7 @@ async def _skipped_as_told(place: Place, said: str) -> None:
 
 
 WALKS: Mapping[str, Walk] = {
+    "topic of two": Walk("both have the topic", _two_tables_of_one_topic, _topic_of_its_own),
     "not a number, as text": Walk("column v: ", _not_a_number, _set_as_told),
     "not a number, as null": Walk("column v: ", _not_a_number, _null_instead),
     "no key": Walk("has no key, but with debezium.compacted_topics", _no_key, _topic_not_compacted),
@@ -120,5 +131,17 @@ async def test_a_stop_of_the_dialect_is_left_as_the_message_says(name: str, plac
     assert walk.said in said, said
     place.wrong.clear()
     await walk.way(place, said)
+    await place.streams()
+    await place.stop()
+
+
+async def test_an_offset_that_is_no_use_leaves_everything_as_it_was(place: Place) -> None:
+    await place.streams()
+    await place.stop()
+    await place.insert()
+    path = place.folder / "offsets.json"
+    path.write_bytes(offsets(place.prefix))
+    said = await walgate(place.gateway, "adopt", "--from-debezium", str(path), code=78)
+    assert "already has a position" in said and "use the slot that the connector read last" in said, said
     await place.streams()
     await place.stop()
