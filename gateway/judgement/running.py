@@ -7,12 +7,22 @@ and the server says when it left changes out.
 
 from __future__ import annotations
 
-from gateway.judgement.facts import Expected, Facts
+from gateway.judgement.facts import Expected, Facts, SlotFacts
 from gateway.judgement.findings import Finding, OperatorWarning, Report, report_of
 from gateway.judgement.publication import check_inventory, check_publications
 from gateway.judgement.server import check_identity, check_server
 from gateway.judgement.slot import check_holder, check_retention, check_slot
+from gateway.lsn import Lsn
 from gateway.operate.errors import Retry, RetrySlowly, StopForOperator
+
+
+def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:
+    """Right behind START_REPLICATION, before anything is confirmed: from here on nobody else can move the slot, but between the
+    last look of the start and here somebody could. The server then sends from where the slot is, without a word."""
+    if slot is not None and slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > resume_lsn:
+        raise Retry(
+            f"slot {slot.name} was moved to {slot.confirmed_flush_lsn} during the start, after the position {resume_lsn}"
+        )
 
 
 def check_running(before: Facts, now: Facts, expected: Expected) -> Report:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import asyncpg
 import structlog
 
-from gateway.judgement.facts import Expected, Facts, ServerFacts, published_types
+from gateway.judgement.facts import Expected, Facts, ServerFacts, SlotFacts, published_types
 from gateway.judgement.findings import OperatorWarning
 from gateway.judgement.publication import added_tables
 from gateway.judgement.running import check_running
@@ -19,7 +19,7 @@ from gateway.operate.settings import SourceSettings
 from gateway.relations.catalog import TYPES_QUERY, read_types, unknown_type
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.look import load_facts
-from gateway.replication.slot import advance_slot, create_slot, drop_slot
+from gateway.replication.slot import advance_slot, create_slot, drop_slot, slot_facts
 from gateway.transactions.position import Position
 from gateway.values.codec import has_binary_decoder
 from schemas.description import TypeFacts
@@ -100,6 +100,10 @@ class Catalog:
         )
         log.info("slot_created", slot=source.slot, resume_lsn=str(lsn))
         return lsn
+
+    async def slot(self) -> SlotFacts | None:
+        """As it is now; the facts of the last look stay."""
+        return await slot_facts(self._sql, self._source.slot)
 
     async def drop_slot(self) -> None:
         await drop_slot(self._sql, self._source.slot)

@@ -14,6 +14,7 @@ import structlog
 
 from gateway.events.errors import NeedsOptional
 from gateway.judgement.notice import LeftOut, WalRemoved
+from gateway.judgement.running import check_held
 from gateway.judgement.timeline import LeftBehind
 from gateway.kafka.delivery import TransactionTimedOut
 from gateway.kafka.producer import Producer
@@ -257,6 +258,7 @@ class Session:
             tolerates_left_out=lambda: is_harmless and machine.transaction_count == 0 and machine.at_boundary,
         )
         failpoint("after_start_replication")
+        check_held(await start.catalog.slot(), position.resume_lsn)
         return feedback
 
     def _note(self, said: ServerMessage) -> None:

@@ -23,7 +23,7 @@ from gateway.judgement.facts import Expected, Facts, ServerFacts, SlotFacts, Sto
 from gateway.judgement.notice import LeftOut, NoticeKind, Reported, kind_of
 from gateway.judgement.position import check_first_start, check_prefix, check_progress
 from gateway.judgement.repair import accept_gap
-from gateway.judgement.running import check_running
+from gateway.judgement.running import check_held, check_running
 from gateway.judgement.start import (
     BeginEpoch,
     CreateSlot,
@@ -332,6 +332,7 @@ class Gateway:
         if slot is None or slot.holder is not None:
             raise Retry("not there, or in use")
         slot.holder = self.number
+        check_held(self.world.facts().slot, position.resume_lsn)
         self.steps, self.position = None, position
         self.received, self.sent_to = [], max(position.resume_lsn, slot.confirmed)
         if isinstance(self.reported, LeftOut):
