@@ -311,7 +311,8 @@ async def _refused_config(place: Place) -> None:
 
 
 async def _refused_config_of_a_new_table(place: Place) -> None:
-    await place.sql.execute("CREATE TABLE new (id int PRIMARY KEY)")
+    """The first by its name is tried."""
+    await place.sql.execute("CREATE TABLE accounts (id int PRIMARY KEY)")
     await _refused_config(place)
 
 

@@ -83,7 +83,7 @@ async def _secret_made(place: Place, said: str) -> None:
 
 
 async def _failpoint_as_told(_: Place, said: str) -> None:
-    assert "did you mean commit_received?" in said, said
+    assert "did you mean 'commit_received'?" in said, said
 
 
 async def _port_taken(place: Place) -> None:
