@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import hadoop_path, java
 from spark_consumer.lsn import format_lsn
@@ -84,9 +85,7 @@ class Changelog:
             changes = typed(records, frame, texts)
         else:
             batches = decode_changes(iter(records.combine_chunks().to_batches()), frame, texts)
-            changes = spark.createDataFrame(
-                pa.Table.from_batches(batches, frame.schema), from_arrow_schema(frame.schema)
-            )
+            changes = to_frame(spark, pa.Table.from_batches(batches, frame.schema), from_arrow_schema(frame.schema))
         rows = [frame.schema.field(name) for name in ("old_key", "before", "after")]
         changes = changes.drop(
             *(row.name for row in rows if not row.type.num_fields)

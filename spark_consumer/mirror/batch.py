@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
+from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import changes, fence, identity, manifest, seen, target, verdicts, verify
@@ -687,13 +688,13 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
     if not shape.key:
         log = small_log(records, shape, work.texts, work.emptied)
         log = log.filter(pc.greater(log["_commit_lsn"], work.applied))
-        _write_rows(spark.createDataFrame(log, log_table_schema(shape)), work, "append", commit_lsn)
+        _write_rows(to_frame(spark, log, log_table_schema(shape)), work, "append", commit_lsn)
         return
     # What the table has is not folded again: a column that was not sent may have been taken from a row that is gone.
     records = records.filter(pc.greater(records["commit_lsn"], work.applied))
     states = small_states(spark, work.base(spark), records, work.part, shape, work.texts)
     if not work.needs_merge:
-        _write_rows(spark.createDataFrame(living_rows(states, shape), table_schema(shape)), work, work.mode, commit_lsn)
+        _write_rows(to_frame(spark, living_rows(states, shape), table_schema(shape)), work, work.mode, commit_lsn)
         return
     unsent = unsent_columns(states)
     if work.refit is not None:

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.layout import changes_path, schemas_path
 from spark_consumer.mirror.merge import despite_conflicts, write_once
 from spark_consumer.mirror.target import APPLICATION, DELETION_VECTORS, at_version, exists, transaction_version, version
@@ -39,7 +40,7 @@ _CHANGES_A_FILE = 250_000
 
 def nothing(spark: SparkSession) -> DataFrame:
     """No change."""
-    return spark.createDataFrame(_SCHEMA.empty_table(), from_arrow_schema(_SCHEMA))
+    return to_frame(spark, _SCHEMA.empty_table(), from_arrow_schema(_SCHEMA))
 
 
 def create(spark: SparkSession, path: str) -> None:
@@ -89,7 +90,7 @@ def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
 def keep_schemas(spark: SparkSession, path: str, schemas: Mapping[int, Schema], wanted: Iterable[int]) -> None:
     """Appends these; a crash may leave one twice."""
     rows = [{"schema_id": schema_id, "text": json.dumps(schemas[schema_id])} for schema_id in wanted]
-    frame = spark.createDataFrame(pa.Table.from_pylist(rows, schema=_SCHEMAS))
+    frame = to_frame(spark, pa.Table.from_pylist(rows, schema=_SCHEMAS))
     frame.write.format("delta").mode("append").save(schemas_path(path))
 
 

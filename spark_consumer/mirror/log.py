@@ -20,6 +20,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from spark_consumer.arrow import to_frame
 from spark_consumer.columnar.arrays import booleans, numbers, strings
 from spark_consumer.mirror.columns import decode_records
 from spark_consumer.mirror.events import BEFORE, fill_from_before, special_of_row
@@ -98,7 +99,7 @@ def large_log(
     if emptied is None:
         return log
     cut = small_cuts(RAW.empty_table(), shape, emptied)
-    return log.unionByName(spark.createDataFrame(cut, log_table_schema(shape)))
+    return log.unionByName(to_frame(spark, cut, log_table_schema(shape)))
 
 
 def small_cuts(records: pa.Table, shape: TableShape, emptied: tuple[int, int] | None = None) -> pa.Table:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn, parse_lsn
 from spark_consumer.mirror.layout import manifest_path
@@ -70,14 +71,14 @@ class Picture:
 
 def nothing(spark: SparkSession) -> DataFrame:
     """No picture."""
-    return spark.createDataFrame(_SCHEMA.empty_table())
+    return to_frame(spark, _SCHEMA.empty_table())
 
 
 def record(spark: SparkSession, path: str, picture: Picture) -> None:
     """Appends a picture, once for its commit LSN."""
     maps = {name: list(getattr(picture, name).items()) for name in ("tables", "keys", "oids", "schema_ids")}
     row = {**asdict(picture), **maps, "merged_at": datetime.now(UTC)}
-    frame = spark.createDataFrame(pa.Table.from_pylist([row], schema=_SCHEMA))
+    frame = to_frame(spark, pa.Table.from_pylist([row], schema=_SCHEMA))
     write_once(frame, manifest_path(path), "append", picture.commit_lsn, merge_schema=True)
 
 

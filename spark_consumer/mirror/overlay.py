@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
+from spark_consumer.arrow import to_frame
 from spark_consumer.mirror import changes, identity
 from spark_consumer.mirror.columns import change_of_columns, missing_values, texts_of
 from spark_consumer.mirror.layout import table_path
@@ -179,7 +180,7 @@ def _behind_piece(
         made = _keyed(spark, base, own, part, shape, texts)
     else:
         log = (
-            spark.createDataFrame(small_log(own, shape, texts, emptied), columns)
+            to_frame(spark, small_log(own, shape, texts, emptied), columns)
             if isinstance(own, pa.Table)
             else large_log(spark, own, shape, texts, emptied)
         )
@@ -198,7 +199,7 @@ def _keyed(
     if isinstance(own, pa.Table):
         few = small_states(spark, base, own, part, shape, texts)
         if base is None:
-            return spark.createDataFrame(living_rows(few, shape), table_schema(shape))
+            return to_frame(spark, living_rows(few, shape), table_schema(shape))
         unsent = unsent_columns(few)
         return laid_over(base, flat_states(spark, few, unsent), shape, unsent)
     many, unsent, _ = spark_states(spark, base, own, part, shape, texts, persist=False)

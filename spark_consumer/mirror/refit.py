@@ -8,6 +8,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.columns import FILL, ColumnChange, fill_value
 from spark_consumer.mirror.shape import TableShape
 from spark_consumer.mirror.target import quoted
@@ -47,7 +48,7 @@ def _one_row(spark: SparkSession, change: ColumnChange, after: TableShape) -> Da
         return None
     values = {_fill_column(name): fill_value(value, after.row.field(name).type) for name, value in change.fills.items()}
     table = pa.table(values)
-    return spark.createDataFrame(table, from_arrow_schema(table.schema))
+    return to_frame(spark, table, from_arrow_schema(table.schema))
 
 
 def _special(change: ColumnChange, before: TableShape) -> Column:

@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.events import decode_events
 from spark_consumer.mirror.merge import same_key, write_once
 from spark_consumer.mirror.shape import LOG_COLUMNS, TableShape
@@ -45,7 +46,7 @@ def note_keys(
     else:
         mask = pc.and_(pc.not_equal(records["op"], "TRUNCATE"), pc.greater(records["commit_lsn"], begin_lsn))
         kept = records.filter(mask).select(_COLUMNS).combine_chunks()
-        keys = spark.createDataFrame(pa.Table.from_batches(decode(iter(kept.to_batches())), schema))
+        keys = to_frame(spark, pa.Table.from_batches(decode(iter(kept.to_batches())), schema))
     write_once(keys, location, "append", commit_lsn, application=application)
 
 

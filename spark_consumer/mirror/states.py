@@ -12,6 +12,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import MapType, StringType, StructField, StructType
 
+from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.events import decode_events
 from spark_consumer.mirror.fold import STATE, last_states, moved_keys
 from spark_consumer.mirror.merge import KEY, ROW, same_key
@@ -86,7 +87,7 @@ def flat_states(spark: SparkSession, states: pa.Table, unsent: set[str]) -> Data
     if unsent or any(len(chunk.keys) for chunk in states["special"].chunks):
         columns["special"] = states["special"]
     table = pa.table(columns)
-    return spark.createDataFrame(table, from_arrow_schema(table.schema))
+    return to_frame(spark, table, from_arrow_schema(table.schema))
 
 
 def _resolved(spark: SparkSession, base: DataFrame | None, events: pa.Table, shape: TableShape) -> pa.Table:
@@ -112,7 +113,7 @@ def _held(spark: SparkSession, base: DataFrame, ordered: pa.Table, shape: TableS
     """Key, row and special of the table's rows under every old key."""
     origins = ordered.filter(ordered["origin"].is_valid()).select(["origin"]).rename_columns(["key"])
     schema = from_arrow_schema(pa.schema([shape.events.field("key")]))
-    keys = spark.createDataFrame(origins, schema).distinct()
+    keys = to_frame(spark, origins, schema).distinct()
     row = f.struct(*(f.col(f"t.{quoted(name)}").alias(name) for name in shape.columns)).alias("row")
     special = f.coalesce(f.col(f"t.{quoted(shape.special_column)}"), f.create_map().cast("map<string,string>"))
     same = same_key(shape, lambda name: f.col(f"s.key.{quoted(name)}"))
@@ -149,7 +150,7 @@ def spark_states(
     moving = events.join(keys, "key", "left_semi").toArrow().select(shape.events.names).cast(shape.events)
     replayed = _resolved(spark, base, moving, shape)
     state_schema = from_arrow_schema(pa.schema([shape.events.field(name) for name in STATE]))
-    frame = spark.createDataFrame(replayed, state_schema)
+    frame = to_frame(spark, replayed, state_schema)
     return aside.unionByName(frame), unsent, events
 
 

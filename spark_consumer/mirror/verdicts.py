@@ -55,7 +55,7 @@ def _differences(
     begun = [(name, each.snapshot_id, each.begin_lsn) for name, each in ended.items() if each.purpose == VERIFY]
     if not begun or not exists(spark, differences_path(path)):
         return {}, {}
-    windows = spark.createDataFrame(begun, "table string, snapshot_id string, begin_lsn long")
+    windows = spark.createDataFrame([*begun], "table string, snapshot_id string, begin_lsn long")
     found = spark.read.format("delta").load(differences_path(path))
     own = found.join(f.broadcast(windows), ["table", "snapshot_id"]).where("commit_lsn > begin_lsn")
     # Without a key each row is told by itself.

@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.events import decode_events
 from spark_consumer.mirror.identity import behind_truncate, weight
 from spark_consumer.mirror.layout import differences_path
@@ -51,7 +52,7 @@ def compared(
         events = chosen.mapInArrow(decode, schema)
     else:
         batches = list(decode(iter(records.combine_chunks().to_batches())))
-        events = spark.createDataFrame(pa.Table.from_batches(batches, shape.events), schema)
+        events = to_frame(spark, pa.Table.from_batches(batches, shape.events), schema)
     source = events.select("key", "row", "special").alias("s")
     rows = spark.read.format("delta").load(location) if exists(spark, location) else None
     if rows is None or not set(shape.key) <= set(rows.columns):
@@ -81,7 +82,7 @@ def compared_log(
         read = log_rows(records, shape, texts)
     else:
         batches = list(decode_rows(iter(records.combine_chunks().to_batches()), shape, texts))
-        read = spark.createDataFrame(pa.Table.from_batches(batches, log_schema(shape)), log_table_schema(shape))
+        read = to_frame(spark, pa.Table.from_batches(batches, log_schema(shape)), log_table_schema(shape))
     rows = read.select(*map(quoted, names), f.lit(-1).alias("held"))
     if exists(spark, location):
         rows = rows.unionByName(_added_up(spark.read.format("delta").load(location), shape))
@@ -164,7 +165,7 @@ def first_later_change(changes: DataFrame, chunks: Sequence[Mark]) -> int | None
     for mark in chunks:
         first.setdefault(str(mark.table), mark.commit_lsn)
     _, others = divided(changes, chunks)
-    bounds = changes.sparkSession.createDataFrame(list(first.items()), "table string, chunk_lsn long")
+    bounds = changes.sparkSession.createDataFrame([*first.items()], "table string, chunk_lsn long")
     later = others.join(f.broadcast(bounds), "table").where("commit_lsn > chunk_lsn")
     found = later.agg(f.min("commit_lsn")).head()
     return None if found is None else found[0]
@@ -189,6 +190,6 @@ def record(spark: SparkSession, path: str, found: list[tuple[str, DataFrame, str
             count += number
         finally:
             named.unpersist()
-    frame = spark.createDataFrame(pa.concat_tables(few) if few else _DIFFERENCES.empty_table())
+    frame = to_frame(spark, pa.concat_tables(few) if few else _DIFFERENCES.empty_table())
     write_once(frame, differences_path(path), "append", commit_lsn)
     return count

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from schemas.description import ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import changes, form, manifest, pictures
 from spark_consumer.mirror.appending import AppendingMirror, merge_once, taken_in
@@ -191,3 +192,21 @@ def test_a_release_that_does_not_know_the_form_of_a_mirror_leaves_it_alone(
     assert sorted(tmp_path.rglob("*")) == files
     take(spark, feeder, plain)
     assert [page for _, page in pages_of(pictures.read(spark, path))] == ["/0", "/1", "/2"]
+
+
+def test_rows_of_every_version_of_a_log_are_in_a_picture(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    mirror = appending(feeder, tmp_path)
+    columns: dict[str, TypeFacts | tuple[TypeFacts, int]] = {"id": INT8}
+    table = feeder.table(relation("log", columns, (), ReplicaIdentity.NOTHING))
+    for number in range(4):
+        if number:
+            columns |= {f"c{number}": INT8}
+            table = feeder.alter(table, relation("log", columns, (), ReplicaIdentity.NOTHING))
+        transaction = feeder.begin()
+        transaction.insert(table, dict.fromkeys(columns, number))
+        transaction.commit()
+        feeder.kafka_commit()
+        if number in (0, 3):
+            take(spark, feeder, mirror)
+    picture = pictures.read(spark, str(tmp_path))["public.log"]
+    assert [row["id"] for row in picture.orderBy("id").collect()] == [0, 1, 2, 3]
