@@ -130,7 +130,7 @@ async def test_a_gap_is_accepted_and_marked_and_the_stream_goes_on(
     await loss(place)
 
     place.gateway.start()
-    await place.ends(said, f"walgate accept-gap{option} ")
+    await place.ends(said, f"walgate accept-gap{option},")
     if option:
         refused = await walgate(place.gateway, "accept-gap", code=78)
         assert "has everything that committed after" in refused

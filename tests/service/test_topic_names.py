@@ -99,7 +99,7 @@ async def test_a_topic_by_setting_holds_the_table_and_no_other(
     gateway.start(kafka__topic_names=f'{{"public.b": "{given}"}}')
     await sql.execute("INSERT INTO b VALUES (3)")
     assert await gateway.wait() == 78
-    assert f"gives {given} to public.b, but it contains changes of public.a" in gateway.log()
+    assert f"assigns topic {given} to public.b, but the topic contains changes of public.a" in gateway.log()
     await gateway.streaming(kafka__topic_names="{}")  # the way out: nothing was skipped
     await sql.execute("INSERT INTO a VALUES (4)")
     await committed(topics, topic_prefix, 3)
