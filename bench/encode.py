@@ -180,7 +180,7 @@ class _Announcer:
         self._captured = captured
         self._outlet = outlet
 
-    async def announce(self, relation: Relation, _: RelationVersion | None) -> RelationVersion:
+    async def announce(self, relation: Relation, _: RelationVersion | None, xid: int | None = None) -> RelationVersion:
         description = describe(relation, self._captured.facts)
         return RelationVersion(relation.name, 1, RowEncoder(description, 1, 2), self._outlet(relation.name))
 
@@ -192,13 +192,15 @@ class _DebeziumAnnouncer(_Announcer):
         super().__init__(captured, lambda _: _Nowhere())
         self.versions: dict[int, DebeziumVersion] = {}
 
-    async def announce(self, relation: Relation, earlier: RelationVersion | None) -> RelationVersion:
+    async def announce(
+        self, relation: Relation, earlier: RelationVersion | None, xid: int | None = None
+    ) -> RelationVersion:
         columns, key = self._captured.catalog[relation.relation_oid]
         options = DebeziumOptions()
         connect = connect_relation(describe(relation, self._captured.facts), columns, key, options)
         encoder = DebeziumEncoder(connect, 1, 2, options, lambda *reason: None)
         self.versions[relation.relation_oid] = DebeziumVersion(f"public.{relation.name}", encoder, _Nowhere())
-        return await super().announce(relation, earlier)
+        return await super().announce(relation, earlier, xid)
 
 
 class _Stand:
