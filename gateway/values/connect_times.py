@@ -327,8 +327,9 @@ _ZEROS: Final = b"000000Z"
 def encode_moment_text(value: bytes) -> bytes:
     """timestamptz in text as ZonedTimestamp of six digits; whatever is not `yyyy-mm-dd hh:mm:ss[.ffffff]+00` goes the general
     way."""
-    fraction = value[19:-3]
-    if value[-3:] == b"+00" and value[17:19] in _SECOND_TEXTS and value[10:11] == b" ":
+    # The length comes first: compiled, a slice that ends before it begins is an error.
+    if len(value) >= 22 and value[-3:] == b"+00" and value[17:19] in _SECOND_TEXTS and value[10:11] == b" ":
+        fraction = value[19:-3]
         if not fraction:
             return _minutes_of_text[value[:17]] + value[17:19] + b".000000Z"
         if fraction[0] == 46 and fraction[1:].isdigit() and len(fraction) <= 7:

@@ -65,6 +65,7 @@ def settings(database: Database, kafka: Kafka, registry: Registry, prefix: str) 
         "registry__url": registry.url,
         "debezium__provide_transaction_metadata": "true",
         "debezium__skipped_operations": "none",
+        "snapshot__mode": "never",
     }
 
 
