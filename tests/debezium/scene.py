@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import asyncpg
 import fastavro
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -66,6 +66,7 @@ class Reader:
     def __init__(self, bootstrap_servers: str, registry_url: str, names: Iterable[str], partitions: int = 1) -> None:
         self._consumer = Consumer(
             {"bootstrap.servers": bootstrap_servers, "group.id": "test", "enable.auto.commit": False, "log_level": 0}
+            | {"enable.partition.eof": True}
         )
         self._registry_url = registry_url
         self._schemas: dict[int, tuple[Any, Any]] = {}
@@ -74,6 +75,7 @@ class Reader:
             TopicPartition(name, partition, 0) for name in names if name in there for partition in range(partitions)
         ]
         self.records: list[Record] = []
+        self._is_at_end = False
 
     async def until(self, is_last: Callable[[Record], bool]) -> list[Record]:
         """Reads until that record is there, and every topic to the end that it has then."""
@@ -86,17 +88,15 @@ class Reader:
             assert time.monotonic() < deadline, f"only {len(self.records)} records"
         self.records = []
         for place in self._places:
-            self._read_to(place, self._consumer.get_watermark_offsets(place, timeout=30)[1])
+            self._read(place)
         self._consumer.close()
         return self.records
 
-    def _read_to(self, place: TopicPartition, end: int) -> None:
-        """Control records have offsets too, so that the position tells and not the count."""
-        self._consumer.assign([TopicPartition(place.topic, place.partition, 0)])
-        while end:
-            (reached,) = self._consumer.position([place])
-            if reached.offset >= end:
-                return
+    def _read(self, place: TopicPartition) -> None:
+        """From its start to its end. The consumer's position would be that of the reading before, for a moment."""
+        self._consumer.assign([place])
+        self._is_at_end = False
+        while not self._is_at_end:
             self._take(0.2)
 
     def _take(self, timeout_s: float) -> bool:
@@ -104,7 +104,10 @@ class Reader:
         message = self._consumer.poll(timeout_s)
         if message is None:
             return False
-        assert message.error() is None, message.error()
+        if (error := message.error()) is not None:
+            assert error.code() == KafkaError._PARTITION_EOF, error
+            self._is_at_end = True
+            return False
         key_schema, key = self._decode(message.key())
         value_schema, value = self._decode(message.value())
         self.records.append(Record(str(message.topic()), key, value, key_schema, value_schema))
