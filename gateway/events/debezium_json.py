@@ -54,9 +54,9 @@ def _plain_writer(avro: Any, names: NamedTypes) -> Write:
         case "record":
             return _struct([(field["name"], _writer(field["type"], names)) for field in avro["fields"]])
         case "array":
-            return _array(_writer(avro["items"], names))
+            return _blocks("[", _writer(avro["items"], names), "]")
         case "map":
-            return _map(_writer(avro["values"], names))
+            return _blocks("{", _entry(_writer(avro["values"], names)), "}")
         case primitive:
             return _PRIMITIVES[primitive]
 
@@ -85,40 +85,32 @@ def _struct(fields: list[tuple[str, Write]]) -> Write:
     return write_struct
 
 
-def _array(write: Write) -> Write:
-    def write_array(data: bytes, position: int, parts: list[str]) -> int:
-        parts.append("[")
+def _blocks(start: str, item: Write, end: str) -> Write:
+    """Of an array or a map: blocks of items, the last of which has none."""
+
+    def write_blocks(data: bytes, position: int, parts: list[str]) -> int:
+        parts.append(start)
         comma = ""
         count, position = _long(data, position)
         while count:
             for _ in range(count):
                 parts.append(comma)
                 comma = ","
-                position = write(data, position, parts)
+                position = item(data, position, parts)
             count, position = _long(data, position)
-        parts.append("]")
+        parts.append(end)
         return position
 
-    return write_array
+    return write_blocks
 
 
-def _map(write: Write) -> Write:
-    def write_map(data: bytes, position: int, parts: list[str]) -> int:
-        parts.append("{")
-        comma = ""
-        count, position = _long(data, position)
-        while count:
-            for _ in range(count):
-                parts.append(comma)
-                comma = ","
-                position = _write_string(data, position, parts)
-                parts.append(":")
-                position = write(data, position, parts)
-            count, position = _long(data, position)
-        parts.append("}")
-        return position
+def _entry(write: Write) -> Write:
+    def write_entry(data: bytes, position: int, parts: list[str]) -> int:
+        position = _write_string(data, position, parts)
+        parts.append(":")
+        return write(data, position, parts)
 
-    return write_map
+    return write_entry
 
 
 def _long(data: bytes, position: int) -> tuple[int, int]:

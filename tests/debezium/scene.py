@@ -65,8 +65,13 @@ class Reader:
 
     def __init__(self, bootstrap_servers: str, registry_url: str, names: Iterable[str], partitions: int = 1) -> None:
         self._consumer = Consumer(
-            {"bootstrap.servers": bootstrap_servers, "group.id": "test", "enable.auto.commit": False, "log_level": 0}
-            | {"enable.partition.eof": True}
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "group.id": "test",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "log_level": 0,
+            }
         )
         self._registry_url = registry_url
         self._schemas: dict[int, tuple[Any, Any]] = {}

@@ -174,6 +174,22 @@ class Walk:
     way: Way
     first: bool = False
 
+    async def follow(self, place: Place) -> None:
+        if not self.first:  # what commits before the slot is there is not in its stream
+            await place.streams()
+            await place.stop()
+            await place.insert()
+        await self.cause_and_leave(place)
+
+    async def cause_and_leave(self, place: Place) -> None:
+        await self.cause(place)
+        said = await place.ends()
+        assert self.said in said, said
+        place.wrong.clear()
+        await self.way(place, said)
+        await place.streams()
+        await place.stop()
+
 
 def _with(**settings: object) -> Cause:
     """A setting that is wrong; `{prefix}`, `{dsn}` and `{folder}` are filled in."""
@@ -377,18 +393,7 @@ STATES: dict[str, Walk] = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", list(STATES))
 async def test_a_state_that_stops_the_gateway_is_left_as_the_message_says(name: str, place: Place) -> None:
-    walk = STATES[name]
-    if not walk.first:  # what commits before the slot is there is not in its stream
-        await place.streams()
-        await place.stop()
-        await place.insert()
-    await walk.cause(place)
-    said = await place.ends()
-    assert walk.said in said, said
-    place.wrong.clear()
-    await walk.way(place, said)
-    await place.streams()
-    await place.stop()
+    await STATES[name].follow(place)
 
 
 @pytest.mark.long

@@ -121,18 +121,7 @@ WALKS: Mapping[str, Walk] = {
 
 @pytest.mark.parametrize("name", list(WALKS))
 async def test_a_stop_of_the_dialect_is_left_as_the_message_says(name: str, place: Place) -> None:
-    walk = WALKS[name]
-    if not walk.first:
-        await place.streams()
-        await place.stop()
-        await place.insert()
-    await walk.cause(place)
-    said = await place.ends()
-    assert walk.said in said, said
-    place.wrong.clear()
-    await walk.way(place, said)
-    await place.streams()
-    await place.stop()
+    await WALKS[name].follow(place)
 
 
 async def test_an_offset_that_is_no_use_leaves_everything_as_it_was(place: Place) -> None:

@@ -148,15 +148,8 @@ WALKS: Mapping[str, Walk] = {
 
 @pytest.mark.parametrize("name", list(WALKS))
 async def test_a_configuration_that_stops_the_gateway_is_mended_as_the_message_says(name: str, place: Place) -> None:
-    walk = WALKS[name]
     await place.insert()
-    await walk.cause(place)
-    said = await place.ends()
-    assert walk.said in said, said
-    place.wrong.clear()
-    await walk.way(place, said)
-    await place.streams()
-    await place.stop()
+    await WALKS[name].cause_and_leave(place)
 
 
 async def test_another_service_is_left_for_postgresql(place: Place) -> None:
