@@ -42,7 +42,8 @@ COPY --from=wheel /src/dist/ dist/
 RUN uv pip install --quiet --python /app/bin/python --no-deps dist/*.whl
 
 FROM ${PYTHON_IMAGE} AS gateway
-LABEL org.opencontainers.image.title="walgate" org.opencontainers.image.licenses="Apache-2.0"
+ARG PROJECT_URL=
+LABEL org.opencontainers.image.title="walgate" org.opencontainers.image.licenses="Apache-2.0" org.opencontainers.image.source="$PROJECT_URL"
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp walgate
 COPY --from=build-gateway /app /app
 ENV PATH=/app/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
@@ -52,7 +53,8 @@ ENTRYPOINT ["walgate"]
 CMD ["run", "--log-format", "json"]
 
 FROM ${PYTHON_IMAGE} AS spark
-LABEL org.opencontainers.image.title="walgate-spark" org.opencontainers.image.licenses="Apache-2.0"
+ARG PROJECT_URL=
+LABEL org.opencontainers.image.title="walgate-spark" org.opencontainers.image.licenses="Apache-2.0" org.opencontainers.image.source="$PROJECT_URL"
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends openjdk-21-jre-headless procps >/dev/null \
  && rm -rf /var/lib/apt/lists/* && ln -s /usr/lib/jvm/java-21-openjdk-* /usr/lib/jvm/default \
  && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp walgate \

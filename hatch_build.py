@@ -1,6 +1,7 @@
 """A wheel gets the hot modules compiled (compile_hot.py), beside their sources, wherever that can be done.
 
 `WALGATE_COMPILE=1`: it must be done. `WALGATE_COMPILE=0`: never, and the wheel is plain Python and runs everywhere.
+`WALGATE_PROJECT_URL`: the repository's address, by whoever publishes the wheel; its links are made of it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 _WISHES = {"": True, "0": False, "1": True}
+
+
+class LinksHook(MetadataHookInterface):
+    """The links that a package index shows: none without the address of the repository."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        if url := os.environ.get("WALGATE_PROJECT_URL", "").rstrip("/"):
+            metadata["urls"] = {
+                "Repository": url,
+                "Issues": f"{url}/issues",
+                "Changelog": f"{url}/blob/main/CHANGELOG.md",
+            }
 
 
 class CompileHook(BuildHookInterface):

@@ -50,7 +50,7 @@ class Installed:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    environment = {**os.environ, "WALGATE_COMPILE": "0"}
+    environment = {**os.environ, "WALGATE_COMPILE": "0", "WALGATE_PROJECT_URL": "https://host.test/owner/walgate"}
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env=environment)
     (path,) = folder.glob("*.whl")
@@ -60,6 +60,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_base_is_the_gateway(wheel: Path, tmp_path: Path) -> None:
     base = await asyncio.to_thread(Installed, tmp_path / "base", wheel, "")
     assert base.has("confluent_kafka", "pyspark", "pyarrow", "numpy", "pandas", "requests", "jgo") == []
+    metadata = base.run("python", "-c", "from importlib.metadata import metadata; print(metadata('walgate'))").stdout
+    assert "Project-URL: Issues, https://host.test/owner/walgate/issues" in metadata
     assert base.run("walgate", "version").stdout.startswith("0.1.0, plain Python")
     started = base.run("walgate", "run")
     assert started.returncode == 78 and "source.dsn" in started.stderr
