@@ -16,6 +16,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -44,14 +45,26 @@ from gateway.judgement.start import (
 from gateway.lsn import Lsn
 from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.transactions.position import Position
-from tests.judgement.facts import PUBLICATION
+from tests.judgement.facts import ORDERS, PUBLICATION
 
 CURES: Final = ("notice", "order", "control records", "position fence")
 """Of the four bugs that were found by running: a standby that is down, two gateways that start together, a first start that was
 interrupted, a gateway that comes back and writes an older position."""
 
 _EXPECTED: Final = Expected("s", ("p",))
-_PUBLICATIONS: Final = {"p": PUBLICATION}
+_PUBLICATIONS: Final = {"p": replace(PUBLICATION, relations=(ORDERS,))}
+
+
+@cache
+def _server_facts(timeline: int, end: int) -> ServerFacts:
+    return ServerFacts("71", timeline, "shop", 5, 180006, "logical", Lsn(end), "UTF8", 60.0)
+
+
+@cache
+def _slot_facts(holder: int | None, confirmed: int) -> SlotFacts:
+    pid = None if holder is None else holder + 1000
+    lsn = Lsn(confirmed)
+    return SlotFacts("s", "pgoutput", "logical", "shop", pid, Lsn(0), lsn, "reserved", None, False, failover=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,7 @@ class World:
     gaps: list[int] = field(default_factory=list)  # commits that were not published
     owner: int = 0  # the newest producer of the transactional id
     positions: list[tuple[int, Position]] = field(default_factory=list)  # with the producer's number
+    first: int | None = None  # where the slot began: commits before it are not sent
     marker_records: int = 0
     marker_controls: int = 0
     open_transaction: int | None = None  # the producer whose Kafka transaction is open
@@ -96,22 +110,15 @@ class World:
     moment: int = 0
     kafka_up: bool = True
     registry_up: bool = True
-    violations: list[str] = field(default_factory=list)
     gap: tuple[int, int] | None = None  # what an operator gave up: from where on, and up to where
 
     # -- what the steps of a start see and do
 
     def facts(self) -> Facts:
         self.moment += 1
-        server = ServerFacts("71", self.timeline, "shop", 5, 180006, "logical", Lsn(self.end), "UTF8", 60.0)
-        slot = None
-        if self.slot is not None:
-            holder = None if self.slot.holder is None else self.slot.holder + 1000
-            slot = SlotFacts(
-                "s", "pgoutput", "logical", "shop", holder, Lsn(0), Lsn(self.slot.confirmed), "reserved", None,
-                False, failover=False,
-            )  # fmt: skip
-        return Facts(server, slot, _PUBLICATIONS if self.published else {}, self.moment)
+        slot = None if self.slot is None else _slot_facts(self.slot.holder, self.slot.confirmed)
+        publications = _PUBLICATIONS if self.published else {}
+        return Facts(_server_facts(self.timeline, self.end), slot, publications, self.moment)
 
     def stored(self) -> Stored:
         self._demand_kafka()
@@ -146,6 +153,8 @@ class World:
         self.marker_records += markers
         if position is not None:
             self.positions.append((producer, position))
+            if position.state == "ACTIVE" and (self.first is None or position.resume_lsn < self.first):
+                self.first = position.resume_lsn
 
     def create_slot(self) -> Lsn:
         if self.slot is not None:
@@ -537,18 +546,15 @@ def _let_through(world: World, gateways: list[Gateway]) -> None:
 
 
 def _is_delivered(world: World) -> bool:
-    first, end = world.gap or (0, 0)
-    wanted = {lsn for lsn in world.commits if lsn >= _first(world) and not first <= lsn < end}
-    return wanted <= set(world.delivered)
-
-
-def _first(world: World) -> int:
-    """Commits before the slot was created are not sent."""
-    return min((p.resume_lsn for _, p in world.positions if p.state == "ACTIVE"), default=1 << 62)
+    if world.first is None:
+        return True
+    given_up, end = world.gap or (0, 0)
+    wanted = (lsn for lsn in world.commits if lsn >= world.first and not given_up <= lsn < end)
+    return set(world.delivered).issuperset(wanted)
 
 
 def _violations(world: World, gateways: list[Gateway]) -> list[str]:
-    found = list(world.violations)
+    found: list[str] = []
     verdicts = [gateway.verdict for gateway in gateways if gateway.verdict is not None]
     if verdicts and not world.lost:
         found.append(f"stopped without a reason: {verdicts[0].message}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import time
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -26,11 +26,13 @@ def test_no_schedule_doubles_loses_or_stops_without_a_reason() -> None:
 
 @pytest.mark.long
 def test_no_schedule_of_many_doubles_loses_or_stops_without_a_reason() -> None:
+    begun = time.monotonic()
     with ProcessPoolExecutor() as processes:
         found = processes.map(violations, range(SEED, SEED + MANY_SCHEDULES, SCHEDULES))
         assert [each for several in found for each in several][:3] == []
+    print(f"{MANY_SCHEDULES:,} schedules in {time.monotonic() - begun:.0f} s")
 
 
 @pytest.mark.parametrize("cure", CURES)
 def test_a_cure_that_is_taken_out_is_missed(cure: str) -> None:
-    assert next((seed for seed in itertools.islice(itertools.count(SEED), 5_000) if run(seed, cure)), None) is not None
+    assert any(run(seed, cure) for seed in range(SEED, SEED + SCHEDULES))
