@@ -90,7 +90,7 @@ async def _kill_at(scene: Scene, name: str, nth: int) -> None:
     if provoke is not None:
         await provoke(scene)
     try:
-        code = await scene.gateway.wait(60)
+        code = await scene.gateway.wait(180)
     except TimeoutError as error:
         raise TimeoutError(f"{name} was not reached {nth} times") from error
     assert code == -signal.SIGKILL, f"{name}: ended with {code}:\n{scene.gateway.log_tail()}"
