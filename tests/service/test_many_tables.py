@@ -1,4 +1,4 @@
-"""A start with ten thousand tables: how long, with how much memory, and what it says meanwhile."""
+"""Topics of many tables: with ten thousand at the start, how long, with how much memory, and what it says meanwhile."""
 
 from __future__ import annotations
 
@@ -55,3 +55,23 @@ async def test_ten_thousand_tables_start_and_the_slot_is_made_last(
         f"next start {time.monotonic() - begun:.1f} s, {gateway.resident_bytes >> 20} MB"
     )
     assert peak_bytes < PEAK_BYTES
+
+
+async def test_the_topics_of_tables_that_are_new_are_made_together_with_the_first(
+    database: Database, new_gateway: Callable[..., GatewayProcess], topics: Topics, topic_prefix: str
+) -> None:
+    sql = await database.connect()
+    await sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES")
+    gateway = new_gateway(kafka__partitions="1")
+    await gateway.streaming()
+    names = [f"t{number}" for number in range(20)]
+    await sql.execute(";".join(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in names))
+    await sql.execute("INSERT INTO t7 VALUES (1)")
+    await asyncio.to_thread(topics.read, f"{topic_prefix}.transaction", until=lambda found: len(found) >= 3)
+    made = [entry["topic"] for entry in gateway.events("topic_created")]
+    assert set(made) >= {f"{topic_prefix}.public.{name}" for name in names}
+    await sql.execute(";".join(f"INSERT INTO {name} VALUES (2)" for name in names))
+    for name in names:
+        await asyncio.to_thread(topics.read, f"{topic_prefix}.public.{name}", until=bool)
+    assert [entry["topic"] for entry in gateway.events("topic_created")] == made
+    await sql.close()

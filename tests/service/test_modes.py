@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -132,6 +133,29 @@ async def test_a_second_gateway_waits_and_takes_over(
     assert [m["epoch"] for m in markers if m["kind"] == "EPOCH"] == [1, 2]
     rows = await asyncio.to_thread(topics.read, f"{topic_prefix}.public.t")
     assert sorted(value["after"]["id"] for _, value in rows) == [1, 2]
+    await sql.close()
+
+
+async def test_only_messages_with_a_prefix_of_the_list_are_published(
+    database: Database, new_gateway: NewGateway, topics: Topics, topic_prefix: str
+) -> None:
+    sql = await database.connect()
+    await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR ALL TABLES")
+    gateway = new_gateway(source__message_prefixes="mine, also mine")
+    await gateway.streaming()
+    for prefix, size in (("other", 17_000_000), ("other", 1), ("mine", 1), ("also mine", 1)):
+        await sql.execute("SELECT pg_logical_emit_message(false, $1, repeat('x', $2))", prefix, size)
+        await sql.execute("SELECT pg_logical_emit_message(true, $1, repeat('x', $2))", prefix, size)
+    async with sql.transaction():
+        await sql.execute("INSERT INTO t VALUES (1)")
+        await sql.execute("SELECT pg_logical_emit_message(true, 'other', 'x')")
+    markers = await committed(topics, topic_prefix, 3)
+    manifests: list[Any] = [marker["manifest"] for marker in markers if marker["kind"] == "COMMIT"]
+    assert [manifest["event_count"] for manifest in manifests] == [1, 1, 1]
+    assert [manifest["excluded"] for manifest in manifests] == [[], [], []]
+    messages = [value for _, value in await asyncio.to_thread(topics.read, f"{topic_prefix}.message")]
+    assert sorted(message["prefix"] for message in messages) == ["also mine"] * 2 + ["mine"] * 2
+    assert gateway.events("message_left_out") == []
     await sql.close()
 
 
