@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Iterator
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -61,7 +63,7 @@ async def test_random_faults_of_everything_lose_double_and_reorder_nothing(
         print("\n".join(_told(fault, begun) for fault in faults))
         verdict, truth = await _judged(site)
         print(f"seed {SEED}, {len(faults)} faults in {MINUTES:g} minutes: {verdict}")
-        print(f"{_longest_gap(follower.seen, faults, begun)}; in the source {_longest_gap_of_source(truth)}")
+        print(f"{_longest_gap(site, follower.seen, faults, begun)}\nin the source {_longest_gap_of_source(truth)}")
         assert len(faults) >= FAULTS_A_MINUTE * MINUTES
         assert any("promoted" in fault.what for fault in faults)
 
@@ -88,10 +90,21 @@ def _told(fault: Fault, begun: float) -> str:
     return f"{fault.begun - begun:6.0f} to {fault.ended - begun:4.0f} s  {fault.what}"
 
 
-def _longest_gap(seen: list[float], faults: list[Fault], begun: float) -> str:
+def _longest_gap(site: Site, seen: list[float], faults: list[Fault], begun: float) -> str:
     seconds, start = max((later - earlier, earlier) for earlier, later in pairwise(seen))
-    during = [fault.what for fault in faults if fault.begun < start + seconds and fault.ended > start]
-    return f"longest gap {seconds:.1f} s, from second {start - begun:.0f} ({'; '.join(during) or 'no fault'})"
+    during = [_told(fault, begun) for fault in faults if fault.begun < start + seconds and fault.ended > start]
+    said = [line for at, line in sorted(_said(site, begun)) if start - begun <= at <= start - begun + seconds]
+    return "\n".join((f"longest gap {seconds:.1f} s, from second {start - begun:.0f}:", *during, *said))
+
+
+def _said(site: Site, begun: float) -> Iterator[tuple[float, str]]:
+    """Each session of a gateway and why it ended, with its second."""
+    first = time.time() - time.monotonic() + begun
+    for number, gateway in enumerate(site.gateways, 1):
+        for entry in gateway.events("streaming") + gateway.events("starting_again"):
+            at = datetime.fromisoformat(entry["timestamp"]).timestamp() - first
+            why = f"{entry['reason']}, again in {entry['delay_s']} s" if "reason" in entry else "streams"
+            yield at, f"{at:6.0f} s  gateway {number}: {why}"
 
 
 def _longest_gap_of_source(truth: Truth) -> str:
