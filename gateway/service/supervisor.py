@@ -46,18 +46,20 @@ _DELAYS_S: dict[type[WalgateError], tuple[float, float]] = {Retry: (0.2, 2.0), R
 
 
 class Backoff:
-    """Seconds to wait before the next attempt; doubles with each failure until an attempt was healthy. Two gateways that start
+    """Seconds to wait before the next attempt; doubles with each failure of its class until an attempt was healthy: a standby
+    that has waited for hours must not wait a minute for the first thing that is to be repaired. Two gateways that start
     together must not fence each other in step for ever, hence the jitter."""
 
     def __init__(self) -> None:
-        self._failures = 0
+        self._delays_s: dict[type[WalgateError], float] = {}
 
     def delay_s(self, error: WalgateError, lasted_s: float) -> float:
         if lasted_s >= HEALTHY_S:
-            self._failures = 0
-        first, longest = _DELAYS_S[RetrySlowly if isinstance(error, RetrySlowly) else Retry]
-        delay: float = min(first * 2**self._failures, longest)
-        self._failures = min(self._failures + 1, 16)
+            self._delays_s.clear()
+        kind = RetrySlowly if isinstance(error, RetrySlowly) else Retry
+        first, longest = _DELAYS_S[kind]
+        delay = self._delays_s.get(kind, first)
+        self._delays_s[kind] = min(2 * delay, longest)
         return delay * random.uniform(0.5, 1.0)
 
 
