@@ -9,9 +9,10 @@ import asyncio
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import version as package_version
 from importlib.util import find_spec
 from pathlib import Path
@@ -512,15 +513,13 @@ def _print_version(wanted: bool) -> None:
 
 def _run_spark_job(name: str, arguments: list[str]) -> NoReturn:
     """The reader is a program of its own, so that the gateway never needs Spark. It takes the place of this one, so that a signal
-    reaches it. Java and the jars of Delta are the local ones unless the environment names others, each by itself."""
+    reaches it. Once its options are right, it asks gateway.local.spark for Java and the jars of Delta."""
     _require(name, "spark", *(("pyarrow",) if name == "dump" else ("pyspark", "delta", "pyarrow", "confluent_kafka")))
+    program = [sys.executable, "-P", "-m"]
     environment = dict(os.environ)
-    if name != "dump" and "--help" not in arguments:  # these need no Spark
-        with suppress(ImportError):  # without the extra `local`, Java and jars are where Spark itself looks for them
-            from gateway.local.spark import spark_environment
-
-            environment |= spark_environment(environment)
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "spark_consumer", name, *arguments], environment)
+    if find_spec("jgo"):  # without the extra `local`, Java and jars are where Spark itself looks for them
+        environment["WALGATE_SPARK_SETUP"] = shlex.join([*program, "gateway.local.spark"])
+    os.execve(sys.executable, [*program, "spark_consumer", name, *arguments], environment)
 
 
 def _require(command: str, extra: str, *modules: str) -> None:

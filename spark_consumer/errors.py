@@ -72,3 +72,16 @@ class UnsupportedSchema(ConsumerError):
 
 class MirrorError(ConsumerError):
     """The mirror's target is not what the mirror left there, or cannot take a change."""
+
+
+class BatchInterrupted(ConsumerError):
+    """The query was stopped during this batch, which the next query repeats.
+
+    Spark recognizes a stop by these words (StreamExecution.PROXY_ERROR). The regular expression by which it looks for them
+    overflows the stack of the JVM on an error as long as those of Java usually are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "py4j.protocol.Py4JJavaError: An error occurred while calling the batch: java.lang.InterruptedException"
+        )

@@ -1,12 +1,19 @@
-"""What a Spark job of ours needs from outside the Python packages: a Java without the incubator modules, Delta's jars."""
+"""What a Spark job of ours needs from outside the Python packages: a Java without the incubator modules, Delta's jars.
+
+`python -m gateway.local.spark` prints the variables that the environment lacks, as one JSON object.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
+from gateway.operate.errors import StopForOperator
 
 
 def spark_environment(given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
@@ -18,3 +25,15 @@ def spark_environment(given: Mapping[str, str] = MappingProxyType({})) -> dict[s
     if "WALGATE_SPARK_JARS" not in given:
         ours["WALGATE_SPARK_JARS"] = ",".join(map(str, jars("delta")))
     return ours
+
+
+def main() -> None:
+    try:
+        print(json.dumps(spark_environment(os.environ)))
+    except StopForOperator as error:
+        print(f"walgate: {error}", file=sys.stderr)
+        raise SystemExit(78) from None
+
+
+if __name__ == "__main__":
+    main()

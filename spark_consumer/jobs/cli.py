@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -109,9 +110,12 @@ class LocalSpark:
     verbose: bool
 
     def session(self, name: str) -> Any:
-        from spark_consumer.jobs.session import local_session
+        from spark_consumer.jobs.session import local_session, set_up
 
-        paths = [Path(jar) for jar in self.jars.split(",") if jar]
+        if self.jars:
+            os.environ["WALGATE_SPARK_JARS"] = self.jars
+        set_up()
+        paths = [Path(jar) for jar in os.environ.get("WALGATE_SPARK_JARS", "").split(",") if jar]
         level = {} if self.verbose else {"spark.log.level": "FATAL"}
         return local_session(name, jars=paths, memory_mb=self.memory_mb, cores=self.cores or None, settings=level)
 
@@ -412,6 +416,7 @@ def _keep_up(job: Job, run: Run) -> None:
     from spark_consumer.source.options import parse_options
 
     spark, given = job.spark.session(job.name), job.given
+    run.stop_on_signals()  # PySpark has set a handler of its own for SIGINT
     last = None if job.reached is None else job.reached(spark)
     if last is not None:
         run.begins_behind(last)
@@ -422,7 +427,9 @@ def _keep_up(job: Job, run: Run) -> None:
 
     def query() -> Any:
         frame = spark.readStream.format("walgate").options(**given).load()
-        writer = frame.writeStream.foreachBatch(job.start(run)).option("checkpointLocation", job.checkpoint)
+        writer = frame.writeStream.foreachBatch(run.interruptible(job.start(run))).option(
+            "checkpointLocation", job.checkpoint
+        )
         writer = writer.queryName(job.name)
         return (writer.trigger(availableNow=True) if job.once else writer.trigger(processingTime="0 seconds")).start()
 

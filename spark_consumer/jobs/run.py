@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from schemas.framing import FRAME_BYTES
 from schemas.names import POSITION_TOPIC
 from schemas.records import POSITION
-from spark_consumer.errors import SourceUnavailable, slow_start_in, told_by
+from spark_consumer.errors import BatchInterrupted, SourceUnavailable, slow_start_in, told_by
 from spark_consumer.jobs.status import Status
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.batch import BatchReport
@@ -39,6 +39,7 @@ class Run:
     def __init__(self, options: Options, until_lsn: int | None, progress: str) -> None:
         self.options = options
         self.stopping = threading.Event()
+        self._is_query_stopped = False
         self._until_lsn = until_lsn
         self._progress = progress
         self._commit_lsn = -1
@@ -129,8 +130,22 @@ class Run:
         self.status.waits_for = ""
         while not query.awaitTermination(_LOOK_EVERY_S):
             if self.stopping.is_set() or self._is_done(query.lastProgress):
+                self._is_query_stopped = True
                 query.stop()
                 return
+
+    def interruptible(self, apply: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+        """`apply`, which fails with BatchInterrupted where `watch` stops the query during it, whatever its own error is."""
+
+        def batch(frame: Any, number: int) -> None:
+            try:
+                apply(frame, number)
+            except Exception:
+                if self._is_query_stopped:
+                    raise BatchInterrupted from None
+                raise
+
+        return batch
 
     def _is_done(self, progress: Any) -> bool:
         position = self._catch_up(progress)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,6 +42,17 @@ _LOCAL = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
     "spark.log.level": "ERROR",
 }
+
+
+def set_up() -> None:
+    """Gives the environment the variables (JAVA_HOME, WALGATE_SPARK_JARS) that it lacks and that the program named by
+    WALGATE_SPARK_SETUP prints as JSON. Its failure ends this process with its exit code; it has said why."""
+    if not (program := os.environ.get("WALGATE_SPARK_SETUP")):
+        return
+    done = subprocess.run(shlex.split(program), stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    os.environ.update(json.loads(done.stdout))
 
 
 def local_session(

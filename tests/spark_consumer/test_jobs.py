@@ -39,7 +39,7 @@ def foreign_folder(path: Path) -> Path:
 
 
 async def start(verb: str, feeder: Feeder, path: Path, *more: str, **variables: str) -> asyncio.subprocess.Process:
-    """In a process group of its own, so that a kill takes the JVM and the workers too."""
+    """In a process group of its own, so that a kill takes the JVM and the workers too. errors.txt beside `path` is its stderr."""
     environment = {
         **os.environ,
         **variables,
@@ -55,11 +55,20 @@ async def start(verb: str, feeder: Feeder, path: Path, *more: str, **variables: 
         feeder.prefix,
     ]
     program = (sys.executable, "-P", "-m", "spark_consumer", verb)
-    return await asyncio.create_subprocess_exec(
-        *(*program, *words, "--path", str(path), "--progress", "json", "--cores", "2", *more),
-        cwd=foreign_folder(path), env=environment, start_new_session=True,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+    with (path.parent / "errors.txt").open("wb") as errors:
+        return await asyncio.create_subprocess_exec(
+            *(*program, *words, "--path", str(path), "--progress", "json", "--cores", "2", *more),
+            cwd=foreign_folder(path), env=environment, start_new_session=True,
+            stdout=asyncio.subprocess.PIPE, stderr=errors,
+        )  # fmt: skip
+
+
+def said_after_the_start(folder: Path) -> str:
+    """Spark tells its level last."""
+    errors = (folder / "errors.txt").read_text()
+    _, level, rest = errors.partition('Setting Spark log level to "FATAL".\n')
+    assert level, errors
+    return rest
 
 
 async def lines(process: asyncio.subprocess.Process) -> list[dict[str, Any]]:
@@ -173,17 +182,52 @@ async def test_sigterm_ends_a_changelog_in_delta_cleanly(feeder: Feeder, tmp_pat
     items = await asyncio.to_thread(feeder.table, ITEMS)
     for seed in range(2):
         await asyncio.to_thread(change_items, feeder, items, random.Random(seed))
-    process = await start("consume", feeder, tmp_path, "--format", "delta")
+    path = tmp_path / "changes"
+    process = await start("consume", feeder, path, "--format", "delta")
     assert process.stdout is not None
     async for line in process.stdout:
         if json.loads(line).get("batch") is not None:
             break
     process.terminate()
-    assert await process.wait() == 0
-    files = await asyncio.to_thread(open_delta, tmp_path / "tables" / "public" / "items")
+    assert (await process.wait(), said_after_the_start(tmp_path)) == (0, "")
+    files = await asyncio.to_thread(open_delta, path / "tables" / "public" / "items")
     rows = [row for table in files.batches() for row in table.to_pylist()]
     found = sorted((row["commit_lsn"], row["ordinal"], row["op"], row["after"]) for row in rows)
     assert found == [(c.commit_lsn, c.ordinal, c.op, c.after) for c in feeder.truth]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "merge_every"), [(signal.SIGTERM, "0"), (signal.SIGINT, "60")])
+async def test_a_mirror_that_is_stopped_within_a_batch_is_silent(
+    feeder: Feeder, tmp_path: Path, number: signal.Signals, merge_every: str
+) -> None:
+    """Ctrl-C reaches every process of the group; SIGTERM, as from a supervisor, the first one alone."""
+    tables = await asyncio.to_thread(one_batch_of_many_tables, feeder)
+    path = tmp_path / "mirror"
+    process = await start("mirror", feeder, path, "--merge-every", merge_every)
+    while not any(path.rglob("_delta_log")):
+        assert process.returncode is None
+        await asyncio.sleep(0.05)
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    found = await lines(process)
+    assert (await process.wait(), said_after_the_start(tmp_path)) == (0, "")
+    assert not any("batch" in line for line in found), "the batch had ended before the signal came"
+    await run("mirror", feeder, path, "--once")
+    assert {found.name: texts(found.rows()) for found in newest(path)} == {
+        f"public.{table.description.name}": expected(table, ["id", "name"]) for table in tables
+    }
+
+
+def one_batch_of_many_tables(feeder: Feeder) -> list[Table]:
+    described = [relation(f"items_{number}", {"id": INT8, "name": TEXT}, ("id",)) for number in range(8)]
+    tables = [feeder.table(one) for one in described]
+    transaction = feeder.begin()
+    for table in tables:
+        for key in range(50):
+            transaction.insert(table, {"id": key, "name": "a"})
+    transaction.commit()
+    feeder.kafka_commit()
+    return tables
 
 
 @pytest.mark.long

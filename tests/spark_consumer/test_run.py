@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from spark_consumer.errors import told_by
+from spark_consumer.errors import BatchInterrupted, told_by
 from spark_consumer.jobs.run import Run
 from spark_consumer.source.options import parse_options
 
@@ -132,10 +135,60 @@ def test_a_mirror_that_has_everything_already_ends_at_once() -> None:
     assert query.is_stopped
 
 
+def test_the_error_of_a_batch_becomes_short_only_where_the_query_was_stopped() -> None:
+    """What Spark makes of it: tests/spark_consumer/test_jobs.py."""
+
+    @dataclass
+    class Stopped(Query):
+        def awaitTermination(self, _: float) -> bool:
+            made.stopping.set()
+            with pytest.raises(ValueError, match="the batch's own"):
+                batch(None, 1)
+            return False
+
+        def stop(self) -> None:
+            with pytest.raises(BatchInterrupted):
+                batch(None, 1)
+
+    def apply(_frame: object, _number: int) -> None:
+        raise ValueError("the batch's own")
+
+    made = Run(parse_options(NEEDED, streaming=True), None, "lines")
+    batch = made.interruptible(apply)
+    made.watch(Stopped())
+
+
 @pytest.mark.parametrize("text", [OF_A_TASK, "[STREAM_FAILED] Java heap space"])
 def test_another_error_ends_the_job(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     with pytest.raises(StreamingQueryException):
         run(monkeypatch, [Query(text), Query()])
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--option", "kafka.ssl.ca.locatoin=/ca.pem"], "ssl.ca.locatoin"),
+        (["--option", "maxChangesPerTriger=5"], "Did you mean maxChangesPerTrigger?"),
+        (["--on-recreated", "stp"], "--on-recreated must be"),
+        (["--http", "9000"], "HOST:PORT"),
+    ],
+)
+def test_a_mistyped_option_is_named_before_anything_is_downloaded(words: list[str], named: str, tmp_path: Path) -> None:
+    servers = [
+        "--bootstrap-servers",
+        "127.0.0.1:1",
+        "--registry",
+        "http://127.0.0.1:1",
+        "--to",
+        str(tmp_path / "mirror"),
+    ]
+    environment = os.environ | {"WALGATE_CACHE": str(tmp_path / "cache"), "WALGATE_REPOSITORY": str(tmp_path / "none")}
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "mirror", *servers, *words],
+        env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode in (1, 2) and named in done.stderr, done.stderr
+    assert not any(tmp_path.iterdir())
 
 
 async def test_sigterm_ends_the_job_that_walgate_started() -> None:
