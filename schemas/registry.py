@@ -27,6 +27,9 @@ _BROKEN: Final = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolErro
 _NOT_FOUND: Final = frozenset({40401, 40402, 40403, 40408})
 """Subject, version, schema, compatibility of the subject."""
 _TRY_AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_HINT_UNREACHABLE: Final = (
+    "check that registry.url is correct, the registry is running, and no firewall blocks the port"
+)
 _HINT_INCOMPATIBLE: Final = (
     "there are two ways to continue, and neither loses data: set schemas.on_incompatible=register, which accepts all such "
     "changes, or register the rejected schema (see the log) under {subject} yourself, which accepts this one, and start "
@@ -257,7 +260,9 @@ class RegistryClient:
                     f"the TLS handshake with the schema registry failed ({what}): {error}", hint=_HINT_CERTIFICATES
                 ) from error
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise RegistryUnavailable(f"the schema registry does not answer ({what}): {reason}") from error
+            raise RegistryUnavailable(
+                f"the schema registry does not answer ({what}): {reason}", hint=_HINT_UNREACHABLE
+            ) from error
 
 
 def _address(url: str) -> httpx2.URL:

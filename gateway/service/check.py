@@ -401,7 +401,7 @@ def render(checked: list[Checked]) -> str:
         if not wrong
         else f"{wrong} {'problem prevents' if wrong == 1 else 'problems prevent'} a start"
     )
-    lines.append(f"{verdict}; {warnings} warnings")
+    lines.append(f"{verdict}; {warnings} {'warning' if warnings == 1 else 'warnings'}")
     return "\n".join(lines)
 
 

@@ -76,7 +76,7 @@ def open_delta(folder: Path, version: int | None = None) -> DeltaFiles:
     commits = {int(match[1]): name for name in names if (match := _COMMIT.fullmatch(name))}
     last = version if version is not None else max(commits, default=-1)
     if last not in commits:
-        raise MirrorError(f"{folder} is not a Delta table, or has no version {version}")
+        raise MirrorError(f"{folder} is not a Delta table" + (f", or has no version {version}" if version else ""))
     checkpoints = [(int(match[1]), name) for name in names if (match := _CHECKPOINT.fullmatch(name))]
     base = max((number for number, _ in checkpoints if number <= last), default=-1)
     table = DeltaFiles(folder, last)

@@ -87,7 +87,10 @@ class DumpedTable:
 
 def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
     """The tables of the newest picture, all or those with these names. Raises MirrorError."""
-    files = open_delta(Path(manifest_path(str(path))))
+    folder = Path(manifest_path(str(path)))
+    if not folder.is_dir():
+        raise MirrorError(f"there is no mirror at {path}", hint="Its first batch creates it: see walgate mirror --to.")
+    files = open_delta(folder)
     refuse_newer(str(path), files.transactions.get(FORM))
     manifest = [row for table in files.batches() for row in table.to_pylist()]
     if not manifest:

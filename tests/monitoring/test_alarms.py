@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -99,7 +100,37 @@ def test_compose_mounts_what_is_here() -> None:
         for volume in service["volumes"]:
             if volume.startswith("./"):
                 assert (ROOT / volume.split(":")[0]).exists(), volume
-    (target,) = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"][0]["static_configs"][0][
-        "targets"
-    ]
-    assert target == f"gateway:{services['gateway']['environment']['WALGATE_HTTP__PORT']}"
+
+
+def test_prometheus_asks_the_services_of_compose() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    settings = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+    asked = {job["job_name"]: job["static_configs"][0]["targets"] for job in settings["scrape_configs"]}
+    mirror = dict(itertools.pairwise(services["mirror"]["command"]))["--http"]
+    assert asked == {
+        "walgate": [f"gateway:{services['gateway']['environment']['WALGATE_HTTP__PORT']}"],
+        "walgate-mirrors": [f"mirror:{mirror.rpartition(':')[2]}"],
+    }
+    assert set(settings["rule_files"]) <= mounted(services["prometheus"])
+
+
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    grafana = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["grafana"]
+    (source,) = provisioned("datasources/prometheus.yml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    shown = [*DASHBOARD["panels"], *DASHBOARD["annotations"]["list"], *DASHBOARD["templating"]["list"]]
+    shown += [target for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    assert {one["datasource"]["uid"] for one in shown} == {source["uid"]}
+    (provider,) = provisioned("dashboards/walgate.yml")["providers"]
+    assert {provider["options"]["path"], "/etc/grafana/provisioning"} == mounted(grafana)
+    home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (str(home.parent), home.name) == (provider["options"]["path"], "walgate.json")
+
+
+def mounted(service: dict[str, Any]) -> set[str]:
+    """Paths in the container at which files of the project are."""
+    return {volume.split(":")[1] for volume in service["volumes"] if volume.startswith("./")}
+
+
+def provisioned(path: str) -> Any:
+    return yaml.safe_load((FOLDER / "grafana/provisioning" / path).read_text())

@@ -10,8 +10,9 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from schemas.relation import change_schema
+from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.delta_files import DeltaFiles, open_delta
-from spark_consumer.mirror.dump import DumpedTable
+from spark_consumer.mirror.dump import DumpedTable, newest
 from spark_consumer.mirror.shape import TableShape
 from spark_consumer.mirror.target import DELETION_VECTORS
 from tests.spark_consumer.feeder import INT8, TEXT, relation
@@ -62,3 +63,8 @@ def test_rows_in_a_deletion_vector_are_not_there(spark: SparkSession, tmp_path: 
     assert all(vector is not None for vector in found.files.values())
     held = pa.concat_tables(found.batches())["id"].to_pylist()
     assert held == [row.id for row in rows.where(f"not ({deleted}) and id != 5").collect()]
+
+
+def test_a_folder_without_a_mirror_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MirrorError, match=f"there is no mirror at {tmp_path}"):
+        newest(tmp_path)
