@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
 
 from gateway.judgement.findings import OperatorWarning
+from gateway.kafka.driver import Admin
 from gateway.kafka.durability import Durability, cautions
 from gateway.kafka.topics import Topics
 from gateway.operate.kafka_settings import KafkaSettings
@@ -54,15 +56,23 @@ async def three() -> AsyncIterator[Cluster]:
 @pytest.mark.integration
 @pytest.mark.long
 async def test_with_the_defaults_of_three_brokers_rows_get_a_caution_and_positions_three_copies(
-    three: Cluster, topic_prefix: str
+    three: Cluster, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    requests: list[Any] = []
+    describe = Admin.describe_configs
+
+    async def counted(self: Admin, resources: Any, *rest: Any) -> Any:
+        requests.append(resources)
+        return await describe(self, resources, *rest)
+
+    monkeypatch.setattr(Admin, "describe_configs", counted)
     markers, rows = transaction_topic(topic_prefix), f"{topic_prefix}.public.t"
     admin = three.admin()
     old = NewTopic(f"{topic_prefix}.old", 1, 3, config={"unclean.leader.election.enable": "true"})
     await asyncio.to_thread(admin.create_topics([old])[old.topic].result, 30)
     said: list[OperatorWarning] = []
     settings = KafkaSettings(bootstrap_servers=three.bootstrap_servers, prefix=topic_prefix)
-    for _ in range(2):  # new, then known: found by what they were made with, then by asking
+    for turn in range(2):  # new, then known: found by what they were made with, then by asking
         topics = Topics(settings, markers, set(), said.extend)
         await topics.start()
         await topics.ensure([POSITION_TOPIC, markers])
@@ -76,6 +86,11 @@ async def test_with_the_defaults_of_three_brokers_rows_get_a_caution_and_positio
             "min.insync.replicas is 1",
             "unclean.leader.election.enable is on",
         ]
+        said.clear()
+        asked = len(requests)
+        for number in range(3):
+            await topics.ensure([f"{rows}{turn}{number}"])
+        assert len(said) == 3 and len(requests) - asked <= 1, "the broker's defaults are asked for once, no topic's are"
         said.clear()
         await topics.close()
     found = (await asyncio.to_thread(admin.list_topics, timeout=30)).topics

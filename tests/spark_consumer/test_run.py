@@ -16,6 +16,8 @@ from pyspark.errors import StreamingQueryException
 from spark_consumer.errors import BatchInterrupted, told_by
 from spark_consumer.jobs.run import Run
 from spark_consumer.source.options import parse_options
+from tests.gateway_process import COMMAND
+from tests.spark_consumer.test_jobs import foreign_folder
 
 NEEDED = {"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://127.0.0.1:1"}
 # As Spark 4.2.0 gives them, shortened.
@@ -191,11 +193,12 @@ def test_a_mistyped_option_is_named_before_anything_is_downloaded(words: list[st
     assert not any(tmp_path.iterdir())
 
 
-async def test_sigterm_ends_the_job_that_walgate_started() -> None:
-    """`walgate mirror` is the job: there is no child that lives on, and holds the end of the pipe."""
+async def test_sigterm_ends_the_job_that_walgate_started(tmp_path: Path) -> None:
+    """`walgate mirror` is the job: there is no child that lives on, and holds the end of the pipe. Packages of the working
+    directory are not ours."""
     words = ["--bootstrap-servers", "127.0.0.1:1", "--registry", "http://127.0.0.1:1", "--to", "/nowhere"]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway.cli", "mirror", *words), stdout=asyncio.subprocess.PIPE
+        *(COMMAND[0], "mirror", *words), stdout=asyncio.subprocess.PIPE, cwd=foreign_folder(tmp_path / "mirror")
     )
     assert process.stdout is not None
     waiting = await process.stdout.readline()
