@@ -6,13 +6,14 @@ are put in, and one value has one encoder, whichever way it came.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from librt.strings import read_i16_be, read_i32_be
 
 from gateway.events.row_encoder import RowEncoder
 from gateway.snapshot.errors import UnreadableCopy
+from schemas.framing import FRAME_BYTES
 
 _SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 _HEADER_BYTES: Final = len(_SIGNATURE) + 4
@@ -133,6 +134,10 @@ class CopiedRows:
         if fields not in (-1, len(self._letters)):
             raise UnreadableCopy(f"COPY: a row of {fields} columns, expected {len(self._letters)}")
         return fields == -1
+
+    def keep(self, keys: Container[bytes]) -> None:
+        """Of the rows so far only those with these keys."""
+        self.rows = [row for row in self.rows if row[0] is not None and row[0][FRAME_BYTES:] in keys]
 
     def finish(self) -> None:
         """The data have ended."""

@@ -128,9 +128,12 @@ async def _copy(sql: asyncpg.Connection, chunk: Chunk, recipe: Recipe, table_blo
     sizer = chunk.table.sizer
     copied = CopiedRows(recipe.version.encoder, recipe.is_binary, keeps_tuples=recipe.keeps_tuples)
     rest = None if chunk.range is None else halves(chunk.range, table_blocks)[1]
+    wanted = frozenset(chunk.keys if not recipe.finds_keys else ())
 
     async def check(copied: CopiedRows) -> None:
-        if copied.byte_count > _MOST_BYTES_FACTOR * sizer.chunk_bytes and (rest is not None or len(chunk.keys) > 1):
+        if wanted:
+            copied.keep(wanted)
+        elif copied.byte_count > _MOST_BYTES_FACTOR * sizer.chunk_bytes and (rest is not None or len(chunk.keys) > 1):
             raise TooMuch("a chunk has too many bytes")
 
     try:
@@ -144,7 +147,8 @@ async def _copy(sql: asyncpg.Connection, chunk: Chunk, recipe: Recipe, table_blo
         end = table_blocks if chunk.range.end is None else chunk.range.end >> 16
         sizer.read_blocks(max(end - chunk.range.first_block, 1), len(copied.rows), copied.byte_count)
     else:
-        sizer.read_keys(len(chunk.keys), len(copied.rows), copied.byte_count)
+        byte_count = sum(len(row) for _, row in copied.rows) if wanted else copied.byte_count
+        sizer.read_keys(len(chunk.keys), len(copied.rows), byte_count)
     return copied
 
 
@@ -164,7 +168,7 @@ def _query(chunk: Chunk, recipe: Recipe) -> str:
     found: TidRange | None = chunk.range
     if found is not None:
         return select_range(recipe.columns, surveyed.leaf_names[found.leaf], found, surveyed.row_filter)
-    if chunk.keys:
+    if chunk.keys and recipe.finds_keys:
         condition = recipe.key_condition(chunk.keys)
         return select_keys(recipe.columns, surveyed.source, condition, surveyed.row_filter)
     return select_all(recipe.columns, surveyed.source, surveyed.row_filter)

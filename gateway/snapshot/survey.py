@@ -125,6 +125,11 @@ class Recipe:
     def has_key(self) -> bool:
         return bool(self.key_columns)
 
+    @property
+    def finds_keys(self) -> bool:
+        """PostgreSQL can be asked for rows by their keys: no rule of `columns` stands in place of a value."""
+        return not any(column.protection for column in self.version.encoder.description.identity_columns)
+
     def key_condition(self, keys: Sequence[bytes]) -> str:
         return key_condition(self.key_columns, self._key_schema, keys)
 

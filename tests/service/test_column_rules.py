@@ -1,0 +1,133 @@
+"""Column rules of a running gateway: what is in its topics, in both dialects, while tables are read and change."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import asyncpg
+import pytest
+
+from gateway.local import Kafka, Registry
+from tests.conftest import Database
+from tests.debezium.encoded import Record
+from tests.debezium.scene import Reader
+from tests.gateway_process import GatewayProcess
+
+pytestmark = pytest.mark.integration
+
+HASH_KEY: Final = "the key of all hashes"
+RULES: Final = [
+    {"pattern": r"public\.people\.secret", "action": "drop"},
+    {"pattern": r"public\.people\.phone", "action": "null"},
+    {"pattern": r".*\.mail", "action": "hash", "in_key": True},
+    {"pattern": r"public\.people\.note", "action": "truncate", "length": 4},
+]
+MARK: Final = "Zz9"
+"""In every value that must not leave whole."""
+ROWS: Final = 3000
+SETUP: Final = f"""
+create table people (id int primary key, mail text, phone text, note text, secret text, n int);
+create table logins (mail text primary key, n int);
+insert into people select n, 'mail{MARK}' || n, 'phone{MARK}', 'note{MARK}' || n, 'secret{MARK}', 0
+    from generate_series(1, {ROWS}) n;
+insert into logins select 'mail{MARK}' || n, 0 from generate_series(1, {ROWS}) n;
+create publication walgate for all tables;
+"""
+
+
+def hashed(text: str) -> str:
+    return hmac.new(HASH_KEY.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+@pytest.mark.parametrize("dialect", ["walgate", "debezium"])
+async def test_what_a_rule_replaces_is_in_no_record_and_the_rest_is_there(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, dialect: str
+) -> None:
+    sql = await database.connect()
+    await sql.execute(SETUP)
+    settings = {
+        "source__dsn": database.dsn,
+        "source__slot": topic_prefix,
+        "kafka__bootstrap_servers": kafka.bootstrap_servers,
+        "kafka__prefix": topic_prefix,
+        "kafka__dialect": dialect,
+        "kafka__partitions": "1",
+        "registry__url": registry.url,
+        "snapshot__mode": "initial",
+        "snapshot__chunk_bytes": "16384",
+        "columns__rules": json.dumps(RULES),
+        "columns__hash_key": HASH_KEY,
+    }
+    gateway = GatewayProcess(tmp_path / "gateway.log", settings)
+    await gateway.streaming()
+    load = asyncio.create_task(change(await database.connect(), random.Random(1)))
+    await gateway.logged('"snapshot_done"', timeout_s=90)
+    load.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await load
+    await sql.execute("insert into people (id) values (-1)")
+    topics = [f"{topic_prefix}.public.{table}" for table in ("people", "logins")]
+    is_last: Callable[[Record], bool] = lambda record: record.key == {"id": -1}  # noqa: E731
+    records = await Reader(kafka.bootstrap_servers, registry.url, topics).until(is_last)
+    assert await gateway.stop() == 0, gateway.log_tail()
+    assert len({str(record.value["op"]) for record in records if record.value}) == 4, "rows of every operation"
+    for record in records:
+        assert MARK not in f"{record.key} {record.value} {record.value_schema} {record.key_schema}"
+    assert MARK not in gateway.log()
+    people = {
+        row["id"]: {
+            "id": row["id"],
+            "mail": row["mail"] and hashed(row["mail"]),
+            "phone": None,
+            "note": row["note"] and row["note"][:4],
+            "n": row["n"],
+        }
+        for row in await sql.fetch("select * from people")
+    }
+    assert left(records, topics[0], "id") == people
+    logins = {hashed(mail): {"mail": hashed(mail), "n": n} for mail, n in await sql.fetch("select mail, n from logins")}
+    assert left(records, topics[1], "mail") == logins
+
+
+def left(records: list[Record], topic: str, key: str) -> dict[object, object]:
+    """The rows of a reader by key."""
+    rows: dict[object, object] = {}
+    for record in records:
+        if record.topic != topic:
+            continue
+        assert record.key is not None
+        after = None if record.value is None else record.value["after"]
+        if after is None:
+            rows.pop(record.key[key], None)
+        else:
+            assert after[key] == record.key[key]
+            rows[record.key[key]] = after
+    return rows
+
+
+async def change(sql: asyncpg.Connection, chance: random.Random) -> None:
+    """Rows that are being read, until cancelled."""
+    new = ROWS
+    while True:
+        first = chance.randrange(1, ROWS)
+        new += 1
+        async with sql.transaction():
+            await sql.execute("update people set n = n + 1, note = 'new' || note where id between $1 and $1 + 9", first)
+            await sql.execute(f"update people set mail = 'other{MARK}' || id, phone = 'x{MARK}' where id = $1", first)
+            await sql.execute("delete from people where id = $1", chance.randrange(1, ROWS))
+            await sql.execute(
+                f"insert into people values ($1, 'mail{MARK}' || $1::int, 'p{MARK}', 'note{MARK}', 's{MARK}')", new
+            )
+            await sql.execute(f"update logins set n = n + 1 where mail = 'mail{MARK}' || $1::int", first)
+            await sql.execute(
+                f"update logins set mail = 'new{MARK}' || mail where mail = 'mail{MARK}' || $1::int", first + 1
+            )
+            await sql.execute(f"delete from logins where mail = 'mail{MARK}' || $1::int", chance.randrange(1, ROWS))
+        await asyncio.sleep(0.002)
