@@ -31,6 +31,7 @@ from gateway.judgement.start import (
     DropSlot,
     Fence,
     FenceFormer,
+    FindWritten,
     Look,
     PrepareKafka,
     ReadPositions,
@@ -227,6 +228,7 @@ def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offse
         obstacle = f"slot {fresh.slot} already has a position: a gateway has read it"
     if obstacle is not None:
         raise StopForOperator(f"adopt: {obstacle}", hint=_NOT_ADOPTED)
+    offset = yield FindWritten(offset)
     assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
     resume_lsn = facts.slot.confirmed_flush_lsn
     if not offset.of_snapshot:
@@ -235,7 +237,7 @@ def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offse
         fresh,
         state="ACTIVE",
         resume_lsn=resume_lsn,
-        last_commit_lsn=offset.commit_lsn,
+        last_commit_lsn=Lsn(max(offset.commit_lsn - 1, 0)),  # the next commit may begin where that one ends
         written_xid=offset.written_xid,
         written_lsn=offset.lsn if offset.written_xid else Lsn(0),
     )

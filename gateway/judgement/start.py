@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.events.marker import Marker
+from gateway.judgement.debezium_offset import DebeziumOffset
 from gateway.judgement.facts import Expected, Facts, Stored, SystemIdentity
 from gateway.judgement.findings import Finding, OperatorWarning, Report, report_of
 from gateway.judgement.notice import LeftOut, Reported, judge_reported
@@ -97,6 +98,13 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class FindWritten:
+    """Of a repair: the offset behind what the connector's topics hold -> DebeziumOffset."""
+
+    offset: DebeziumOffset
+
+
+@dataclass(frozen=True, slots=True)
 class DropSlot:
     """Of a repair -> None."""
 
@@ -127,6 +135,7 @@ Step = (
     | TimelineHistory
     | BeginEpoch
     | Record
+    | FindWritten
     | DropSlot
     | FenceFormer
     | Warn

@@ -27,6 +27,7 @@ from gateway.judgement.start import (
     DropSlot,
     Fence,
     FenceFormer,
+    FindWritten,
     Identify,
     Look,
     PrepareKafka,
@@ -60,6 +61,7 @@ from gateway.replication.stream import ReplicationStream
 from gateway.service.announcer import Announcer
 from gateway.service.catalog import Catalog
 from gateway.service.debezium import DebeziumRelations, debezium_machine
+from gateway.service.debezium_written import find_written
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.snapshot.state import States, decode_states, of_slot
 from gateway.transactions.commit_policy import CommitPolicy
@@ -208,6 +210,9 @@ class Start:
                 return await self.stream.timeline_history(timeline)
             case Record(position, markers, forgets):
                 await self.delivery.deliver_now(list(markers), position, forgets)
+            case FindWritten(offset):
+                topics = {name for each in self.catalog.relations for name in self.topics.possible_names(each)}
+                return await find_written(self._settings, self.registry, topics, offset)
             case DropSlot():
                 await self.catalog.drop_slot()
             case FenceFormer(system_identifier):

@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from gateway.local.guard import Child
 from tests.debezium import workload
 from tests.debezium.encoded import Record, without_times
 
@@ -54,9 +55,9 @@ async def topics(sql: asyncpg.Connection, prefix: str) -> list[str]:
     return [*(f"{prefix}.public.{name}" for name in names), f"{prefix}.transaction", f"{prefix}.message"]
 
 
-def make_topics(bootstrap_servers: str, names: Iterable[str]) -> None:
+def make_topics(bootstrap_servers: str, names: Iterable[str], partitions: int = 1) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    for done in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
+    for done in admin.create_topics([NewTopic(name, partitions, 1) for name in names]).values():
         done.result()
 
 
@@ -82,14 +83,16 @@ class Reader:
         self.records: list[Record] = []
         self._is_at_end = False
 
-    async def until(self, is_last: Callable[[Record], bool]) -> list[Record]:
-        """Reads until that record is there, and every topic to the end that it has then."""
-        return await asyncio.to_thread(self._until, is_last)
+    async def until(self, is_last: Callable[[Record], bool], writer: Child | None = None) -> list[Record]:
+        """Reads until that record is there, and every topic to the end that it has then. Fails when `writer` has ended."""
+        return await asyncio.to_thread(self._until, is_last, writer)
 
-    def _until(self, is_last: Callable[[Record], bool]) -> list[Record]:
+    def _until(self, is_last: Callable[[Record], bool], writer: Child | None) -> list[Record]:
         deadline = time.monotonic() + DELIVERY_TIMEOUT_S
         self._consumer.assign(self._places)
         while not (self._take(1.0) and is_last(self.records[-1])):
+            if writer is not None and writer.exit_code is not None:
+                raise writer.failure("has ended")
             assert time.monotonic() < deadline, f"only {len(self.records)} records"
         self.records = []
         for place in self._places:

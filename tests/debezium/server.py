@@ -30,9 +30,9 @@ class DebeziumServer:
     offsets: Path
     """Its file of offsets."""
 
-    async def stop(self) -> None:
-        """Ends it as an operator would; the offsets are written."""
-        await self.child.stop(signal.SIGTERM, STOP_TIMEOUT_S)
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ends it; as an operator would, the offsets are written."""
+        await self.child.stop(number, STOP_TIMEOUT_S)
 
 
 @asynccontextmanager

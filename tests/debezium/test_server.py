@@ -44,8 +44,8 @@ async def test_debezium_server_and_walgate_write_the_same(
     wanted = await topics(sql, theirs)
     make_topics(kafka.bootstrap_servers, wanted)
     reader = Reader(kafka.bootstrap_servers, registry.url, wanted)
-    async with debezium_server(parts, sql, slot, theirs, PUBLICATION, SETTINGS):
-        their_records = await reader.until(is_the_end)
+    async with debezium_server(parts, sql, slot, theirs, PUBLICATION, SETTINGS) as server:
+        their_records = await reader.until(is_the_end, server.child)
     left = [_renamed(record, theirs) for record in their_records]
     right = [_renamed(record, ours) for record in our_records]
     assert differences(left, right, of_one_run=True) == []

@@ -11,7 +11,7 @@ from gateway.events.marker import Marker
 from gateway.judgement.debezium_offset import DebeziumOffset
 from gateway.judgement.facts import Facts, Stored
 from gateway.judgement.repair import accept_gap, adopt, adopt_from_debezium, readmit, skip
-from gateway.judgement.start import CreateSlot, DropSlot, FenceFormer, Record, Step, Steps
+from gateway.judgement.start import CreateSlot, DropSlot, FenceFormer, FindWritten, Record, Step, Steps
 from gateway.lsn import Lsn
 from gateway.operate.errors import Retry, RetrySlowly, StopForOperator
 from gateway.transactions.position import Gap, Position
@@ -19,7 +19,7 @@ from gateway.transactions.transaction import Prepared, Quarantined
 from tests.judgement.facts import ACTIVE, EXPECTED, FACTS, FRESH, STORED, with_server, with_slot, without_slot
 from tests.judgement.script import Answer, carried_out
 
-CREATED: dict[type, Answer] = {CreateSlot: lambda _: Lsn(1900)}
+CREATED: dict[type, Answer] = {CreateSlot: lambda _: Lsn(1900), FindWritten: lambda step: step.offset}
 BAD = Quarantined(7, "public", "bad", "cdc.public.bad", "a reason", 1200)
 
 
@@ -151,7 +151,7 @@ OFFSET = DebeziumOffset(Lsn(1700), Lsn(1600), 77)
 def test_a_connectors_slot_goes_on_within_the_transaction_in_which_it_stopped() -> None:
     position, steps = done(adopt_from_debezium(fresh, EXPECTED, OFFSET), known=NONE_STORED)
     assert (position.state, position.epoch, position.key) == ("ACTIVE", 0, FRESH.key)
-    assert (position.resume_lsn, position.last_commit_lsn) == (1600, 1600)
+    assert (position.resume_lsn, position.last_commit_lsn) == (1600, 1599)
     assert (position.written_xid, position.written_lsn) == (77, 1700)
     assert steps[-1] == Record(position)
 

@@ -1,0 +1,83 @@
+"""How far a connector's topics go beyond its offset: a connector stores its offset behind the records, or was killed before.
+
+Events are written in the order of commits, so that the topics hold the first changes of what the slot still has. When a connector
+is killed, partitions may lack events that are before those of other partitions: what counts ends before the first of these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from gateway.judgement.debezium_offset import DebeziumOffset
+from gateway.lsn import Lsn
+
+INSERT, UPDATE, DELETE = "I", "U", "D"
+CREATED, UPDATED, DELETED, TOMBSTONE = "c", "u", "d", "tombstone"
+
+Place = tuple[int, int]
+"""xid and LSN of a change. Rows of one COPY may share it."""
+Written = Mapping[Place, Counter[str]]
+"""Records from the offset's own change on, by operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    lsn: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A transaction that the slot still has; `changes` of published tables, in their order."""
+
+    xid: int
+    end_lsn: int
+    changes: tuple[Change, ...]
+
+
+def is_before(offset: DebeziumOffset, commit_lsn: int, lsn: int) -> bool:
+    """Of an event, by its `source.sequence`: the end of the last commit before it (0: null), and its own LSN."""
+    return (commit_lsn, lsn) < (offset.commit_lsn, offset.lsn)
+
+
+def advanced(
+    offset: DebeziumOffset, transactions: Iterable[Committed], written: Written, *, tombstones: bool
+) -> tuple[DebeziumOffset, int]:
+    """The offset behind the last change up to which everything was written, and how many records are between."""
+    found, commit_lsn, count = offset, offset.commit_lsn, 0
+    for transaction in transactions:
+        if transaction.end_lsn <= offset.commit_lsn:
+            continue
+        for place, kinds in _places(transaction):
+            records = written.get(place, Counter())
+            is_whole = _is_whole(kinds, records, tombstones=tombstones)
+            if transaction.xid == offset.written_xid and place[1] <= offset.lsn:
+                if place[1] == offset.lsn and not is_whole:  # some rows of a COPY
+                    return offset, 0
+                continue
+            if not is_whole:
+                return found, count
+            count += records.total()
+            # The rows of one LSN are all there; the next change is at least a WAL record further.
+            found = DebeziumOffset(Lsn(place[1] + 1), commit_lsn, transaction.xid)
+        commit_lsn = Lsn(transaction.end_lsn)
+    return found, count
+
+
+def _places(transaction: Committed) -> Iterator[tuple[Place, Counter[str]]]:
+    for lsn, changes in groupby(transaction.changes, key=lambda change: change.lsn):
+        yield (transaction.xid, lsn), Counter(change.kind for change in changes)
+
+
+def _is_whole(kinds: Counter[str], records: Counter[str], *, tombstones: bool) -> bool:
+    """An update of a key is a delete and a create."""
+    moved = kinds[UPDATE] - records[UPDATED]
+    return (
+        moved >= 0
+        and records[CREATED] == kinds[INSERT] + moved
+        and records[DELETED] == kinds[DELETE] + moved
+        and (not tombstones or records[TOMBSTONE] == records[DELETED])
+    )

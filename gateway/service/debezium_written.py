@@ -1,0 +1,205 @@
+"""What a connector wrote beyond its offset: the ends of its topics, beside what the slot still has."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Final
+
+import asyncpg
+import fastavro
+import structlog
+from aiokafka.errors import KafkaError
+from aiokafka.structs import ConsumerRecord, TopicPartition
+
+from gateway.judgement.debezium_offset import DebeziumOffset
+from gateway.judgement.debezium_written import (
+    DELETE,
+    INSERT,
+    TOMBSTONE,
+    UPDATE,
+    Change,
+    Committed,
+    Place,
+    Written,
+    advanced,
+    is_before,
+)
+from gateway.kafka.driver import Consumer
+from gateway.kafka.errors import READING, classify
+from gateway.kafka.goodbye import say_goodbye
+from gateway.kafka.producer import STOP_TIMEOUT_S
+from gateway.lsn import Lsn
+from gateway.operate.errors import StopForOperator
+from gateway.operate.settings import Settings, SourceSettings
+from gateway.replication.connection import connect_sql
+from gateway.replication.errors import DRIVER_ERRORS, classify_exception
+from gateway.replication.options import quoted_identifier
+from gateway.replication.password import login_of
+from gateway.service.schema_errors import classified_schema_errors
+from schemas.framing import FRAME_BYTES, read_schema_id
+from schemas.registry import RegistryClient
+
+log = structlog.get_logger()
+
+_FIRST_LOOK: Final = 500
+"""Records at the end of a partition; then more and more, until one is within the offset."""
+_POLL_MS: Final = 200
+_PEEKED_BYTES: Final = 16 << 20
+"""Of WAL behind the newest event: its transaction commits there, or further."""
+_HEAD_BYTES: Final = 26
+_PEEK: Final = f"""
+SELECT (lsn - '0/0'::pg_lsn)::int8 AS lsn, substring(data FOR {_HEAD_BYTES}) AS head
+FROM pg_catalog.pg_logical_slot_peek_binary_changes(
+    $1, $2::text::pg_lsn, NULL, 'proto_version', '1', 'publication_names', $3)
+"""
+_FLUSHED: Final = "SELECT (pg_catalog.pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::int8"
+_BEGIN, _COMMIT = ord("B"), ord("C")
+_ROWS: Final = {ord(kind): kind for kind in (INSERT, UPDATE, DELETE)}
+
+Event = tuple[str, int, int, int]
+"""Operation, xid, the end of the last commit before it, LSN."""
+
+
+async def find_written(
+    settings: Settings, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset
+) -> DebeziumOffset:
+    """The offset behind what was written. `topics`: of the published tables. Raises WalgateError."""
+    found = await _written(settings, registry, topics, offset)
+    total = sum(each.total() for place, each in found.items() if place != (offset.written_xid, offset.lsn))
+    if not total:
+        return offset
+    through, count = offset, 0
+    if settings.debezium.options().skipped_operations <= {"t"}:
+        transactions = await _transactions(settings.source, found)
+        through, count = advanced(offset, transactions, found, tombstones=settings.debezium.tombstones_on_delete)
+    log.info("records_beyond_offset", count=total, through_lsn=str(through.lsn), written_again=total - count)
+    return through
+
+
+# -- the topics -----------------------------------------------------------------------------------------------------------
+
+
+async def _written(
+    settings: Settings, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset
+) -> Written:
+    schemas = _Schemas(registry)
+    found: dict[Place, Counter[str]] = {}
+    consumer = Consumer(
+        **settings.kafka.client_options(),
+        isolation_level="read_uncommitted",
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+    )
+    try:
+        await consumer.start()
+        places = [place for place in await consumer.partitions_below("") if place.topic in topics]
+        first, ends = await consumer.beginning_offsets(places), await consumer.end_offsets(places)
+        for place in places:
+            consumer.assign([place])
+            for operation, xid, _, lsn in await _end_of(consumer, place, first[place], ends[place], schemas, offset):
+                found.setdefault((xid, lsn), Counter())[operation] += 1
+    except (KafkaError, OSError) as error:
+        raise classify(error, "reading the connector's topics", READING) from error
+    finally:
+        await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
+    return found
+
+
+async def _end_of(
+    consumer: Consumer, place: TopicPartition, first: int, end: int, schemas: _Schemas, offset: DebeziumOffset
+) -> list[Event]:
+    """Events of a partition from the offset's own one on."""
+    look = _FIRST_LOOK
+    while True:
+        start = max(first, end - look)
+        events: list[Event] = []
+        consumer.seek(place, start)
+        while await consumer.position(place) < end:
+            for record in (await consumer.getmany(place, timeout_ms=_POLL_MS)).get(place, []):
+                event = await schemas.event(record, events[-1] if events else None)
+                if event is not None:
+                    events.append(event)
+        if start == first or (events and is_before(offset, *events[0][2:])):
+            return [event for event in events if not is_before(offset, *event[2:])]
+        look *= 4
+
+
+class _Schemas:
+    def __init__(self, registry: RegistryClient) -> None:
+        self._registry = registry
+        self._known: dict[int, Any] = {}
+
+    async def event(self, record: ConsumerRecord, before: Event | None) -> Event | None:
+        """A tombstone is of the record before it. None: of no transaction. Raises WalgateError."""
+        if record.value is None:
+            return None if before is None else (TOMBSTONE, *before[1:])
+        try:
+            value = await self._decoded(record.value)
+            source = value["source"]
+            if source["txId"] is None or value["op"] == "r":
+                return None
+            commit_lsn, lsn = json.loads(source["sequence"])
+            return value["op"], source["txId"], int(commit_lsn or 0), int(lsn)
+        except (ValueError, KeyError, TypeError, IndexError, EOFError) as error:
+            raise StopForOperator(
+                f"adopt: the record at offset {record.offset} of {record.topic} is not of a Debezium connector for PostgreSQL",
+                hint="use the topics that the connector wrote, and debezium.format as it wrote them",
+            ) from error
+
+    async def _decoded(self, value: bytes) -> Any:
+        if value.startswith(b"{"):
+            found = json.loads(value)
+            return found.get("payload", found)
+        number = read_schema_id(value)
+        if number not in self._known:
+            with classified_schema_errors():
+                self._known[number] = fastavro.parse_schema(_plain(await self._registry.schema(number)))
+        return fastavro.schemaless_reader(io.BytesIO(value[FRAME_BYTES:]), self._known[number], None)
+
+
+def _plain(schema: Any) -> Any:
+    """Without logical types: Python has no date before year 1."""
+    if isinstance(schema, list):
+        return [_plain(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {name: _plain(each) for name, each in schema.items() if name != "logicalType"}
+
+
+# -- the slot -------------------------------------------------------------------------------------------------------------
+
+
+async def _transactions(source: SourceSettings, written: Written) -> list[Committed]:
+    """Those that the slot has, at least to the newest that was written."""
+    newest_xid, newest_lsn = max(written, key=lambda place: place[1])
+    names = ",".join(map(quoted_identifier, source.publications))
+    peeked = _PEEKED_BYTES
+    sql = await connect_sql(login_of(source))
+    try:
+        flushed = int(await sql.fetchval(_FLUSHED))
+        while True:
+            until = newest_lsn + peeked
+            rows = await sql.fetch(_PEEK, source.slot, str(Lsn(until)), names)
+            found = list(_committed(rows))
+            if until >= flushed or any(each.xid == newest_xid for each in found):
+                return found
+            peeked *= 4
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "peeking at the slot") from error
+    finally:
+        sql.terminate()
+
+
+def _committed(rows: Iterable[asyncpg.Record]) -> Iterator[Committed]:
+    xid, changes = 0, list[Change]()
+    for lsn, head in rows:
+        kind = head[0]
+        if kind == _BEGIN:
+            xid, changes = int.from_bytes(head[17:21], "big"), []
+        elif kind == _COMMIT:
+            yield Committed(xid, int.from_bytes(head[10:18], "big"), tuple(changes))
+        elif kind in _ROWS:
+            changes.append(Change(lsn, _ROWS[kind]))

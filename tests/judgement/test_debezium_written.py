@@ -1,0 +1,100 @@
+"""What a connector wrote beyond its offset, in however many partitions, is neither lost nor written twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.judgement.debezium_offset import DebeziumOffset
+from gateway.judgement.debezium_written import Change, Committed, Place, advanced, is_before
+from gateway.lsn import Lsn
+
+RECORDS = {"I": ("c",), "U": ("u",), "D": ("d", "tombstone"), "K": ("d", "tombstone", "c")}
+"""Of each kind of change; K: an update of the key."""
+
+
+@dataclass(frozen=True)
+class Event:
+    place: Place
+    operation: str
+    partition: int
+    number: int
+    """Events of one COPY are alike."""
+    commit_lsn: int
+
+
+@st.composite
+def slots(draw: st.DrawFn) -> tuple[list[Committed], list[Event]]:
+    """Transactions whose changes interleave in the WAL, and what a connector writes for them."""
+    xids = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6, unique=True))
+    lsns = iter(range(100, 1 << 20, 8))
+    changes: dict[int, list[tuple[int, str]]] = {xid: [] for xid in xids}
+    for xid in draw(st.lists(st.sampled_from(xids), min_size=1, max_size=20)):
+        kind = draw(st.sampled_from("IUDK"))
+        lsn = next(lsns)
+        changes[xid] += [(lsn, kind)] * (draw(st.integers(1, 3)) if kind == "I" else 1)
+    transactions, events, last = [], [], 0
+    for xid in xids:
+        events += [
+            Event((xid, lsn), operation, draw(st.integers(0, 2)), number, last)
+            for number, (lsn, kind) in enumerate(changes[xid])
+            for operation in RECORDS[kind]
+        ]
+        last = next(lsns)
+        sent = tuple(Change(lsn, "U" if kind == "K" else kind) for lsn, kind in changes[xid])
+        transactions.append(Committed(xid, last, sent))
+    return transactions, events
+
+
+def offset_at(event: Event | None) -> DebeziumOffset:
+    if event is None:
+        return DebeziumOffset(Lsn(0), Lsn(0))
+    return DebeziumOffset(Lsn(event.place[1]), Lsn(event.commit_lsn), event.place[0])
+
+
+def counted(events: list[Event], offset: DebeziumOffset) -> dict[Place, Counter[str]]:
+    found: dict[Place, Counter[str]] = {}
+    for event in events:
+        if not is_before(offset, event.commit_lsn, event.place[1]):
+            found.setdefault(event.place, Counter())[event.operation] += 1
+    return found
+
+
+def within(through: DebeziumOffset, events: list[Event]) -> list[Event]:
+    """What is not written again: all up to the offset's own event."""
+    return [e for e in events if (e.commit_lsn, e.place[1]) <= (through.commit_lsn, through.lsn)]
+
+
+@given(slots(), st.data())
+def test_what_was_written_to_the_last_whole_change_counts(
+    slot: tuple[list[Committed], list[Event]], data: st.DataObject
+) -> None:
+    transactions, events = slot
+    stored = data.draw(st.integers(0, len(events)))
+    offset = offset_at(events[stored - 1] if stored else None)
+    ends = {partition: data.draw(st.integers(stored, len(events))) for partition in range(3)}
+    written = [event for at, event in enumerate(events) if at < ends[event.partition]]
+    through, count = advanced(offset, transactions, counted(written, offset), tombstones=True)
+    missing = [event for at, event in enumerate(events) if at >= ends[event.partition]]
+    if stored and any(event.place == events[stored - 1].place for event in missing):
+        assert (through, count) == (offset, 0), "some rows of a COPY: the gateway writes them all"
+        return
+    assert not [event for event in within(through, events) if event in missing], "a gap"
+    assert count == len(within(through, written)) - len(within(offset, written))
+    first = next((at for at, event in enumerate(events) if event in missing), len(events))
+    whole = [event for event in events[:first] if not missing or event.place != events[first].place]
+    assert within(through, whole) == whole, "written twice"
+
+
+@given(slots(), st.data())
+def test_after_whole_batches_nothing_is_written_twice(
+    slot: tuple[list[Committed], list[Event]], data: st.DataObject
+) -> None:
+    transactions, events = slot
+    stored = data.draw(st.integers(0, len(events)))
+    offset = offset_at(events[stored - 1] if stored else None)
+    through, _ = advanced(offset, transactions, counted(events, offset), tombstones=True)
+    assert within(through, events) == events
