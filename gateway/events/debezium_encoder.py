@@ -15,6 +15,7 @@ from librt.strings import read_i16_be
 
 from gateway.events.debezium_source import SourceContext
 from gateway.events.errors import KeyNotSent, NeedsOptional, UnknownBinary, UnreadableValue
+from gateway.operate.errors import UnwritableRelation
 from gateway.pgoutput import UNCHANGED, Binary, PgOutputError, Text
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, NEW_TUPLE, OLD_TUPLE
@@ -33,6 +34,9 @@ from schemas.framing import frame
 Key = bytes | None
 Unconvertible = Callable[[str, str, str], None]
 """(relation, column, reason): the field is written without its value. It may raise instead."""
+
+LeftOut = Callable[[int, bytes, int, int], None]
+"""(relation oid, data, position, end) of an Update message whose new tuple has values that are known to nobody."""
 
 _ONLY_AFTER: Final = b"\0\2"
 _NEITHER: Final = b"\0\0"
@@ -59,6 +63,7 @@ class DebeziumEncoder:
         key_schema_id: int | None,
         options: DebeziumOptions,
         unconvertible: Unconvertible,
+        left_out: LeftOut | None = None,
     ) -> None:
         self.relation = relation
         self._name = relation.description.qualified_name
@@ -68,6 +73,7 @@ class DebeziumEncoder:
         self._head = self._frame + _ONLY_AFTER
         self._key_frame = None if key_schema_id is None else frame(key_schema_id)
         self._unconvertible = unconvertible
+        self._left_out = left_out
         self._codecs = [None if column is None else connect_codec(column) for column in self._columns]
         of_key_tuples = [
             None if column is None else connect_codec(column, in_key_tuple=True) for column in self._columns
@@ -137,6 +143,8 @@ class DebeziumEncoder:
         self._checked(earlier, cursor)
         self._checked(new, cursor)
         old_row, new_row = self._encoded(earlier, None), self._encoded(new, earlier)
+        if earlier.letter != OLD_TUPLE:
+            self._tell_left_out(new, data, position, end)
         return self._key_of(earlier, old_row, None), old_row, self._key_of(new, new_row, earlier), new_row
 
     def updated(self, before: Parts, after: Parts, source: SourceContext, change_lsn: int, block: bytes) -> bytes:
@@ -194,6 +202,7 @@ class DebeziumEncoder:
         new = self._checked(read_new(cursor), cursor)
         cursor.finish()
         row = self._encoded(new, None)
+        self._tell_left_out(new, data, position, end)
         return self._key_of(new, row, None), self._record([self._head, *row], source, change_lsn, block, operation)
 
     def _record(self, parts: Parts, source: SourceContext, change_lsn: int, block: bytes, operation: bytes) -> bytes:
@@ -250,16 +259,21 @@ class DebeziumEncoder:
             row.append(self._value(tuple_, index, column))
         return row
 
+    def _tell_left_out(self, new: TuplePart, data: bytes, position: int, end: int) -> None:
+        if self._left_out is not None and any(value is UNCHANGED for value in new.values):
+            self._left_out(self.relation.description.oid, data, position, end)
+
     def _value(self, part: TuplePart, index: int, column: ConnectColumn) -> bytes:
         value = part.values[index]
         if value is None:
             if not column.is_optional and part.letter != KEY_TUPLE:
-                raise NeedsOptional(self._name, self.relation.description.oid, column.name)
+                reason = "NULL in a row from before the column was NOT NULL"
+                raise NeedsOptional(self._name, self.relation.description.oid, column.name, reason)
             return null_value(column)
         if not isinstance(value, Text | Binary):
             found = self._placeholders[index]
             return (
-                self._without(column, "it was not sent, because it is unchanged and stored out of line")
+                self._without(index, column, "it was not sent, because it is unchanged and stored out of line")
                 if found is None
                 else found
             )
@@ -271,12 +285,20 @@ class DebeziumEncoder:
                 raise NotRenderable
             return encode(value.value)
         except Special:
-            return self._without(column, "its Connect type cannot represent the value")
+            return self._without(index, column, "its Connect type cannot represent the value")
         except (NotRenderable, *_MALFORMED) as error:
             raise self._refused(part, index, value, error) from None
 
-    def _without(self, column: ConnectColumn, reason: str) -> bytes:
+    def _without(self, index: int, column: ConnectColumn, reason: str) -> bytes:
+        if index in self.relation.key:
+            raise UnwritableRelation(
+                f"{self._name}, column {column.name} is part of the key: {reason}",
+                hint="set debezium.decimal_handling_mode = string, or a coarser debezium.time_precision_mode, which can "
+                "represent it",
+            )
         self._unconvertible(self._name, column.name, reason)
+        if not column.is_optional:
+            raise NeedsOptional(self._name, self.relation.description.oid, column.name, reason)
         return null_value(column)
 
     def _key_of(self, part: TuplePart, row: Parts, earlier: TuplePart | None) -> Key:

@@ -20,13 +20,11 @@ class UnknownBinary(NeedsText):
 
 
 class NeedsOptional(Retry):
-    """A row from before a column was made NOT NULL has a NULL there: its field must be optional."""
+    """A NOT NULL column has no value for its field, which must be optional: in a row from before it was NOT NULL, or where its
+    Connect type cannot represent the value."""
 
-    def __init__(self, relation: str, relation_oid: int, column: str) -> None:
-        super().__init__(
-            f"{relation}, column {column}: NULL in a row from before the column was NOT NULL; its field "
-            "becomes optional"
-        )
+    def __init__(self, relation: str, relation_oid: int, column: str, reason: str) -> None:
+        super().__init__(f"{relation}, column {column}: {reason}; its field becomes optional")
         self.field = relation_oid, column
 
 

@@ -10,7 +10,7 @@ import asyncpg
 import structlog
 
 from gateway.events.debezium_defaults import with_defaults
-from gateway.events.debezium_encoder import DebeziumEncoder
+from gateway.events.debezium_encoder import DebeziumEncoder, LeftOut
 from gateway.events.debezium_source import SourceNames
 from gateway.kafka.outlet import TopicOutlet
 from gateway.operate import metrics
@@ -44,6 +44,7 @@ class DebeziumRelations:
         self._options = options
         self._optional = optional
         self._warned: set[tuple[str, str, str]] = set()
+        self.left_out: LeftOut | None = None
 
     async def relation(self, description: RelationDescription) -> ConnectRelation:
         """With what the catalog says now. Raises WalgateError."""
@@ -87,7 +88,9 @@ class DebeziumRelations:
     ) -> None:
         """Once its schemas are registered."""
         description = relation.description
-        encoder = DebeziumEncoder(relation, value_schema_id, key_schema_id, self._options, self._unconvertible)
+        encoder = DebeziumEncoder(
+            relation, value_schema_id, key_schema_id, self._options, self._unconvertible, self.left_out
+        )
         collection = description.qualified_name
         if self.registers_schemas:
             self.versions[description.oid] = DebeziumVersion(collection, encoder, outlet)
@@ -150,4 +153,5 @@ def debezium_machine(
         written=(position.written_xid, position.written_lsn),
     )
     machine.versions = relations.versions
+    relations.left_out = machine.left_out
     return machine

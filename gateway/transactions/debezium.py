@@ -150,6 +150,8 @@ class DebeziumMachine(TransactionMachine):
         self.versions: dict[int, DebeziumVersion] = {}
         self.snapshot_versions: dict[int, DebeziumVersion] = {}
         """Of the relations whose rows are read."""
+        self.on_left_out: Callable[[int], bool] | None = None
+        """An UPDATE of the relation came without a value. Whether its changes are noted from this one on."""
         self._tracks = False
         self._owes = False
         self._names = names
@@ -320,6 +322,11 @@ class DebeziumMachine(TransactionMachine):
         else:
             key, value = version.encoder.delete(data, row, end, context, change_lsn, 0)
         version.outlet.append(key, value, manifest)
+
+    def left_out(self, relation_oid: int, data: bytes, row: int, end: int) -> None:
+        """The Update message at `row` came without a value, and was written without it."""
+        if self.on_left_out is not None and self.on_left_out(relation_oid):
+            self._track(self._demand_transaction("Update"), relation_oid, data, row, end, 0)
 
     def _tracked(self, relation_oid: int) -> RelationVersion | None:
         version = self._active.get(relation_oid) or self._activate(relation_oid)

@@ -11,6 +11,7 @@ import asyncpg
 import fastavro
 
 from gateway.events.debezium_source import SourceNames
+from gateway.events.errors import NeedsOptional
 from gateway.events.row_encoder import RowEncoder
 from gateway.operate.errors import StopForOperator
 from gateway.pgoutput import Relation, decode
@@ -104,7 +105,24 @@ async def encoded(
 async def framed(
     sql: asyncpg.Connection, slot: str, publication: str, options: DebeziumOptions, *, binary: bool
 ) -> tuple[Schemas, list[tuple[str, bytes | None, bytes | None]]]:
-    """The same as (topic, key, value) in Avro."""
+    """The same as (topic, key, value) in Avro. As in a gateway, a field without a value becomes optional in a new session."""
+    optional: set[tuple[int, str]] = set()
+    while True:
+        try:
+            return await _session(sql, slot, publication, options, optional, binary=binary)
+        except NeedsOptional as error:
+            optional.add(error.field)
+
+
+async def _session(
+    sql: asyncpg.Connection,
+    slot: str,
+    publication: str,
+    options: DebeziumOptions,
+    optional: set[tuple[int, str]],
+    *,
+    binary: bool,
+) -> tuple[Schemas, list[tuple[str, bytes | None, bytes | None]]]:
     for name, value in SESSION.items():
         await sql.execute("select set_config($1, $2, false)", name, value)
     asked: Mapping[str, str] = {
@@ -120,7 +138,7 @@ async def framed(
     )
     ((database,),) = await sql.fetch("select current_database()")
     schemas, records = Schemas(), list[tuple[str, bytes | None, bytes | None]]()
-    relations = DebeziumRelations(sql, options, set())
+    relations = DebeziumRelations(sql, options, optional)
     machine = _machine(schemas, records, options, database, relations)
     for lsn, payload in messages:
         data = bytes(payload)

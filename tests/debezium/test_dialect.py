@@ -18,7 +18,7 @@ from gateway.events.debezium_source import SourceContext, SourceNames
 from gateway.events.errors import KeyNotSent, NeedsOptional, UnknownBinary, UnreadableValue
 from gateway.lsn import Lsn
 from gateway.names import HEARTBEAT_PREFIX
-from gateway.operate.errors import StopForOperator
+from gateway.operate.errors import StopForOperator, UnwritableRelation
 from gateway.pgoutput import (
     UNCHANGED,
     Begin,
@@ -115,7 +115,9 @@ class Dialect:
         value_schema, of_key = envelope_schema(connect, TOPIC), key_schema(connect, TOPIC)
         key_id = None if of_key is None else self.schemas.register(of_key)
         value_id = self.schemas.register(value_schema)
-        self.encoder = DebeziumEncoder(connect, value_id, key_id, options, lambda *reason: self.reasons.append(reason))
+        self.encoder = DebeziumEncoder(
+            connect, value_id, key_id, options, lambda *reason: self.reasons.append(reason), self.machine.left_out
+        )
         version = DebeziumVersion("public.shop orders", self.encoder, outlet(TOPIC, self.records))
         self.machine.versions[description.oid] = version
         self.lsn = 100
@@ -352,17 +354,23 @@ def test_a_key_that_was_not_sent_stops() -> None:
 def test_a_value_that_64_bits_do_not_hold_is_null_with_a_reason() -> None:
     facts = TypeFacts(1114, "pg_catalog", "timestamp", Kind.BASE)
     columns = (relation().columns[0], ColumnDescription("moment", facts, -1, False))
-    for required in ((0,), (0, 1)):
-        dialect = Dialect(
-            DebeziumOptions(time_precision_mode="nanoseconds"),
-            replace(relation(), columns=columns),
-            required,
-        )
-        dialect.begin()
-        dialect.row(b"I", new(Text(b"1"), Text(b"9999-01-01 00:00:00")))
-        (record,) = dialect.read()
-        assert record.value is not None and record.value["after"]["moment"] in (None, 0)
-        assert [column for _, column, _ in dialect.reasons] == ["moment"]
+    options, described = DebeziumOptions(time_precision_mode="nanoseconds"), replace(relation(), columns=columns)
+    row = new(Text(b"1"), Text(b"9999-01-01 00:00:00"))
+    dialect = Dialect(options, described)
+    dialect.begin()
+    dialect.row(b"I", row)
+    (record,) = dialect.read()
+    assert record.value is not None and record.value["after"]["moment"] is None
+    assert [column for _, column, _ in dialect.reasons] == ["moment"]
+    dialect = Dialect(options, described, required=(0, 1))
+    dialect.begin()
+    with pytest.raises(NeedsOptional, match="column moment: its Connect type cannot represent"):
+        dialect.row(b"I", row)
+    in_key = replace(described, columns=tuple(replace(column, identity=True) for column in columns))
+    dialect = Dialect(options, in_key, required=(0, 1))
+    dialect.begin()
+    with pytest.raises(UnwritableRelation, match="moment is part of the key"):
+        dialect.row(b"I", row)
 
 
 def test_what_is_no_value_of_its_type_is_named_but_not_shown() -> None:
