@@ -34,6 +34,11 @@ class DebeziumSettings(Section):
     unavailable_value_placeholder: str = Field(
         default="__debezium_unavailable_value", description="Placeholder for a TOASTed value that was not sent."
     )
+    reselect_unavailable_values: bool = Field(
+        default=False,
+        description="Read a row again if an update of it was sent without a TOASTed value: an event r with all values "
+        "follows. Needs snapshot.mode = initial or on_command, and SELECT on the tables.",
+    )
     event_converting_failure_handling_mode: Literal["warn", "fail", "skip"] = Field(
         default="warn",
         description="What happens to a value that its Connect type cannot represent (NaN in a decimal). warn: null, "
@@ -84,7 +89,7 @@ class DebeziumSettings(Section):
     def options(self) -> DebeziumOptions:
         return DebeziumOptions(
             **{
-                **self.model_dump(exclude={"compacted_topics"}),
+                **self.model_dump(exclude={"compacted_topics", "reselect_unavailable_values"}),
                 "skipped_operations": frozenset(self.skipped_operations),
             }
         )

@@ -380,6 +380,10 @@ class Settings(_Sources, extra="forbid"):
                 )
             if self.source.on_wal_budget == "release":
                 raise ValueError("kafka.dialect = debezium cannot record a gap: set source.on_wal_budget = warn")
+            if self.debezium.reselect_unavailable_values and not self.takes_snapshots:
+                raise ValueError(
+                    "debezium.reselect_unavailable_values needs snapshot.mode = initial or on_command, not never"
+                )
         elif "debezium" in self.model_fields_set:
             raise ValueError("the section debezium has no effect: kafka.dialect is walgate")
         return self

@@ -35,16 +35,28 @@ from gateway.snapshot.announcing import Announce
 from gateway.snapshot.commands import Command, NotACommand, choose, parse_command
 from gateway.snapshot.content import Content, unsent
 from gateway.snapshot.judge import Judge
+from gateway.snapshot.keys import KeyList
 from gateway.snapshot.reader import NotYet, Outdated, TooMuch, Waiting, connect_reader, new_id, read_chunk
-from gateway.snapshot.reading import Reading
-from gateway.snapshot.state import KNOWN, States, StreamState, TableState, content_key, encode_content, encode_stream
+from gateway.snapshot.reading import Reading, identity_of, reselection
+from gateway.snapshot.state import (
+    KNOWN,
+    RESELECT,
+    States,
+    StreamState,
+    TableState,
+    content_key,
+    encode_content,
+    encode_stream,
+)
 from gateway.snapshot.statements import EMIT, LOOK, NEW_XID
 from gateway.snapshot.survey import Recipe, Surveyed, as_message, content, recipe, survey
 from gateway.snapshot.table import Chunk, Status
 from gateway.snapshot.tracking import Listening, Tracking
 from gateway.snapshot.visibility import parse_visibility
+from gateway.transactions.debezium import DebeziumMachine
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import COMMAND_PREFIX
+from schemas.description import RelationDescription
 from schemas.framing import FRAME_BYTES
 
 log = structlog.get_logger()
@@ -104,6 +116,7 @@ class Snapshot:
         text_only: bool,
     ) -> None:
         self._settings = settings.snapshot
+        self._reselects = settings.writes_debezium and settings.debezium.reselect_unavailable_values
         self._source = settings.source
         self._prefix = settings.kafka.prefix
         self._in_debezium = settings.writes_debezium
@@ -149,8 +162,13 @@ class Snapshot:
 
     def status(self) -> SnapshotStatus:
         """Of what is under way. For any thread."""
-        readings = list(self._readings.values())
+        readings = self._whole_tables
         return SnapshotStatus(self._paused, len(readings), tuple(each.told() for each in readings[:LISTED_TABLES]))
+
+    @property
+    def _whole_tables(self) -> list[Reading]:
+        """Without those of which only rows are read that UPDATEs left values out of."""
+        return [reading for reading in list(self._readings.values()) if not reading.is_reselect]
 
     # -- before the stream ------------------------------------------------------------------------------------------------
 
@@ -160,6 +178,9 @@ class Snapshot:
         unfinished = [state for state in self._states.tables.values() if state.status not in (KNOWN, Status.DONE.value)]
         if unfinished:
             await self._resume(unfinished)
+        if self._reselects and isinstance(self._machine, DebeziumMachine):
+            await self._activate()
+            self._machine.on_left_out = self._left_out
         await self._discover()
         self._discovered_at = time.monotonic()
 
@@ -177,12 +198,14 @@ class Snapshot:
         segments = self._states.keys.get(state.relation_oid, {})
         reading = self._readings[state.relation_oid] = Reading(state, encoded=state, void_segments=list(segments))
         under_way = state.status in (Status.READING.value, Status.ENDING.value)
-        if not under_way or state.fingerprint != surveyed.fingerprint:
+        if not under_way or (state.fingerprint != surveyed.fingerprint and not reading.is_reselect):
             return
         assert self._judge is not None and self._tracking is not None
         made = await self._recipe(surveyed)
+        if reading.is_reselect and not self._has_its_keys(reading, made):
+            return
         if made.has_key:
-            table = reading.resume(made, self._judge, self._settings.chunk_bytes, segments)
+            table = reading.resume(made, self._judge, self._settings.chunk_bytes, segments, reselects=self._reselects)
             reading.void_segments.clear()
             self._tracking.begin(reading.oid, table, [made.version.schema_id])
 
@@ -270,8 +293,8 @@ class Snapshot:
         if command.command == "start":
             self._start(command)
         elif command.command == "cancel":
-            for oid in list(self._readings):
-                self._cancel(oid)
+            for reading in self._whole_tables:
+                self._cancel(reading.oid)
             self._snapshot_id = ""
         else:
             self._paused = command.command == "pause"
@@ -315,7 +338,7 @@ class Snapshot:
         if self._tracking is not None:
             self._tracking.end(oid)
         self._known.add(oid)
-        if reading.state.purpose != "VERIFY":
+        if reading.state.purpose not in ("VERIFY", RESELECT):
             self._contents.pop(oid, None)  # what it is when it is looked at next, counts
             self._unwritten.discard(oid)
         state = TableState(oid, reading.state.schema, reading.state.name, "", status=KNOWN)
@@ -407,7 +430,10 @@ class Snapshot:
                     self._note_content(reading.oid, reading.recipe.surveyed.content)
                 self._finished.append(self._readings.pop(reading.oid))
                 log.info("table_read", table=reading.full_name, rows=table.row_count, stale=table.stale_count)
-        if mark.is_last and not self._readings:
+                if table.again:
+                    keys, table.again = table.again, KeyList()
+                    self._begin_reselect(reading.recipe.version.encoder.description, keys)
+        if mark.is_last and not self._whole_tables:
             owe("SNAPSHOT_END", None)
             log.info("snapshot_done", snapshot_id=self._snapshot_id, rows=self._rows)
             self._snapshot_id = ""
@@ -425,6 +451,7 @@ class Snapshot:
         for reading in (*self._finished, *self._readings.values()):
             if reading.table is not None or reading.encoded is None:
                 states |= reading.take_states(self._frame, self._position_key, prepared)
+        self._states.tables |= {reading.oid: reading.state for reading in self._finished}
         self._finished.clear()
         for oid in self._unwritten:
             states[content_key(self._position_key, oid)] = encode_content(self._frame, oid, self._contents[oid])
@@ -432,7 +459,7 @@ class Snapshot:
         if self._is_first or self._discovered_at > 0 or self._stream_state is not None:
             judge = self._judge
             state = StreamState(snapshot_id=self._snapshot_id, paused=self._paused)
-            if judge is not None:
+            if judge is not None and self._readings:
                 state = replace(state, floor=judge.floor, unseen=tuple(sorted(judge.unseen)), is_active=True)
             if state != self._stream_state:
                 self._stream_state = state
@@ -459,18 +486,19 @@ class Snapshot:
                 self._discovered_at = now
             if self._readings:
                 await self._activate()
+                await self._set_up_reselects()
                 await self._begin_some()
                 await self._end_some()
-                assert self._judge is not None
-                self._judge.observe(parse_visibility(await self._fetch(LOOK)))
-                self._more.set()
                 self._tell_progress()
-            elif self._snapshot_id and not self._ends:
+            if self._snapshot_id and not self._ends and not self._whole_tables:
                 self._ends = True
                 await self._activate()
                 await self._mark(Mark("end", [], is_last=True))
-            elif self._judge is not None and not self._snapshot_id:
+            elif self._judge is not None and not (self._readings or self._snapshot_id or self._reselects):
                 self._deactivate()
+            if self._judge is not None:
+                self._judge.observe(parse_visibility(await self._fetch(LOOK)))
+                self._more.set()
             self._wake.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
@@ -480,7 +508,7 @@ class Snapshot:
         """Tables that are published and were never read."""
         publications = await publication_facts(self._sql, self._source.publications)
         relations = {r.relation_oid: r for facts in publications.values() for r in facts.relations}
-        for oid in [oid for oid in (*self._readings, *self._known) if oid not in relations]:
+        for oid in [oid for oid in {*self._readings, *self._known} if oid not in relations]:
             self._leave(oid)
         self._published = {(r.namespace, r.name): oid for oid, r in relations.items()}
         new = [relation for oid, relation in relations.items() if oid not in self._known and oid not in self._readings]
@@ -517,6 +545,8 @@ class Snapshot:
                 self._tell_unsent(now, reason, reads=reads)
             if reason and reads:
                 self._begin_snapshot(1)
+                if oid in self._readings:
+                    self._cancel(oid)
                 self._queue(oid, now.schema, now.name, "REPLACE")
             else:
                 self._note_content(oid, now)
@@ -543,7 +573,7 @@ class Snapshot:
     async def _begin_some(self) -> None:
         """All that were found together, in one transaction."""
         now = time.monotonic()
-        busy = sum(reading.status is not Status.WAITING for reading in self._readings.values())
+        busy = sum(reading.status is not Status.WAITING for reading in self._whole_tables)
         waiting = [
             reading
             for reading in self._readings.values()
@@ -551,6 +581,9 @@ class Snapshot:
         ][: max(MOST_AT_ONCE - busy, 0)]
         if not waiting:
             return
+        for reading in waiting:
+            if reading.is_reselect:
+                self._read_whole(reading)
         found = await self._survey([reading.oid for reading in waiting])
         begun = []
         for reading in waiting:
@@ -559,7 +592,8 @@ class Snapshot:
                 reading.blocked_until = now + self._source.check_interval_s
                 continue
             assert self._judge is not None
-            reading.set_up(await self._recipe(surveyed), self._judge, self._settings.chunk_bytes)
+            made = await self._recipe(surveyed)
+            reading.set_up(made, self._judge, self._settings.chunk_bytes, reselects=self._reselects)
             begun.append(reading)
         if begun:
             await self._mark(Mark("begin", begun))
@@ -570,6 +604,9 @@ class Snapshot:
             for reading in self._readings.values()
             if not reading.is_marked and reading.table is not None and reading.table.is_complete
         ]
+        for reading in [reading for reading in complete if reading.is_reselect]:
+            complete.remove(reading)
+            self._end_reselect(reading)
         if not complete:
             return
         found = await self._survey([reading.oid for reading in complete])
@@ -583,7 +620,7 @@ class Snapshot:
                 table.status = Status.ENDING
                 ended.append(reading)
         if ended:
-            await self._mark(Mark("end", ended, is_last=len(ended) == len(self._readings)))
+            await self._mark(Mark("end", ended, is_last=len(ended) == len(self._whole_tables)))
 
     def _begin_again(self, reading: Reading) -> None:
         log.info("table_begins_again", table=reading.full_name, reason="its columns, files or publication have changed")
@@ -593,6 +630,71 @@ class Snapshot:
                 reading.state = replace(reading.state, purpose="REPLACE")
             reading.table.begin_again()
         self._wake.set()
+
+    # -- values that UPDATEs left out -------------------------------------------------------------------------------------
+
+    def _left_out(self, relation_oid: int) -> bool:
+        """An UPDATE of the relation came without a value: its row is read again. Whether changes are noted from this one on; else
+        they were before, or the table will be read as a whole. (Earlier changes of the row need not be known: where this one
+        is seen, they are.)"""
+        version = self._machine.in_force(relation_oid)
+        assert version is not None
+        identity = version.encoder.description.identity_columns
+        if relation_oid in self._readings or not identity or any(column.protection for column in identity):
+            return False
+        self._begin_reselect(version.encoder.description, KeyList())
+        return True
+
+    def _begin_reselect(self, description: RelationDescription, keys: KeyList) -> None:
+        assert self._judge is not None and self._tracking is not None
+        reading = self._readings[description.oid] = reselection(description)
+        table = reading.reselect(self._judge, self._settings.chunk_bytes, keys)
+        self._tracking.begin(reading.oid, table, [])
+        self._wake.set()
+
+    def _has_its_keys(self, reading: Reading, made: Recipe) -> bool:
+        return reading.state.fingerprint == identity_of(made.version.encoder.description)
+
+    async def _set_up_reselects(self) -> None:
+        now = time.monotonic()
+        new = [
+            reading
+            for reading in self._readings.values()
+            if reading.status is Status.READING and reading.recipe is None and reading.blocked_until <= now
+        ]
+        found = await self._survey([reading.oid for reading in new]) if new else {}
+        for reading in new:
+            surveyed = found.get(reading.oid)
+            if surveyed is None:
+                reading.blocked_until = now + self._source.check_interval_s
+                continue
+            made = await self._recipe(surveyed)
+            if self._has_its_keys(reading, made):
+                reading.recipe = made
+            elif self._readings.get(reading.oid) is reading:
+                self._begin_again(reading)
+            self._more.set()
+
+    def _read_whole(self, reading: Reading) -> None:
+        """There are too many keys, or they are those of other columns."""
+        if reading.table is not None:
+            reading.void_segments += reading.table.again.take_dirty()
+            reading.table = None
+        self._begin_snapshot(1)
+        reading.recipe = None
+        reading.state = replace(reading.state, snapshot_id=self._snapshot_id, purpose="REPLACE", fingerprint="")
+
+    def _end_reselect(self, reading: Reading) -> None:
+        """All of them were read; what was known of the table before counts again."""
+        assert reading.table is not None and self._tracking is not None
+        del self._readings[reading.oid]
+        self._known.add(reading.oid)
+        reading.table.end()
+        self._tracking.end(reading.oid)
+        before = self._states.tables.get(reading.oid)
+        if before is None or before.status not in (KNOWN, Status.DONE.value):
+            before = replace(reading.state, purpose="FILL", status=KNOWN, fingerprint="")
+        self._finished.append(Reading(before, void_segments=list(reading.table.again.take_dirty())))
 
     async def _mark(self, mark: Mark) -> None:
         number = new_id()
@@ -644,7 +746,8 @@ class Snapshot:
             now = time.monotonic()
             for reading in () if self._paused else self._readings.values():
                 table = reading.table
-                if table is not None and table.status is Status.READING and reading.blocked_until <= now:
+                is_set_up = reading.recipe is not None and reading.blocked_until <= now
+                if table is not None and table.status is Status.READING and is_set_up:
                     chunk = table.take()
                     if chunk is not None:
                         return reading, chunk
@@ -663,7 +766,9 @@ class Snapshot:
         try:
             found = await read_chunk(sql, chunk, reading.recipe, list(self._source.publications), waits)
         except Outdated:
-            if reading.table is chunk.table and chunk.generation == chunk.table.generation:
+            if reading.is_reselect:
+                self._set_up_again(reading, chunk)
+            elif reading.table is chunk.table and chunk.generation == chunk.table.generation:
                 self._begin_again(reading)
         except NotYet:
             chunk.table.give_back(chunk)
@@ -674,7 +779,10 @@ class Snapshot:
         except NeedsText:
             chunk.table.give_back(chunk)
             self._text_only = True
-            self._begin_again(reading)
+            if reading.is_reselect:
+                self._set_up_again(reading, chunk)
+            else:
+                self._begin_again(reading)
         except BaseException:
             for number, _ in waiting:
                 self._arriving.pop(number, None)
@@ -688,6 +796,11 @@ class Snapshot:
             if self._settings.rows_per_s is not None:
                 begin = max(self._free_at, time.monotonic())
                 self._free_at = begin + len(found.rows) / self._settings.rows_per_s
+
+    def _set_up_again(self, reading: Reading, chunk: Chunk) -> None:
+        chunk.table.give_back(chunk)
+        reading.recipe = None
+        self._wake.set()
 
     def _block(self, reading: Reading, error: BaseException) -> None:
         """What the server says of one table does not concern the others; nor the stream, where a session ends."""
@@ -751,13 +864,13 @@ class Snapshot:
 
     def _tell_progress(self) -> None:
         now = time.monotonic()
-        if now - self._told_at < PROGRESS_S:
+        if now - self._told_at < PROGRESS_S or not self._whole_tables:
             return
         rows, self._told_rows = self._rows - self._told_rows, self._rows
         tables = [reading.table for reading in self._readings.values() if reading.table is not None]
         log.info(
             "snapshot_progress",
-            tables_left=len(self._readings),
+            tables_left=len(self._whole_tables),
             rows=self._rows,
             rows_per_s=round(rows / (now - self._told_at)) if self._told_at else 0,
             keys_to_read_again=sum(len(table.again) for table in tables),

@@ -10,9 +10,10 @@ from gateway.operate.table_status import TableSnapshot
 from gateway.snapshot.judge import Judge
 from gateway.snapshot.keys import KeyList
 from gateway.snapshot.plan import Plan
-from gateway.snapshot.state import TableState, encode_keys, encode_table, segment_key, table_key
+from gateway.snapshot.state import RESELECT, TableState, encode_keys, encode_table, segment_key, table_key
 from gateway.snapshot.survey import Recipe
 from gateway.snapshot.table import Status, Table
+from schemas.description import RelationDescription
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +43,11 @@ class Reading:
         return f"{self.state.schema}.{self.state.name}"
 
     @property
+    def is_reselect(self) -> bool:
+        """Only rows of which an UPDATE left values out."""
+        return self.state.purpose == RESELECT
+
+    @property
     def status(self) -> Status:
         return Status.WAITING if self.table is None else self.table.status
 
@@ -52,7 +58,7 @@ class Reading:
             self.full_name, self.status.value, self.state.purpose, found.row_count, found.chunk_count, found.stale_count
         )
 
-    def set_up(self, recipe: Recipe, judge: Judge, chunk_bytes: int) -> Table:
+    def set_up(self, recipe: Recipe, judge: Judge, chunk_bytes: int, *, reselects: bool = False) -> Table:
         """It will be begun, with this."""
         self.recipe = recipe
         surveyed, state = recipe.surveyed, self.state
@@ -66,17 +72,40 @@ class Reading:
             purpose="REPLACE" if has_changed and state.purpose == "FILL" else state.purpose,
         )
         if self.table is None or self.table.is_read_at_once == recipe.has_key or self.table.judge is not judge:
-            self.table = Table(judge, surveyed.leaves, chunk_bytes, is_read_at_once=not recipe.has_key)
+            self.table = Table(
+                judge,
+                surveyed.leaves,
+                chunk_bytes,
+                is_read_at_once=not recipe.has_key,
+                reselects=reselects and recipe.finds_keys,
+            )
         else:
             self.table.begin_again(surveyed.leaves)
         return self.table
 
-    def resume(self, recipe: Recipe, judge: Judge, chunk_bytes: int, segments: dict[int, list[bytes]]) -> Table:
+    def resume(
+        self,
+        recipe: Recipe,
+        judge: Judge,
+        chunk_bytes: int,
+        segments: dict[int, list[bytes]],
+        *,
+        reselects: bool = False,
+    ) -> Table:
         state = self.state
-        table = self.set_up(recipe, judge, chunk_bytes)
+        if self.is_reselect:
+            self.recipe = recipe
+            return self.reselect(judge, chunk_bytes, KeyList(segments))
+        table = self.set_up(recipe, judge, chunk_bytes, reselects=reselects)
         table.resume(Plan(recipe.surveyed.leaves, state.untouched, state.begun), KeyList(segments), state.suspects)
         table.chunk_count, table.row_count, table.stale_count = state.chunk_count, state.row_count, state.stale_count
         return table
+
+    def reselect(self, judge: Judge, chunk_bytes: int, keys: KeyList) -> Table:
+        """Rows with these keys are read, and those of which UPDATEs leave values out meanwhile."""
+        self.table = Table(judge, (), chunk_bytes)
+        self.table.resume(Plan(()), keys, ())
+        return self.table
 
     def marker(self, kind: str, epoch: int, xid: int, commit_lsn: int, end_lsn: int, time: int) -> Marker:
         """SNAPSHOT_BEGIN or SNAPSHOT_END."""
@@ -117,3 +146,14 @@ class Reading:
             self.encoded = self.state
             states[table_key(position_key, self.oid)] = encode_table(frame, self.state)
         return states
+
+
+def reselection(description: RelationDescription) -> Reading:
+    """Of rows with keys of this version of a relation."""
+    names = description.namespace, description.name
+    return Reading(TableState(description.oid, *names, "", RESELECT, fingerprint=identity_of(description)))
+
+
+def identity_of(description: RelationDescription) -> str:
+    """What keys are made of."""
+    return str([(column.name, column.facts.oid) for column in description.identity_columns])

@@ -27,6 +27,8 @@ _SCHEMA: Final = fastavro.parse_schema(SNAPSHOT_STATE)
 _MALFORMED: Final = (ValueError, IndexError, EOFError, KeyError, TypeError, OverflowError)
 Schema = dict[str, Any]
 
+RESELECT: Final = "RESELECT"
+"""Purpose of rows that are read because UPDATEs left values of them out: their keys are all that is read of the table."""
 KNOWN: Final = "KNOWN"
 """Status of a table that was published before the gateway knew snapshots, or before it was to take one: it is not read."""
 

@@ -55,17 +55,27 @@ class Chunk:
 
 
 class Table:
-    """The reading of one relation. Not thread-safe, no I/O; `judge` is that of the stream."""
+    """The reading of one relation. Not thread-safe, no I/O; `judge` is that of the stream. Without `leaves`, only keys are read.
+    `reselects`: each row of which an UPDATE left values out is read again."""
 
     def __init__(
-        self, judge: Judge, leaves: Sequence[Leaf], chunk_bytes: int, *, is_read_at_once: bool = False
+        self,
+        judge: Judge,
+        leaves: Sequence[Leaf],
+        chunk_bytes: int,
+        *,
+        is_read_at_once: bool = False,
+        reselects: bool = False,
     ) -> None:
         self.judge = judge
         self.is_read_at_once = is_read_at_once
+        self.reselects = reselects
         self.status = Status.WAITING
         self.generation = 0
         self.plan = Plan(leaves)
         self.again = KeyList()
+        self.late: set[bytes] = set()
+        """Of `again`: keys that are read when the table is complete."""
         self.sizer = Sizer(chunk_bytes)
         self.track: Track | None = None
         self.chunk_count = self.row_count = self.stale_count = 0
@@ -92,6 +102,7 @@ class Table:
         self.status = Status.WAITING
         self.plan = Plan(self.plan.leaves if leaves is None else leaves)
         self.again.clear()
+        self.late.clear()
         self._taken.clear()
         self.chunk_count = self.row_count = self.stale_count = 0
         self._forget()
@@ -112,17 +123,30 @@ class Table:
     @property
     def is_complete(self) -> bool:
         """Nothing is left to be read: the end may be written."""
-        return self.status is Status.READING and self.plan.is_done and not self.again and not self._chunks
+        is_read = self.plan.is_done and len(self.again) == len(self.late) and not self._chunks
+        return self.status is Status.READING and is_read
 
     # -- what the stream changes ------------------------------------------------------------------------------------------
 
     def note_unchanged(self, key: bytes, old_key: bytes) -> None:
         """Rule T: an UPDATE left columns out. When all blocks are read, only a key that is still to be read hands that on to
-        the key that takes its place."""
-        if self.status is Status.READING and (not self.plan.is_done or old_key in self.again):
+        the key that takes its place; where every value is wanted, others wait until the table is complete."""
+        waits = old_key in self.again and old_key not in self.late
+        if self.status is Status.READING and (waits or not self.plan.is_done or not self.plan.leaves):
+            self._read_again(key)
+        elif self.reselects and self.status in (Status.READING, Status.ENDING) and key not in self.again:
             self.again.add(key)
-            if len(self.again) > MAX_AGAIN:
-                self.begin_again()
+            self.late.add(key)
+        if len(self.again) > MAX_AGAIN:
+            self.begin_again()
+
+    def _read_again(self, key: bytes) -> None:
+        self.again.add(key)
+        self.late.discard(key)
+
+    def _is_read(self, key: bytes) -> None:
+        self.again.discard(key)
+        self.late.discard(key)
 
     def prepared(self, xid: int, unchanged: Sequence[tuple[bytes, bytes]]) -> None:
         """A transaction that changed the relation was prepared. Rows that it only moved may be read before it ends; one that has
@@ -179,7 +203,8 @@ class Table:
     def _is_ready(self, key: bytes) -> bool:
         """A key whose last change no snapshot sees yet would only be found stale once more."""
         assert self.track is not None
-        return key not in self._taken and not self.track.is_stale(key, self.judge.visibility)
+        is_open = key not in self._taken and key not in self.late
+        return is_open and not self.track.is_stale(key, self.judge.visibility)
 
     def leave(self, chunk: Chunk, part: TidRange, rest: TidRange | None) -> None:
         """Read only a part of the chunk's range."""
@@ -207,10 +232,10 @@ class Table:
         """At H: a row with this key is older than what was published. Else the row goes out, and needs nothing more."""
         assert self.track is not None and chunk.visibility is not None
         if self.track.is_stale(key, chunk.visibility):
-            self.again.add(key)
+            self._read_again(key)
             return True
         if key in self.again and key not in self._taken:
-            self.again.discard(key)
+            self._is_read(key)
         return False
 
     def handed_over(self, chunk: Chunk, row_count: int, stale_count: int) -> None:
@@ -227,7 +252,7 @@ class Table:
         for key in chunk.keys:
             self._taken.discard(key)
             if not self.track.is_stale(key, chunk.visibility):  # a key may be stale without a row in the chunk
-                self.again.discard(key)
+                self._is_read(key)
 
     def give_back(self, chunk: Chunk) -> None:
         """It was not read, or does not count: read the same once more."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from gateway.events.marker import Marker
 from gateway.events.row_encoder import RowEncoder
 from gateway.lsn import Lsn
-from gateway.pgoutput import Message, Text, Truncate
+from gateway.pgoutput import UNCHANGED, Message, Text, Truncate
 from gateway.transactions.debezium import DebeziumVersion, Nowhere
 from gateway.transactions.transaction import CHUNK_PREFIX, RelationVersion
 from schemas.connect_type import DebeziumOptions
@@ -51,7 +51,7 @@ def under_snapshot(
 
 
 class Listening(Watching):
-    is_tracking: ClassVar[bool] = False
+    is_tracking = False
 
 
 def test_changes_of_a_table_under_snapshot_tell_their_keys_and_are_written_once() -> None:
@@ -160,3 +160,46 @@ def test_what_is_not_written_counts_all_the_same(skipped: str) -> None:
     dialect.row(b"U", new(*row_of(1)))
     dialect.row(b"D", old(*row_of(1), letter=b"K"))
     assert len(kept.keys) == 3
+
+
+@pytest.mark.parametrize(
+    ("before", "is_told"),
+    [
+        (b"", True),
+        (old(*row_of(1), letter=b"K"), True),
+        (old(*row_of(7), letter=b"K"), True),
+        (old(*row_of(1), letter=b"O"), False),
+    ],
+)
+def test_changes_are_noted_from_the_first_update_on_that_left_a_value_out(before: bytes, is_told: bool) -> None:
+    """The old row has the value, a key has not."""
+    dialect, watching, kept = under_snapshot(is_tracking=False)
+    told: list[int] = []
+
+    def begins(relation_oid: int) -> bool:
+        told.append(relation_oid)
+        watching.is_tracking = True
+        dialect.machine.set_watch(watching)
+        return len(told) == 1
+
+    dialect.machine.on_left_out = begins
+    dialect.begin()
+    dialect.row(b"I", new(*row_of(9)))
+    assert kept.keys == []
+    dialect.row(b"U", before + new(*row_of(1)[:-1], UNCHANGED))
+    assert told == [OID] * is_told
+    assert kept.keys[-1:] == [b"\2\2"] * is_told
+    dialect.row(b"U", new(*row_of(2)[:-1], UNCHANGED))
+    assert kept.keys[-1] == b"\2\4"
+    dialect.row(b"I", new(*row_of(3)))
+    assert len(told) == 1 + is_told
+    assert kept.keys[-1] == b"\2\6"
+
+
+def test_without_anybody_to_read_it_again_a_value_is_only_left_out() -> None:
+    dialect, _, kept = under_snapshot(is_tracking=False)
+    dialect.begin()
+    dialect.row(b"U", new(*row_of(1)[:-1], UNCHANGED))
+    (record,) = dialect.read()
+    assert record.value is not None and record.value["after"]["c6"] == "__debezium_unavailable_value"
+    assert kept.keys == []

@@ -266,6 +266,15 @@ def test_compacted_topics_refuse_what_has_no_key_or_would_stay(monkeypatch: pyte
                 load_settings()
 
 
+def test_values_are_read_again_only_where_tables_may_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WALGATE_KAFKA__DIALECT", "debezium")
+    monkeypatch.setenv("WALGATE_DEBEZIUM__RESELECT_UNAVAILABLE_VALUES", "true")
+    assert load_settings().debezium.reselect_unavailable_values
+    monkeypatch.setenv("WALGATE_SNAPSHOT__MODE", "never")
+    with pytest.raises(StopForOperator, match="reselect_unavailable_values needs snapshot.mode"):
+        load_settings()
+
+
 def test_a_login_reaches_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SASL.items():
         monkeypatch.setenv(f"WALGATE_KAFKA__{name.upper()}", value)

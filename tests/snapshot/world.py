@@ -11,6 +11,7 @@ import copy
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from gateway.snapshot import judge
 from gateway.snapshot.judge import Judge, Track
@@ -82,16 +83,20 @@ def encode(key: int) -> bytes:
 
 
 class World:
+    RULES: ClassVar[tuple[str, ...]] = RULES
+    SOURCE: ClassVar[type[Source]] = Source
+    DURABLE: ClassVar[type[Durable]] = Durable
+
     def __init__(self, seed: int, broken: str = "") -> None:
-        assert broken in ("", *RULES)
+        assert broken in ("", *self.RULES)
         self.random = random.Random(seed)
         self.broken = broken
-        self.source = Source(self.random)
+        self.source = self.SOURCE(self.random)
         for _ in range(self.random.randrange(60)):
             self.random.choice(self._load)()
         surplus: dict[int, tuple[int, Big | None]] = dict.fromkeys(self.random.sample(range(40), 6), (-1, (-1,)))
         floor = self.source.roll_back_new()
-        self.durable = Durable(len(self.source.wal), surplus, floor=0 if broken == "floor" else floor)
+        self.durable = self.DURABLE(len(self.source.wal), surplus, floor=0 if broken == "floor" else floor)
         self.incarnation = 0
         self.marks: dict[str, tuple[str, int]] = {}
         self._start()
@@ -104,7 +109,7 @@ class World:
         live = self.live = copy.deepcopy(self.durable)
         self.waiting: dict[str, Waiting] = {}
         self.judge = Judge(self._look(), live.floor, set() if self.broken == "R" else live.unseen)
-        self.table = Table(self.judge, [Leaf(1, live.filenode, 0)], 1 << 20)
+        self.table = self._new_table()
         if live.status in (Status.READING, Status.ENDING):
             plan = Plan(self.table.plan.leaves, live.untouched, live.begun)
             self.table.resume(plan, KeyList({0: live.again}), live.suspects)
@@ -119,6 +124,9 @@ class World:
                 if entry.xid not in self.streams and self.random.random() < 0.3:
                     self.whole_this_time.add(entry.xid)
                 self._segment(entry)
+
+    def _new_table(self) -> Table:
+        return Table(self.judge, [Leaf(1, self.live.filenode, 0)], 1 << 20)
 
     def _look(self) -> Visibility:
         found = self.source.snapshot()

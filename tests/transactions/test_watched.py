@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker
@@ -31,7 +31,7 @@ from tests.transactions.test_machine import TIME, begin, commit, segment
 class Watching:
     """Keeps what it is told."""
 
-    is_tracking: ClassVar[bool] = True
+    is_tracking = True
     told: list[tuple[Any, ...]] = field(default_factory=list)
     outlet: RecordingOutlet = field(default_factory=RecordingOutlet)
 
