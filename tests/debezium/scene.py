@@ -87,18 +87,26 @@ class Reader:
         """Reads until that record is there, and every topic to the end that it has then. Fails when `writer` has ended."""
         return await asyncio.to_thread(self._until, is_last, writer)
 
+    async def reaches(self, is_last: Callable[[Record], bool]) -> None:
+        """Reads until that record is there. Under load there may be no end for long."""
+        await asyncio.to_thread(self._reach, is_last, None)
+        self._consumer.close()
+
     def _until(self, is_last: Callable[[Record], bool], writer: Child | None) -> list[Record]:
+        self._reach(is_last, writer)
+        self.records = []
+        for place in self._places:
+            self._read(place)
+        self._consumer.close()
+        return self.records
+
+    def _reach(self, is_last: Callable[[Record], bool], writer: Child | None) -> None:
         deadline = time.monotonic() + DELIVERY_TIMEOUT_S
         self._consumer.assign(self._places)
         while not (self._take(1.0) and is_last(self.records[-1])):
             if writer is not None and writer.exit_code is not None:
                 raise writer.failure("has ended")
             assert time.monotonic() < deadline, f"only {len(self.records)} records"
-        self.records = []
-        for place in self._places:
-            self._read(place)
-        self._consumer.close()
-        return self.records
 
     def _read(self, place: TopicPartition) -> None:
         """From its start to its end. The consumer's position would be that of the reading before, for a moment."""

@@ -52,7 +52,7 @@ async def test_a_connector_that_is_stopped_under_load_is_replaced_without_gap_or
 
     async def has_written(is_last: Callable[[dict[str, Any]], bool]) -> None:
         reader = Reader(kafka.bootstrap_servers, registry.url, [topic], partitions)
-        await reader.until(lambda record: record.value is not None and is_last(record.value["after"]))
+        await reader.reaches(lambda record: record.value is not None and is_last(record.value["after"]))
 
     is_killed = number == signal.SIGKILL
     seldom = {"debezium.source.offset.flush.interval.ms": "8000"} if is_killed else {}
