@@ -140,6 +140,16 @@ class TopicAdmin:
                 log.info("creating_topics", done=done, of=len(topics))
         return refusals
 
+    async def unknown_to_controller(self, topics: Sequence[NewTopic]) -> list[str]:
+        """Those that do not exist. A broker hears of topics from the controller, on a busy machine minutes later; the controller
+        itself is asked by a creation that changes nothing."""
+        unknown: list[str] = []
+        for batch in _batches(topics):
+            async with self._asking("asking the controller for topics"):
+                response = await self._admin.create_topics(batch, validate_only=True)
+            unknown += [topic for topic, code, *_ in response.topic_errors if code != _TOPIC_EXISTS]
+        return unknown
+
     async def _wait_for_logs(self, topics: list[str]) -> None:
         """A topic takes no records before its leaders have made its logs: some milliseconds, for a thousand topics many
         seconds. The producer would try each batch again every 0.1 s, and ask for the metadata of all its topics each time.

@@ -20,7 +20,7 @@ from gateway.judgement.brokers import check_position_topic, check_single_partiti
 from gateway.judgement.findings import OperatorWarning, report_of
 from gateway.kafka.durability import COPIES, IN_SYNC, Durability, cautions
 from gateway.kafka.topic_admin import Refusal, TopicAdmin
-from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator, WalgateError
+from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.operate.failpoints import failpoint
 from gateway.operate.kafka_settings import KafkaSettings
 from schemas.debezium import debezium_topic
@@ -142,7 +142,7 @@ class Topics:
         unknown = [topic for topic in wanted if topic not in self._partition_counts]
         if unknown:
             missing = await self.missing(unknown)
-            self._refuse_deleted(missing)
+            await self.refuse_deleted(topic for topic in missing if topic in self._seen)
             for refusal in await self._create(missing):
                 raise refused_topic(refusal)
             await self._check_durability()
@@ -159,7 +159,8 @@ class Topics:
     async def ensure_relations(self, relations: Iterable[Name]) -> None:
         """Make the topics of those that have none. From then on `of_relation` knows them."""
         missing = await self.without_topic(relations)
-        self._refuse_deleted([topic for relation in missing for topic in self.possible_names(relation)])
+        names_of_missing = (topic for relation in missing for topic in self.possible_names(relation))
+        await self.refuse_deleted(topic for topic in names_of_missing if topic in self._seen)
         names = {relation: list(self.possible_names(relation)) for relation in missing}
         taken: set[str] = set()
         for relation in missing:  # a controller does not compare the topics of one request with each other
@@ -229,10 +230,19 @@ class Topics:
         """Made by a Debezium connector before, perhaps: nothing depends on its order."""
         return self._settings.dialect == "debezium" and topic != POSITION_TOPIC
 
-    def _refuse_deleted(self, missing: list[str]) -> None:
-        deleted = [topic for topic in missing if topic in self._seen]
+    async def refuse_deleted(self, missing: Iterable[str]) -> None:
+        """`missing` were there before, and the broker does not know them. Raises DataGap where the controller does not either,
+        else Retry."""
+        topics = list(missing)
+        if not topics:
+            return
+        deleted = await self._admin.unknown_to_controller([self.new_topic(topic, 1) for topic in topics])
         if deleted:
             raise deleted_topics(deleted)
+        raise Retry(
+            f"topic {topics[0]} exists, but the broker does not know it yet ({len(topics)} topics)",
+            hint="the broker is overloaded, or has just started",
+        )
 
     async def _create(self, topics: list[str]) -> list[Refusal]:
         if not topics:

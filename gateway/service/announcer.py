@@ -16,7 +16,7 @@ from gateway.events.missing_values import with_attributes
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.outlet import BatchWriter
 from gateway.kafka.producer import Producer
-from gateway.kafka.topics import Name, Topics, compacted_without_key, deleted_topics, topic_of_another, topic_of_two
+from gateway.kafka.topics import Name, Topics, compacted_without_key, topic_of_another, topic_of_two
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
@@ -99,8 +99,7 @@ class Announcer:
                 some = names[start : start + _ASKED_AT_ONCE]
                 found = await asyncio.gather(*(self._registry.latest(value_subject(topic)) for topic in some))
                 deleted += [topic for topic, schema in zip(some, found, strict=True) if schema is not None]
-        if deleted:
-            raise deleted_topics(deleted)
+        await self._topics.refuse_deleted(deleted)
 
     async def _topic(self, relation: Name) -> str:
         """A new table seldom comes alone: the topics of all that are published by now are made with its own."""

@@ -46,7 +46,7 @@ from gateway.kafka.goodbye import say_goodbye, to_the_end
 from gateway.kafka.outlet import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWriter, TopicOutlet
 from gateway.kafka.position_topic import read_positions, read_snapshot_states
 from gateway.kafka.producer import Producer
-from gateway.kafka.topics import Topics, deleted_topics
+from gateway.kafka.topics import Topics
 from gateway.lsn import Lsn
 from gateway.operate import metrics
 from gateway.operate.errors import Retry, RetrySlowly, StopForOperator
@@ -467,8 +467,8 @@ class Start:
 
     async def _message_topic(self, *, is_new: bool) -> MessageTopic:
         topic = message_topic(self._settings.kafka.prefix)
-        if not is_new and await self.topics.missing([topic]):
-            raise deleted_topics([topic])
+        if not is_new:
+            await self.topics.refuse_deleted(await self.topics.missing([topic]))
         partition_count = (await self.topics.ensure([topic]))[topic]
         self._message_partitions = partition_count
         encoder = LogicalMessageEncoder(frame(self._messages_id))

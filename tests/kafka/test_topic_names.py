@@ -9,9 +9,10 @@ import pytest
 import pytest_asyncio
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from gateway.kafka.topic_admin import TopicAdmin
 from gateway.kafka.topics import Topics
 from gateway.local import Kafka
-from gateway.operate.errors import DataGap, StopForOperator
+from gateway.operate.errors import DataGap, Retry, StopForOperator
 from gateway.operate.kafka_settings import KafkaSettings
 from schemas.names import topic_name, topic_names, transaction_topic
 
@@ -112,6 +113,26 @@ async def test_a_topic_that_is_deleted_under_way_is_not_created_again(
     await delete(kafka, topic)
     with pytest.raises(DataGap, match=topic):
         await named(await new_topics(seen), relation)
+
+
+async def test_a_topic_that_the_broker_does_not_know_yet_was_not_deleted(
+    kafka: Kafka, new_topics: NewTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a broker is minutes behind the controller."""
+    seen: set[str] = set()
+    (topic,) = await named(await new_topics(seen), FIRST)
+    behind = await new_topics(seen)
+    with monkeypatch.context() as patch:
+        patch.setattr(TopicAdmin, "existing", nothing_exists)
+        with pytest.raises(Retry, match=f"{topic} exists"):
+            await named(behind, FIRST)
+        await delete(kafka, topic)
+        with pytest.raises(DataGap, match=topic):
+            await named(behind, FIRST)
+
+
+async def nothing_exists(*_: object) -> dict[str, object]:
+    return {}
 
 
 async def test_a_fixed_topic_that_collides_stops_with_the_ways_out(
