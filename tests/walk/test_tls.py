@@ -1,0 +1,139 @@
+"""docs/operations.md, TLS and passwords: its settings and its mirror, against servers that take nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialAlteration,
+    UserScramCredentialUpsertion,
+)
+
+from gateway.local import Postgres, Registry
+from gateway.local.ports import HOST
+from tests.kafka.test_logins import Listeners
+from tests.oidc import oidc_provider
+from tests.tls import certificate
+from tests.walk.walk import PASSWORD as OF_ROLE
+from tests.walk.walk import Walk, commands, shop, until, walk
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
+
+SECTION = ("docs/operations.md", "TLS and passwords")
+PASSWORD, FOR_MIRROR = "gate-secret", "mirror-secret"
+HBA = [
+    "hostssl all walgate 127.0.0.1/32 scram-sha-256",
+    "hostnossl all walgate 127.0.0.1/32 reject",
+    "host all postgres 127.0.0.1/32 scram-sha-256",
+]
+
+
+@asynccontextmanager
+async def guarded_registry(registry: Registry, pem: Path) -> AsyncIterator[str]:
+    """URL of a proxy that takes TLS and Basic authentication only, of the gateway and of the mirror."""
+    users = (f"walgate:{PASSWORD}", f"mirror:{FOR_MIRROR}")
+    known = [b"Authorization: Basic " + base64.b64encode(user.encode()) + b"\r\n" for user in users]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem / "server.crt", pem / "server.key")
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, ssl.SSLError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, ssl.SSLError, asyncio.IncompleteReadError):
+            first = await reader.readuntil(b"\r\n\r\n")
+            if not any(user.lower() in first.lower() for user in known):
+                writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
+            else:
+                there, back = await asyncio.open_connection(HOST, registry.port)
+                back.write(first)
+                await asyncio.gather(pump(reader, back), pump(there, writer))
+        writer.close()
+
+    async with await asyncio.start_server(serve, HOST, 0, ssl=context) as server:
+        yield f"https://{HOST}:{server.sockets[0].getsockname()[1]}/apis/ccompat/v7"
+
+
+def credentials(kafka: Listeners) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    users: list[UserScramCredentialAlteration] = [
+        UserScramCredentialUpsertion(user, scram, password.encode())
+        for user, password in (("walgate", PASSWORD), ("mirror", FOR_MIRROR))
+    ]
+    for future in admin.alter_user_scram_credentials(users).values():
+        future.result(30)
+
+
+@pytest_asyncio.fixture
+async def walker(tmp_path: Path) -> AsyncIterator[Walk]:
+    pem = tmp_path / "pem"
+    pem.mkdir(mode=0o755)
+    files = certificate(pem)
+    (pem / "ca.pem").write_bytes(files["server.crt"])
+    (pem / "broker.pem").write_bytes(files["server.key"] + files["server.crt"])
+    for name in ("kafka", "registry"):
+        (pem / name).write_text(f"{PASSWORD}\n")
+    async with AsyncExitStack() as parts:
+        provider = parts.enter_context(oidc_provider())
+        postgres, kafka, registry = await asyncio.gather(
+            parts.enter_async_context(Postgres(17, files=files, hba=HBA, settings={"ssl": "on"})),
+            parts.enter_async_context(Listeners(provider, pem)),
+            parts.enter_async_context(Registry()),
+        )
+        await asyncio.to_thread(credentials, kafka)
+        (pem / "pgpass").write_text(f"{HOST}:{postgres.port}:shop:walgate:{OF_ROLE}\n")
+        (pem / "pgpass").chmod(0o600)
+        await shop(postgres)
+        made = walk(postgres, kafka, registry, tmp_path)
+        del made.environment["PGPASSWORD"]
+        made.replaced |= {
+            "/etc/walgate": str(pem),
+            "/run/secrets": str(pem),
+            "kafka.example:9093": f"{HOST}:{kafka.ports['BOTH']}",
+            "https://registry.example": await parts.enter_async_context(guarded_registry(registry, pem)),
+            "sasl.password=...": f"sasl.password={FOR_MIRROR}",
+            "user.info=mirror:...": f"user.info=mirror:{FOR_MIRROR}",
+        }
+        await made.sql(*commands("README.md", "With your own PostgreSQL and Kafka")[:3])
+        yield made
+
+
+async def test_the_gateway_and_a_mirror_log_in_as_the_page_says(walker: Walk) -> None:
+    *exports, mirror = commands(*SECTION)
+    assert len(exports) == 6 and mirror.startswith("walgate mirror")
+    walker.export(*exports)
+    for left_out in ("CA_FILE", "PASSWORD_FILE", "passfile"):
+        await is_refused_without(walker, left_out)
+    await walker.run("walgate check", "the gateway would start")
+    async with walker.gateway(), walker.running(mirror) as (process, output):
+        await until(lambda: "public.orders" in output() or process.returncode is not None, mirror, output)
+        process.terminate()
+        assert await process.wait() == 0, output()
+    assert "public.orders" in output()
+
+
+async def is_refused_without(walker: Walk, left_out: str) -> None:
+    """The servers take nothing else."""
+    of_dsn = walker.environment["WALGATE_SOURCE__DSN"]
+    settings = {name: value for name, value in walker.environment.items() if left_out not in name}
+    settings["WALGATE_SOURCE__DSN"] = re.sub(rf"&{left_out}=[^&]*", "", of_dsn)
+    whole, walker.environment = walker.environment, settings
+    async with walker.running("walgate check") as (process, output):
+        assert await process.wait() in (1, 78) and "would start" not in output(), output()
+    walker.environment = whole
