@@ -92,14 +92,15 @@ async def running(
     *,
     compiled: Path | None = None,
     more: Mapping[str, str] | None = None,
+    module: str = "gateway.cli",
 ) -> AsyncIterator[Gateway]:
-    """A gateway that streams. `compiled`: folder of a compiled build (bench/compiled.py) to run instead of the source."""
+    """A gateway that streams, run by `module`. `compiled`: folder of a compiled build, in place of the source."""
     prefix = f"b{uuid4().hex[:8]}"
     variables = environment(parts, dsn, slot, prefix, more)
     if compiled is not None:
         variables["PYTHONPATH"] = str(compiled)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "gateway.cli", "run", env=variables, stderr=PIPE
+        sys.executable, "-P", "-m", module, "run", env=variables, stderr=PIPE
     )
     gateway = Gateway(process, slot, prefix)
     try:

@@ -26,10 +26,11 @@ class Watched:
 
 
 @asynccontextmanager
-async def watching(port: int) -> AsyncIterator[Watched]:
+async def watching(port: int, scrape_s: float = SCRAPE_S) -> AsyncIterator[Watched]:
     """Ends with an error where a watcher was not answered: then its cost was not measured."""
     watched = Watched()
-    tasks = [asyncio.create_task(watch(port, watched)) for watch in (_scrape, _read_status, _read_page)]
+    watchers = (_scrape(port, watched, scrape_s), _read_status(port, watched), _read_page(port, watched))
+    tasks = [asyncio.create_task(watcher) for watcher in watchers]
     try:
         yield watched
     finally:
@@ -42,14 +43,14 @@ async def watching(port: int) -> AsyncIterator[Watched]:
         raise RuntimeError(f"nobody was answered: {watched}")
 
 
-async def _scrape(port: int, watched: Watched) -> None:
+async def _scrape(port: int, watched: Watched, interval_s: float) -> None:
     while True:
         async with _asked(port, "/metrics", "Connection: close") as reader:
             text = await reader.read()
         if b"walgate_lag_seconds" not in text:
             raise RuntimeError(f"/metrics says: {text[:200]!r}")
         watched.scrapes += 1
-        await asyncio.sleep(SCRAPE_S)
+        await asyncio.sleep(interval_s)
 
 
 async def _read_status(port: int, watched: Watched) -> None:
