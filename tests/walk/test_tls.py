@@ -1,4 +1,4 @@
-"""docs/operations.md, TLS and passwords: its settings and its mirror, against servers that take nothing else."""
+"""docs/operations.md, TLS and passwords: its settings against servers that take nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ScramCredentialInfo,
     ScramMechanism,
-    UserScramCredentialAlteration,
     UserScramCredentialUpsertion,
 )
 
@@ -26,12 +25,12 @@ from tests.kafka.test_logins import Listeners
 from tests.oidc import oidc_provider
 from tests.tls import certificate
 from tests.walk.walk import PASSWORD as OF_ROLE
-from tests.walk.walk import Walk, commands, shop, until, walk
+from tests.walk.walk import Walk, commands, shop, walk
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
 SECTION = ("docs/operations.md", "TLS and passwords")
-PASSWORD, FOR_MIRROR = "gate-secret", "mirror-secret"
+PASSWORD = "gate-secret"
 HBA = [
     "hostssl all walgate 127.0.0.1/32 scram-sha-256",
     "hostnossl all walgate 127.0.0.1/32 reject",
@@ -41,9 +40,8 @@ HBA = [
 
 @asynccontextmanager
 async def guarded_registry(registry: Registry, pem: Path) -> AsyncIterator[str]:
-    """URL of a proxy that takes TLS and Basic authentication only, of the gateway and of the mirror."""
-    users = (f"walgate:{PASSWORD}", f"mirror:{FOR_MIRROR}")
-    known = [b"Authorization: Basic " + base64.b64encode(user.encode()) + b"\r\n" for user in users]
+    """URL of a proxy that takes TLS and Basic authentication only."""
+    login = b"authorization: basic " + base64.b64encode(f"walgate:{PASSWORD}".encode()).lower() + b"\r\n"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem / "server.crt", pem / "server.key")
 
@@ -57,7 +55,7 @@ async def guarded_registry(registry: Registry, pem: Path) -> AsyncIterator[str]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, ssl.SSLError, asyncio.IncompleteReadError):
             first = await reader.readuntil(b"\r\n\r\n")
-            if not any(user.lower() in first.lower() for user in known):
+            if login not in first.lower():
                 writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
             else:
                 there, back = await asyncio.open_connection(HOST, registry.port)
@@ -72,11 +70,8 @@ async def guarded_registry(registry: Registry, pem: Path) -> AsyncIterator[str]:
 def credentials(kafka: Listeners) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-    users: list[UserScramCredentialAlteration] = [
-        UserScramCredentialUpsertion(user, scram, password.encode())
-        for user, password in (("walgate", PASSWORD), ("mirror", FOR_MIRROR))
-    ]
-    for future in admin.alter_user_scram_credentials(users).values():
+    user = UserScramCredentialUpsertion("walgate", scram, PASSWORD.encode())
+    for future in admin.alter_user_scram_credentials([user]).values():
         future.result(30)
 
 
@@ -107,25 +102,18 @@ async def walker(tmp_path: Path) -> AsyncIterator[Walk]:
             "/run/secrets": str(pem),
             "kafka.example:9093": f"{HOST}:{kafka.ports['BOTH']}",
             "https://registry.example": await parts.enter_async_context(guarded_registry(registry, pem)),
-            "sasl.password=...": f"sasl.password={FOR_MIRROR}",
-            "user.info=mirror:...": f"user.info=mirror:{FOR_MIRROR}",
         }
         await made.sql(*commands("README.md", "With your own PostgreSQL and Kafka")[:3])
         yield made
 
 
-async def test_the_gateway_and_a_mirror_log_in_as_the_page_says(walker: Walk) -> None:
-    *exports, mirror = commands(*SECTION)
-    assert len(exports) == 6 and mirror.startswith("walgate mirror")
-    walker.export(*exports)
+async def test_the_gateway_logs_in_as_the_page_says(walker: Walk) -> None:
+    walker.export(*commands(*SECTION)[:-1])
     for left_out in ("CA_FILE", "PASSWORD_FILE", "passfile"):
         await is_refused_without(walker, left_out)
     await walker.run("walgate check", "the gateway would start")
-    async with walker.gateway(), walker.running(mirror) as (process, output):
-        await until(lambda: "public.orders" in output() or process.returncode is not None, mirror, output)
-        process.terminate()
-        assert await process.wait() == 0, output()
-    assert "public.orders" in output()
+    async with walker.gateway():
+        await walker.run_again("walgate status", "cdc.public.orders: 1 records")
 
 
 async def is_refused_without(walker: Walk, left_out: str) -> None:
