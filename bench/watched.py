@@ -1,4 +1,4 @@
-"""`python -m bench.watched --scale 10`: what it costs under load that somebody watches, by the clocks of the threads.
+"""`python -m bench.watched --scale 4`: what it costs under load that somebody watches, by the clocks of the threads.
 
 A difference of whole runs would be lost in their noise. Prometheus scrapes every 15 s, `walgate status --watch` asks every 2 s,
 and one live page is open. Three parts are added: the threads beside the first, the monitor's callbacks, the counting of records.
@@ -42,7 +42,6 @@ async def measure(backlogged: Backlogged, folder: Path) -> dict[str, Any]:
         SPENT_PATH: str(path),
     }
     async with backlogged.slot_copy(sql) as slot:
-        began = time.time()
         running = walgate.running(backlogged.parts, backlogged.dsn, slot, module="bench.watched_gateway", more=settings)
         async with running as gateway, watching(port, SCRAPE_S) as watched:
             pid = gateway.process.pid
@@ -67,7 +66,6 @@ async def measure(backlogged: Backlogged, folder: Path) -> dict[str, Any]:
         "gateway_core_percent": round(100 * process / took_s, 1),
         "peak_rss_mb": round(rss_mb, 1),
         "watched": vars(watched),
-        "started_s": round(gateway.streams_since_s - began, 1),
         "load_average": os.getloadavg()[0],
     }
 
@@ -77,17 +75,11 @@ async def main(scale: float, repeat: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             for _ in range(repeat):
                 print(json.dumps(await measure(backlogged, Path(folder))), flush=True)
-        for watched in (False, True) * repeat:
-            run = await walgate.drain(backlogged, binary=True, watched=watched)
-            print(
-                f"{'' if watched else 'not '}watched: {run.rows_per_s:,.0f} rows/s, {run.peak_rss_mb:.1f} MB",
-                flush=True,
-            )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser("bench.watched")
-    parser.add_argument("--scale", type=float, default=10.0, help="share of W1's million rows")
+    parser.add_argument("--scale", type=float, default=4.0, help="share of W1's million rows")
     parser.add_argument("--repeat", type=int, default=2)
     arguments = parser.parse_args()
     asyncio.run(main(arguments.scale, arguments.repeat))
