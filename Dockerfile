@@ -17,7 +17,7 @@ RUN python3 -m venv --without-pip /app \
 FROM build AS wheel
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev >/dev/null \
  && uv pip install --quiet --python /build/bin/python -c requirements.lock -r pyproject.toml mypy
-COPY README.md LICENSE compile_hot.py hatch_build.py ./
+COPY README.md LICENSE compile_hot.py hatch_build.py walgate.py ./
 COPY gateway/ gateway/
 COPY schemas/ schemas/
 COPY spark_consumer/ spark_consumer/

@@ -7,16 +7,37 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
+
+from spark_consumer.errors import MirrorError
+
+
+def submitted_settings() -> dict[str, str]:
+    """What spark-submit was told: its Java runs already."""
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
 
 
 def java(spark: SparkSession) -> Any:
-    """Java's packages."""
-    return spark._jvm
+    """Java's packages. Raises MirrorError."""
+    return _classic(spark)._jvm
 
 
 def java_session(spark: SparkSession) -> Any:
-    return spark._jsparkSession
+    """Raises MirrorError."""
+    return _classic(spark)._jsparkSession
+
+
+def _classic(spark: SparkSession) -> Any:
+    if not hasattr(spark, "_jvm"):
+        raise MirrorError(
+            "mirrors and changelogs do not run over Spark Connect: a Connect session gives no access to Delta's log "
+            "and Hadoop's file systems",
+            hint='Run walgate mirror --master, or spark-submit. format("walgate") and the mirror\'s Delta tables can '
+            "be read over Spark Connect.",
+        )
+    return spark
 
 
 def hadoop_path(spark: SparkSession, location: str) -> tuple[Any, Any]:

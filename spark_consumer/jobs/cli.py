@@ -18,9 +18,10 @@ import typer
 
 from spark_consumer.errors import ConsumerError, OptionError, told_by
 from spark_consumer.jobs.run import Run, facts_of, line_of
-from spark_consumer.jobs.settings_file import load_settings
+from spark_consumer.jobs.settings_file import Settings, load_settings
 from spark_consumer.jobs.status import serve
 from spark_consumer.lsn import parse_lsn
+from spark_consumer.source.options import MAX_CHANGES
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -44,25 +45,35 @@ Option = Annotated[
     list[str], typer.Option("--option", help="An option of the data source, as name=value: kafka.*, registry.*, ...")
 ]
 Jars = Annotated[str, typer.Option(envvar="WALGATE_SPARK_JARS", help="Delta's jars, separated by commas.")]
-Memory = Annotated[int, typer.Option(help="Heap size of Spark's JVM, in MB.")]
+Master = Annotated[
+    str,
+    typer.Option(help="Spark master: spark://host:7077, yarn, k8s://... Default: this computer, or spark-submit's."),
+]
+Conf = Annotated[list[str], typer.Option("--conf", help="A setting of Spark, as name=value. May be repeated.")]
+Memory = Annotated[int, typer.Option(help="Heap size of Spark's JVM, in MB. Does not apply with spark-submit.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show Spark's error log, and the complete error that ends the job.")
 ]
-Cores = Annotated[int, typer.Option(help="Cores that local Spark uses. 0: all.")]
+Cores = Annotated[int, typer.Option(help="Cores of this computer that Spark uses without --master. 0: all.")]
 
-_OPTIONS = "options of the data source in the settings file"
+_SETTINGS = "what the settings file says"
 
 
 def _load(context: typer.Context, path: Path | None) -> Path | None:
     """What --config says becomes the default of the other options."""
     if path is not None:
         try:
-            command, options = load_settings(path, (item.name or "" for item in context.command.params))
+            settings = load_settings(path, (item.name or "" for item in context.command.params))
         except OptionError as problem:
             _fail(problem)
-        context.default_map = {**(context.default_map or {}), **command}
-        context.meta[_OPTIONS] = options
+        context.default_map = {**(context.default_map or {}), **settings.command}
+        context.meta[_SETTINGS] = settings
     return path
+
+
+def _settings(context: typer.Context) -> Settings:
+    found: Settings = context.meta.get(_SETTINGS, Settings())
+    return found
 
 
 Http = Annotated[
@@ -72,7 +83,7 @@ Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        help="TOML file with these options, and a table named options for the data source.",
+        help="TOML file with these options, and tables named options (of the data source) and conf (of Spark).",
         is_eager=True,
         callback=_load,
     ),
@@ -95,29 +106,40 @@ Vectors = Annotated[
     bool, typer.Option(help="Create new tables with Delta's deletion vectors, which some readers do not support.")
 ]
 
-MAX_CHANGES = 500_000
 MERGE_EVERY_S = 0.0
 DIFFERS = 3  # exit code: a VERIFY has found differences
 
 
 @dataclass(frozen=True, slots=True)
-class LocalSpark:
-    """Spark in this process, as the options of a command say."""
+class SparkChoice:
+    """Which Spark, as the options of a command say."""
 
+    master: str
+    conf: list[str]
     jars: str
     memory_mb: int
     cores: int
     verbose: bool
+    of_file: Settings
 
     def session(self, name: str) -> Any:
-        from spark_consumer.jobs.session import local_session, set_up
+        """Raises OptionError."""
+        from spark_consumer.jobs.session import is_submitted, job_session, local_session, set_up
 
         if self.jars:
             os.environ["WALGATE_SPARK_JARS"] = self.jars
-        set_up()
-        paths = [Path(jar) for jar in os.environ.get("WALGATE_SPARK_JARS", "").split(",") if jar]
-        level = {} if self.verbose else {"spark.log.level": "FATAL"}
-        return local_session(name, jars=paths, memory_mb=self.memory_mb, cores=self.cores or None, settings=level)
+        if not is_submitted():
+            set_up()
+        jars = [jar for jar in os.environ.get("WALGATE_SPARK_JARS", "").split(",") if jar]
+        conf = {**self.of_file.conf, **dict(_pair("--conf", item) for item in self.conf)}
+        if not self.verbose:
+            conf.setdefault("spark.log.level", "FATAL")
+        secrets = self.of_file.secrets
+        if self.master or is_submitted():
+            return job_session(name, self.master, jars, memory_mb=self.memory_mb, settings=conf, secrets=secrets)
+        return local_session(
+            name, jars=jars, memory_mb=self.memory_mb, cores=self.cores or None, settings=conf, secrets=secrets
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +157,7 @@ class Job:
     once: bool
     progress: str
     http: str
-    spark: LocalSpark
+    spark: SparkChoice
     start: Callable[[Run], Callable[[Any, int], None]]
     reached: Callable[[Any], int | None] | None = None
     finish: Callable[..., None] | None = None
@@ -174,6 +196,8 @@ def mirror(
     ] = False,
     progress: ProgressKind = "lines",
     option: Option = [],  # noqa: B006 - typer copies it
+    master: Master = "",
+    conf: Conf = [],  # noqa: B006
     jars: Jars = "",
     memory_mb: Memory = 1024,
     cores: Cores = 0,
@@ -225,7 +249,7 @@ def mirror(
         max_changes,
         starting_position,
         option,
-        context.meta.get(_OPTIONS),
+        _settings(context).options,
     )
     given["includeMarkers"] = "true"
     _run(
@@ -237,7 +261,7 @@ def mirror(
             once,
             progress,
             http,
-            LocalSpark(jars, memory_mb, cores, verbose),
+            SparkChoice(master, conf, jars, memory_mb, cores, verbose, _settings(context)),
             start,
             lambda spark: taken_in(spark, path),
             finish,
@@ -252,12 +276,16 @@ def _told_of_merges(merge_every: float) -> str:
 
 @app.command()
 def merge(
+    context: typer.Context,
     path: Annotated[str, typer.Option("--path", "--to", help="Directory of a mirror.")],
     progress: ProgressKind = "lines",
+    master: Master = "",
+    conf: Conf = [],  # noqa: B006
     jars: Jars = "",
     memory_mb: Memory = 1024,
     cores: Cores = 0,
     verbose: Verbose = False,
+    config: Config = None,
 ) -> None:
     """Merge the changes that a mirror has appended into its tables. A running mirror continues to append,
     and leaves these merges to this command."""
@@ -268,7 +296,7 @@ def merge(
 
     try:
         _check_progress(progress)
-        spark = LocalSpark(jars, memory_mb, cores, verbose).session("walgate merge")
+        spark = SparkChoice(master, conf, jars, memory_mb, cores, verbose, _settings(context)).session("walgate merge")
         merge_once(spark, path, say)
         spark.stop()
     except ConsumerError as problem:
@@ -292,6 +320,8 @@ def consume(
     once: Once = False,
     progress: ProgressKind = "lines",
     option: Option = [],  # noqa: B006
+    master: Master = "",
+    conf: Conf = [],  # noqa: B006
     jars: Jars = "",
     memory_mb: Memory = 1024,
     cores: Cores = 0,
@@ -318,7 +348,7 @@ def consume(
         max_changes,
         starting_position,
         option,
-        context.meta.get(_OPTIONS),
+        _settings(context).options,
     )
     _run(
         Job(
@@ -329,7 +359,7 @@ def consume(
             once,
             progress,
             http,
-            LocalSpark(jars, memory_mb, cores, verbose),
+            SparkChoice(master, conf, jars, memory_mb, cores, verbose, _settings(context)),
             start,
         )
     )
@@ -378,13 +408,18 @@ def source_options(
         options["tables"] = tables
     options |= of_file or {}
     for item in more:
-        name, equals, value = item.partition("=")
-        if not equals:
-            _fail(OptionError(f"--option {item} is not name=value"))
+        name, value = _pair("--option", item)
         options[name] = value
     if exclude:
         options["exclude"] = exclude
     return options
+
+
+def _pair(option: str, item: str) -> tuple[str, str]:
+    name, equals, value = item.partition("=")
+    if not equals:
+        _fail(OptionError(f"{option} {item} is not name=value"))
+    return name, value
 
 
 def _run(job: Job) -> None:

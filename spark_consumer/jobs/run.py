@@ -18,10 +18,11 @@ from pyspark.errors import PySparkException
 from schemas.framing import FRAME_BYTES
 from schemas.names import POSITION_TOPIC
 from schemas.records import POSITION
-from spark_consumer.errors import BatchInterrupted, SourceUnavailable, slow_start_in, told_by
+from spark_consumer.errors import BatchInterrupted, RangeExpired, SourceUnavailable, slow_start_in, told_by
 from spark_consumer.jobs.status import Status
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.batch import BatchReport
+from spark_consumer.reader.backlog import backlog
 from spark_consumer.reader.manifest import MarkerDecoder
 from spark_consumer.reader.markers import MarkerLog
 from spark_consumer.reader.positions import resolve
@@ -30,6 +31,7 @@ from spark_consumer.source.options import Options
 
 _LOOK_EVERY_S = 0.2
 _ASK_EVERY_S = 1.0  # where the gateway stands
+_MEASURE_EVERY_S = 5.0  # what waits in Kafka
 _LONGEST_PAUSE_S = 60.0
 
 
@@ -46,6 +48,7 @@ class Run:
         self.differences = 0  # that a VERIFY has found
         self.status = Status(prefix=options.prefix)
         self._asked = -_ASK_EVERY_S
+        self._measured = -_MEASURE_EVERY_S
         schemas = SchemaCache(options.registry)
         self._schemas = schemas
         self._log = MarkerLog(options.broker, options.marker_topic, MarkerDecoder(schemas))
@@ -163,7 +166,21 @@ class Run:
             self.status.set("lag_markers", max(0, newest["position"] - end["position"]))
         if end["commit_lsn"] > self._commit_lsn:
             self.report(BatchReport(progress.batchId, end["commit_lsn"], 0, 0, {}, 0.0))
+        self._measure(end["position"])
         return int(end["position"])
+
+    def _measure(self, position: int) -> None:
+        """How far the job is behind, for those who watch it."""
+        if time.monotonic() < self._measured + _MEASURE_EVERY_S:
+            return
+        self._measured = time.monotonic()
+        try:
+            waiting = backlog(self._log, position, self._log.bounds(patience_s=0)[1])
+        except (SourceUnavailable, RangeExpired):
+            return
+        newest = self._commit_lsn if waiting.newest_lsn is None else waiting.newest_lsn
+        self.status.set("lag_bytes", max(0, newest - self._commit_lsn) if self._commit_lsn >= 0 else 0)
+        self.status.set("lag_changes", waiting.changes)
 
     def _is_delivered_beyond(self, lsn: int, position: int | None) -> bool:
         """The gateway has delivered everything up to `lsn`, and no transaction of it waits for us."""

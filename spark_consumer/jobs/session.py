@@ -1,4 +1,4 @@
-"""A Spark session for this computer, with everything the jobs here rely on. On a cluster, set the same in spark-submit."""
+"""A Spark session for the jobs: of this computer, of a cluster (`master`), or the one that spark-submit describes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
+from spark_consumer.jvm import submitted_settings
+from spark_consumer.mirror.tuning import tune
 from spark_consumer.source.datasource import register
 
 # What the jobs rely on, wherever they run.
@@ -23,25 +28,30 @@ NEEDED = {
     "spark.executorEnv.PYTHONSAFEPATH": "1",  # a package `schemas` in a worker's directory is not ours
     "spark.python.authenticate.socketTimeout": "120s",  # a busy machine needs more than 15 s to start a Python
 }
+# Batches are small and many. Shuffle and snapshot partitions: mirror/tuning.py.
+_CHEAP_BATCHES = {
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",  # a batch is kept for a moment, and read once or twice
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.streaming.pollingDelay": "50ms",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
 _LOCAL = {
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
     # A merge of a few rows is a dozen small jobs: what follows takes a quarter of their CPU time away.
     "spark.sql.adaptive.enabled": "false",
     "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.sql.inMemoryColumnarStorage.compressed": "false",  # a batch is kept for a moment, and read once or twice
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    "spark.sql.streaming.pollingDelay": "50ms",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
     # Short jobs over little data: the second compiler's work never pays back, and takes the cores that Python needs. Without it
     # Java reserves 48 MB for compiled code instead of 240, which Spark's generated code fills in half an hour of many tables.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
-    "spark.log.level": "ERROR",
 }
+_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"  # of the spark-submit by which PySpark starts Java
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"  # in the environment of a program that spark-submit has started
 
 
 def set_up() -> None:
@@ -59,10 +69,11 @@ def local_session(
     name: str,
     *,
     java_home: Path | None = None,
-    jars: Sequence[Path] = (),
+    jars: Sequence[str | Path] = (),
     cores: int | None = None,
     memory_mb: int = 1024,
     settings: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A session in this process, with both data sources registered.
 
@@ -71,15 +82,78 @@ def local_session(
     if java_home is not None:
         os.environ["JAVA_HOME"] = str(java_home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # a worker takes python3 from PATH otherwise
+    given = {**_LOCAL, **(settings or {})}
+    return job_session(name, f"local[{cores or '*'}]", jars, memory_mb=memory_mb, settings=given, secrets=secrets)
+
+
+def job_session(
+    name: str,
+    master: str,
+    jars: Sequence[str | Path] = (),
+    *,
+    memory_mb: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A session with both data sources registered; the driver is this process. `settings` win over what the jobs rely on.
+
+    `master` empty: spark-submit has said it, with the rest of its settings, which win too. `secrets`: settings that the list of
+    processes must not show.
+    """
     os.environ["PYTHONSAFEPATH"] = "1"
-    packages = str(Path(__file__).resolve().parent.parent)
+    packages = str(Path(__file__).resolve().parents[2])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
-    builder = SparkSession.builder.appName(name).master(f"local[{cores or '*'}]")
-    builder = builder.config("spark.driver.memory", f"{memory_mb}m")
-    if jars:
-        builder = builder.config("spark.jars", ",".join(map(str, jars)))
-    for key, value in {**NEEDED, **_LOCAL, **(settings or {})}.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    submitted = submitted_settings() if is_submitted() else {}
+    given = {**submitted, **(settings or {})}
+    wanted: dict[str, Any] = {**NEEDED, **_CHEAP_BATCHES, **given, "spark.sql.extensions": _with_delta(given)}
+    if master:
+        wanted["spark.master"] = master
+    if memory_mb is not None and "spark.driver.memory" not in given and not is_submitted():
+        wanted["spark.driver.memory"] = f"{memory_mb}m"
+    if jars and "spark.jars" not in submitted:
+        wanted["spark.jars"] = ",".join(map(str, jars))
+    builder = SparkSession.builder.config(map=wanted).appName(name)
+    if is_submitted():
+        spark = builder.config(map=dict(secrets or {})).getOrCreate()
+    else:
+        with _told_by_file(secrets or {}):
+            spark = builder.getOrCreate()
     register(spark)
+    tune(spark)  # Delta looks at its log in threads that know no other session
     return spark
+
+
+def is_submitted() -> bool:
+    """spark-submit has started this program."""
+    return _SUBMITTED in os.environ
+
+
+def _with_delta(given: Mapping[str, str]) -> str:
+    """Extensions of others stay."""
+    delta = NEEDED["spark.sql.extensions"]
+    there = [name for name in given.get("spark.sql.extensions", "").split(",") if name]
+    return ",".join(there if delta in there else [delta, *there])
+
+
+@contextmanager
+def _told_by_file(secrets: Mapping[str, str]) -> Iterator[None]:
+    """Spark's Java gets settings as arguments, which every user of the computer may read; these in a file of this user's."""
+    if not secrets:
+        yield
+        return
+    with tempfile.NamedTemporaryFile("w", prefix="walgate-", suffix=".conf", encoding="utf-8") as file:
+        file.writelines(f"{name}={_property(value)}\n" for name, value in secrets.items())
+        file.flush()
+        before = os.environ.get(_ARGUMENTS)
+        os.environ[_ARGUMENTS] = f"--extra-properties-file {shlex.quote(file.name)} {before or 'pyspark-shell'}"
+        try:
+            yield
+        finally:
+            del os.environ[_ARGUMENTS]
+            if before is not None:
+                os.environ[_ARGUMENTS] = before
+
+
+def _property(value: str) -> str:
+    """As java.util.Properties reads it back."""
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")

@@ -9,6 +9,10 @@
     "kafka.sasl.username" = "mirror"
     "kafka.sasl.password" = { file = "/run/secrets/kafka" }
 
+    [conf]                                  # of Spark
+    "spark.hadoop.fs.s3a.endpoint" = "https://s3.example.com"
+    "spark.hadoop.fs.s3a.secret.key" = { file = "/run/secrets/s3" }
+
 The command line wins over the file. A secret is what its file holds, without the line's end; it is read at the start.
 """
 
@@ -17,14 +21,25 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spark_consumer.errors import OptionError
 
 
-def load_settings(path: Path, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Options of the command, whose `names` these are, and options of the data source. Raises OptionError."""
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of the command, of the data source, of Spark; `secrets`: those of Spark that were in files of their own."""
+
+    command: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
+    conf: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+
+
+def load_settings(path: Path, names: Iterable[str]) -> Settings:
+    """`names`: those of the command's options. Raises OptionError."""
     try:
         with path.open("rb") as file:
             found = tomllib.load(file)
@@ -32,11 +47,7 @@ def load_settings(path: Path, names: Iterable[str]) -> tuple[dict[str, Any], dic
         raise OptionError(f"--config {path}: {problem.strerror}") from None
     except tomllib.TOMLDecodeError as problem:
         raise OptionError(f"--config {path}: {problem}") from None
-    options = found.pop("options", {})
-    if not isinstance(options, dict):
-        raise OptionError(
-            f"--config {path}: options is not a table", hint="Write [options], followed by names and values."
-        )
+    options, conf = (dict(_flat(_table(path, found, name))) for name in ("options", "conf"))
     known = set(names)
     for name in found:
         if name not in known:
@@ -45,7 +56,24 @@ def load_settings(path: Path, names: Iterable[str]) -> tuple[dict[str, Any], dic
                 f"--config {path}: unknown setting {name!r}", hint=f"Did you mean {near[0]}?" if near else ""
             )
     command = {name: ",".join(value) if isinstance(value, list) else value for name, value in found.items()}
-    return command, {name: _text(path, name, value) for name, value in _flat(options)}
+    texts = {name: _text(path, name, value) for name, value in conf.items()}
+    secret = {name for name, value in conf.items() if isinstance(value, dict)}
+    return Settings(
+        command,
+        {name: _text(path, name, value) for name, value in options.items()},
+        {name: text for name, text in texts.items() if name not in secret},
+        {name: text for name, text in texts.items() if name in secret},
+    )
+
+
+def _table(path: Path, found: dict[str, Any], name: str) -> dict[str, Any]:
+    """Taken out of what was found."""
+    table = found.pop(name, {})
+    if not isinstance(table, dict):
+        raise OptionError(
+            f"--config {path}: {name} is not a table", hint=f"Write [{name}], followed by names and values."
+        )
+    return table
 
 
 def _flat(options: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

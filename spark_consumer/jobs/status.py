@@ -34,6 +34,14 @@ METRICS = {
         "gauge",
         "Age of the last transaction that was written, while others wait in Kafka; otherwise 0.",
     ),
+    "walgate_job_lag_bytes": (
+        "gauge",
+        "WAL between the last transaction that was written and the newest one in Kafka, in bytes.",
+    ),
+    "walgate_job_lag_changes": (
+        "gauge",
+        "Changes in Kafka after the last transaction that was read; estimated if more than 2000 markers wait.",
+    ),
     "walgate_job_lag_markers": ("gauge", "Markers in the marker topic after the last one that was read."),
     "walgate_job_batches_total": ("counter", "Batches with changes that were written."),
     "walgate_job_transactions_total": ("counter", "Transactions that were written."),
@@ -86,7 +94,16 @@ class Status:
             "lag_seconds": self._lag_s(time.time()) if values["walgate_job_commit_lsn"] else None,
             "last_error": self.last_error and dict(zip(("message", "time"), self.last_error, strict=True)),
         }
-        for name in ("commit_lsn", "merged_lsn", "lag_markers", "stale_tables", "filling_tables", "differences_total"):
+        for name in (
+            "commit_lsn",
+            "merged_lsn",
+            "lag_bytes",
+            "lag_changes",
+            "lag_markers",
+            "stale_tables",
+            "filling_tables",
+            "differences_total",
+        ):
             facts[name] = int(values[f"walgate_job_{name}"])
         return json.dumps(facts) + "\n"
 
@@ -98,6 +115,10 @@ class Status:
             lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", f"{name} {values[name]:.17g}"]
         return "\n".join(lines) + "\n"
 
+    def _running(self) -> str:
+        behind, changes = (int(self.values[f"walgate_job_lag_{name}"]) for name in ("bytes", "changes"))
+        return f"running, behind by {self._lag_s(time.time()):.1f} s, {behind} bytes of WAL, {changes} changes\n"
+
     def _lag_s(self, now: float) -> float:
         committed = self.values["walgate_job_commit_time_seconds"]
         return max(0.0, now - committed) if self.values["walgate_job_lag_markers"] and committed else 0.0
@@ -107,7 +128,7 @@ class Status:
             case "/livez":
                 return 200, "alive\n"
             case "/readyz":
-                return (503, f"waiting for {self.waits_for}\n") if self.waits_for else (200, "running\n")
+                return (503, f"waiting for {self.waits_for}\n") if self.waits_for else (200, self._running())
             case "/metrics":
                 return 200, self.text()
             case "/status":

@@ -90,6 +90,14 @@ class MarkerLog:
             place = start
         return position
 
+    def newest_lsn(self, end: int) -> int:
+        """Commit LSN of the last transaction before `end`, as far as the last markers tell; 0: they have none."""
+        last = self._transactions if end == self._end else []
+        if not last:
+            low, _ = self.bounds()
+            last = self._fetch(max(low, end - _LOOK_BACK), end)
+        return next((entry.commit_lsn for entry in reversed(last) if not entry.is_notice), 0)
+
     def first_between(self, start: int, end: int, *, notices: bool = True) -> CommittedTransaction | None:
         width = 64
         while start < end:

@@ -10,7 +10,7 @@ nothing but the partition it is given and what was there when the query began.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -38,7 +38,10 @@ from spark_consumer.source.reading import read_chunks
 from spark_consumer.tables import TableName, is_one_of
 
 _TRANSACTIONS_PER_TASK = 10_000
+# Of a micro-batch with a limit. The driver has them in memory: 1.2 kB each.
+_TRANSACTIONS_PER_TRIGGER = 200_000
 
+FirstKept = Callable[[str, int], int]  # (topic, partition) -> offset
 StreamOffset = dict[str, int]  # {"position": next marker offset, "commit_lsn": of the last transaction before it}
 
 
@@ -175,11 +178,10 @@ class _Planner:
             self._log = MarkerLog(self.options.broker, self.options.marker_topic, MarkerDecoder(self.schemas))
         return self._log
 
-    def check_kept(self, transactions: list[CommittedTransaction]) -> None:
+    def check_kept(self, transactions: list[CommittedTransaction], first_kept: FirstKept) -> None:
         """Raises RangeExpired, with the position from which on all is there. For the first transactions of a read: retention does
         not shorten the topics of markers and rows alike."""
-        broker, wants = self.options.broker, self.shape.wants
-        first_kept = cache(lambda topic, partition: broker.offsets(topic, partition)[0])
+        wants = self.shape.wants
         expired = first_complete(transactions, wants, first_kept)
         if expired is not None:
             later = first_complete(self.log.walk(expired, self.log.bounds()[1]), wants, first_kept)
@@ -189,6 +191,10 @@ class _Planner:
                 f"position from which everything is available is startingPosition marker:{later or expired}, with "
                 "a new checkpoint.",
             )
+
+    def first_kept(self) -> FirstKept:
+        """First offset of a topic-partition that Kafka has; asked for once."""
+        return cache(lambda topic, partition: self.options.broker.offsets(topic, partition)[0])
 
     def tasks(self, transactions: list[CommittedTransaction]) -> list[InputPartition]:
         return self.shape.tasks(transactions, self.schemas)
@@ -211,8 +217,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stop_position = self._planner.log.bounds()[1]
 
     def reportLatestOffset(self) -> StreamOffset | None:
-        """Spark's lag: the end of the transaction topic."""
-        return {"position": self._planner.log.bounds()[1], "commit_lsn": 0}
+        """Spark's `latestOffset`: the end of the transaction topic. Less the end offset of a batch it is the lag: Spark asks a
+        Python source for no metrics."""
+        end = self._planner.log.bounds()[1]
+        return {"position": end, "commit_lsn": self._planner.log.newest_lsn(end)}
 
     def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
         """As many whole transactions as the limit admits, and at least one. Stands still until there is a new one, however many
@@ -244,7 +252,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         transactions = self._planner.log.between(start["position"], end["position"])
         _check_last(transactions, end, start["commit_lsn"])  # a query that was killed begins with what it had planned
         if not start["commit_lsn"]:
-            self._planner.check_kept(transactions)
+            self._planner.check_kept(transactions, self._planner.first_kept())
         return self._planner.tasks(transactions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -294,7 +302,8 @@ def admit(transactions: list[CommittedTransaction], max_changes: int) -> list[Co
     changes = 0
     for count, transaction in enumerate(transactions):
         changes += transaction.event_count
-        if changes > max_changes and any(not before.is_notice for before in transactions[:count]):
+        is_full = changes > max_changes or count >= _TRANSACTIONS_PER_TRIGGER
+        if is_full and any(not before.is_notice for before in transactions[:count]):
             return transactions[:count]
     return transactions
 
@@ -305,12 +314,19 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         planner = self._planner
-        start = resolve(planner.options.starting, planner.log)
-        end = resolve(planner.options.ending, planner.log)
-        transactions = planner.log.between(start, end) if end > start else []
-        check_order(transactions, 0)
-        planner.check_kept(transactions)
-        return planner.tasks(transactions)
+        position, end = (resolve(at, planner.log) for at in (planner.options.starting, planner.options.ending))
+        first_kept, commit_lsn = planner.first_kept(), 0
+        tasks: list[InputPartition] = []
+        while position < end:  # step by step: a transaction is larger than its part of the plan
+            reached = min(position + STEP, end)
+            transactions = planner.log.between(position, reached)
+            check_order(transactions, commit_lsn)
+            planner.check_kept(transactions, first_kept)
+            tasks += planner.tasks(transactions)
+            commit_lsn = _behind(transactions, commit_lsn)["commit_lsn"] if transactions else commit_lsn
+            planner.log.forget_before(reached)
+            position = reached
+        return tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._planner.shape.read(partition)

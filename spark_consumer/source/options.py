@@ -32,6 +32,7 @@ NAMES = (
     "includeMessages",
     "includeMarkers",
 )
+MAX_CHANGES = 500_000  # of a micro-batch, where nobody says otherwise
 # A reader that let users change these could lose or repeat records.
 _OURS = frozenset(
     {
@@ -55,7 +56,7 @@ class Options:
     exclude: tuple[str, ...]  # patterns of tables that are left out
     starting: Position
     ending: Position
-    max_changes: int | None
+    max_changes: int | None  # of a micro-batch; None: no limit
     records_per_task: int
     include_messages: bool
     include_markers: bool
@@ -103,8 +104,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Option
         tables=tuple(TableName.parse(name.strip()) for name in values.get("tables", "").split(",") if name.strip()),
         starting=parse_position("startingPosition", values.get("startingposition", "earliest")),
         ending=parse_position("endingPosition", values.get("endingposition", "latest")),
-        max_changes=_count(values, "maxChangesPerTrigger", None),
-        records_per_task=_count(values, "recordsPerTask", RECORDS_PER_TASK) or RECORDS_PER_TASK,
+        max_changes=_limit(values),
+        records_per_task=_count(values, "recordsPerTask", RECORDS_PER_TASK),
         include_messages=_flag(values, "includeMessages"),
         include_markers=_flag(values, "includeMarkers"),
     )
@@ -141,7 +142,12 @@ def _registry_settings(values: Mapping[str, str]) -> dict[str, str]:
     return {name.removeprefix("registry."): value for name, value in values.items() if name.startswith("registry.")}
 
 
-def _count(values: Mapping[str, str], name: str, default: int | None) -> int | None:
+def _limit(values: Mapping[str, str]) -> int | None:
+    given = values.get("maxchangespertrigger", "")
+    return None if given.lower() == "none" else _count(values, "maxChangesPerTrigger", MAX_CHANGES)
+
+
+def _count(values: Mapping[str, str], name: str, default: int) -> int:
     text = values.get(name.lower())
     if text is None:
         return default

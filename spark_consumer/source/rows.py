@@ -84,8 +84,15 @@ def keyed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     old = [f.col("old_key")[name].cast(kinds[name].dataType) for name in key]  # type: ignore[index]
     moved = f.col("old_key").isNotNull() & (f.col("op") == "UPDATE")
     differs = ~f.struct(*old).eqNullSafe(f.struct(*(f.col("after")[name] for name in key)))
-    left = rows.where(moved & differs).withColumn("op", f.lit("DELETE"))
-    return flat(rows).unionByName(flat(left))
+    words = f.when(moved & differs, f.array(f.lit("DELETE"), f.col("op"))).otherwise(f.array("op"))
+    return flat(rows.withColumn("op", f.explode(words)))
+
+
+def feed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
+    """For AUTO CDC and other MERGEs: as `keyed`, with `_sequence`, text that rises with every change of a row. A column that was
+    not sent is null here: REPLICA IDENTITY FULL sends all."""
+    sequence = f.format_string("%016X/%016X", "_commit_lsn", "_ordinal")
+    return keyed(changes, key).withColumn("_sequence", sequence)
 
 
 def last_states(changes: DataFrame, key: Sequence[str]) -> DataFrame:

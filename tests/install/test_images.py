@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import yaml
@@ -17,6 +18,16 @@ def test_the_base_image_has_a_digest() -> None:
     assert DIGEST.search(base)
     stages = set(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE))
     assert set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)) - stages == {"${PYTHON_IMAGE}"}
+
+
+def test_what_the_images_copy_is_not_ignored() -> None:
+    """A wheel without a file that it should include is built without a word."""
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    lines = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    copied = {name.rstrip("/") for line in lines for name in line.split()}
+    assert {f"!{name.partition('/')[0]}" for name in copied} <= set(ignored)
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert copied >= set(wheel["only-include"])
 
 
 def test_every_service_has_an_exact_version() -> None:

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from schemas.description import ReplicaIdentity
-from spark_consumer.source.rows import decode, last_states, versions
+from spark_consumer.source.rows import decode, feed, last_states, versions
 from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, relation
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -75,6 +75,12 @@ def test_versions_and_last_states_tell_the_history_of_rows(spark: SparkSession, 
     raw = spark.read.format("walgate").options(**feeder.options()).load()
     last = decode(raw, "public.people", feeder.options()).transform(last_states, ["id"])
     assert [row.asDict() for row in last.collect()] == list(people.rows.values())
+    fed = spark.read.format("walgate").options(**options).load().transform(feed, ["id"]).collect()
+    assert sorted((row.id, row._op) for row in fed) == [
+        (1, "DELETE"), (1, "INSERT"), (1, "UPDATE"), (2, "DELETE"), (2, "INSERT"), (3, "UPDATE"),
+    ]  # fmt: skip
+    newest = {row.id: row._op for row in sorted(fed, key=lambda row: row._sequence)}
+    assert newest == {1: "DELETE", 2: "DELETE", 3: "UPDATE"}
 
 
 def test_a_truncate_ends_the_versions_before_it(spark: SparkSession) -> None:

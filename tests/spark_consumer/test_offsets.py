@@ -9,12 +9,14 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark_consumer.errors import MarkerError
+from spark_consumer.reader import backlog
 from spark_consumer.reader.broker import Broker
 from spark_consumer.reader.manifest import CommittedTransaction, MarkerDecoder, Range
 from spark_consumer.reader.markers import STEP, MarkerLog
 from spark_consumer.reader.planning import first_complete
 from spark_consumer.reader.positions import Position, resolve
-from spark_consumer.source.datasource import StreamReader, TransactionShape, _Planner
+from spark_consumer.source import datasource
+from spark_consumer.source.datasource import BatchReader, StreamReader, TransactionShape, TransactionTask, _Planner
 from spark_consumer.source.options import parse_options
 from tests.spark_consumer.logs import transaction
 
@@ -99,6 +101,47 @@ def test_a_backlog_is_not_loaded_beyond_the_limit() -> None:
     found = reader(topic).latestOffset({"position": 0, "commit_lsn": 0}, ReadMaxRows(STEP + 5))
     assert found == {"position": STEP + 5, "commit_lsn": STEP + 5}
     assert topic.reads == [(0, STEP - 1), (STEP, 2 * STEP - 1)]
+
+
+def test_a_micro_batch_of_tiny_transactions_has_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasource, "_TRANSACTIONS_PER_TRIGGER", 3)
+    found = reader(topic_of(*range(1, 9))).latestOffset({"position": 0, "commit_lsn": 0}, ReadMaxRows(100))
+    assert found == {"position": 3, "commit_lsn": 3}
+
+
+def test_a_batch_read_plans_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory does not grow with the transactions, but with the plan."""
+    monkeypatch.setattr(datasource, "STEP", 4)
+    planner = reader(topic := topic_of(*range(1, 11)))._planner
+    tasks = BatchReader(planner).partitions()
+    steps = [task.transactions for task in tasks if isinstance(task, TransactionTask)]
+    assert [[one.commit_lsn for one in step] for step in steps] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
+    assert topic.reads == [(0, 3), (4, 7), (8, 9)]
+    assert not planner.log._transactions
+    topic.lsns[5] = 3
+    with pytest.raises(MarkerError, match="does not come after"):
+        BatchReader(reader(topic)._planner).partitions()
+
+
+def test_the_end_of_the_topic_is_reported_with_its_commit_lsn() -> None:
+    topic = topic_of(10, 20, 0)
+    running = reader(topic)
+    assert running.reportLatestOffset() == {"position": 3, "commit_lsn": 20}
+    running.latestOffset({"position": 0, "commit_lsn": 0}, ReadAllAvailable())
+    topic.reads.clear()
+    assert running.reportLatestOffset() == {"position": 3, "commit_lsn": 20} and topic.reads == []
+
+
+@pytest.mark.parametrize(("count", "changes"), [(0, 0), (5, 5), (6, 6), (30, 30)])
+def test_what_waits_is_counted_or_judged_by_both_ends(
+    monkeypatch: pytest.MonkeyPatch, count: int, changes: int
+) -> None:
+    monkeypatch.setattr(backlog, "SAMPLE", 3)
+    topic = topic_of(7, *range(11, 11 + count))
+    log = MarkerLog(topic, "cdc.transaction", Decoder({}))
+    found = backlog.backlog(log, 1, 1 + count)
+    assert found == backlog.Backlog(changes, 10 + count if count else None)
+    assert sum(last + 1 - first for first, last in topic.reads) == min(count, 6)
 
 
 def test_a_time_is_found_without_loading_the_topic() -> None:

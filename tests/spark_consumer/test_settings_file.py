@@ -28,10 +28,13 @@ def test_a_settings_file_has_options_of_the_command_and_of_the_source_and_secret
     file.write_text(
         f'registry = "http://r"\ntables = ["public.a", "public.b"]\nonce = true\n[options]\nnoProgressTimeout = 5\n'
         f'kafka.sasl.password = {{ file = "{tmp_path}/secret" }}\n"kafka.sasl.username" = "me"\n'
+        f'[conf]\n"spark.cores.max" = 4\nspark.hadoop.fs.s3a.secret.key = {{ file = "{tmp_path}/secret" }}\n'
     )
-    command, options = load_settings(file, NAMES)
-    assert command == {"registry": "http://r", "tables": "public.a,public.b", "once": True}
-    assert options == {"noProgressTimeout": "5", "kafka.sasl.password": "p4ss word", "kafka.sasl.username": "me"}
+    found = load_settings(file, NAMES)
+    assert found.command == {"registry": "http://r", "tables": "public.a,public.b", "once": True}
+    assert found.options == {"noProgressTimeout": "5", "kafka.sasl.password": "p4ss word", "kafka.sasl.username": "me"}
+    assert found.conf == {"spark.cores.max": "4"}
+    assert found.secrets == {"spark.hadoop.fs.s3a.secret.key": "p4ss word"}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +88,7 @@ def test_the_port_says_how_the_job_does(capsys: pytest.CaptureFixture[str]) -> N
         assert ask(port, "/livez")[0] == 200
         assert ask(port, "/readyz") == (503, "waiting for its first query\n")
         run.status.waits_for = ""
-        assert ask(port, "/readyz") == (200, "running\n")
+        assert ask(port, "/readyz") == (200, "running, behind by 0.0 s, 0 bytes of WAL, 0 changes\n")
         moment = datetime(2026, 1, 1, tzinfo=UTC)
         run.report(BatchReport(1, 0x10, 2, 30, {"public.a": 30}, 0.5, commit_time=moment, stale=1))
         run.report(BatchReport(2, 0x20, 1, 5, {"public.a": 5}, 0.25, commit_time=moment))

@@ -1,0 +1,31 @@
+"""What waits in the marker topic behind a position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_consumer.reader.markers import MarkerLog
+
+# Markers at each end of a backlog by which a longer one is judged: 50 ms, whatever waits.
+SAMPLE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """`changes`: exact up to 2 x SAMPLE markers, else an estimate. `newest_lsn`: of the last transaction; None: nothing waits."""
+
+    changes: int
+    newest_lsn: int | None
+
+
+def backlog(log: MarkerLog, position: int, end: int) -> Backlog:
+    """Of the markers in [position, end). Raises what MarkerLog raises."""
+    low = min(position + SAMPLE, end)
+    high = max(low, end - SAMPLE)
+    found = [*log.walk(position, low), *log.walk(high, end)]
+    read = low - position + end - high
+    changes = sum(transaction.event_count for transaction in found)
+    if read:
+        changes = round(changes * (end - position) / read)
+    lsns = [transaction.commit_lsn for transaction in found if not transaction.is_notice]
+    return Backlog(changes, lsns[-1] if lsns else None)

@@ -1,0 +1,82 @@
+"""What a Spark session is asked for, without Spark."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_consumer.errors import MirrorError
+from spark_consumer.jobs import session
+from spark_consumer.jvm import java, java_session
+
+
+class Builder:
+    """Of a session; `file`: what Spark's Java is told by a file."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, str] = {}
+        self.file = ""
+
+    def config(self, *, map: dict[str, str]) -> Builder:  # noqa: A002
+        self.settings |= map
+        return self
+
+    def appName(self, name: str) -> Builder:
+        return self.config(map={"spark.app.name": name})
+
+    def getOrCreate(self) -> None:
+        words = os.environ.get("PYSPARK_SUBMIT_ARGS", "").split()
+        if "--extra-properties-file" in words:
+            file = Path(words[words.index("--extra-properties-file") + 1])
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            self.file = file.read_text()
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
+    made = Builder()
+    for name in ("PYTHONPATH", "PYTHONSAFEPATH", "PYSPARK_PYTHON"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # put back behind the test
+    monkeypatch.setattr(session, "SparkSession", SimpleNamespace(builder=made))
+    for done in ("register", "tune"):
+        monkeypatch.setattr(session, done, lambda _: None)
+    return made
+
+
+def test_a_cluster_gets_what_the_jobs_rely_on_and_nothing_of_this_computer(builder: Builder) -> None:
+    session.job_session("job", "spark://master:7077", ["/a.jar", "/b.jar"], settings={"spark.log.level": "WARN"})
+    assert builder.settings.items() >= session.NEEDED.items()
+    assert builder.settings["spark.master"] == "spark://master:7077"
+    assert builder.settings["spark.jars"] == "/a.jar,/b.jar" and builder.settings["spark.log.level"] == "WARN"
+    assert not {"spark.driver.host", "spark.sql.shuffle.partitions", "spark.driver.memory"} & builder.settings.keys()
+
+
+def test_what_spark_submit_was_told_wins(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"spark.jars": "/of_submit.jar", "spark.log.level": "INFO", "spark.sql.extensions": "other.Extension"}
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setattr(session, "submitted_settings", lambda: told)
+    session.job_session("job", "", ["/a.jar"], memory_mb=512, settings={"spark.x": "1"}, secrets={"spark.key": "p"})
+    found = builder.settings
+    assert (found["spark.jars"], found["spark.log.level"], found["spark.x"]) == ("/of_submit.jar", "INFO", "1")
+    assert found["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension,other.Extension"
+    assert found["spark.key"] == "p" and "spark.master" not in found and "spark.driver.memory" not in found
+
+
+def test_secrets_are_not_among_the_arguments_of_a_process(builder: Builder) -> None:
+    secrets = {"spark.hadoop.fs.s3a.secret.key": "a\\b=c\nd"}
+    session.local_session("job", cores=1, settings={"spark.x": "1"}, secrets=secrets)
+    assert builder.file == "spark.hadoop.fs.s3a.secret.key=a\\\\b=c\\nd\n"
+    assert builder.settings.items() >= {"spark.x": "1", "spark.master": "local[1]", "spark.ui.enabled": "false"}.items()
+    assert not secrets.keys() & builder.settings.keys() and "PYSPARK_SUBMIT_ARGS" not in os.environ
+
+
+def test_a_session_of_spark_connect_is_refused_by_name() -> None:
+    connect: Any = SimpleNamespace()
+    for look in (java, java_session):
+        with pytest.raises(MirrorError, match=r"(?s)do not run over Spark Connect.*spark-submit"):
+            look(connect)
