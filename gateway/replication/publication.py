@@ -20,9 +20,6 @@ _RELATION_QUERY: Final = """
 WITH RECURSIVE publication AS (
     SELECT p.oid, p.pubname, p.puballtables, p.pubviaroot, to_jsonb(p) ->> 'pubgencols' = 's' AS sends_stored
     FROM pg_catalog.pg_publication AS p WHERE p.pubname = ANY ($1::text[])
-), publishable AS ( -- is_publishable_class
-    SELECT c.oid, c.relnamespace, c.relkind, c.relispartition FROM pg_catalog.pg_class AS c
-    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
 ), part_of (relid, ancestor) AS (
     SELECT i.inhrelid, i.inhparent
     FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhparent AND c.relkind = 'p'
@@ -30,6 +27,9 @@ WITH RECURSIVE publication AS (
     UNION
     SELECT i.inhrelid, part_of.ancestor
     FROM part_of JOIN pg_catalog.pg_inherits AS i ON i.inhparent = part_of.relid AND NOT i.inhdetachpending
+), publishable AS ( -- is_publishable_class
+    SELECT c.oid, c.relnamespace, c.relkind, c.relispartition FROM pg_catalog.pg_class AS c
+    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384 {of_family}
 ), named AS (
     SELECT p.oid AS publication, c.oid AS relid FROM publication AS p JOIN publishable AS c
     ON p.puballtables AND CASE WHEN p.pubviaroot THEN NOT c.relispartition ELSE c.relkind = 'r' END
@@ -50,7 +50,7 @@ SELECT jsonb_build_object(
     'identity', keys.identity, 'generated_identity', keys.generated, 'columns', columns.columns)
 FROM published AS t
 JOIN publication AS p ON p.oid = t.publication
-JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND (c.relkind <> 'p' OR p.pubviaroot)
+JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND (c.relkind <> 'p' OR p.pubviaroot) {of_wanted}
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 {chosen}
 CROSS JOIN LATERAL (
@@ -85,14 +85,22 @@ LEFT JOIN LATERAL (
         SELECT FROM pg_catalog.pg_publication_namespace AS s WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)
 ) AS chosen ON true
 """
+# Of given relations: what is published of one is decided by it and its ancestors.
+_OF_FAMILY: Final = """AND c.oid IN (
+        SELECT pg_catalog.unnest($2::oid[]) UNION ALL SELECT ancestor FROM part_of WHERE relid = ANY ($2::oid[]))"""
+_OF_WANTED: Final = "AND c.oid = ANY ($2::oid[])"
 _NOTHING_CHOSEN: Final = "CROSS JOIN (SELECT NULL::int2[] AS attnums, NULL::text AS row_filter) AS chosen"
 
 
-def relation_query(major_version: int) -> str:
-    """One row for each table of each publication named in $1."""
-    if major_version < 15:
-        return _RELATION_QUERY.format(named_by_schema="", chosen=_NOTHING_CHOSEN)
-    return _RELATION_QUERY.format(named_by_schema=_NAMED_BY_SCHEMA, chosen=_CHOSEN)
+def relation_query(major_version: int, *, of_some: bool = False) -> str:
+    """One row for each table of each publication named in $1; `of_some`: that is in $2."""
+    has_lists = major_version >= 15
+    return _RELATION_QUERY.format(
+        named_by_schema=_NAMED_BY_SCHEMA if has_lists else "",
+        chosen=_CHOSEN if has_lists else _NOTHING_CHOSEN,
+        of_family=_OF_FAMILY if of_some else "",
+        of_wanted=_OF_WANTED if of_some else "",
+    )
 
 
 _IDENTITIES: Final = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "INDEX"}
@@ -138,13 +146,17 @@ def _relation(row: dict[str, Any]) -> PublishedRelation:
     )
 
 
-async def publication_facts(sql: asyncpg.Connection, names: Sequence[str]) -> dict[str, PublicationFacts]:
-    """By name; names that do not exist are missing. Raises classified errors."""
+async def publication_facts(
+    sql: asyncpg.Connection, names: Sequence[str], relation_oids: Sequence[int] | None = None
+) -> dict[str, PublicationFacts]:
+    """By name; names that do not exist are missing. `relation_oids`: without all other relations. Raises classified errors."""
+    arguments = [list(names)] if relation_oids is None else [list(names), list(relation_oids)]
     try:
         # One snapshot, so that no table is seen without its publication.
         async with sql.transaction(isolation="repeatable_read", readonly=True):
             publications = await sql.fetch(PUBLICATION_QUERY, list(names))
-            relations = await sql.fetch(relation_query(sql.get_server_version().major), list(names))
+            query = relation_query(sql.get_server_version().major, of_some=relation_oids is not None)
+            relations = await sql.fetch(query, *arguments)
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the publications") from error
     return parse_publications([json.loads(row[0]) for row in publications], [json.loads(row[0]) for row in relations])

@@ -6,10 +6,12 @@ import json
 import os
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import asyncpg
 import pytest
 
+from gateway.judgement.facts import PublicationFacts
 from gateway.local import Postgres
 from gateway.replication.connection import connect_sql
 from gateway.replication.publication import publication_facts
@@ -117,6 +119,15 @@ async def test_a_publication_holds_what_the_view_says_on_versions_between(
             connection.terminate()
 
 
+async def compare_each(sql: asyncpg.Connection, facts: dict[str, PublicationFacts]) -> None:
+    """Asked for alone, each relation is in the same publications in the same way."""
+    for oid in await sql.fetch("SELECT oid::int8 FROM pg_class WHERE relkind IN ('r', 'p') AND oid >= 16384"):
+        alone = await publication_facts(sql, list(facts), [oid[0]])
+        for name, whole in facts.items():
+            relations = tuple(relation for relation in whole.relations if relation.relation_oid == oid[0])
+            assert alone[name] == replace(whole, relations=relations), f"{oid[0]} in {name}, seed {SEED}"
+
+
 async def compare(database: Database) -> None:
     version = database.server.version
     sql = await database.connect()
@@ -143,6 +154,7 @@ async def compare(database: Database) -> None:
                         sent = [name for name in sent if name != "twice"]
                     assert [each.name for each in found[table].columns] == sent, f"{table}: {statement}, seed {SEED}"
                 assert (found[table].row_filter is None) == (row["rowfilter"] is None), f"{statement}, seed {SEED}"
+        await compare_each(sql, facts)
     print(f"\n{len(made)} publications, {len(said)} tables on PostgreSQL {version}, seed {SEED}")
     assert len(made) > COUNT // 4
     assert {found for name in made for found in expected[name]} >= {"public.root", "other.high", 'Odd "one.deep'}
