@@ -204,7 +204,7 @@ class Snapshot:
         made = await self._recipe(surveyed)
         if reading.is_reselect and not self._has_its_keys(reading, made):
             return
-        if made.has_key:
+        if reading.is_reselect or not made.is_read_at_once:
             table = reading.resume(made, self._judge, self._settings.chunk_bytes, segments, reselects=self._reselects)
             reading.void_segments.clear()
             self._tracking.begin(reading.oid, table, [made.version.schema_id])
@@ -595,6 +595,9 @@ class Snapshot:
             made = await self._recipe(surveyed)
             reading.set_up(made, self._judge, self._settings.chunk_bytes, reselects=self._reselects)
             begun.append(reading)
+            if not surveyed.is_heap:
+                reason = "its table access method is not heap, so its blocks are not known to be ranges of rows"
+                log.warning("table_read_at_once", table=reading.full_name, reason=reason)
         if begun:
             await self._mark(Mark("begin", begun))
 
@@ -843,11 +846,9 @@ class Snapshot:
         count = reading.changed_count
         if count % CHANGED_ATTEMPTS or (count // CHANGED_ATTEMPTS) & (count // CHANGED_ATTEMPTS - 1):
             return
-        hint = (
-            ""
-            if self._settings.may_lock
-            else "add a primary key, or set snapshot.may_lock = true, so that writers wait"
-        )
+        lock = "set snapshot.may_lock = true, so that writers wait"
+        has_key = reading.recipe is not None and reading.recipe.key_columns
+        hint = "" if self._settings.may_lock else lock if has_key else f"add a primary key, or {lock}"
         log.warning("table_changes_while_read", table=reading.full_name, attempts=count, hint=hint)
 
     def _tell_waiting(self) -> None:

@@ -71,12 +71,12 @@ class Reading:
             # Rows may be gone without an event that were sent, by this process or the one before.
             purpose="REPLACE" if has_changed and state.purpose == "FILL" else state.purpose,
         )
-        if self.table is None or self.table.is_read_at_once == recipe.has_key or self.table.judge is not judge:
+        if self.table is None or self.table.is_read_at_once != recipe.is_read_at_once or self.table.judge is not judge:
             self.table = Table(
                 judge,
                 surveyed.leaves,
                 chunk_bytes,
-                is_read_at_once=not recipe.has_key,
+                is_read_at_once=recipe.is_read_at_once,
                 reselects=reselects and recipe.finds_keys,
             )
         else:

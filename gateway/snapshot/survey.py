@@ -16,7 +16,7 @@ from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity
 from gateway.replication.publication import publication_facts
 from gateway.snapshot.content import Content, read_content
 from gateway.snapshot.plan import Leaf
-from gateway.snapshot.statements import BLOCKS, CONTENT, column_list, facts_query, key_condition, qualified
+from gateway.snapshot.statements import CONTENT, FILES, column_list, facts_query, key_condition, qualified
 from gateway.transactions.transaction import RelationVersion
 from gateway.values.codec import has_binary_decoder
 from schemas.relation import key_schema
@@ -24,10 +24,14 @@ from schemas.relation import key_schema
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """`relation` as the first of its publications has it. `leaf_names`: quoted, in the order of `leaves`. `row_filter`: SQL."""
+    """`relation` as the first of its publications has it. `leaf_names`: quoted, in the order of `leaves`. `row_filter`: SQL.
+
+    `is_heap`: so are all leaves, and ranges of blocks are ranges of rows.
+    """
 
     relation: PublishedRelation
     is_partitioned: bool
+    is_heap: bool
     leaves: tuple[Leaf, ...]
     leaf_names: tuple[str, ...]
     row_filter: str
@@ -53,7 +57,7 @@ async def survey(
 ) -> dict[int, Surveyed]:
     """Of those that are published, in one snapshot. Raises what the driver raises, and classified errors."""
     async with sql.transaction(isolation="repeatable_read", readonly=True):
-        return await _survey(sql, await publication_facts(sql, publications), relation_oids)
+        return await _survey(sql, await publication_facts(sql, publications, relation_oids), relation_oids)
 
 
 async def _survey(
@@ -69,13 +73,14 @@ async def _survey(
     found = {}
     for row in rows:
         leaves = json.loads(row["leaves"] or "[]")
-        blocks: int = await sql.fetchval(BLOCKS, [leaf[0] for leaf in leaves])
-        share = blocks // max(len(leaves), 1)
+        files = await sql.fetchrow(FILES, [leaf[0] for leaf in leaves])
+        share = files["blocks"] // max(len(leaves), 1)
         relations = sent[row["oid"]]
         is_filtered = all(relation.row_filter is not None for relation in relations)
         found[row["oid"]] = Surveyed(
             relation=relations[0],
             is_partitioned=row["relkind"] == "p",
+            is_heap=files["is_heap"],
             leaves=tuple(Leaf(oid, filenode, share) for oid, filenode, _, _ in leaves),
             leaf_names=tuple(qualified(namespace, name) for _, _, namespace, name in leaves),
             row_filter=(row["row_filter"] or "") if is_filtered else "",
@@ -122,8 +127,9 @@ class Recipe:
     keeps_tuples: bool = False
 
     @property
-    def has_key(self) -> bool:
-        return bool(self.key_columns)
+    def is_read_at_once(self) -> bool:
+        """No key says which rows are stale, or no block in which other chunk a row is."""
+        return not self.key_columns or not self.surveyed.is_heap
 
     @property
     def finds_keys(self) -> bool:
