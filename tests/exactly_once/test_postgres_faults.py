@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import shutil
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from tests.exactly_once.proxy import DIRECTIONS, FaultProxy, ProxiedKafka
 from tests.exactly_once.scene import Scene, open_scene
 from tests.exactly_once.shapes import Session
 from tests.exactly_once.workload import PUBLICATION, WEIGHTS, Workload
+from tests.reset_wal import reset_wal
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -408,12 +408,9 @@ def _set_next_xid(server: Postgres, next_xid: int) -> None:
     segment = folder / "pg_xact" / f"{next_xid // (4 * 8192 * pages):04X}"
     segment.write_bytes(bytes(8192 * pages))
     segment.chmod(0o600)
-    account: dict[str, int] = {}
     if os.geteuid() == 0:
         os.chown(segment, owner.st_uid, owner.st_gid)
-        account = {"user": owner.st_uid, "group": owner.st_gid}
-    command = [server.program("pg_resetwal"), "-x", str(next_xid), "-D", folder]
-    subprocess.run(command, check=True, capture_output=True, **account)  # type: ignore[call-overload]
+    reset_wal(server, "-x", str(next_xid))
 
 
 async def test_a_temporary_slot_of_the_same_name_is_waited_for(place: Place) -> None:

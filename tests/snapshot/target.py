@@ -14,6 +14,7 @@ from tests.exactly_once.delivered import Delivered, Record
 
 COMMITTING = ("COMMIT", "STREAM_COMMIT", "COMMIT_PREPARED")
 Row = tuple[tuple[str, Any], ...]
+FRAME_BYTES = 5
 offset_of = attrgetter("offset")
 
 
@@ -70,6 +71,7 @@ class Target:
     def _transaction(self, marker: dict[str, Any], by_place: dict[tuple[str, int], list[Record]]) -> None:
         manifest = marker["manifest"]
         events: dict[int, Record] = {}
+        old_keys: dict[int, bytes] = {}
         for found in manifest["ranges"]:
             place = by_place[found["topic"], found["partition"]]
             first = bisect_left(place, found["first_offset"], key=offset_of)
@@ -81,7 +83,12 @@ class Target:
             ]
             assert len(records) == found["record_count"], (marker, len(records))
             for record in records:
-                if record.value["subxid"] not in manifest["aborted_subxids"] and not record.value.get("key_change"):
+                if record.value["subxid"] in manifest["aborted_subxids"]:
+                    continue
+                if record.value.get("key_change"):
+                    assert record.key is not None
+                    old_keys[record.value["ordinal"]] = record.key[FRAME_BYTES:]
+                else:
                     events[record.value["ordinal"]] = record
         chunk = manifest["snapshot"]
         if chunk is not None:
@@ -89,11 +96,12 @@ class Target:
             self.read_count[chunk["topic"]] += chunk["row_count"]
             self.stale_count[chunk["topic"]] += chunk["stale_count"]
             self.keyless.pop(chunk["topic"], None)
-        for _, record in sorted(events.items()):
+        for ordinal, record in sorted(events.items()):
             if "after" in record.value:
-                self._event(record)
+                self._event(record, old_keys.get(ordinal))
 
-    def _event(self, record: Record) -> None:
+    def _event(self, record: Record, old_key: bytes | None) -> None:
+        """`old_key`: where the key was changed."""
         value, topic, key = record.value, record.topic, record.key
         if value["op"] == "TRUNCATE":
             self.tables.pop(topic, None)
@@ -101,9 +109,9 @@ class Target:
         elif key is None:
             self._keyless(topic, value)
         else:
-            key = key[5:]
+            key = key[FRAME_BYTES:]
+            old_key = old_key or key
             table = self.tables[topic]
-            old_key = key if value["old_key"] is None and value["before"] is None else self._old(record)
             met = self._met.get(topic)
             if met is not None:
                 met |= {key, old_key}
@@ -114,16 +122,6 @@ class Target:
                     if not name.startswith("before."):
                         row[name] = (value["before"] or before).get(name, MISSING)
                 table[key] = row
-
-    def _old(self, record: Record) -> bytes:
-        """Rows know their own old keys: a table's first column is its key in these tests, or its first two."""
-        value = record.value
-        for found, row in self.tables[record.topic].items():
-            old = value["old_key"] or value["before"]
-            if all(row[name] == old[name] for name in (value["old_key"] or record_key_names(record))):
-                return found
-        assert record.key is not None
-        return record.key[5:]
 
     def _keyless(self, topic: str, value: dict[str, Any]) -> None:
         rows = self.keyless[topic]
@@ -138,10 +136,6 @@ class Target:
                 if not name.startswith("before."):
                     after[name] = value["before"][name]
             rows[as_row(after)] += 1
-
-
-def record_key_names(record: Record) -> list[str]:
-    return [next(iter(record.value["before"]))]
 
 
 def as_row(values: dict[str, Any]) -> Row:
