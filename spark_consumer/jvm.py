@@ -5,6 +5,7 @@ Delta's snapshots, Hadoop's file systems and a session's own settings cannot be 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
@@ -44,6 +45,14 @@ def hadoop_path(spark: SparkSession, location: str) -> tuple[Any, Any]:
     """A path or glob, and the file system that it is in."""
     path = java(spark).org.apache.hadoop.fs.Path(location)
     return path, path.getFileSystem(java_session(spark).sessionState().newHadoopConf())
+
+
+def file_names(spark: SparkSession, location: str) -> list[str]:
+    """Of the files in a folder. As one text: each file of a long Delta log would cost several calls of Java."""
+    path, files = hadoop_path(spark, location)
+    found = java(spark).org.apache.hadoop.fs.FileUtil.stat2Paths(files.listStatus(path))
+    listed: str = java(spark).scala.runtime.ScalaRunTime.stringOf(found)
+    return re.findall(r"/([^/,)]+)[,)]", listed)
 
 
 def cloned(spark: SparkSession) -> SparkSession:

@@ -21,6 +21,7 @@ from spark_consumer.jobs.run import Run, facts_of, line_of
 from spark_consumer.jobs.settings_file import Settings, load_settings
 from spark_consumer.jobs.status import serve
 from spark_consumer.lsn import parse_lsn
+from spark_consumer.mirror.merging import RETENTION_S
 from spark_consumer.source.options import MAX_CHANGES
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -96,11 +97,9 @@ MergeEvery = Annotated[
         "directly. 0: merge every batch. inf: leave merging to walgate merge."
     ),
 ]
-KeepChanges = Annotated[
+Retention = Annotated[
     float,
-    typer.Option(
-        help="Seconds for which changes are kept after their merge, so that the tables can be read as of any commit."
-    ),
+    typer.Option(help="Seconds for which the tables can be read as of an earlier commit. Older versions are removed."),
 ]
 Vectors = Annotated[
     bool, typer.Option(help="Create new tables with Delta's deletion vectors, which some readers do not support.")
@@ -185,7 +184,7 @@ def mirror(
     until_lsn: Until = "",
     once: Once = False,
     merge_every: MergeEvery = MERGE_EVERY_S,
-    keep_changes: KeepChanges = 24 * 3600,
+    retention: Retention = RETENTION_S,
     deletion_vectors: Vectors = True,
     strict: Annotated[
         bool,
@@ -226,6 +225,7 @@ def mirror(
             on_recreated,
             deletion_vectors,
             strict,
+            retention,
         )
         if not merge_every:
             return Mirror(*facts).apply
@@ -233,7 +233,7 @@ def mirror(
             print(_told_of_merges(merge_every), flush=True)
         while appending:
             appending.pop().stop()
-        appending.append(AppendingMirror(*facts, merge_every, keep_changes))
+        appending.append(AppendingMirror(*facts, merge_every))
         return appending[-1].apply
 
     def finish(spark: Any, *, is_done: bool) -> None:
@@ -278,6 +278,7 @@ def _told_of_merges(merge_every: float) -> str:
 def merge(
     context: typer.Context,
     path: Annotated[str, typer.Option("--path", "--to", help="Directory of a mirror.")],
+    retention: Retention = RETENTION_S,
     progress: ProgressKind = "lines",
     master: Master = "",
     conf: Conf = [],  # noqa: B006
@@ -297,7 +298,7 @@ def merge(
     try:
         _check_progress(progress)
         spark = SparkChoice(master, conf, jars, memory_mb, cores, verbose, _settings(context)).session("walgate merge")
-        merge_once(spark, path, say)
+        merge_once(spark, path, say, retention)
         spark.stop()
     except ConsumerError as problem:
         _fail(problem)

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC
 from typing import Any
 
 from delta.exceptions import ConcurrentTransactionException
@@ -23,7 +23,7 @@ from spark_consumer.mirror import changes, fence, manifest
 from spark_consumer.mirror.batch import EMPTY, BatchReport, Mirror, too_late
 from spark_consumer.mirror.form import APPENDED_FORM
 from spark_consumer.mirror.layout import changes_path, manifest_path
-from spark_consumer.mirror.merging import Merging
+from spark_consumer.mirror.merging import MERGE_EVERY_S, RETENTION_S, Merging
 from spark_consumer.mirror.standing import Standing
 from spark_consumer.mirror.target import exists
 from spark_consumer.mirror.tuning import tune
@@ -31,19 +31,16 @@ from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.signs import KINDS, SNAPSHOT_END
 from spark_consumer.tables import TableName
 
-MERGE_EVERY_S = 60.0
-KEEP_S = 24 * 3600.0
 # So many changes that wait are merged before their time.
 MANY_CHANGES = 2_000_000
-_PRUNE_EVERY_S = 3600.0
 
 
 @dataclass
 class AppendingMirror:
     """`apply` is the function for foreachBatch, `finish` comes behind the last batch. Most fields are those of Mirror.
 
-    `merge_every_s`: seconds from one merge to the next; infinite: others merge, or `finish`. `keep_s`: how long changes are kept
-    behind their merge, for pictures at the commit LSNs among them.
+    `merge_every_s`: seconds from one merge to the next; infinite: others merge, or `finish`. `retention_s`: for how long pictures
+    can be read, at any commit LSN.
     """
 
     path: str
@@ -54,8 +51,8 @@ class AppendingMirror:
     on_recreated: str = EMPTY
     deletion_vectors: bool = True
     strict: bool = False
+    retention_s: float = RETENTION_S
     merge_every_s: float = MERGE_EVERY_S
-    keep_s: float = KEEP_S
     _merger: Mirror = field(init=False)
     _merging: Merging = field(init=False)
     _session: SparkSession | None = field(default=None, init=False)  # of the merges
@@ -64,10 +61,9 @@ class AppendingMirror:
     _epoch: int = field(default=0, init=False)
     _batch: int = field(default=0, init=False)
     _waiting: int = field(default=0, init=False)  # changes
-    _pruned: float = field(default=float("-inf"), init=False)
 
     def __post_init__(self) -> None:
-        facts = (self.tables, self.exclude, self.on_recreated, self.deletion_vectors, self.strict)
+        facts = (self.tables, self.exclude, self.on_recreated, self.deletion_vectors, self.strict, self.retention_s)
         self._merger = Mirror(self.path, {}, self._report_merge, *facts)
         self._merging = Merging(self._merge, self.merge_every_s)
 
@@ -89,8 +85,9 @@ class AppendingMirror:
 
     def _open(self, spark: SparkSession) -> None:
         """Also merges what an earlier run has left."""
-        tune(spark)
         session = cloned(spark)  # `once` sets some settings for all writes of a session
+        tune(session)
+        tune(spark, compacts=False)  # batches do not wait for that: the merges compact
         fence.check_form(session, self.path)
         changes.create(session, self.path)
         self._epoch = fence.claim_appends(session, self.path, changes.nothing(session))
@@ -123,9 +120,7 @@ class AppendingMirror:
             raise too_late(late[0], self.path, self.taken_lsn)
         spark = rows.sparkSession
         self._keep_schemas(spark, total["schema_ids"])
-        fence.check_appends(spark, self.path, self._epoch)
-        if changes.appended_lsn(spark, self.path) != self._appended:
-            raise fence.taken_over(self.path)
+        fence.check_appends(spark, self.path, self._epoch, self._appended)
         changes.append(rows, self.path, total["last"], total["rows"])
         self._appended, self._batch = total["last"], batch
         self._known.update(part["table"] for part in parts)
@@ -173,18 +168,9 @@ class AppendingMirror:
         except fence.TakenOver:
             fence.check_appends(self._session, self.path, self._epoch)
             return False
-        self._prune(self._session)
+        self._merger.upkeep.compact(self._session)
+        self._merger.upkeep.remove_if_due(self._session)
         return True
-
-    def _prune(self, spark: SparkSession) -> None:
-        """Changes that are merged and older than `keep_s` go, up to a picture."""
-        if time.monotonic() < self._pruned + min(self.keep_s, _PRUNE_EVERY_S):
-            return
-        self._pruned = time.monotonic()
-        old = manifest.merged_before(spark, self.path, datetime.now(UTC) - timedelta(seconds=self.keep_s))
-        rows = changes.pinned(spark, self.path)
-        if old is not None and rows is not None and not changes.between(rows, -1, old).isEmpty():
-            changes.prune(spark, self.path, old)
 
     def stop(self) -> None:
         """Waits for the merge that runs, whatever becomes of it: another mirror takes its place."""
@@ -217,14 +203,21 @@ def contents(rows: DataFrame) -> list[dict[str, Any]]:
     return sorted((row.asDict() for row in found.collect()), key=lambda row: int(row["total"])) or [{"rows": 0}]
 
 
-def merge_once(spark: SparkSession, path: str, report: Callable[[BatchReport], None]) -> None:
-    """Merges what waits, with the tables that the mirror has now. Raises MirrorError."""
+def merge_once(
+    spark: SparkSession, path: str, report: Callable[[BatchReport], None], retention_s: float = RETENTION_S
+) -> None:
+    """Merges what waits, with the tables that the mirror has now, and removes what the retention ends. Raises MirrorError."""
     last = manifest.picture(spark, path)
     if last is None and not exists(spark, changes_path(path)):
         raise MirrorError(f"there is no mirror at {path}, or it has no batch yet")
     scope = [TableName.parse(name) for name in last.scope] if last is not None else []
     excludes = Standing.of(last.standing).excludes if last is not None else []
-    Mirror(path, {}, lambda made: report(replace(made, is_merge=True)), scope, excludes).open(spark, appends=False)
+    merger = Mirror(
+        path, {}, lambda made: report(replace(made, is_merge=True)), scope, excludes, retention_s=retention_s
+    )
+    merger.open(spark, appends=False)
+    merger.upkeep.compact(spark)
+    merger.upkeep.remove_if_due(spark)
 
 
 def taken_in(spark: SparkSession, path: str) -> int | None:

@@ -33,6 +33,7 @@ from spark_consumer.mirror.columns import ColumnChange, change_of_columns, doubt
 from spark_consumer.mirror.layout import changes_path, kept_path, manifest_path, seen_path, table_path
 from spark_consumer.mirror.log import large_log, log_table_schema, not_yet, small_log
 from spark_consumer.mirror.merge import despite_conflicts, flat, laid_over, merge, once, rows, write_once
+from spark_consumer.mirror.merging import RETENTION_S
 from spark_consumer.mirror.parts import (
     BatchContent,
     TablePart,
@@ -66,6 +67,7 @@ from spark_consumer.mirror.states import (
     unsent_columns,
 )
 from spark_consumer.mirror.tuning import tune
+from spark_consumer.mirror.upkeep import Upkeep
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.signs import EXCLUDED, GAP, KINDS, SKIP, SNAPSHOT_END
 from spark_consumer.tables import TableName, is_one_of
@@ -147,7 +149,7 @@ class Mirror:
     `tables`, `exclude`: the same as the options of the reader; a mirror cannot be given more tables later. `on_recreated`: what
     to do where a table was dropped and created again, EMPTY, STOP or KEEP_AS (a copy of the old rows is kept).
     `deletion_vectors`: whether new tables get them. `strict`: an ALTER TABLE of which the stream does not tell what it did to the
-    rows is an error, else it is reported.
+    rows is an error, else it is reported. `retention_s`: for how long pictures can be read.
     """
 
     path: str
@@ -158,7 +160,9 @@ class Mirror:
     on_recreated: str = EMPTY
     deletion_vectors: bool = True
     strict: bool = False
+    retention_s: float = RETENTION_S
     last: manifest.Picture | None = field(default=None, init=False)
+    upkeep: Upkeep = field(init=False)
     _standing: Standing = field(default_factory=Standing, init=False)
     _opened: bool = field(default=False, init=False)
     _shapes: dict[int, TableShape] = field(default_factory=dict, init=False)
@@ -168,6 +172,9 @@ class Mirror:
     _emptied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)  # in the piece under way
     _applied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)
 
+    def __post_init__(self) -> None:
+        self.upkeep = Upkeep(self.path, self.retention_s)
+
     def apply(self, raw: DataFrame, batch: int) -> None:
         """`raw`: frames.RAW, whole transactions. Raises MirrorError."""
         try:
@@ -176,6 +183,7 @@ class Mirror:
             self._apply_all(raw, batch)
         except ConcurrentTransactionException as problem:
             raise fence.taken_over(self.path) from problem
+        self.upkeep.remove_if_due(raw.sparkSession)
 
     def merge_waiting(self, spark: SparkSession, batch: int = 0) -> None:
         """Takes in what was appended to `changes` since the last merge. Raises MirrorError."""

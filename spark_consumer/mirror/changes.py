@@ -27,12 +27,10 @@ from spark_consumer.source.frames import RAW
 COLUMNS = ("table", "op", "commit_lsn", "commit_time", "ordinal", "schema_id", "value")
 _SCHEMA = pa.schema([RAW.field(name) for name in COLUMNS])
 _SCHEMAS = pa.schema([("schema_id", pa.int32()), ("text", pa.string())])
-# A commit a second: few checkpoints on the way, and a log that ends.
+# A commit a second: few checkpoints on the way.
 _PROPERTIES = {
     "delta.dataSkippingStatsColumns": "table,commit_lsn,commit_time",
     "delta.checkpointInterval": "100",
-    "delta.logRetentionDuration": "interval 1 days",
-    "delta.deletedFileRetentionDuration": "interval 1 days",
     **DELETION_VECTORS,
 }
 _CHANGES_A_FILE = 250_000
@@ -81,10 +79,10 @@ def last_before(rows: DataFrame, time: datetime | None) -> int:
 
 
 def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
-    """Removes what is not behind `commit_lsn`, which must be that of a picture; files of which Delta's retention is over go."""
-    table = DeltaTable.forPath(spark, changes_path(path))
-    despite_conflicts(lambda: table.delete(f.col("commit_lsn") <= commit_lsn))
-    table.vacuum()
+    """Removes what is not behind `commit_lsn`, which must be that of a picture."""
+    if exists(spark, changes_path(path)):
+        table = DeltaTable.forPath(spark, changes_path(path))
+        despite_conflicts(lambda: table.delete(f.col("commit_lsn") <= commit_lsn))
 
 
 def keep_schemas(spark: SparkSession, path: str, schemas: Mapping[int, Schema], wanted: Iterable[int]) -> None:

@@ -17,7 +17,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.form import FORM, refuse_newer
 from spark_consumer.mirror.layout import changes_path, manifest_path
 from spark_consumer.mirror.merge import write_once
-from spark_consumer.mirror.target import exists, transaction_version
+from spark_consumer.mirror.target import APPLICATION, exists, transaction_version, transaction_versions
 
 WRITER = "walgate-writer"
 _ATTEMPTS = 5
@@ -52,9 +52,10 @@ def check(spark: SparkSession, path: str, epoch: int) -> None:
         raise taken_over(path)
 
 
-def check_appends(spark: SparkSession, path: str, epoch: int) -> None:
-    """Raises TakenOver where another writer appends now."""
-    if transaction_version(spark, changes_path(path), WRITER) != epoch:
+def check_appends(spark: SparkSession, path: str, epoch: int, appended_lsn: int | None = None) -> None:
+    """Raises TakenOver where another writer appends now, or has appended behind `appended_lsn` (-1: anything)."""
+    writer, appended = transaction_versions(spark, changes_path(path), WRITER, APPLICATION)
+    if writer != epoch or appended_lsn not in (None, -1 if appended is None else appended):
         raise taken_over(path)
 
 

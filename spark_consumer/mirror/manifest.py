@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 import pyarrow as pa
+from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -18,7 +19,7 @@ from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn, parse_lsn
 from spark_consumer.mirror.layout import manifest_path
-from spark_consumer.mirror.merge import write_once
+from spark_consumer.mirror.merge import despite_conflicts, write_once
 from spark_consumer.mirror.standing import Standing
 from spark_consumer.mirror.target import exists
 from spark_consumer.source.frames import INSTANT
@@ -125,6 +126,18 @@ def merged_before(spark: SparkSession, path: str, time: datetime) -> int | None:
     chosen = spark.read.format("delta").load(manifest_path(path)).where(f.col("merged_at") < f.lit(time))
     found = chosen.agg(f.max("commit_lsn")).head()
     return None if found is None else found[0]
+
+
+def oldest_versions(spark: SparkSession, path: str) -> dict[str, int]:
+    """Of every table, the oldest version that a picture has."""
+    rows = spark.read.format("delta").load(manifest_path(path)).select(f.explode("tables").alias("name", "version"))
+    return {row["name"]: row["oldest"] for row in rows.groupBy("name").agg(f.min("version").alias("oldest")).collect()}
+
+
+def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
+    """Removes the pictures before that at `commit_lsn`."""
+    table = DeltaTable.forPath(spark, manifest_path(path))
+    despite_conflicts(lambda: table.delete(f.col("commit_lsn") < commit_lsn))
 
 
 def as_lsn(at: str | int) -> int:

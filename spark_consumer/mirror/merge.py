@@ -41,17 +41,18 @@ _CONFLICTS = (
 _PAUSES_S = (0.1, 0.5, 1, 2, 5, 10, 20)
 
 
-def despite_conflicts(write: Callable[[], None], pause: Callable[[float], None] = time.sleep) -> None:
+def despite_conflicts(write: Callable[[], object], pause: Callable[[float], None] = time.sleep) -> None:
     """Makes a write that is done once, again and again where others change files of the same table meanwhile.
 
     Raises what Delta raises in the end, and at once where two writers are at one mirror (ConcurrentTransactionException).
     """
     for pause_s in _PAUSES_S:
         try:
-            return write()
+            write()
+            return
         except _CONFLICTS:
             pause(pause_s)
-    return write()
+    write()
 
 
 @contextmanager

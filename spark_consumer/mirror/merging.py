@@ -6,6 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
+MERGE_EVERY_S = 60.0
+RETENTION_S = 24 * 3600.0
+
 
 class Merging:
     """`merge`: says whether it is to be called again. `every_s`: from the start of one merge to that of the next, at least.

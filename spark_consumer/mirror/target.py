@@ -25,6 +25,7 @@ CHANGELOG = "walgate-changelog"
 MAPPED = {"delta.columnMapping.mode": "name"}
 # Of a table in which rows are changed: a merge writes which rows went beside the files, instead of the files anew.
 DELETION_VECTORS = {"delta.enableDeletionVectors": "true"}
+_REFUSES_OLD = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
 # In a name, what Delta refuses without them being mapped.
 _REFUSED = re.compile(r"[ ,;{}()\n\t=]")
 
@@ -117,8 +118,17 @@ def version(spark: SparkSession, location: str) -> int:
 
 
 def at_version(spark: SparkSession, location: str, number: int) -> DataFrame:
-    reader: Any = spark.read.format("delta").option("versionAsOf", number)
-    frame: DataFrame = reader.load(location)
+    """Delta refuses a version that was committed more than a week ago, even where it was replaced a moment ago."""
+    before = spark.conf.get(_REFUSES_OLD, None)
+    spark.conf.set(_REFUSES_OLD, "false")
+    try:
+        reader: Any = spark.read.format("delta").option("versionAsOf", number)
+        frame: DataFrame = reader.load(location)
+    finally:
+        if before is None:
+            spark.conf.unset(_REFUSES_OLD)
+        else:
+            spark.conf.set(_REFUSES_OLD, before)
     return frame
 
 
@@ -129,6 +139,25 @@ def was_overwritten(spark: SparkSession, location: str, since: int) -> bool:
     return not later.where(whole).isEmpty()
 
 
+def files_below(spark: SparkSession, location: str, size: int) -> int:
+    """How many of its files are smaller."""
+    return int(_snapshot(spark, location).allFiles().where(f"size < {size}").count())
+
+
+def own_retention_s(spark: SparkSession, location: str) -> float:
+    """For how long a table's own Delta properties say that its files and log entries stay; 0: they do not say."""
+    metadata = _snapshot(spark, location).metadata()
+    delta = java(spark).org.apache.spark.sql.delta
+    log = delta.DeltaLog.forTable(java_session(spark), location)
+    found = {
+        "delta.deletedFileRetentionDuration": delta.DeltaLog.tombstoneRetentionMillis,
+        "delta.logRetentionDuration": log.deltaRetentionMillis,
+    }
+    return max(
+        (told(metadata) / 1000 for name, told in found.items() if metadata.configuration().contains(name)), default=0
+    )
+
+
 def load_state(spark: SparkSession, location: str) -> None:
     """What the next write to a table asks Delta for, which is a job: it may run beside something else before."""
     _snapshot(spark, location).transactions()
@@ -136,8 +165,14 @@ def load_state(spark: SparkSession, location: str) -> None:
 
 def transaction_version(spark: SparkSession, location: str, application: str) -> int | None:
     """What an application last noted of itself in a table; None: nothing."""
-    found = _snapshot(spark, location).transactions().get(application)
-    return int(found.get()) if found.isDefined() else None
+    return transaction_versions(spark, location, application)[0]
+
+
+def transaction_versions(spark: SparkSession, location: str, *applications: str) -> list[int | None]:
+    """The same of several, at once."""
+    noted = _snapshot(spark, location).transactions()
+    found = [noted.get(application) for application in applications]
+    return [int(version.get()) if version.isDefined() else None for version in found]
 
 
 def applied_commit_lsn(spark: SparkSession, location: str, application: str = APPLICATION) -> int:

@@ -15,13 +15,13 @@ _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _COMPACT = "spark.databricks.delta.autoCompact.enabled"
 
 
-def tune(spark: SparkSession) -> None:
-    """Of this session alone; what it has set already stays."""
+def tune(spark: SparkSession, *, compacts: bool = True) -> None:
+    """Of this session alone; what it has set already stays. `compacts`: a write compacts the small files of its table."""
     settings = java_session(spark).sessionState().conf()
     ours = {
         _SHUFFLE_PARTITIONS: str(max(2, spark.sparkContext.defaultParallelism)),
         _SNAPSHOT_PARTITIONS: "2",
-        _COMPACT: "true",
+        _COMPACT: str(compacts).lower(),
     }
     for name, value in ours.items():
         if not settings.contains(name):

@@ -1,0 +1,133 @@
+"""What a mirror compacts and removes, so that its files, Delta logs and manifest do not grow with its age.
+
+manifest   pictures older than the retention are removed, except the newest of them: what is read as of the beginning of the
+           retention starts from it
+changes    what that picture contains is removed; small files are compacted after merges, in two sizes, so that a change is
+           rewritten about twice
+tables     log entries and files that no remaining picture needs are removed; Delta's auto compaction compacts small files when
+           they are written
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+
+from spark_consumer.jvm import cloned
+from spark_consumer.mirror import changes, delta_log, manifest, target
+from spark_consumer.mirror.layout import changes_path, manifest_path, table_path
+from spark_consumer.mirror.merge import despite_conflicts
+from spark_consumer.mirror.merging import RETENTION_S
+from spark_consumer.tables import TableName
+
+_EVERY_S = 3600.0
+_FOREVER_S = 1e9
+# How long a write, or a reader of a picture, may take: its files stay for that time, whatever the retention.
+GRACE_S = 3600.0
+# The same of who reads a log. Each batch lists that of `changes`: 7,000 entries would cost it 0.1 s or more.
+LOG_GRACE_S = 900.0
+# Files of `changes` below this size are compacted where there are so many.
+_SMALL_FILES = ((1 << 20, 32), (64 << 20, 96))
+_DELTA = "spark.databricks.delta."
+_SETTINGS = {
+    f"{_DELTA}retentionDurationCheck.enabled": "false",
+    f"{_DELTA}vacuum.retentionWindowIgnore.enabled": "false",  # it would be the table's property, a week
+    f"{_DELTA}vacuum.logging.enabled": "false",  # each VACUUM would be two versions
+    f"{_DELTA}autoCompact.enabled": "false",
+    f"{_DELTA}optimize.maxFileSize": str(128 << 20),
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",  # of VACUUM's listing: 10,000 tasks by default
+}
+
+
+@dataclass
+class Upkeep:
+    """Of the mirror at `path`, by who merges it."""
+
+    path: str
+    retention_s: float = RETENTION_S
+    _due: float = field(default=-math.inf, init=False)
+    _session: SparkSession | None = field(default=None, init=False)
+
+    def remove_if_due(self, spark: SparkSession) -> None:
+        if time.monotonic() >= self._due:
+            self.remove(spark)
+            self._due = time.monotonic() + min(self.retention_s, _EVERY_S)
+
+    def remove(self, spark: SparkSession) -> None:
+        """What no picture of the retention needs."""
+        remove(self._own_session(spark), self.path, timedelta(seconds=min(self.retention_s, _FOREVER_S)))
+
+    def compact(self, spark: SparkSession) -> None:
+        """The files of `changes`."""
+        compact(self._own_session(spark), self.path)
+
+    def _own_session(self, spark: SparkSession) -> SparkSession:
+        if self._session is None:
+            self._session = cloned(spark)
+            for name, value in _SETTINGS.items():
+                self._session.conf.set(name, value)
+        return self._session
+
+
+def compact(spark: SparkSession, path: str) -> None:
+    location = changes_path(path)
+    if not target.exists(spark, location):
+        return
+    table = DeltaTable.forPath(spark, location)
+    for size, count in _SMALL_FILES:
+        if target.files_below(spark, location, size) >= count:
+            spark.conf.set(f"{_DELTA}optimize.minFileSize", str(size))
+            despite_conflicts(lambda: table.optimize().executeCompaction())
+    delta_log.remove(spark, location, _old_log(spark, location, datetime.now(UTC)))
+
+
+def remove(spark: SparkSession, path: str, retention: timedelta) -> None:
+    now = datetime.now(UTC)
+    if not _old_log(spark, manifest_path(path), now):  # few merges since the last time
+        return
+    oldest_lsn = manifest.merged_before(spark, path, now - retention)
+    if oldest_lsn is not None:
+        manifest.prune(spark, path, oldest_lsn)
+        changes.prune(spark, path, oldest_lsn)
+        for name, version in manifest.oldest_versions(spark, path).items():
+            location = table_path(path, TableName.parse(name))
+            own = timedelta(seconds=target.own_retention_s(spark, location))
+            _remove_before(spark, location, now, max(retention, own), version)
+    for location in (manifest_path(path), changes_path(path)):
+        if target.exists(spark, location):
+            _vacuum(spark, location, timedelta())
+            delta_log.remove(spark, location, _old_log(spark, location, now))
+
+
+def _remove_before(spark: SparkSession, location: str, now: datetime, retention: timedelta, needed: int) -> None:
+    """Of a table: what neither the version `needed` nor that of the retention's beginning, nor any later one, has."""
+    oldest, old = _log_before(spark, location, now - retention, needed)
+    if not old:  # few commits since the last time
+        return
+    if target.version(spark, location) != oldest:
+        retention = max(retention, now - delta_log.committed_at(spark, location, oldest))
+    _vacuum(spark, location, retention)
+    delta_log.remove(spark, location, old)
+
+
+def _log_before(spark: SparkSession, location: str, time: datetime, needed: int) -> tuple[int, list[str]]:
+    """The oldest version that has to stay readable, that of `time` or `needed`, and the log entries that it does not need."""
+    names = delta_log.entries(spark, location)
+    oldest = min(needed, delta_log.version_at(spark, location, names, time))
+    return oldest, delta_log.needless(names, oldest)
+
+
+def _old_log(spark: SparkSession, location: str, now: datetime) -> list[str]:
+    """Log entries that only readers of the newest version needed."""
+    return _log_before(spark, location, now - timedelta(seconds=LOG_GRACE_S), target.version(spark, location))[1]
+
+
+def _vacuum(spark: SparkSession, location: str, age: timedelta) -> None:
+    """Removes what was replaced that long ago; in whole hours, since Delta rounds them."""
+    hours = math.ceil((age.total_seconds() + GRACE_S) / 3600)
+    DeltaTable.forPath(spark, location).vacuum(hours)

@@ -1,0 +1,130 @@
+"""What a mirror removes with time: all that no picture of its retention needs, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+
+from spark_consumer.arrow import to_frame
+from spark_consumer.errors import MirrorError
+from spark_consumer.jvm import java
+from spark_consumer.mirror import changes, manifest, pictures, target, upkeep
+from spark_consumer.mirror.delta_files import open_delta
+from spark_consumer.mirror.delta_log import needless
+from spark_consumer.mirror.layout import changes_path, manifest_path, table_path
+from spark_consumer.mirror.merge import write_once
+from spark_consumer.source.frames import RAW
+from spark_consumer.tables import TableName
+
+
+def name(version: int, kind: str) -> str:
+    return f"{version:020}.{kind}"
+
+
+def test_a_log_is_cut_at_the_last_checkpoint_before_the_oldest_version_that_is_needed() -> None:
+    versions = range(3, 26)
+    names = [name(version, kind) for version in versions for kind in ("json", "crc")]
+    names += [name(version, "checkpoint.parquet") for version in (10, 20)]
+    names += [f"{5:020}.{9:020}.compacted.json", "_last_checkpoint", ".s3-optimization-0"]
+    below_ten = {found for found in names if found[:1] == "0" and int(found[:20]) < 10}
+    assert set(needless(names, 19)) == set(needless(names, 10)) == below_ten
+    assert {int(found[:20]) for found in needless(names, 25)} == set(range(3, 20))
+    assert needless(names, 9) == []
+    assert needless([*names, name(15, "checkpoint.0000000001.0000000002.parquet")], 25) == []
+
+
+def data_files(location: Path) -> set[str]:
+    return {path.name for path in location.glob("*.parquet")}
+
+
+def versions(location: Path) -> list[int]:
+    return sorted(int(path.stem) for path in (location / "_delta_log").glob("*.json") if path.stem.isdigit())
+
+
+def files_since(location: Path, version: int) -> set[str]:
+    """Of every version from there on."""
+    found = range(version, max(versions(location)) + 1)
+    return {file for number in found for file, _ in open_delta(location, number).files}
+
+
+ITEMS = TableName("public", "items")
+EVERY_SECOND = "spark.databricks.delta.properties.defaults.checkpointInterval"
+
+
+def merge(spark: SparkSession, path: str, lsn: int) -> datetime:
+    """As a mirror does: an appended change, one row more, one less, and the picture. When all that was there."""
+    change = {"table": "public.items", "op": "INSERT", "commit_lsn": lsn, "ordinal": 0, "schema_id": 1, "value": b""}
+    rows = pa.Table.from_pylist([change], pa.schema([RAW.field(name) for name in changes.COLUMNS]))
+    changes.append(to_frame(spark, rows), path, lsn, 1)
+    location = table_path(path, ITEMS)
+    properties = {} if target.exists(spark, location) else target.DELETION_VECTORS
+    write_once(spark.range(lsn, lsn + 2), location, "append", lsn, properties=properties)
+    DeltaTable.forPath(spark, location).delete(f"id = {lsn + 1}")
+    versions = {str(ITEMS): target.version(spark, location)}
+    manifest.record(spark, path, replace(manifest.Picture.before_all(), commit_lsn=lsn, tables=versions))
+    return datetime.now(UTC)
+
+
+def check(spark: SparkSession, path: str, lsns: Iterable[int]) -> None:
+    for lsn in lsns:
+        picture = pictures.read(spark, path, at=lsn)
+        assert picture.commit_lsn == lsn
+        assert sorted(row["id"] for row in picture[str(ITEMS)].collect()) == list(range(2, lsn + 1, 2))
+
+
+@pytest.mark.integration
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_what_no_picture_of_the_retention_needs_is_removed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"GRACE_S": 0.0, "LOG_GRACE_S": 0.0, "_SMALL_FILES": ((1 << 20, 4),)}.items():
+        monkeypatch.setattr(upkeep, name, value)
+    path, items = str(tmp_path), Path(table_path(str(tmp_path), ITEMS))
+    spark.conf.set(EVERY_SECOND, "2")
+    try:
+        changes.create(spark, path)
+        merged = [merge(spark, path, lsn) for lsn in (2, 4, 6, 8)]
+    finally:
+        spark.conf.unset(EVERY_SECOND)
+    upkeep.Upkeep(path).compact(spark)
+    assert target.files_below(spark, changes_path(path), 1 << 20) == 1
+    upkeep.Upkeep(path, (datetime.now(UTC) - merged[1]).total_seconds()).remove(spark)
+    check(spark, path, (4, 6, 8))
+    with pytest.raises(MirrorError, match="the mirror begins at"):
+        pictures.read(spark, path, at=2)
+    picture = manifest.picture(spark, path, 4)
+    assert picture is not None
+    needed = picture.tables[str(ITEMS)]
+    assert 0 < min(versions(items)) <= needed < min(versions(items)) + 3
+    assert files_since(items, needed) <= data_files(items)
+    # Delta would refuse a version for its age, though it was replaced just now.
+    for version in versions(items):
+        if version <= needed:
+            entry = items / "_delta_log" / f"{version:020}.json"
+            os.utime(entry, times=(entry.stat().st_atime, entry.stat().st_mtime - 10 * 24 * 3600))
+    java(spark).org.apache.spark.sql.delta.DeltaLog.clearCache()
+    check(spark, path, (4,))
+    upkeep.Upkeep(path, 0.0).remove(spark)
+    check(spark, path, (8,))
+    assert spark.read.format("delta").load(manifest_path(path)).count() == 1
+    assert spark.read.format("delta").load(changes_path(path)).isEmpty()
+    assert len(versions(items)) <= 2 and len(versions(Path(manifest_path(path)))) <= 3
+    assert data_files(items) == files_since(items, max(versions(items)))
+    # A table's own properties may keep more.
+    own = "('delta.deletedFileRetentionDuration' = 'interval 2 days')"
+    spark.sql(f"ALTER TABLE delta.`{items}` SET TBLPROPERTIES {own}")
+    assert target.own_retention_s(spark, str(items)) == timedelta(days=2).total_seconds()
+    merge(spark, path, 10)
+    kept = set(items.rglob("*"))
+    upkeep.Upkeep(path, 0.0).remove(spark)
+    check(spark, path, (10,))
+    assert kept <= set(items.rglob("*"))
