@@ -104,7 +104,8 @@ class Judge:
         track.whole.add(self.visibility.widen(xid))
 
     def relieve(self, track: Track) -> None:
-        """Between transactions, when there are many keys: forget those that need not be known, or else their names."""
+        """When there are many keys, all of transactions that were received whole: forget those that need not be known, or else
+        their names."""
         seen_by_all = self._seen_by_all
         track.keys = {key: xid for key, xid in track.keys.items() if not seen_by_all(xid)}
         if len(track.keys) > MAX_KEYS // 2:

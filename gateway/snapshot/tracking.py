@@ -88,10 +88,6 @@ class Tracking:
 
     def committed(self, xid: int) -> None:
         self.judge.committed(xid)
-        for tracked in self.relations.values():
-            track = tracked.table.track
-            if track is not None and len(track.keys) > judging.MAX_KEYS:
-                self.judge.relieve(track)
 
     def committed_whole(self, xid: int, manifest: Manifest) -> None:
         self.judge.committed(xid)
@@ -170,38 +166,36 @@ class TrackedOutlet:
         self._table = table
         self._encoder = encoder
         self._outlet = outlet
+        self._append = outlet.append
         self._left_out = encoder.left_out_count
         self._manifest: Manifest | None = None
         self._xid = self._wire_xid = 0
         self._notes: list[Note] | None = None
-        self._key_count = 0
+        self._keys: dict[bytes, int] | None = None
+        """Where the keys of the current transaction are noted, while they are."""
+        self._keys_end = 0
         self._old_key = b""
 
     def append(self, key: bytes | None, value: bytes, manifest: Manifest | None) -> None:
-        self._outlet.append(key, value, manifest)
+        self._append(key, value, manifest)
         if manifest is not self._manifest:
             self._enter(manifest)
         if key is None:
             return
-        key = key[FRAME_BYTES:]
-        if self._notes is None:
-            track = self._table.track
-            if track is not None:
-                if self._key_count < judging.MAX_KEYS_OF_ONE:
-                    track.keys[key] = self._xid
-                    self._key_count += 1
-                else:
-                    track.whole.add(self._xid)
+        keys = self._keys
+        if keys is not None:
+            keys[key[FRAME_BYTES:]] = self._xid
+            if len(keys) > self._keys_end:
+                self._note_whole()
         if self._encoder.left_out_count != self._left_out:
-            self._note(key, value)
+            self._note(key[FRAME_BYTES:], value)
 
     def append_everywhere(self, value: bytes, manifest: Manifest | None) -> None:
         self._outlet.append_everywhere(value, manifest)
         if manifest is not self._manifest:
             self._enter(manifest)
-        track = self._table.track
-        if self._notes is None and track is not None:
-            track.whole.add(self._xid)
+        if self._notes is None:
+            self._note_whole()
 
     def too_large(self, what: str, size: int) -> StopForOperator:
         return self._outlet.too_large(what, size)
@@ -214,10 +208,23 @@ class TrackedOutlet:
         self._wire_xid = xid
         self._xid = tracking.judge.visibility.widen(xid)
         self._notes = None if is_ordinary else tracking.notes_of(xid, self._relation_oid)
-        self._key_count = 0
+        self._keys = None
         track = self._table.track
-        if is_ordinary and track is not None and self._table.is_read_at_once:
+        if not is_ordinary or track is None:
+            return
+        if self._table.is_read_at_once:
             track.whole.add(self._xid)
+            return
+        if len(track.keys) > judging.MAX_KEYS:
+            tracking.judge.relieve(track)
+        self._keys = track.keys
+        self._keys_end = len(track.keys) + judging.MAX_KEYS_OF_ONE
+
+    def _note_whole(self) -> None:
+        """Of a transaction that is too large, or changes every key, the id alone."""
+        self._keys = None
+        if self._table.track is not None:
+            self._table.track.whole.add(self._xid)
 
     def _note(self, key: bytes, value: bytes) -> None:
         """An UPDATE left columns out. One that changes the key comes in two records, the DELETE first."""
