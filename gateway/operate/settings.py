@@ -256,8 +256,9 @@ class SnapshotSettings(Section):
     chunk_bytes: int = Field(
         default=4 << 20,
         ge=8192,
-        description="Approximate amount of a table that is read in one transaction. Its rows need four times as much "
-        "memory until they are sent, in each session that reads.",
+        description="Approximate amount of a table that is read in one transaction; at most 1 MB (unless to verify) while "
+        "other transactions arrive, because they wait until its rows are sent. Its rows need four times as much memory until "
+        "they are sent, in each session that reads.",
     )
 
 

@@ -134,12 +134,12 @@ class Plan:
 
 
 class Sizer:
-    """How many blocks or keys make a chunk: as many as give `chunk_bytes`, and no more than `max_rows`."""
+    """How many blocks or keys make a chunk: as many as give `chunk_bytes`, which may be lowered, and no more than `max_rows`."""
 
-    def __init__(self, chunk_bytes: int) -> None:
-        self.chunk_bytes = chunk_bytes
+    def __init__(self, most_bytes: int) -> None:
+        self.chunk_bytes = self.most_bytes = most_bytes
         self.max_rows = MOST_ROWS
-        self.blocks = max(1, min(FIRST_BLOCKS, chunk_bytes >> 13))
+        self.blocks = max(1, min(FIRST_BLOCKS, most_bytes >> 13))
         self.keys = FIRST_KEYS
 
     def read_blocks(self, count: int, row_count: int, byte_count: int) -> None:

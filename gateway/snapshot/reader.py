@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import asyncpg
 
@@ -32,6 +32,8 @@ from gateway.snapshot.visibility import parse_visibility
 _MOST_BYTES_FACTOR: Final = 6
 """A chunk that grows beyond so many times its size is given up and read in smaller ones."""
 _COPY_TIMEOUT_S: Final = 7 * 86_400.0
+_STEP_BYTES: Final = 1 << 15
+"""Encoded in one step: 1 ms. A session gives up to 256 kB at once, and the stream would wait for that."""
 
 
 class Outdated(WalgateError):
@@ -54,8 +56,6 @@ class Waiting:
     recipe: Recipe
     rows: list[tuple[bytes | None, bytes]]
     xid: int = 0
-    sent: Any = None
-    """Of rows that left already: their manifest."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -113,31 +113,25 @@ async def read_chunk(
     return waiting
 
 
-async def copy(
-    sql: asyncpg.Connection, query: str, copied: CopiedRows, after_piece: Callable[[CopiedRows], Awaitable[None]]
-) -> None:
-    async def feed(piece: bytes) -> None:
-        copied.feed(bytes(piece))
-        await after_piece(copied)
-
-    await sql.copy_from_query(query, output=feed, format="binary", timeout=_COPY_TIMEOUT_S)
-    copied.finish()
-
-
 async def _copy(sql: asyncpg.Connection, chunk: Chunk, recipe: Recipe, table_blocks: int) -> CopiedRows:
     sizer = chunk.table.sizer
     copied = CopiedRows(recipe.version.encoder, recipe.is_binary, keeps_tuples=recipe.keeps_tuples)
     rest = None if chunk.range is None else halves(chunk.range, table_blocks)[1]
     wanted = frozenset(chunk.keys if not recipe.finds_keys else ())
 
-    async def check(copied: CopiedRows) -> None:
+    async def feed(piece: bytes) -> None:
+        data = memoryview(piece)
+        for start in range(0, len(data), _STEP_BYTES):
+            copied.feed(bytes(data[start : start + _STEP_BYTES]))
+            await asyncio.sleep(0)
         if wanted:
             copied.keep(wanted)
-        elif copied.byte_count > _MOST_BYTES_FACTOR * sizer.chunk_bytes and (rest is not None or len(chunk.keys) > 1):
+        elif copied.byte_count > _MOST_BYTES_FACTOR * sizer.most_bytes and (rest is not None or len(chunk.keys) > 1):
             raise TooMuch("a chunk has too many bytes")
 
     try:
-        await copy(sql, _query(chunk, recipe), copied, check)
+        await sql.copy_from_query(_query(chunk, recipe), output=feed, format="binary", timeout=_COPY_TIMEOUT_S)
+        copied.finish()
     except TooMuch:
         sizer.too_much()
         if chunk.range is not None:

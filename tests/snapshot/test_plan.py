@@ -107,3 +107,12 @@ def test_the_last_blocks_of_a_table_make_no_chunk_larger() -> None:
     assert sizer.blocks == before * GROWTH
     sizer.too_much()
     assert sizer.blocks == before
+
+
+def test_chunks_become_smaller_and_large_again() -> None:
+    sizer = Sizer(4 << 20)
+    for chunk_bytes in (4 << 20, 1 << 20, 4 << 20):
+        sizer.chunk_bytes = chunk_bytes
+        for _ in range(4):
+            sizer.read_blocks(sizer.blocks, sizer.blocks * 80, sizer.blocks * 8000)
+        assert sizer.blocks == chunk_bytes // 8000
