@@ -554,7 +554,10 @@ def _fail(error: WalgateError) -> NoReturn:
 
 
 def main() -> None:
-    app()
+    try:
+        app()
+    except WalgateError as error:  # of an import
+        _fail(error)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.stops import DEFECTS, ROOT, WALKED, is_of, page, stops
+from tests.stops import DEFECTS, OPEN, ROOT, WALKED, is_of, page, stops, walked
 
 
 def test_the_page_of_stops_is_that_of_the_code() -> None:
@@ -20,3 +20,9 @@ def test_each_test_that_walks_a_way_on_exists_and_so_does_its_stop() -> None:
 
 def test_each_stop_that_is_no_defect_says_what_to_do() -> None:
     assert [stop for stop in stops() if not stop.hint and stop.kind not in DEFECTS] == []
+
+
+def test_each_stop_is_walked_or_a_defect_but_those_that_are_named() -> None:
+    left = [stop for stop in stops() if not walked(stop)]
+    assert [stop for stop in left if not any(is_of(stop, key) for key in OPEN)] == []
+    assert [key for key in OPEN if not any(is_of(stop, key) for stop in left)] == []

@@ -14,7 +14,7 @@ from typing import Final
 from librt.strings import read_i16_be
 
 from gateway.events.debezium_source import SourceContext
-from gateway.events.errors import KeyNotSent, NeedsOptional, UnknownBinary, UnreadableValue
+from gateway.events.errors import REPORT, KeyNotSent, NeedsOptional, UnknownBinary, UnreadableValue
 from gateway.operate.errors import UnwritableRelation
 from gateway.pgoutput import UNCHANGED, Binary, PgOutputError, Text
 from gateway.pgoutput.cursor import Cursor
@@ -315,8 +315,7 @@ class DebeziumEncoder:
                     raise KeyNotSent(
                         f"{self._name}, column {column.name}: an UPDATE left this key column unchanged and stored out of "
                         "line, and the server sent no key with it",
-                        hint="this is a bug of PostgreSQL before 14.2: upgrade the server, or set REPLICA IDENTITY FULL on "
-                        "the table",
+                        hint=REPORT,
                     )
                 sent = earlier
             parts.append(self._value(sent, at, column))
@@ -331,7 +330,7 @@ class DebeziumEncoder:
         return UnreadableValue(
             f"{self._name}, column {column.name}: the value at byte {part.offset + column_offset(part.values, index)} is not "
             f"a {column.facts.name} in {form} form ({type(error).__name__})",
-            hint="do not drop the slot, and report the error with the versions of PostgreSQL and of the gateway",
+            hint=REPORT,
         )
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gateway.operate.errors import NeedsText, Retry, UnwritableRelation
+
+REPORT: Final = "do not drop the slot, and report the error with the versions of PostgreSQL and of the gateway"
 
 
 class UnknownBinary(NeedsText):
@@ -29,7 +33,7 @@ class NeedsOptional(Retry):
 
 
 class KeyNotSent(UnwritableRelation):
-    """An identity column's value was neither in the new tuple nor in a key or old tuple."""
+    """An identity column's value was neither in the new tuple nor in a key or old tuple: a bug of PostgreSQL before 14.2."""
 
 
 class UnreadableValue(UnwritableRelation):

@@ -20,7 +20,7 @@ from typing import Final
 from librt.strings import read_i16_be
 
 from gateway.events.context import Context
-from gateway.events.errors import KeyNotSent
+from gateway.events.errors import REPORT, KeyNotSent
 from gateway.events.tuple_values import TupleCodec
 from gateway.pgoutput import Binary, PgOutputError
 from gateway.pgoutput.cursor import Cursor
@@ -332,8 +332,7 @@ class RowEncoder:
             raise KeyNotSent(
                 f"{self.description.qualified_name}, column {missing.args[0]}: an UPDATE left this identity "
                 "column unchanged and stored out of line, and the server sent no key with it",
-                hint="this is a bug of PostgreSQL before 14.2: upgrade the server, or set REPLICA IDENTITY FULL on "
-                "the table",
+                hint=REPORT,
             ) from None
 
     def _framed(self, key: list[bytes]) -> Key:

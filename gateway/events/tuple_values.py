@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from gateway.events.errors import UnknownBinary, UnreadableValue
+from gateway.events.errors import REPORT, UnknownBinary, UnreadableValue
 from gateway.pgoutput import UNCHANGED, Binary, Text
 from gateway.pgoutput.letters import KIND_BINARY, KIND_TEXT
 from gateway.pgoutput.row import TuplePart
@@ -136,7 +136,7 @@ class TupleCodec:
         return UnreadableValue(
             f"{relation}, column {column.name}: the value at byte {part.offset + column_offset(part.values, index)} is not "
             f"a {column.facts.name} in {form} form ({type(error).__name__})",
-            hint="do not drop the slot, and report the error with the versions of PostgreSQL and of the gateway",
+            hint=REPORT,
         )
 
 

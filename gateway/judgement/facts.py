@@ -146,9 +146,7 @@ class Expected:
 
     slot: str
     publications: tuple[str, ...]
-    system_identifier: str | None = None
     timeline: int | None = None
-    database: str | None = None
     two_phase: bool = False
     failover: bool = False
     backend_pid: int | None = None

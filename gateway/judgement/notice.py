@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
 
-from gateway.judgement.slot import UNTIL_NOW
-from gateway.operate.errors import DataGap, StopForOperator, WalgateError
+from gateway.operate.errors import UNTIL_NOW, DataGap, StopForOperator, WalgateError
 
 _SHUTDOWN_CLASS: Final = "57P"
 _OUTPUT_PLUGIN_FILE: Final = "pgoutput.c"

@@ -7,13 +7,13 @@ position before the end of the WAL.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from gateway.judgement.debezium_offset import DebeziumOffset
 from gateway.judgement.facts import Facts, Stored
 from gateway.judgement.findings import Finding
-from gateway.judgement.slot import ACCEPT_GAP, UNTIL_NOW
-from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator
+from gateway.operate.errors import ACCEPT_GAP, UNTIL_NOW, DataGap, RetrySlowly, StopForOperator
 from gateway.transactions.position import Position
 
 NEW_PREFIX: Final = "use a new source.slot and a new kafka.prefix, and load the tables again"
@@ -57,6 +57,26 @@ def debezium_obstacle(offset: DebeziumOffset, facts: Facts) -> str | None:
             "outdated, or another process has read the slot"
         )
     return None
+
+
+def position_before_rename(stored: Stored, fresh: Position, facts: Facts) -> Position | None:
+    """That of this slot under a former name of its database (ALTER DATABASE RENAME); None: there is none.
+
+    A slot stays in its database, and no other slot of the server has its name. One that was dropped and created again begins
+    behind everything that was delivered.
+    """
+    if facts.slot is None or facts.slot.confirmed_flush_lsn is None or fresh.key in stored.positions:
+        return None
+    of_slot = (fresh.system_identifier, fresh.slot, fresh.prefix)
+    for position in stored.positions.values():
+        if (position.system_identifier, position.slot, position.prefix) == of_slot:
+            return position if facts.slot.confirmed_flush_lsn <= position.resume_lsn else None
+    return None
+
+
+def after_rename(stored: Stored, former: Position, fresh: Position) -> Stored:
+    positions = {key: position for key, position in stored.positions.items() if key != former.key}
+    return replace(stored, positions={**positions, fresh.key: replace(former, database=fresh.database)})
 
 
 def check_prefix(positions: Mapping[bytes, Position], fresh: Position, facts: Facts) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ from gateway.judgement.facts import Expected, Facts, Stored
 from gateway.judgement.findings import Finding, report_of
 from gateway.judgement.position import NEW_PREFIX, adoption_obstacle, check_prefix, debezium_obstacle
 from gateway.judgement.publication import check_publications
-from gateway.judgement.server import check_identity, check_slot_capacity
+from gateway.judgement.server import check_left_behind, check_slot_capacity
 from gateway.judgement.slot import check_holder, check_slot
 from gateway.judgement.start import (
     CreateSlot,
@@ -138,7 +138,7 @@ def accept_gap(
 def _unacceptable(stored: Stored, facts: Facts, position: Position, expected: Expected) -> Iterator[Finding]:
     """What a marker GAP cannot repair."""
     yield from (finding for finding in check_slot(facts, expected) if not isinstance(finding, DataGap))
-    yield from check_identity(facts, replace(expected, timeline=position.timeline))
+    yield from check_left_behind(facts, replace(expected, timeline=position.timeline))
     if not stored.marker_topic_used:
         yield StopForOperator(
             f"accept-gap: the marker topic of prefix {position.prefix!r} is empty: it was deleted and created again",

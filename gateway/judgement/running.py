@@ -10,7 +10,7 @@ from __future__ import annotations
 from gateway.judgement.facts import Expected, Facts, SlotFacts
 from gateway.judgement.findings import Finding, OperatorWarning, Report, report_of
 from gateway.judgement.publication import check_inventory, check_publications
-from gateway.judgement.server import check_identity, check_server
+from gateway.judgement.server import check_left_behind, check_server
 from gateway.judgement.slot import check_holder, check_retention, check_slot
 from gateway.lsn import Lsn
 from gateway.operate.errors import Retry, RetrySlowly, StopForOperator
@@ -28,7 +28,7 @@ def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:
 def check_running(before: Facts, now: Facts, expected: Expected) -> Report:
     """`before`: the look of the start."""
     findings: list[Finding] = []
-    for check in (check_server, check_identity, check_slot, check_holder, check_publications, check_retention):
+    for check in (check_server, check_left_behind, check_slot, check_holder, check_publications, check_retention):
         findings.extend(check(now, expected))
     if now.slot is None:
         findings.append(Retry(f"slot {expected.slot} no longer exists"))

@@ -1,4 +1,4 @@
-"""Checks of the server: can it be read, and is it the one that the position belongs to?"""
+"""Checks of the server: can it be read, and was it left behind by a failover?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from gateway.judgement.findings import Finding, OperatorWarning
 from gateway.judgement.timeline import check_timeline
 from gateway.operate.errors import RetrySlowly, StopForOperator
 
-OLDEST_VERSION_NUM: Final = 140000
+OLDEST_VERSION_NUM: Final = 140002
+"""Before it, the server did not send a key column that was stored out of line and left unchanged."""
 NEWEST_VERSION: Final = 18
 
 
@@ -18,7 +19,8 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
     server = facts.server
     major = server.version_num // 10000
     if server.version_num < OLDEST_VERSION_NUM:
-        yield StopForOperator(f"PostgreSQL {major} is too old", hint="use PostgreSQL 14 or newer")
+        version = f"{major}.{server.version_num % 10000}"
+        yield StopForOperator(f"PostgreSQL {version} is too old", hint="use PostgreSQL 14.2 or newer")
     if major > NEWEST_VERSION:
         yield OperatorWarning(
             f"PostgreSQL {major} is newer than the versions that this gateway supports", "install a newer gateway"
@@ -65,19 +67,6 @@ def check_sender_capacity(facts: Facts, expected: Expected) -> Iterator[Finding]
         )
 
 
-def check_identity(facts: Facts, expected: Expected) -> Iterator[Finding]:
-    """LSNs of another server or database mean nothing here."""
-    server = facts.server
-    if expected.system_identifier not in (None, server.system_identifier):
-        yield StopForOperator(
-            f"this is a different server: its system identifier is {server.system_identifier}, but the "
-            f"position belongs to {expected.system_identifier}",
-            hint="point source.dsn to the server that the position belongs to",
-        )
-    if expected.database not in (None, server.database):
-        yield StopForOperator(
-            f"this is database {server.database}, but the position belongs to {expected.database}",
-            hint="point source.dsn to the database that the position belongs to",
-        )
-    if not server.in_recovery:
-        yield from check_timeline(server.timeline, expected.timeline)
+def check_left_behind(facts: Facts, expected: Expected) -> Iterator[Finding]:
+    if not facts.server.in_recovery:
+        yield from check_timeline(facts.server.timeline, expected.timeline)

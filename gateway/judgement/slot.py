@@ -7,16 +7,10 @@ from typing import Final
 
 from gateway.judgement.facts import Expected, Facts, ServerFacts, SlotFacts
 from gateway.judgement.findings import Finding, OperatorWarning
-from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator
+from gateway.operate.errors import ACCEPT_GAP, DataGap, Retry, RetrySlowly, StopForOperator
 
 PLUGIN: Final = "pgoutput"
-ACCEPT_GAP: Final = (
-    "run walgate accept-gap, which resumes after the loss with the same prefix and writes a GAP marker for consumers; "
-    "or use a new source.slot and a new kafka.prefix. In both cases, load the tables again "
-    "(docs/operations.md, After a data gap)"
-)
 LOST_SLOT_HINT: Final = f"changes since the last position can no longer be read: {ACCEPT_GAP}"
-UNTIL_NOW: Final = ACCEPT_GAP.replace("accept-gap", "accept-gap --until-now", 1)
 
 
 def check_holder(facts: Facts, expected: Expected) -> Iterator[Finding]:
@@ -70,10 +64,9 @@ def _kind(slot: SlotFacts, server: ServerFacts) -> Iterator[Finding]:
 def _lost(slot: SlotFacts) -> Iterator[Finding]:
     if slot.invalidation_reason is not None:
         yield DataGap(f"slot {slot.name} is invalid: {slot.invalidation_reason}", hint=LOST_SLOT_HINT)
-    elif slot.wal_status == "lost":
-        yield DataGap(f"slot {slot.name} is lost: WAL that it needs was removed", hint=LOST_SLOT_HINT)
-    elif slot.conflicting:
-        yield DataGap(f"slot {slot.name} is invalid: it conflicted with recovery on a standby", hint=LOST_SLOT_HINT)
+    elif slot.wal_status == "lost":  # before 17, which has no reasons
+        reason = "it conflicted with recovery on a standby" if slot.conflicting else "WAL that it needs was removed"
+        yield DataGap(f"slot {slot.name} is lost: {reason}", hint=LOST_SLOT_HINT)
     elif slot.wal_status == "unreserved":
         yield OperatorWarning(
             f"slot {slot.name} is about to be lost: the next checkpoint may remove WAL that it needs",

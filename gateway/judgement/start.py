@@ -21,9 +21,15 @@ from gateway.judgement.debezium_offset import DebeziumOffset
 from gateway.judgement.facts import Expected, Facts, Stored, SystemIdentity
 from gateway.judgement.findings import Finding, OperatorWarning, Report, report_of
 from gateway.judgement.notice import LeftOut, Reported, judge_reported
-from gateway.judgement.position import check_first_start, check_prefix, check_progress
+from gateway.judgement.position import (
+    after_rename,
+    check_first_start,
+    check_prefix,
+    check_progress,
+    position_before_rename,
+)
 from gateway.judgement.publication import check_publications
-from gateway.judgement.server import check_identity, check_sender_capacity, check_server, check_slot_capacity
+from gateway.judgement.server import check_left_behind, check_sender_capacity, check_server, check_slot_capacity
 from gateway.judgement.slot import check_holder, check_retention, check_slot
 from gateway.judgement.timeline import check_promotion, check_timeline
 from gateway.operate.errors import DataGap, Retry, StopForOperator
@@ -83,9 +89,10 @@ class TimelineHistory:
 
 @dataclass(frozen=True, slots=True)
 class BeginEpoch:
-    """Make the position durable together with its EPOCH marker -> None."""
+    """Make the position durable together with its EPOCH marker -> None. `forgets`: key of a position that ends with it."""
 
     position: Position
+    forgets: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +177,10 @@ def start(
     after: Facts = yield _LOOK
     yield from _judge(check_holder(after, expected))
     fresh = fresh_position(after)
+    former = position_before_rename(stored, fresh, after)
+    if former is not None:
+        stored = after_rename(stored, former, fresh)
+        yield Warn((_renamed(former, fresh),))
     known = stored.positions.get(fresh.key)
     yield from _judge_behind_fence(check_prefix(stored.positions, fresh, after))
     if known is not None and known.state == "ACTIVE":
@@ -186,8 +197,14 @@ def start(
         timeline=timeline,
         quarantined=_with(position.quarantined, quarantine),
     )
-    yield BeginEpoch(position)
+    yield BeginEpoch(position, None if former is None else former.key)
     return position
+
+
+def _renamed(former: Position, fresh: Position) -> OperatorWarning:
+    return OperatorWarning(
+        f"database {former.database} of slot {fresh.slot} was renamed to {fresh.database}", "nothing is lost"
+    )
 
 
 def _with(known: Iterable[Quarantined], more: Iterable[Quarantined]) -> tuple[Quarantined, ...]:
@@ -227,15 +244,10 @@ def _judge_known(
     expected: Expected,
     of_server: Iterable[Finding],
 ) -> Judging:
-    expected = replace(
-        expected,
-        system_identifier=position.system_identifier,
-        timeline=position.timeline,
-        database=position.database,
-    )
-    of_place = list(check_identity(after, expected))
-    # LSNs of another server, or of one that a failover left behind, are not compared with ours.
-    findings = of_place or [*check_slot(after, expected), *check_progress(before, stored, after, position)]
+    expected = replace(expected, timeline=position.timeline)
+    left_behind = list(check_left_behind(after, expected))
+    # LSNs of a server that a failover left behind are not compared with ours.
+    findings = left_behind or [*check_slot(after, expected), *check_progress(before, stored, after, position)]
     yield from _judge_behind_fence((*findings, *of_server))
 
 

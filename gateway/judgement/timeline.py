@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.judgement.findings import Finding, OperatorWarning
-from gateway.judgement.slot import UNTIL_NOW
 from gateway.lsn import Lsn
-from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator
+from gateway.operate.errors import UNTIL_NOW, DataGap, RetrySlowly
 
 
 class LeftBehind(RetrySlowly):
@@ -30,7 +29,7 @@ def check_timeline(timeline: int, expected: int | None) -> Iterator[Finding]:
 
 
 def parse_history(content: str) -> dict[int, Lsn]:
-    """Timeline -> LSN where it was left. Raises StopForOperator for what is no history."""
+    """Timeline -> LSN where it was left. Raises RetrySlowly for what is no history."""
     switches: dict[int, Lsn] = {}
     for line in content.splitlines():
         words = line.split("#")[0].split(None, 2)
@@ -39,7 +38,9 @@ def parse_history(content: str) -> dict[int, Lsn]:
         try:
             switches[int(words[0])] = Lsn.parse(words[1])
         except (ValueError, IndexError) as error:
-            raise StopForOperator("the timeline history cannot be read", hint="see pg_wal/*.history") from error
+            raise RetrySlowly(
+                "the server's timeline history cannot be read", hint="restore pg_wal/*.history of the server"
+            ) from error
     return switches
 
 

@@ -19,8 +19,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from gateway.events.marker import Marker, encode_markers
@@ -174,10 +175,16 @@ class Delivery:
         self._done.clear()
         await self._done.wait()
 
-    async def deliver_now(self, markers: list[Marker], position: Position, forgets: bytes | None = None) -> None:
-        """One Kafka transaction of markers and a position alone, before the first `deliver`. `forgets`: key of another position,
-        which ends with it."""
-        await self._deliver(KafkaTransaction(markers=markers, position=position, forgets=forgets))
+    async def deliver_now(
+        self,
+        markers: list[Marker],
+        position: Position,
+        forgets: bytes | None = None,
+        states: Mapping[bytes, bytes] = MappingProxyType({}),
+    ) -> None:
+        """One Kafka transaction without rows, before the first `deliver`. `forgets`: key of another position, which ends with
+        it."""
+        await self._deliver(KafkaTransaction(markers=markers, position=position, forgets=forgets, states=dict(states)))
         self._committing = False
         if self._position_to_come is not None:
             await self.commit_position()

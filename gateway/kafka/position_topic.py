@@ -72,7 +72,9 @@ async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dic
             await consumer.seek_to_beginning(place)
             while await consumer.position(place) < ends[place]:
                 for record in (await consumer.getmany(place, timeout_ms=_POLL_MS)).get(place, []):
-                    if record.key is not None and record.value is not None:
+                    if record.value is None:
+                        newest.pop(record.key, None)
+                    elif record.key is not None:
                         newest[record.key] = record.value
     except TimeoutError as error:
         raise Retry(

@@ -7,12 +7,22 @@
     +-- StopForOperator   needs a person: configuration, incompatible schema, anything that is not known
         +-- UnwritableRelation    of one relation only, which may be put into quarantine
         +-- DataGap       going on would silently lose rows
+        +-- Defect        what is not raised on purpose
 
-An exception that is none of these is a defect of ours and is treated as `StopForOperator`. Messages name the place
+An exception that is none of these is a defect of ours too. Messages name the place
 (message type, relation, column, LSN) and never a row value or a secret.
 """
 
 from __future__ import annotations
+
+from typing import Final
+
+ACCEPT_GAP: Final = (
+    "run walgate accept-gap, which resumes after the loss with the same prefix and writes a GAP marker for consumers; "
+    "or use a new source.slot and a new kafka.prefix. In both cases, load the tables again "
+    "(docs/operations.md, After a data gap)"
+)
+UNTIL_NOW: Final = ACCEPT_GAP.replace("accept-gap", "accept-gap --until-now", 1)
 
 
 class WalgateError(Exception):
@@ -52,3 +62,7 @@ class UnwritableRelation(StopForOperator):
 
 class DataGap(StopForOperator):
     """The stream cannot be continued without losing changes."""
+
+
+class Defect(StopForOperator):
+    """What the gateway does not raise on purpose. It is only chained, for its own text may quote a row's value."""

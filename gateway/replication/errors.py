@@ -1,8 +1,8 @@
 """What happens next after an error of PostgreSQL, in one table by SQLSTATE (PostgreSQL manual, appendix A).
 
-What is not in the table stops the gateway: a person must look at what nobody has thought of. The five-letter code
-goes before its two-letter class. Texts of the server are translated, so only two codes look at them, and only to say
-more exactly what has happened.
+What is not in the table stops the gateway: a person must look at what nobody has thought of (tests.stops lists what stops).
+The five-letter code goes before its two-letter class. Texts of the server are translated, so only two codes look at them, and
+only to say more exactly what has happened.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import ssl
 import asyncpg
 
 from gateway.judgement.notice import LeftOut, NoticeKind, Reported, WalRemoved, kind_of
-from gateway.judgement.slot import LOST_SLOT_HINT
-from gateway.operate.errors import DataGap, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.operate.errors import UNTIL_NOW, Defect, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.replication.server_message import ServerMessage
 
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
@@ -23,18 +22,21 @@ DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.Internal
 
 _FULL = "raise {} (requires a server restart), or drop what is not used"
 _UNKNOWN = "this is an unexpected error; nothing was skipped. Restart, and report the error if it occurs again"
-_UNPRINTABLE = "PostgreSQL 14 cannot print intervals above 2^31 hours: set source.binary = on, or leave the column out"
+_POOLER = "the gateway needs a direct connection to the server: check that there is no connection pooler in between"
+_UNPRINTABLE = "PostgreSQL 14 cannot print intervals above 2^31 hours: set source.binary = on"
+_UNTRANSLATABLE = (
+    "the server cannot convert a text value to UTF8, so that it cannot send this transaction: correct the row or leave "
+    f"its column out of the publication, then {UNTIL_NOW}"
+)
 
 _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     # Connection
     "08": (Retry, ""),
-    "08P01": (StopForOperator, ("the gateway needs a direct connection to the server: check that there is no connection pooler "
-        "in between")),
+    "08P01": (StopForOperator, _POOLER),
     "28": (RetrySlowly, "check user, password and pg_hba.conf: logical replication needs a record for the database itself"),
     "3D000": (RetrySlowly, "check the name of the database in source.dsn"),
     "42501": (RetrySlowly, "ALTER ROLE <user> REPLICATION; on a managed service grant its replication role"),
-    "42601": (StopForOperator, ("the gateway needs a direct connection to the server: check that there is no connection pooler "
-        "in between")),
+    "42601": (StopForOperator, _POOLER),
     # The server stops, starts, or has no room
     "57014": (Retry, ""),
     "57P01": (Retry, ""),
@@ -52,20 +54,17 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "58030": (RetrySlowly, "the server cannot read or write its files: see its log"),
     "25006": (RetrySlowly, "the server is read-only or a standby: point the DSN to the primary (target_session_attrs=primary)"),
     # Slot and publication
-    "42704": (StopForOperator, "the server does not know a parameter: check those after the ? in source.dsn"),
+    "42704": (Retry, ""),
     "42710": (Retry, "another process has created it in the meantime"),
     "55006": (Retry, "another process reads the slot: see active_pid in pg_replication_slots"),
     "55000": (RetrySlowly, "check wal_level = logical and the slot in pg_replication_slots"),
     "58P01": (RetrySlowly, "a file is missing on the server: see its log"),
-    "58P02": (StopForOperator, "a file already exists on the server: see its log"),
-    "0A000": (StopForOperator, "this server does not support that: check its version, and whether it is a standby"),
-    "22023": (StopForOperator, "the server rejects an option of the output plugin: check the settings under source"),
-    "42P01": (StopForOperator, ("a catalog or table that the gateway reads does not exist: check the server's "
-        "version")),
+    "58P02": (RetrySlowly, "a file already exists on the server: see its log"),
+    "0A000": (RetrySlowly, "this server does not support that: check whether it is a standby"),
+    "22023": (StopForOperator, "the server rejects the value of a setting: check those after the ? in source.dsn"),
     "22008": (StopForOperator, _UNPRINTABLE),
-    "22P05": (StopForOperator, "a text value cannot be converted to UTF8: correct the row, or leave its column out"),
-    "22021": (StopForOperator, ("a text value is not valid in the database's encoding: correct the row, or leave "
-        "its table out")),
+    "22P05": (StopForOperator, _UNTRANSLATABLE),
+    "22021": (StopForOperator, _UNTRANSLATABLE),
     "XX000": (RetrySlowly, "internal error of the server: see its log"),
 }  # fmt: skip
 
@@ -78,22 +77,26 @@ _TOO_LARGE = re.compile("invalid memory alloc request size|out of memory|enlarge
 
 def classify(said: ServerMessage, doing: str) -> WalgateError:
     """The error to raise for an ErrorResponse that came while `doing` ("starting replication from slot x")."""
-    kind, hint = _TABLE.get(said.sqlstate) or _TABLE.get(said.sqlstate[:2]) or (StopForOperator, said.hint)
+    text = f"{doing}: {said}"
     if said.sqlstate == "55000" and _LOST_SLOT.search(said.message):
-        kind, hint = DataGap, LOST_SLOT_HINT
-    elif said.sqlstate == "XX000" and _WEDGED.search(said.message):
-        kind = StopForOperator
-        hint = (
-            "this happens on PostgreSQL 18 when a table is truncated while transactions are prepared. The "
-            "slot is unusable: use a new slot with source.two_phase = false, and new copies of the tables"
+        return Retry(text)  # the catalog says it too, and the start judges it
+    if said.sqlstate == "XX000" and _WEDGED.search(said.message):
+        return StopForOperator(
+            text,
+            hint="this happens on PostgreSQL 18 when a table is truncated while transactions are prepared, and the slot "
+            f"is unusable: set source.two_phase = false, and {UNTIL_NOW}",
         )
-    elif said.sqlstate in ("XX000", "54000") and _TOO_LARGE.search(said.message):
-        kind = StopForOperator
-        hint = (
-            "a row is too large to be sent as text: set source.binary = on, "
-            "or leave its column out (ALTER PUBLICATION ... SET TABLE t (columns))"
+    if said.sqlstate in ("XX000", "54000") and _TOO_LARGE.search(said.message):
+        return StopForOperator(
+            text,
+            hint="a row is too large to be sent as text: set source.binary = on. If it is on, leave a column out of the "
+            f"publication (ALTER PUBLICATION ... SET TABLE t (columns)), and {UNTIL_NOW}",
         )
-    return kind(f"{doing}: {said}", hint=hint or said.hint)
+    known = _TABLE.get(said.sqlstate) or _TABLE.get(said.sqlstate[:2])
+    if known is None:
+        return Defect(text, hint=said.hint or _UNKNOWN)
+    kind, hint = known
+    return kind(text, hint=hint or said.hint)
 
 
 class LossReported(Retry):
@@ -106,14 +109,10 @@ class LossReported(Retry):
 
 def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool) -> WalgateError:
     """The same while replication starts or runs, where some codes mean more."""
-    if said.sqlstate == "42704":
-        if said.routine == _FINDS_PUBLICATION:  # before 18
-            return LossReported(f"{doing}: {said}", LeftOut(said.message, ends_stream=True))
-        return Retry(f"{doing}: {said}")
+    if said.sqlstate == "42704" and said.routine == _FINDS_PUBLICATION:  # before 18
+        return LossReported(f"{doing}: {said}", LeftOut(said.message, ends_stream=True))
     if said.sqlstate == "58P01" and said.routine == _OPENS_WAL:
         return LossReported(f"{doing}: {said}", WalRemoved(said.message))
-    if said.sqlstate == "55000" and _LOST_SLOT.search(said.message):
-        return Retry(f"{doing}: {said}")  # the catalog says it too, and the start judges it
     if said.sqlstate == "42883" and binary:
         return NeedsText(
             f"{doing}: a type has no binary output function; continuing with the text format: {said}",
@@ -154,7 +153,7 @@ _UNREACHABLE = "check that the server is running and accepts connections there (
 def _classify_network(error: BaseException, doing: str) -> WalgateError:
     text = f"{doing}: {type(error).__name__}: {error}"
     if isinstance(error, ssl.SSLCertVerificationError):
-        return StopForOperator(text, hint="check sslrootcert, the host name and the certificate's validity dates")
+        return RetrySlowly(text, hint="check sslrootcert, the host name and the certificate's validity dates")
     if isinstance(error, ssl.SSLError):
         return RetrySlowly(text, hint="check sslmode and the server's TLS settings")
     if isinstance(error, socket.gaierror):
@@ -173,6 +172,7 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
         return Retry(text)  # asyncpg on a connection that a crash of the server cut off in the middle of an answer
     if isinstance(error, asyncpg.InterfaceError):
         # "connection is closed" and the like; wrong arguments are also a ValueError, which quotes them.
-        unknown = StopForOperator(f"{doing}: {type(error).__name__}", hint=_UNKNOWN)
-        return unknown if isinstance(error, ValueError) else Retry(text)
-    return StopForOperator(text, hint=_UNKNOWN)
+        return (
+            Defect(f"{doing}: {type(error).__name__}", hint=_UNKNOWN) if isinstance(error, ValueError) else Retry(text)
+        )
+    return Defect(text, hint=_UNKNOWN)

@@ -1,7 +1,8 @@
 """START_REPLICATION and the options of pgoutput, by server version, quoted.
 
 The walsender's grammar knows no parameters, so everything is quoted here and nowhere else (PostgreSQL manual, 54.4 and
-54.5; repl_gram.y, and SplitIdentifierString for the list of publications).
+54.5; repl_gram.y, and SplitIdentifierString for the list of publications). The settings have checked the names already: what
+cannot be quoted is a ValueError.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from gateway.judgement.server import OLDEST_VERSION_NUM
 from gateway.lsn import Lsn
-from gateway.names import IDENTIFIER_RULE, SLOT_RULE, is_identifier, is_slot, quote_identifier
+from gateway.names import is_identifier, is_slot, quote_identifier
 from gateway.operate.errors import StopForOperator
 
 _OPTION_NAME = re.compile(r"[a-z_]{1,63}")
@@ -20,8 +20,6 @@ _OPTION_NAME = re.compile(r"[a-z_]{1,63}")
 
 def protocol_version(version_num: int) -> int:
     """The highest pgoutput protocol of the server: 2 streams, 3 adds two-phase, 4 adds LSN and time to aborts."""
-    if version_num < OLDEST_VERSION_NUM:
-        raise StopForOperator(f"PostgreSQL {version_num // 10000} is too old", hint="use PostgreSQL 14 or newer")
     return 2 if version_num < 150000 else 3 if version_num < 160000 else 4
 
 
@@ -69,27 +67,25 @@ def temporary_slot_command(slot: str) -> str:
 
 
 def checked_slot(name: str) -> str:
-    """Raises StopForOperator unless the name is one that PostgreSQL allows for a slot."""
     if not is_slot(name):
-        raise StopForOperator(f"invalid slot name: {name!r}", hint=SLOT_RULE)
+        raise ValueError(f"invalid slot name: {name!r}")
     return name
 
 
 def _checked_option(name: str) -> str:
     if not _OPTION_NAME.fullmatch(name):
-        raise StopForOperator(f"invalid option name: {name!r}", hint="an option name has letters, digits and _")
+        raise ValueError(f"invalid option name: {name!r}")
     return name
 
 
 def quoted_identifier(name: str) -> str:
-    """Raises StopForOperator when it is no name: empty, over 63 bytes, or with a zero byte."""
     if not is_identifier(name):
-        raise StopForOperator(f"invalid name: {name!r}", hint=IDENTIFIER_RULE)
+        raise ValueError(f"invalid name: {name!r}")
     return quote_identifier(name)
 
 
 def quote_literal(text: str) -> str:
     """For the walsender's grammar, where a backslash has no meaning."""
     if "\0" in text:
-        raise StopForOperator("an option value contains a zero byte", hint="check the settings under source")
+        raise ValueError("an option value contains a zero byte")
     return "'" + text.replace("'", "''") + "'"

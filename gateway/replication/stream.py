@@ -42,11 +42,6 @@ class State(enum.Enum):
     FAILED = enum.auto()
 
 
-_POOLER: Final = (
-    "check that there is no proxy or connection pooler in between: the gateway needs a direct connection to the server"
-)
-
-
 class ReplicationStream(asyncio.BufferedProtocol):
     """Made by `connect_replication`. One reader and one sender of status; not for several tasks that read.
 
@@ -85,35 +80,20 @@ class ReplicationStream(asyncio.BufferedProtocol):
 
     async def identify(self, timeout_s: float = 30.0) -> SystemIdentity:
         """IDENTIFY_SYSTEM, before `start`."""
-        rows = await self._query("IDENTIFY_SYSTEM", timeout_s)
+        identifier, timeline, flush_lsn, database = await self._one_row("IDENTIFY_SYSTEM", 4, timeout_s)
         try:
-            ((identifier, timeline, flush_lsn, database),) = rows
-            assert identifier and timeline and flush_lsn
-            return SystemIdentity(
-                identifier.decode(),
-                int(timeline),
-                Lsn.parse(flush_lsn.decode()),
-                database.decode() if database else None,
-            )
-        except (ValueError, AssertionError) as error:
-            raise StopForOperator(
-                f"{self._place}: the answer to IDENTIFY_SYSTEM cannot be read", hint=_POOLER
-            ) from error
+            return SystemIdentity(identifier, int(timeline), Lsn.parse(flush_lsn), database or None)
+        except ValueError as error:
+            raise FrameError("IDENTIFY_SYSTEM", 0, "a timeline and an LSN", "something else") from error
 
     async def timeline_history(self, timeline: int, timeout_s: float = 30.0) -> str:
         """TIMELINE_HISTORY, before `start`; timeline 1 has none (58P01). For `timeline.check_promotion`."""
-        rows = await self._query(f"TIMELINE_HISTORY {int(timeline)}", timeout_s)
-        if len(rows) != 1 or len(rows[0]) != 2 or rows[0][1] is None:
-            raise StopForOperator(f"{self._place}: the answer cannot be read", hint=_POOLER)
-        return rows[0][1].decode("utf-8", "replace")
+        return (await self._one_row(f"TIMELINE_HISTORY {int(timeline)}", 2, timeout_s))[1]
 
     async def create_temporary_slot(self, name: str, timeout_s: float = 3600.0) -> Lsn:
         """CREATE_REPLICATION_SLOT ... TEMPORARY, before `start`: the slot is gone with this connection. Returns its consistent
         point. The server waits for the end of every transaction that is open and writes."""
-        rows = await self._query(temporary_slot_command(name), timeout_s)
-        if len(rows) != 1 or len(rows[0]) < 2 or rows[0][1] is None:
-            raise StopForOperator(f"{self._place}: the answer cannot be read", hint=_POOLER)
-        return Lsn.parse(rows[0][1].decode("ascii", "replace"))
+        return Lsn.parse((await self._one_row(temporary_slot_command(name), 4, timeout_s))[1])
 
     async def start(
         self,
@@ -303,19 +283,18 @@ class ReplicationStream(asyncio.BufferedProtocol):
 
     # Asking and waiting
 
-    async def _query(self, command: str, timeout_s: float) -> list[tuple[bytes | None, ...]]:
-        """A replication command that answers with rows."""
+    async def _one_row(self, command: str, column_count: int, timeout_s: float) -> list[str]:
+        """The answer to a replication command; NULL is empty."""
         self._send_query(command, State.QUERY, command)
         await self._until(lambda: self._state is State.READY, timeout_s)
-        return self._rows
+        if [len(row) for row in self._rows] != [column_count]:
+            raise FrameError(command, 0, f"one row of {column_count} columns", f"{len(self._rows)} rows")
+        return [(value or b"").decode("utf-8", "replace") for value in self._rows[0]]
 
     def _send_query(self, query: str, state: State, doing: str) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._state is not State.READY or self._transport is None:
-            raise StopForOperator(
-                f"{self._place}: query in state {self._state.name}", hint="this is a bug in the gateway: report it"
-            )
+        assert self._state is State.READY and self._transport is not None, f"query in state {self._state.name}"
         self._state = state
         self._place = doing
         self._rows = []

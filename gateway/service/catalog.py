@@ -141,13 +141,7 @@ class Catalog:
     async def watch(self, position: Position, backend_pid: int, check: Callable[[Facts], None]) -> None:
         """The periodic check, and `check` with it, until cancelled. Raises what ends the session."""
         before = self.facts
-        expected = replace(
-            self.expected,
-            system_identifier=position.system_identifier,
-            timeline=position.timeline,
-            database=position.database,
-            backend_pid=backend_pid,
-        )
+        expected = replace(self.expected, timeline=position.timeline, backend_pid=backend_pid)
         while True:
             await asyncio.sleep(self._source.check_interval_s)
             failpoint("before_periodic_check")

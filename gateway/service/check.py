@@ -25,9 +25,15 @@ from gateway.judgement.brokers import (
 )
 from gateway.judgement.facts import Expected, Facts, Stored
 from gateway.judgement.findings import Finding, OperatorWarning
-from gateway.judgement.position import check_first_start, check_prefix, check_progress
+from gateway.judgement.position import (
+    after_rename,
+    check_first_start,
+    check_prefix,
+    check_progress,
+    position_before_rename,
+)
 from gateway.judgement.role import RoleFacts, check_role, for_provider
-from gateway.judgement.server import check_identity, check_slot_capacity
+from gateway.judgement.server import check_left_behind, check_slot_capacity
 from gateway.judgement.start import check_without_position
 from gateway.kafka.durability import Durability, cautions
 from gateway.kafka.facts import kafka_facts
@@ -43,9 +49,7 @@ from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
 from gateway.replication.role import role_facts
 from gateway.service.schema_errors import classified_schema_errors
-from gateway.transactions.position import Position, decode_position
-from schemas.errors import SchemaError
-from schemas.framing import read_schema_id
+from gateway.transactions.position import Position, decode_position, position_schema_id
 from schemas.names import POSITION_TOPIC, message_topic, transaction_topic, value_subject
 from schemas.registry import RegistryClient
 
@@ -317,6 +321,9 @@ class _Check:
         )
 
     def _judge(self, before: Facts, stored: Stored, after: Facts, fresh: Position) -> Iterator[Finding]:
+        former = position_before_rename(stored, fresh, after)
+        if former is not None:
+            stored = after_rename(stored, former, fresh)
         yield from check_prefix(stored.positions, fresh, after)
         known = stored.positions.get(fresh.key)
         if known is None or known.state != "ACTIVE":
@@ -331,14 +338,9 @@ class _Check:
         )
         if after.slot is not None and after.slot.active_pid is not None:
             return  # a gateway reads it: the position moves on while we look
-        expected = replace(
-            self._expected,
-            system_identifier=known.system_identifier,
-            timeline=known.timeline,
-            database=known.database,
-        )
-        of_place = list(check_identity(after, expected))
-        yield from of_place or check_progress(before, stored, after, known)
+        expected = replace(self._expected, timeline=known.timeline)
+        left_behind = list(check_left_behind(after, expected))
+        yield from left_behind or check_progress(before, stored, after, known)
 
     async def _positions(self, marker: str) -> dict[bytes, Position]:
         self._used = False
@@ -352,10 +354,12 @@ class _Check:
         try:
             for key, value in values.items():
                 try:
-                    positions[key] = decode_position(value, await client.schema(read_schema_id(value)))
-                except (SchemaError, WalgateError) as error:
+                    with classified_schema_errors():
+                        schema = await client.schema(position_schema_id(key, value))
+                    positions[key] = decode_position(key, value, schema)
+                except WalgateError as error:
                     if key == self._fresh_key():
-                        self._add("position", [StopForOperator(error.message, hint=error.hint)])
+                        self._add("position", [error])
         finally:
             await client.close()
         return positions

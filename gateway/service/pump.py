@@ -20,7 +20,7 @@ from gateway.kafka.delivery import Delivery
 from gateway.kafka.outlet import BatchWriter, RecordTooLarge
 from gateway.lsn import Lsn
 from gateway.operate import metrics
-from gateway.operate.errors import DataGap, Retry, StopForOperator, UnwritableRelation
+from gateway.operate.errors import DataGap, Defect, Retry, StopForOperator, UnwritableRelation
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import ErrorSettings
 from gateway.operate.status import Board
@@ -50,7 +50,7 @@ from gateway.replication.stream import ReplicationStream
 from gateway.service.announcer import Announcer
 from gateway.service.stream_status import StreamStatus
 from gateway.transactions.commit_policy import Filling
-from gateway.transactions.error_context import Defect, add_context
+from gateway.transactions.error_context import add_context
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position, advance
 from gateway.transactions.transaction import Quarantined

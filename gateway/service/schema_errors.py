@@ -7,14 +7,13 @@ from contextlib import contextmanager
 
 import structlog
 
-from gateway.operate.errors import Retry, RetrySlowly, StopForOperator, UnwritableRelation
+from gateway.operate.errors import Retry, RetrySlowly, UnwritableRelation
 from schemas.errors import (
     IncompatibleSchema,
     RegistryDenied,
     RegistryMissing,
     RegistryRefused,
     RegistryUnavailable,
-    SchemaError,
 )
 
 log = structlog.get_logger()
@@ -34,5 +33,3 @@ def classified_schema_errors() -> Iterator[None]:
         if isinstance(error, IncompatibleSchema):
             log.error("refused_schema", subject=error.subject, schema=error.schema_text)
         raise UnwritableRelation(error.message, hint=error.hint) from error
-    except SchemaError as error:
-        raise StopForOperator(error.message, hint=error.hint) from error

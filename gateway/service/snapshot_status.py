@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gateway.kafka.position_topic import read_snapshot_states
 from gateway.kafka.topic_admin import TopicAdmin
@@ -12,9 +12,9 @@ from gateway.replication.connection import connect_sql
 from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
 from gateway.service.schema_errors import classified_schema_errors
-from gateway.snapshot.state import KNOWN, States, decode_states, of_slot
+from gateway.snapshot.state import KNOWN, States, decode_states, of_slot, writer_ids
 from gateway.snapshot.table import Status
-from schemas.framing import read_schema_id
+from schemas.errors import RegistryRefused
 from schemas.names import SNAPSHOT_TOPIC
 from schemas.registry import RegistryClient
 
@@ -40,17 +40,25 @@ async def snapshot_states(settings: Settings, position_key: bytes) -> States:
     finally:
         await admin.close()
     values = of_slot(position_key, await read_snapshot_states(settings.kafka, settings.kafka.delivery_timeout_s))
-    return decode_states(values, await _writers(settings, values))
-
-
-async def _writers(settings: Settings, values: list[bytes]) -> dict[int, dict[str, object]]:
     registry = settings.registry
     with classified_schema_errors():
         client = RegistryClient(registry.url, **registry.client_options(), timeout_s=registry.timeout_s)
         try:
-            return {number: await client.schema(number) for number in set(map(read_schema_id, values))}
+            return await load_states(values, client)
         finally:
             await client.close()
+
+
+async def load_states(values: Mapping[bytes, bytes], client: RegistryClient) -> States:
+    """Of one slot, from its records. Raises StopForOperator and SchemaError."""
+    writers = {}
+    for number in writer_ids(values.values()):
+        try:
+            writers[number] = await client.schema(number)
+        except RegistryRefused as error:
+            if error.hint:  # credentials
+                raise
+    return decode_states(values, writers)
 
 
 def told(states: States) -> SnapshotStatus:

@@ -63,17 +63,18 @@ from gateway.service.catalog import Catalog
 from gateway.service.debezium import DebeziumRelations, debezium_machine
 from gateway.service.debezium_written import find_written
 from gateway.service.schema_errors import classified_schema_errors
-from gateway.snapshot.state import States, decode_states, of_slot
+from gateway.service.snapshot_status import load_states
+from gateway.snapshot.state import States, of_slot
 from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.debezium import DebeziumMachine, DebeziumTopics, KeyedOutlet
 from gateway.transactions.debezium_json import JsonOutlet
 from gateway.transactions.machine import TransactionMachine
-from gateway.transactions.position import Position, decode_position
+from gateway.transactions.position import Position, decode_position, not_a_position_hint, position_schema_id
 from gateway.transactions.transaction import LeftOutMessage, MessageTopic, Quarantined
 from schemas.connect_type import DebeziumOptions
 from schemas.debezium import MESSAGE_KEY, TRANSACTION_KEY, TRANSACTION_VALUE, Schema, message_schema
 from schemas.errors import RegistryRefused, SchemaError
-from schemas.framing import frame, read_schema_id
+from schemas.framing import frame
 from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC, key_subject, message_topic, transaction_topic, value_subject
 from schemas.records import LOGICAL_MESSAGE, POSITION, SNAPSHOT_STATE, TRANSACTION_MARKER
 from schemas.registry import RegistryClient
@@ -209,7 +210,8 @@ class Start:
             case TimelineHistory(timeline):
                 return await self.stream.timeline_history(timeline)
             case Record(position, markers, forgets):
-                await self.delivery.deliver_now(list(markers), position, forgets)
+                states = await self._states_of_former(position, forgets)
+                await self.delivery.deliver_now(list(markers), position, forgets, states)
             case FindWritten(offset):
                 topics = {name for each in self.catalog.relations for name in self.topics.possible_names(each)}
                 return await find_written(self._settings, self.registry, topics, offset)
@@ -217,8 +219,8 @@ class Start:
                 await self.catalog.drop_slot()
             case FenceFormer(system_identifier):
                 await self._fence_former(system_identifier)
-            case BeginEpoch(position):
-                await self._begin_epoch(position)
+            case BeginEpoch(position, forgets):
+                await self._begin_epoch(position, forgets)
             case Warn(warnings):
                 self.catalog.warn(warnings)
         return None
@@ -300,14 +302,17 @@ class Start:
         failpoint("before_position_read")
         values, used = await read_positions(kafka, transaction_topic(kafka.prefix), kafka.delivery_timeout_s)
         moment = self._memory.next_moment()
-        own = self.fresh_position(self.catalog.facts).key
-        if self._settings.writes_debezium:
-            used = own in values  # that topic may be Debezium's own, and need not be written to
+        fresh = self.fresh_position(self.catalog.facts)
         positions = {}
         for key, value in values.items():
-            position = await self._decode(value) if key == own else await self._decode_of_another(key, value)
+            position = await self._decode(key, value) if key == fresh.key else await self._decode_of_another(key, value)
             if position is not None:
                 positions[key] = position
+        if self._settings.writes_debezium:  # that topic may be Debezium's own, and need not be written to
+            used = any(
+                (each.system_identifier, each.slot, each.prefix) == (fresh.system_identifier, fresh.slot, fresh.prefix)
+                for each in positions.values()
+            )
         failpoint("after_position_read")
         await self._register_fixed_schemas()
         return Stored(positions, used, moment)
@@ -347,10 +352,10 @@ class Start:
                 hint=f"set kafka.dialect = {written}, or another kafka.prefix with another slot",
             )
 
-    async def _decode(self, value: bytes) -> Position:
+    async def _decode(self, key: bytes, value: bytes) -> Position:
         """By the schema that it was written with; is the registry still the one that knows it?"""
+        schema_id = position_schema_id(key, value)
         with classified_schema_errors():
-            schema_id = read_schema_id(value)
             try:
                 schema = await self.registry.schema(schema_id)
                 found: object = schema.get("name")
@@ -364,14 +369,14 @@ class Start:
                 f"{found}",
                 hint="registry.url may point to a different registry than before, or the registry was emptied. "
                 "Consumers need the schema ids in the records: set the previous URL, or restore the registry. If the "
-                "registry is the right one, another program has written to the topic",
+                f"registry is the right one, {not_a_position_hint(key)}",
             )
-        return decode_position(value, schema)
+        return decode_position(key, value, schema)
 
     async def _decode_of_another(self, key: bytes, value: bytes) -> Position | None:
         """Of another slot's gateway, which may use another registry."""
         try:
-            return decode_position(value, await self.registry.schema(read_schema_id(value)))
+            return decode_position(key, value, await self.registry.schema(position_schema_id(key, value)))
         except (SchemaError, StopForOperator) as error:
             log.info("unreadable_position", key=key.decode("utf-8", "replace"), reason=error.message)
             return None
@@ -406,22 +411,31 @@ class Start:
 
     async def snapshot_states(self, position: Position) -> States:
         """After the fence: no other gateway writes them any more."""
-        kafka = self._settings.kafka
-        await self.topics.ensure([SNAPSHOT_TOPIC])
-        await self.producer.learn([SNAPSHOT_TOPIC])
+        values = of_slot(position.key, await self._snapshot_values())
         with classified_schema_errors():
             schema_id = await self.registry.register(value_subject(SNAPSHOT_TOPIC), SNAPSHOT_STATE)
         self.snapshot_frame = frame(schema_id)
-        values = of_slot(position.key, await read_snapshot_states(kafka, kafka.delivery_timeout_s))
         with classified_schema_errors():
-            writers = {number: await self.registry.schema(number) for number in set(map(read_schema_id, values))}
-        return decode_states(values, writers)
+            return await load_states(values, self.registry)
 
-    async def _begin_epoch(self, position: Position) -> None:
+    async def _states_of_former(self, position: Position, former: bytes | None) -> dict[bytes, bytes]:
+        """Of the snapshots of a position that ends, under the keys of the one that follows it."""
+        if former is None or not self._settings.takes_snapshots:
+            return {}
+        values = of_slot(former, await self._snapshot_values())
+        return {position.key + key.removeprefix(former): value for key, value in values.items()}
+
+    async def _snapshot_values(self) -> dict[bytes, bytes]:
+        await self.topics.ensure([SNAPSHOT_TOPIC])
+        await self.producer.learn([SNAPSHOT_TOPIC])
+        return await read_snapshot_states(self._settings.kafka, self._settings.kafka.delivery_timeout_s)
+
+    async def _begin_epoch(self, position: Position, forgets: bytes | None) -> None:
         failpoint("before_epoch_marker")
         self.messages = await self._message_topic(is_new=position.epoch == 1)
         markers = [] if self._settings.writes_debezium else [Marker("EPOCH", 0, position.resume_lsn)]
-        await self.delivery.deliver_now(markers, position)
+        states = await self._states_of_former(position, forgets)
+        await self.delivery.deliver_now(markers, position, forgets, states)
         failpoint("after_epoch_marker")
 
     def machine(self, position: Position) -> TransactionMachine:

@@ -29,8 +29,7 @@ from gateway.service.schema_errors import classified_schema_errors
 from gateway.service.snapshot_status import snapshot_states, told
 from gateway.service.status_text import render
 from gateway.service.stream_status import show_position
-from gateway.transactions.position import Position, decode_position
-from schemas.framing import read_schema_id
+from gateway.transactions.position import Position, decode_position, position_schema_id
 from schemas.names import POSITION_TOPIC, topic_name, transaction_topic, value_subject
 from schemas.registry import RegistryClient
 
@@ -131,7 +130,7 @@ async def _ask_registry(
                 await _show_schemas(settings, board, client, tables)
                 for key, value in values.items():
                     if key.endswith(suffix):
-                        position = decode_position(value, await client.schema(read_schema_id(value)))
+                        position = decode_position(key, value, await client.schema(position_schema_id(key, value)))
                         if position.prefix == settings.kafka.prefix:
                             return position
             finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -102,16 +103,26 @@ def content_key(position_key: bytes, relation_oid: int) -> bytes:
     return position_key + b"#%d.content" % relation_oid
 
 
-def of_slot(position_key: bytes, values: Mapping[bytes, bytes]) -> list[bytes]:
+def of_slot(position_key: bytes, values: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     """Of the newest records by their keys, those of one slot."""
-    return [v for key, v in values.items() if key == position_key or key.startswith(position_key + b"#")]
+    return {key: v for key, v in values.items() if key == position_key or key.startswith(position_key + b"#")}
 
 
-def decode_states(values: Iterable[bytes], writers: Mapping[int, Schema]) -> States:
-    """From the records of one slot; `writers`: schemas by the ids that the records name. Raises StopForOperator."""
-    states = States()
+def writer_ids(values: Iterable[bytes]) -> set[int]:
+    """Of their schemas; a value that names none is refused by `decode_states`."""
+    found = set()
     for value in values:
-        record = _decode(value, writers)
+        with suppress(SchemaError):
+            found.add(read_schema_id(value))
+    return found
+
+
+def decode_states(values: Mapping[bytes, bytes], writers: Mapping[int, Schema]) -> States:
+    """From the records of one slot by their keys; `writers`: schemas by the ids that the records name. Raises
+    StopForOperator."""
+    states = States()
+    for key, value in values.items():
+        record = _decode(key, value, writers)
         if record["stream"] is not None:
             states.stream = StreamState(**{**record["stream"], "unseen": tuple(record["stream"]["unseen"])})
         elif record["table"] is not None:
@@ -141,13 +152,16 @@ def _encode(frame: bytes, **body: dict[str, Any]) -> bytes:
     return out.getvalue()
 
 
-def _decode(value: bytes, writers: Mapping[int, Schema]) -> dict[str, Any]:
+def _decode(key: bytes, value: bytes, writers: Mapping[int, Schema]) -> dict[str, Any]:
     try:
         writer = fastavro.parse_schema(writers[read_schema_id(value)])
         record: Any = fastavro.schemaless_reader(io.BytesIO(value[FRAME_BYTES:]), writer, _SCHEMA)
         return dict(record)
     except (SchemaError, SchemaResolutionError, *_MALFORMED) as error:
+        name = key.decode("utf-8", "replace")
         raise StopForOperator(
-            f"a record of {SNAPSHOT_TOPIC} is not a state of a snapshot: {type(error).__name__}",
-            hint="it was written by another program, or by a newer version of the gateway: use that version",
+            f"the record of {SNAPSHOT_TOPIC} with the key {name} is not a state of a snapshot: {type(error).__name__}",
+            hint="if a newer version of the gateway wrote it, use that version. Otherwise another program did: send a record "
+            f"with the key {name} and no value to {SNAPSHOT_TOPIC}, start the gateway, and read the tables again: walgate "
+            "snapshot start",
         ) from error

@@ -7,7 +7,7 @@ from traceback import extract_tb
 from typing import Final
 
 from gateway.lsn import Lsn
-from gateway.operate.errors import StopForOperator, WalgateError
+from gateway.operate.errors import Defect, WalgateError
 from gateway.pgoutput.decode import MESSAGE_NAMES
 from gateway.pgoutput.letters import DELETE, INSERT, RELATION, UPDATE
 from gateway.transactions.machine import TransactionMachine
@@ -15,10 +15,6 @@ from gateway.transactions.machine import TransactionMachine
 _OPERATIONS: Final = {INSERT: "INSERT", UPDATE: "UPDATE", DELETE: "DELETE"}
 _ROW_LETTERS: Final = frozenset(_OPERATIONS)
 _INNERMOST_FRAMES: Final = 4
-
-
-class Defect(StopForOperator):
-    """What the gateway does not raise on purpose. It is only chained, for its own text may quote a row's value."""
 
 
 def add_context(error: Exception, machine: TransactionMachine, payload: bytes, change_lsn: int) -> None:

@@ -60,7 +60,7 @@ from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker, readable_time
 from gateway.lsn import Lsn
 from gateway.names import HEARTBEAT_PREFIX
-from gateway.operate.errors import DataGap, Retry, StopForOperator
+from gateway.operate.errors import UNTIL_NOW, DataGap, Retry, StopForOperator
 from gateway.pgoutput import (
     Begin,
     BeginPrepare,
@@ -470,10 +470,7 @@ class TransactionMachine:
 
     def _note_commit(self, commit_lsn: int) -> None:
         if commit_lsn <= self.last_commit_lsn:
-            raise DataGap(
-                f"commit LSN {Lsn(commit_lsn)} is not above {Lsn(self.last_commit_lsn)}, which was already delivered",
-                hint="the slot moved backwards, or belongs to another server: check source.dsn and the slot",
-            )
+            raise self._out_of_order(f"a commit at {Lsn(commit_lsn)}", f"one after {Lsn(self.last_commit_lsn)}")
         self.last_commit_lsn = commit_lsn
         self.transaction_count += 1
 
@@ -692,8 +689,8 @@ class TransactionMachine:
             raise DataGap(
                 f"Commit Prepared of {message.gid!r} (xid {message.xid}) at {message.commit_lsn}, "
                 "but its PREPARE was never received",
-                hint="the stored position does not match the slot's history: check source.dsn and source.slot, or use a "
-                "new source.slot and a new kafka.prefix",
+                hint="its changes are in a gap that was accepted, or the slot was read by another process: "
+                + UNTIL_NOW,
             )
         self._note_commit(message.commit_lsn)
         self._note_owed(message.commit_time, not prepared.manifest.is_empty)

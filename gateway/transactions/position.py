@@ -84,21 +84,41 @@ def encode_position(frame: bytes, position: Position) -> bytes:
     return out.getvalue()
 
 
-def decode_position(value: bytes, writer: Schema) -> Position:
+def position_schema_id(key: bytes, value: bytes) -> int:
+    """Of the schema that the record names. Raises StopForOperator."""
+    try:
+        return read_schema_id(value)
+    except SchemaError as error:
+        raise _not_a_position(key, error) from error
+
+
+def decode_position(key: bytes, value: bytes, writer: Schema) -> Position:
     """`writer` is the schema that the record names. Raises StopForOperator when the record cannot be read: guessing a position
     would lose or double rows."""
+    schema_id = position_schema_id(key, value)
     try:
-        schema_id = read_schema_id(value)
         source = io.BytesIO(value[FRAME_BYTES:])
         record: Any = fastavro.schemaless_reader(source, fastavro.parse_schema(writer), _SCHEMA)
         if source.read(1):
             raise ValueError("bytes left over")
         return replace(_from_record(record), schema_id=schema_id)
     except _NOT_A_POSITION as error:
-        raise StopForOperator(
-            f"a record of {POSITION_TOPIC} is not a position: {type(error).__name__}",
-            hint="it was written by another program, or by a newer version of the gateway: use that version",
-        ) from error
+        raise _not_a_position(key, error) from error
+
+
+def _not_a_position(key: bytes, error: Exception) -> StopForOperator:
+    return StopForOperator(
+        f"the record of {POSITION_TOPIC} with the key {key.decode('utf-8', 'replace')} is not a position: "
+        f"{type(error).__name__}",
+        hint=f"if a newer version of the gateway wrote it, use that version. Otherwise {not_a_position_hint(key)}",
+    )
+
+
+def not_a_position_hint(key: bytes) -> str:
+    return (
+        f"another program wrote it: send a record with the key {key.decode('utf-8', 'replace')} and no value to "
+        f"{POSITION_TOPIC}, set another kafka.prefix and source.adopt_slot = true, and load the tables again"
+    )
 
 
 def advance(position: Position, resume_lsn: int, last_commit_lsn: int, prepared: tuple[Prepared, ...]) -> Position:

@@ -27,9 +27,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from gateway.local import Kafka, Registry
-from schemas.names import POSITION_TOPIC
+from gateway.local import Kafka, Postgres, Registry
+from schemas.framing import frame
+from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC
 from tests.conftest import Database
+from tests.exactly_once.proxy import ProxiedKafka
 from tests.exactly_once.test_postgres_faults import _give_as as give_as
 from tests.exactly_once.written import Written, checked, command, walgate
 from tests.gateway_process import GatewayProcess
@@ -108,6 +110,10 @@ class Place:
         while topic in (await asyncio.to_thread(self.admin.list_topics, timeout=30)).topics:
             await asyncio.sleep(0.1)
 
+    async def accept_gap(self, *options: str) -> None:
+        await until_free(self.sql, self.slot)
+        assert "load the tables again" in await walgate(self.gateway, "accept-gap", *options)
+
     async def set_topic(self, topic: str, name: str, value: str) -> None:
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
@@ -118,10 +124,14 @@ class Place:
         if POSITION_TOPIC in (await asyncio.to_thread(self.admin.list_topics, timeout=30)).topics:
             await self.set_topic(POSITION_TOPIC, "cleanup.policy", "compact")
 
-    async def forget_position(self) -> None:
+    async def key(self) -> str:
+        """Of the position."""
         system = await self.sql.fetchval("SELECT system_identifier::text FROM pg_control_system()")
+        return f"{system}/{self.database.name}/{self.slot}"
+
+    async def send(self, topic: str, key: str, value: bytes | None) -> None:
         producer = Producer({"bootstrap.servers": self.servers})
-        producer.produce(POSITION_TOPIC, None, f"{system}/{self.database.name}/{self.slot}")
+        producer.produce(topic, value, key)
         assert await asyncio.to_thread(producer.flush, 30) == 0
 
 
@@ -262,7 +272,7 @@ async def _another_slot(place: Place, said: str) -> None:
 
 
 async def _position_lost(place: Place) -> None:
-    await place.forget_position()
+    await place.send(POSITION_TOPIC, await place.key(), None)
 
 
 async def _another_prefix(place: Place, said: str) -> None:
@@ -371,6 +381,73 @@ async def _in_key_as_told(place: Place, said: str) -> None:
     place.set(columns__rules='[{"pattern": "public.keyed.v", "action": "hash", "in_key": true}]')
 
 
+def _junk_position(value: bytes) -> Cause:
+    async def cause(place: Place) -> None:
+        await place.send(POSITION_TOPIC, await place.key(), value)
+
+    return cause
+
+
+async def _taken_away_as_told(place: Place, said: str) -> str:
+    """`send a record with the key ... and no value to ...`"""
+    found = re.search(r"send a record with the key (\S+) and no value to (\S+?),", said)
+    assert found, said
+    await place.send(found[2], found[1], None)
+    return said.partition(found[0])[2]
+
+
+async def _adopted_and_loaded(place: Place, said: str) -> None:
+    rest = await _taken_away_as_told(place, said)
+    assert "set another kafka.prefix and source.adopt_slot = true, and load the tables again" in rest
+    place.set(kafka__prefix=f"{place.prefix}_other", source__adopt_slot=True, snapshot__mode="initial")
+
+
+async def _junk_state(place: Place) -> None:
+    place.set(snapshot__mode="initial")
+    await place.insert()
+    await place.streams()
+    await place.stop()
+    await place.insert()
+    oid = await place.sql.fetchval("SELECT 'flows'::regclass::oid::int8")
+    await place.send(SNAPSHOT_TOPIC, f"{await place.key()}#{oid}", b"junk")
+
+
+async def _read_again(place: Place, said: str) -> None:
+    assert "start the gateway, and read the tables again: walgate snapshot start" in await _taken_away_as_told(
+        place, said
+    )
+    await _load_again(place)
+
+
+async def _prepared_in_a_gap(place: Place) -> None:
+    place.set(source__two_phase=True)
+    await place.streams()
+    await place.stop()
+    await place.sql.execute(f"BEGIN; INSERT INTO flows VALUES (1000); PREPARE TRANSACTION '{place.slot}'")
+    await place.sql.execute("SELECT pg_replication_slot_advance($1, pg_current_wal_flush_lsn())", place.slot)
+    said = await place.ends()
+    assert "were read by another process" in said and "run walgate accept-gap," in said, said
+    await place.accept_gap()
+    await place.sql.execute(f"COMMIT PREPARED '{place.slot}'")
+
+
+async def _gap_up_to_now(place: Place, said: str) -> None:
+    """What was prepared is in the table, so that a load of it has it."""
+    assert "run walgate accept-gap --until-now" in said and "load the tables again" in said, said
+    await place.accept_gap("--until-now")
+    place.set(snapshot__mode="on_command")
+    place.inserted.add(1000)
+    await _load_again(place)
+
+
+async def _load_again(place: Place) -> None:
+    await place.gateway.streaming()
+    before = len(place.gateway.events("snapshot_done"))
+    await walgate(place.gateway, "snapshot", "start")
+    await place.gateway.logged('"snapshot_done"', times=before + 1)
+    await place.stop()
+
+
 STATES: dict[str, Walk] = {
     "slot dropped": Walk("so how far it was read is unknown", _slot_without_position, _run_as_told, first=True),
     "slot adopted": Walk("so how far it was read is unknown", _slot_without_position, _set_as_told, first=True),
@@ -386,8 +463,30 @@ STATES: dict[str, Walk] = {
     "topic refused": Walk("could not be created", _refused_config, _left_out, first=True),
     "key in part": Walk("a part of its replica identity", _key_sent_in_part, _identity_full_as_told, first=True),
     "topic given": Walk("but the topic contains changes of", _table_given_the_topic_of_another, _topic_of_its_own),
+    "prepared in a gap": Walk("but its PREPARE was never received", _prepared_in_a_gap, _gap_up_to_now, first=True),
     "key protected": Walk("is part of the key", _rule_for_a_key, _in_key_as_told),
 }
+
+
+FOREIGN: dict[str, Walk] = {
+    "position of no frame": Walk("is not a position", _junk_position(b"junk"), _adopted_and_loaded),
+    "position of no schema": Walk(
+        "was not written with a schema of this registry", _junk_position(frame(1 << 30) + b"junk"), _adopted_and_loaded
+    ),
+    "snapshot": Walk("is not a state of a snapshot", _junk_state, _read_again, first=True),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(FOREIGN))
+async def test_a_record_of_another_program_is_deleted(
+    name: str, database: Database, proxied_kafka: ProxiedKafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    async for place in _place(database, proxied_kafka, registry, topic_prefix, tmp_path):
+        await FOREIGN[name].follow(place)
+        await place.delete_topic(POSITION_TOPIC)  # whoever reads it would stumble over the record
+        if name == "snapshot":
+            await place.delete_topic(SNAPSHOT_TOPIC)
 
 
 @pytest.mark.long
@@ -429,7 +528,7 @@ async def test_a_lost_slot_of_an_older_server_is_left_behind(old_place: Place) -
         await sql.execute("SELECT pg_reload_conf()")
     said = await old_place.ends()
     assert "is lost: WAL that it needs was removed" in said and "run walgate accept-gap" in said
-    assert "load the tables again" in await walgate(old_place.gateway, "accept-gap")
+    await old_place.accept_gap()
     old_place.inserted.discard(lost)
     await old_place.gateway.streaming()
     await sql.execute("INSERT INTO flows VALUES (100)")
@@ -448,7 +547,7 @@ async def test_a_slot_that_is_older_than_its_publication_is_made_again(old_place
     assert "was created before its publication" in said, said
     old_place.wrong.clear()
     assert "walgate accept-gap --until-now" in said, said
-    assert "load the tables again" in await walgate(old_place.gateway, "accept-gap", "--until-now")
+    await old_place.accept_gap("--until-now")
     old_place.inserted.clear()
     await old_place.streams()
     await old_place.stop()
@@ -489,6 +588,103 @@ async def test_a_server_that_was_set_back_is_read_on(
         assert told.returncode == 0 and "load the tables again" in told.stdout
         await place.streams()
         await place.stop()
+
+
+@pytest.mark.long
+async def test_a_server_whose_wal_was_removed_is_read_on_behind_it(
+    own_database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    async for place in _place(own_database, kafka, registry, topic_prefix, tmp_path):
+        await place.streams()
+        await place.stop()
+        await place.insert()
+        lost = max(place.inserted)
+        segment = await place.sql.fetchval(
+            "SELECT pg_walfile_name(restart_lsn) FROM pg_replication_slots WHERE slot_name = $1", place.slot
+        )
+        for _ in range(2):
+            await place.sql.execute("SELECT pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
+        await place.sql.execute("CHECKPOINT")
+        (own_database.server.data_folder / "pg_wal" / segment).unlink()
+        said = await place.ends()
+        assert "the server has removed WAL that slot" in said and "run walgate accept-gap --until-now" in said, said
+        await place.accept_gap("--until-now")
+        place.inserted.discard(lost)
+        await place.streams()
+        await place.stop()
+
+
+@pytest.mark.long
+async def test_a_database_that_is_renamed_is_read_on(place: Place) -> None:
+    """With the snapshots that it has taken."""
+    place.set(snapshot__mode="initial")
+    await place.streams()
+    await place.gateway.logged('"snapshot_done"')
+    await place.stop()
+    await place.insert()
+    await place.sql.close()
+    former, renamed = place.database, Database(place.database.server, f"{place.database.name}_renamed")
+    server = await former.server.connect()
+    await server.execute(f"ALTER DATABASE {former.name} RENAME TO {renamed.name}")
+    try:
+        place.database, place.sql = renamed, await renamed.connect()
+        place.set(source__dsn=renamed.dsn)
+        assert "the gateway would start" in await checked(place.gateway, 0)
+        await place.streams()
+        assert len(place.gateway.events("snapshot_done")) == 1 and not place.gateway.events("tables_not_read")
+        assert (await Written(place.topics, place.prefix).position())["database"] == renamed.name
+        await place.stop()
+        await place.insert()
+        await place.streams()
+        await place.stop()
+    finally:
+        await place.gateway.end()
+        await place.sql.close()
+        await server.execute(f"ALTER DATABASE {renamed.name} RENAME TO {former.name}")
+        await server.close()
+
+
+@pytest.mark.long
+async def test_what_postgresql_14_cannot_print_is_sent_in_binary(old_place: Place) -> None:
+    old_place.set(source__binary="off")
+    await old_place.streams()
+    await old_place.stop()
+    await old_place.sql.execute("CREATE TABLE lengths (id int PRIMARY KEY, v interval)")
+    await old_place.sql.execute("INSERT INTO lengths VALUES (1, interval '-2000000000 hours' * 1.2)")
+    await old_place.insert()
+    said = await old_place.ends()
+    assert "PostgreSQL 14 cannot print intervals above 2^31 hours" in said, said
+    await _set_as_told(old_place, said)
+    await old_place.streams()
+    await Written(old_place.topics, old_place.prefix).has("lengths", {1})
+    await old_place.stop()
+
+
+@pytest.mark.long
+async def test_text_that_cannot_be_sent_is_given_up(
+    postgres: Postgres, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """A byte that is no character of the database's encoding, and that no check refuses."""
+    server = await postgres.connect()
+    await server.execute(
+        f"CREATE DATABASE {topic_prefix} ENCODING 'WIN1252' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+    )
+    try:
+        async for place in _place(Database(postgres, topic_prefix), kafka, registry, topic_prefix, tmp_path):
+            await place.streams()
+            await place.stop()
+            await place.sql.execute("INSERT INTO flows VALUES (1000, chr(129))")
+            said = await place.ends()
+            assert "the server cannot convert a text value to UTF8" in said and "correct the row" in said, said
+            await place.sql.execute("UPDATE flows SET v = '' WHERE id = 1000")
+            assert "run walgate accept-gap --until-now" in said
+            await place.accept_gap("--until-now")
+            await place.streams()
+            await place.stop()
+            await place.sql.execute("SELECT pg_drop_replication_slot($1)", place.slot)
+    finally:
+        await server.execute(f"DROP DATABASE {topic_prefix} WITH (FORCE)")
+        await server.close()
 
 
 @pytest.mark.long
@@ -559,6 +755,29 @@ def offsets(server: str) -> bytes:
     """The response of Kafka Connect."""
     offset = {"lsn": 1 << 60, "lsn_commit": 1, "txId": 1, "messageType": "INSERT"}
     return json.dumps({"offsets": [{"partition": {"server": server}, "offset": offset}]}).encode()
+
+
+@pytest.mark.long
+async def test_a_verification_that_is_refused_is_asked_for_as_the_message_says(place: Place) -> None:
+    """As far as one gets without a mirror: to no verdict."""
+    place.set(snapshot__mode="initial")
+    await place.streams()
+    (place.folder / "pyarrow.py").write_text("raise ImportError")
+    folder, url = ("--mirror", str(place.folder)), ("--mirror", f"file://{place.folder}")
+    for said, hint, words, environment in (
+        ("is not a directory", "the path that was given to walgate mirror", (*folder[:1], "/none"), {}),
+        ("PyArrow cannot open it", "use a path or a URL that pyarrow.fs knows (file, ", (*folder[:1], "none://x"), {}),
+        ("reading it needs PyArrow", "or mount the folder", url, {"PYTHONPATH": str(place.folder)}),
+        ("no published table matches --table", "a pattern is schema.table or table", (*folder, "--table", "none"), {}),
+    ):
+        refused = await command(place.gateway.settings, "verify", *words, environment=environment)
+        assert refused.returncode == 78 and said in refused.stderr and hint in refused.stderr, refused.stderr
+    for words in (folder, url, (*folder, "--table", "public.flows"), (*folder, "--table", "fl?w*")):
+        begun = await command(place.gateway.settings, "verify", "--timeout", "1", *words)
+        assert begun.returncode == 2, begun.stderr
+    await place.stop()
+    await place.streams()
+    await place.stop()
 
 
 # -- the check ----------------------------------------------------------------------------------------------------------

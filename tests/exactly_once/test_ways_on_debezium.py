@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from tests.conftest import Database
 from tests.debezium.scene import Reader
 from tests.exactly_once.test_ways_on import Place, Walk, _place, _set_as_told, _with, offsets
 from tests.exactly_once.written import walgate
+from tests.gateway_process import OPTIONS
+from tests.service.test_error_context import SEEDED
 from tests.slots import until_confirmed
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]
@@ -103,9 +106,26 @@ async def _columns_of_one_name(place: Place) -> None:
 async def _skipped_as_told(place: Place, said: str) -> None:
     assert "rename a column for later ones" in said and "quarantine" not in said, said
     await place.sql.execute('ALTER TABLE cols RENAME COLUMN "a b" TO b; INSERT INTO cols VALUES (2, 2, 3)')
+    await _skip(place, said)
+
+
+async def _skip(place: Place, said: str) -> None:
     found = re.search(r"walgate (skip) (--lsn) (\S+)", said)
     assert found, said
     await walgate(place.gateway, *found.groups())
+
+
+async def _unreadable(place: Place) -> None:
+    """To an encoder that is broken."""
+    place.gateway.command = (sys.executable, "-P", "-c", SEEDED.format(error="ValueError"), *OPTIONS)
+    await place.sql.execute(
+        "CREATE TABLE poison (id int PRIMARY KEY, b bytea); INSERT INTO poison VALUES (1, 'too long')"
+    )
+
+
+async def _left_out_and_reported(place: Place, said: str) -> None:
+    assert "do not drop the slot, and report the error" in said, said
+    await _skip(place, said)
 
 
 WALKS: Mapping[str, Walk] = {
@@ -115,6 +135,7 @@ WALKS: Mapping[str, Walk] = {
     "no key": Walk("has no key, but with debezium.compacted_topics", _no_key, _topic_not_compacted),
     "prepared": Walk("sends prepared transactions before they commit", _prepared, _two_phase_taken_away, first=True),
     "dialect": Walk("are written in the dialect debezium", _with(kafka__dialect="walgate"), _set_as_told),
+    "unreadable": Walk("column b: the value at byte", _unreadable, _left_out_and_reported),
     "columns of one name": Walk("cols: ", _columns_of_one_name, _skipped_as_told),
 }
 

@@ -17,8 +17,10 @@ from gateway.local.ports import HOST
 from tests.conftest import Database, _new_database
 from tests.exactly_once.test_ways_on import _place
 from tests.exactly_once.written import checked
+from tests.gateway_process import COMMAND
 from tests.kafka.test_logins import Place as Brokers
 from tests.kafka.test_logins import place as brokers
+from tests.oidc import CLIENT, SECRET
 from tests.tls import TlsPostgres, certificate, tls_postgres
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]
@@ -31,35 +33,30 @@ async def tls(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TlsPost
         yield made
 
 
-async def test_a_server_that_cannot_be_verified_is_when_the_certificate_is_named(
+async def test_a_server_that_cannot_be_verified_is_when_the_certificate_is_there(
     tls: TlsPostgres, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
+    """A file that is missing stops the gateway; another authority may be replaced while it waits."""
     async with (
         asynccontextmanager(_new_database)(tls.server) as database,
         asynccontextmanager(_place)(database, kafka, registry, topic_prefix, tmp_path) as place,
     ):
-        right = tls.dsn(tls.verified, database=database.name)
-        place.set(source__dsn=right)
+        root = tmp_path / "server.crt"
+        place.set(source__dsn=tls.dsn(f"sslmode=verify-full&sslrootcert={root}", database=database.name))
+        said = await place.ends()
+        assert "sslrootcert (source.dsn, PGSSLROOTCERT) cannot be read" in said, said
+        assert "to a PEM file that the gateway may read" in said, said
+
+        certificate(tmp_path)
+        place.gateway.start()
+        await place.gateway.logged("certificate verify failed")
+        assert "check sslrootcert, the host name" in place.gateway.events("starting_again")[-1]["hint"]
+        root.write_bytes(tls.root.read_bytes())
+        await place.gateway.logged('"streaming"')
+        await place.insert()
+        await place.stop()
         await place.streams()
         await place.stop()
-        (tmp_path / "other").mkdir()
-        certificate(tmp_path / "other")
-        for root, said, hint in (
-            (
-                "missing.crt",
-                "sslrootcert (source.dsn, PGSSLROOTCERT) cannot be read",
-                "to a PEM file that the gateway may read",
-            ),
-            ("other/server.crt", "certificate verify failed", "check sslrootcert, the host name"),
-        ):
-            await place.insert()
-            wrong = tls.dsn(f"sslmode=verify-full&sslrootcert={tmp_path / root}", database=database.name)
-            place.wrong["source__dsn"] = wrong
-            found = await place.ends()
-            assert said in found and hint in found, found
-            place.wrong.clear()
-            await place.streams()
-            await place.stop()
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,46 @@ async def test_a_listener_is_met_as_the_check_says(
         await place.stop()
 
 
+_SIGNER = """
+import base64, json, time, urllib.request
+
+def generate_auth_token(region):
+    headers = {{"Authorization": "Basic " + base64.b64encode({login!r}).decode()}}
+    request = urllib.request.Request({url!r}, b"grant_type=client_credentials", headers)
+    with urllib.request.urlopen(request) as answer:
+        found = json.load(answer)
+    return found["access_token"], round((time.time() + found["expires_in"]) * 1000)
+"""
+
+
+async def test_a_library_that_is_missing_is_installed(
+    brokers: Brokers, database: Database, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """A stand-in for the vendor's signer, which gives tokens of our provider."""
+    found, missing = tmp_path / "found", tmp_path / "missing"
+    (found / "aws_msk_iam_sasl_signer").mkdir(parents=True)
+    signer = _SIGNER.format(login=f"{CLIENT}:{SECRET}".encode(), url=brokers.provider.token_url)
+    (found / "aws_msk_iam_sasl_signer" / "__init__.py").touch()
+    (found / "aws_msk_iam_sasl_signer" / "MSKAuthTokenProvider.py").write_text(signer)
+    missing.mkdir()
+    (missing / "aws_msk_iam_sasl_signer.py").write_text("raise ImportError")
+    async with asynccontextmanager(_place)(database, brokers.broker, registry, topic_prefix, tmp_path) as place:
+        right = brokers.settings("MSK").model_dump(include=_NAMES, exclude_none=True)
+        place.set(**{f"kafka__{setting}": _shown(value) for setting, value in right.items()})
+        place.gateway.command = ("env", f"PYTHONPATH={found}", *COMMAND)
+        await place.streams()
+        await place.stop()
+        await place.insert()
+        place.gateway.command = ("env", f"PYTHONPATH={missing}", *COMMAND)
+        said = await place.ends()
+        assert "AWS_MSK_IAM needs a library that is not installed" in said and "pip install 'walgate[msk]'" in said
+        place.gateway.command = ("env", f"PYTHONPATH={found}", *COMMAND)
+        await place.streams()
+        await place.stop()
+
+
 _NAMES = {
+    "aws_region",
     "bootstrap_servers",
     "security_protocol",
     "sasl_mechanism",

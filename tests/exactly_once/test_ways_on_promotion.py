@@ -4,16 +4,17 @@ itself, where it had not a gap is accepted."""
 from __future__ import annotations
 
 import asyncio
+import shutil
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from gateway.local import Kafka, Postgres, Registry
 from tests.bugs.test_002_standby_that_is_down import PRIMARY_SETTINGS, STANDBY_SETTINGS
 from tests.conftest import Database
 from tests.exactly_once.test_ways_on import Place, _place
-from tests.exactly_once.written import walgate
 from tests.slots import until_confirmed
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]
@@ -56,6 +57,60 @@ async def test_a_standby_is_promoted(
             await place.stop()
 
 
+async def test_another_copy_of_the_server_is_left_for_the_primary(
+    kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """The old primary is promoted too, to a timeline that does not come from that of the new one."""
+    async with (
+        Postgres(18, settings={**PRIMARY_SETTINGS, "recovery_target_timeline": "current"}) as other,
+        asynccontextmanager(_place)(Database(other, "postgres"), kafka, registry, topic_prefix, tmp_path) as place,
+        Postgres(18, settings=PRIMARY_SETTINGS, standby_of=other) as primary,
+    ):
+        await place.sql.close()
+        await other.stop("fast")
+        place.sql = await primary.connect()
+        await _promote(place.sql)
+        await _write_wal(place)
+        right = primary.dsn
+        place.set(source__dsn=right)
+        await place.streams()
+        await place.stop()
+        await place.insert()
+
+        history = primary.data_folder / "pg_wal" / "00000002.history"
+        signal, copy = other.data_folder / "standby.signal", other.data_folder / "pg_wal" / history.name
+        signal.touch()
+        shutil.chown(signal, other.data_folder.stat().st_uid)
+        await other.start()
+        copy.write_bytes(history.read_bytes())
+        shutil.chown(copy, other.data_folder.stat().st_uid)
+        of_primary, place.sql = place.sql, await other.connect()
+        await _promote(place.sql)
+        await place.sql.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", place.slot)
+        for _ in range(2):
+            await _write_wal(place)
+        place.wrong["source__dsn"] = other.dsn
+        said = await place.ends()
+        assert "timeline 3 of the server does not descend from 2" in said, said
+        assert "point source.dsn to the primary that succeeded the old one" in said
+        place.wrong.clear()
+        await place.sql.close()
+        place.sql = of_primary
+        await place.streams()
+        await place.stop()
+        await place.sql.close()
+
+
+async def _promote(sql: asyncpg.Connection) -> None:
+    assert await sql.fetchval("SELECT pg_promote()")
+
+
+async def _write_wal(place: Place) -> None:
+    """More than a few segments."""
+    for _ in range(4):
+        await place.sql.execute("SELECT pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
+
+
 async def _slot_is_synced(standby: Postgres, place: Place) -> None:
     sql = await standby.connect()
     async with asyncio.timeout(90):
@@ -80,4 +135,4 @@ async def _go_on_behind_the_gap(place: Place) -> None:
         await place.sql.execute("SELECT pg_switch_wal()")
     said = await place.ends()
     assert "the new primary left timeline 1" in said and "walgate accept-gap --until-now" in said, said
-    assert "load the tables again" in await walgate(place.gateway, "accept-gap", "--until-now")
+    await place.accept_gap("--until-now")

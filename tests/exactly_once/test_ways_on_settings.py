@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from uuid import uuid4
 
 import pytest
@@ -14,13 +15,20 @@ import pytest_asyncio
 
 from gateway.local import Kafka, Postgres, Registry
 from gateway.local.ports import HOST, free_port
+from gateway.lsn import Lsn
 from tests.conftest import _new_database
 from tests.exactly_once.test_ways_on import Place, Walk, _left_out, _place, _set_as_told, _with
-from tests.exactly_once.written import checked
+from tests.exactly_once.written import checked, command
 from tests.gateway_process import COMMAND
+from tests.replication.writer import error
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]
 
+_OLD_VERSION = b"130023"
+_OF_PGBOUNCER = error("08P01", "unsupported startup parameter: replication", severity="FATAL")
+_TOO_LARGE = "invalid memory alloc request size 1080000003"
+_COPY_BOTH = b"W\0\0\0\x07\0\0\0"
+_STARTED_AT = re.compile(rb'START_REPLICATION SLOT "\w+" LOGICAL (\S+)')
 _KEY_DATA = b"K\0\0\0\x0c"
 """BackendKeyData: process id and secret follow (PostgreSQL manual, 54.7)."""
 
@@ -95,6 +103,19 @@ async def _another_port(place: Place, said: str) -> None:
     place.set(http__port=free_port())
 
 
+async def _another_library(place: Place) -> None:
+    """As if pip had installed a version that nobody has tried."""
+    (place.folder / "sitecustomize.py").write_text("import aiokafka\naiokafka.__version__ = '0.15.0'\n")
+    place.gateway.command = ("env", f"PYTHONPATH={place.folder}", *COMMAND)
+
+
+async def _library_as_told(place: Place, said: str) -> None:
+    assert "pip install 'aiokafka==0.14.*'" in said, said
+    refused = await command(place.gateway.settings, "check", environment={"PYTHONPATH": str(place.folder)})
+    assert refused.returncode == 78 and "aiokafka 0.15.0 is installed" in refused.stderr, refused.stderr
+    place.gateway.command = COMMAND
+
+
 # -- DSN and server -----------------------------------------------------------------------------------------------------
 
 
@@ -133,6 +154,7 @@ WALKS: Mapping[str, Walk] = {
     "no secret": Walk("_FILE: ", _with(source__dsn_file="{folder}/dsn"), _secret_made),
     "no failpoint": Walk("no failpoint", _with(failpoints="commit_recieved:kill"), _failpoint_as_told),
     "no action": Walk("is not understood", _with(failpoints="commit_received:boom"), _left_out),
+    "library": Walk("relies on internals of 0.14.x", _another_library, _library_as_told),
     "port taken": Walk("http: ", _port_taken, _another_port),
     "password not encoded": Walk("is not percent-encoded", _password_not_encoded, _encoded_as_told),
     "no such parameter": Walk(
@@ -140,6 +162,7 @@ WALKS: Mapping[str, Walk] = {
     ),
     "no DSN": Walk("source.dsn cannot be used", _with(source__dsn="{dsn}?sslmode=perhaps"), _left_out),
     "DateStyle": Walk("but the gateway requires", _sets_date_style, _trigger_dropped),
+    "value": Walk("the server rejects the value", _with(source__dsn="{dsn}?work_mem=perhaps"), _left_out),
     "prefix": Walk("writes to the prefix", _with(kafka__prefix="{prefix}_other"), _set_as_told),
     "dialect": Walk("are written in the dialect", _with(kafka__dialect="debezium"), _set_as_told),
     "transaction": Walk("lower kafka.transaction_timeout_s", _with(kafka__transaction_timeout_s=1000), _left_out),
@@ -152,20 +175,116 @@ async def test_a_configuration_that_stops_the_gateway_is_mended_as_the_message_s
     await WALKS[name].cause_and_leave(place)
 
 
-async def test_another_service_is_left_for_postgresql(place: Place) -> None:
+@pytest.mark.parametrize(
+    ("answer", "said", "hint"),
+    [
+        (
+            b"HTTP/1.1 400 Bad Request\r\n\r\n",
+            "this is not a PostgreSQL server",
+            "check host and port in source.dsn",
+        ),
+        (_OF_PGBOUNCER, "unsupported startup parameter", "check that there is no connection pooler in between"),
+    ],
+    ids=["http", "pooler"],
+)
+async def test_what_is_no_server_is_left_for_postgresql(answer: bytes, said: str, hint: str, place: Place) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read(1000)
+        writer.write(answer)
+        await writer.drain()
         writer.close()
 
     await place.insert()
     async with await asyncio.start_server(refuse, HOST, 0) as service:
         place.wrong["source__dsn"] = f"{_at(place, service.sockets[0].getsockname()[1])}?sslmode=disable"
-        said = await place.ends()
-    assert "this is not a PostgreSQL server" in said and "check host and port in source.dsn" in said
+        found = await place.ends()
+    assert said in found and hint in found, found
     place.wrong.clear()
     await place.streams()
     await place.stop()
+
+
+async def test_a_pooler_that_drops_the_parameter_is_left(place: Place) -> None:
+    """It lets us in to an ordinary session: a parameter with a dot is nobody's."""
+
+    def drop(data: bytes) -> bytes:
+        return data.replace(b"replication\0", b"replicat.on\0")
+
+    await place.insert()
+    async with _between(place.database.server.port, of_client=drop) as port:
+        place.wrong["source__dsn"] = _at(place, port)
+        said = await place.ends()
+    assert "syntax error" in said and "check that there is no connection pooler in between" in said, said
+    place.wrong.clear()
+    await place.streams()
+    await place.stop()
+
+
+@dataclass(frozen=True)
+class Unsendable:
+    """`settings`: under which START_REPLICATION has `option`, and the server then fails with `message`. What is given up is no
+    longer sent."""
+
+    message: str
+    option: bytes
+    hint: str
+    settings: Mapping[str, object]
+    is_given_up: bool = True
+
+
+UNSENDABLE: Mapping[str, Unsendable] = {
+    "text": Unsendable(_TOO_LARGE, b"binary 'off'", "set source.binary = on.", {"source__binary": "off"}, False),
+    "binary": Unsendable(_TOO_LARGE, b"binary 'on'", "If it is on, leave a column out", {"source__binary": "on"}),
+    "two-phase": Unsendable(
+        'could not map filenumber "base/5/16400" to relation OID',
+        b"two_phase 'on'",
+        "set source.two_phase = false, and run walgate accept-gap",
+        {"source__two_phase": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(UNSENDABLE))
+async def test_what_the_server_cannot_send_is_got_past(name: str, place: Place) -> None:
+    """A proxy says in place of the server what it would for a row of 500 MB, or for a slot that it cannot decode any more."""
+    unsendable = UNSENDABLE[name]
+    await place.insert()
+    unsent = max(place.inserted)
+    end_lsn = await place.sql.fetchval("SELECT pg_current_wal_insert_lsn()::text")
+    place.set(**unsendable.settings)
+    failing = _Failing(error("XX000", unsendable.message), unsendable.option, end_lsn)
+    async with _between(place.database.server.port, failing.of_server, failing.of_client) as port:
+        right = place.database.dsn
+        place.set(source__dsn=_at(place, port))
+        said = await place.ends()
+        assert unsendable.message in said and unsendable.hint in said, said
+        if "set source." in unsendable.hint:
+            await _set_as_told(place, unsendable.hint.replace("on.", "on"))
+        if unsendable.is_given_up:
+            assert "run walgate accept-gap --until-now" in said
+            await place.accept_gap("--until-now")
+            place.inserted.discard(unsent)
+        await place.streams()
+        await place.stop()
+        place.set(source__dsn=right)
+
+
+class _Failing:
+    """A replication stream that begins before `end_lsn`, with `option`, ends with `answer`."""
+
+    def __init__(self, answer: bytes, option: bytes, end_lsn: str) -> None:
+        self._answer, self._option, self._end_lsn = answer, option, Lsn.parse(end_lsn)
+        self._fails = False
+
+    def of_client(self, data: bytes) -> bytes:
+        asked = _STARTED_AT.search(data)
+        if asked:
+            self._fails = self._option in data and Lsn.parse(asked[1].decode()) < self._end_lsn
+        return data
+
+    def of_server(self, data: bytes) -> bytes:
+        head, begins, _ = data.partition(_COPY_BOTH)
+        return head + begins + self._answer if begins and self._fails else data
 
 
 def _at(place: Place, port: int) -> str:
@@ -174,7 +293,7 @@ def _at(place: Place, port: int) -> str:
 
 async def test_a_pooler_is_left_for_the_server_itself(place: Place) -> None:
     await place.insert()
-    async with _pooler(place.database.server.port) as port:
+    async with _between(place.database.server.port, _another_pid) as port:
         said = await checked(place.gateway, 78, source__dsn=_at(place, port))
     assert "this is a connection pooler, not PostgreSQL" in said and "point source.dsn to the server itself" in said
     await checked(place.gateway, 0)
@@ -182,21 +301,44 @@ async def test_a_pooler_is_left_for_the_server_itself(place: Place) -> None:
     await place.stop()
 
 
-@asynccontextmanager
-async def _pooler(server_port: int) -> AsyncIterator[int]:
-    """Yields its port. Like a pooler, it tells a process id that is not that of the backend."""
+async def test_a_server_that_is_too_old_is_left_for_a_newer_one(place: Place) -> None:
+    """One that says of itself that it is 13.23: no test has such a server."""
+    version = str(await place.sql.fetchval("SHOW server_version_num")).encode()
+    await place.insert()
+    async with _between(place.database.server.port, lambda data: data.replace(version, _OLD_VERSION)) as port:
+        place.wrong["source__dsn"] = _at(place, port)
+        said = await place.ends()
+    assert "PostgreSQL 13.23 is too old" in said and "use PostgreSQL 14.2 or newer" in said
+    place.wrong.clear()
+    await place.streams()
+    await place.stop()
 
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            place = data.find(_KEY_DATA) + len(_KEY_DATA)
-            if place >= len(_KEY_DATA):
-                data = data[:place] + b"\0\0\0\x01" + data[place + 4 :]
-            writer.write(data)
-        writer.close()
+
+def _another_pid(data: bytes) -> bytes:
+    """A pooler tells a process id that is not that of the backend."""
+    place = data.find(_KEY_DATA) + len(_KEY_DATA)
+    return data if place < len(_KEY_DATA) else data[:place] + b"\0\0\0\x01" + data[place + 4 :]
+
+
+@asynccontextmanager
+async def _between(
+    server_port: int, of_server: Callable[[bytes], bytes] = bytes, of_client: Callable[[bytes], bytes] = bytes
+) -> AsyncIterator[int]:
+    """Yields the port of a proxy that changes what the server, or the client, says."""
+
+    async def pump(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Callable[[bytes], bytes]
+    ) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(change(data))
+        finally:
+            writer.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection(HOST, server_port)
-        await asyncio.gather(pump(reader, server_writer), pump(server_reader, writer), return_exceptions=True)
+        to_server, to_client = pump(reader, server_writer, of_client), pump(server_reader, writer, of_server)
+        await asyncio.gather(to_server, to_client, return_exceptions=True)
 
     async with await asyncio.start_server(serve, HOST, 0) as server:
         yield server.sockets[0].getsockname()[1]

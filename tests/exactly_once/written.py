@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from schemas.names import POSITION_TOPIC
@@ -79,12 +80,15 @@ async def walgate(gateway: GatewayProcess, *arguments: str, code: int = 0) -> st
     return done.stderr if code else done.stdout
 
 
-async def command(settings: Mapping[str, object], *arguments: str) -> subprocess.CompletedProcess[str]:
+async def command(
+    settings: Mapping[str, object], *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
     """`walgate` with these settings."""
     return await asyncio.to_thread(
         subprocess.run,
         [COMMAND[0], *arguments],
-        env={"PATH": os.environ["PATH"]} | {f"WALGATE_{name.upper()}": str(value) for name, value in settings.items()},
+        env={"PATH": os.environ["PATH"], **environment}
+        | {f"WALGATE_{name.upper()}": str(value) for name, value in settings.items()},
         capture_output=True,
         text=True,
         timeout=120,

@@ -357,13 +357,7 @@ class Gateway:
             if action < 0.5:
                 raise Retry("the connection is gone")
         elif action < 0.1:
-            expected = replace(
-                _EXPECTED,
-                system_identifier="71",
-                timeline=self.position.timeline,
-                database="shop",
-                backend_pid=self.number + 1000,
-            )
+            expected = replace(_EXPECTED, timeline=self.position.timeline, backend_pid=self.number + 1000)
             check_running(self.before, world.facts(), expected).raise_errors()
             return
         elif action < 0.5:

@@ -105,6 +105,28 @@ def test_an_upgraded_server_is_told_how_to_take_over() -> None:
     assert "adopt" not in caught.value.hint
 
 
+def test_a_database_that_was_renamed_keeps_its_position() -> None:
+    former = replace(ACTIVE, database="former")
+    stored = Stored({former.key: former}, marker_topic_used=True)
+    position, steps = started(FACTS, stored)
+    assert (position.database, position.resume_lsn, position.epoch) == ("shop", ACTIVE.resume_lsn, ACTIVE.epoch + 1)
+    assert steps[-1] == BeginEpoch(position, former.key)
+
+
+@pytest.mark.parametrize(
+    ("facts", "former"),
+    [
+        (without_slot(), replace(ACTIVE, database="former")),
+        (with_slot(confirmed_flush_lsn=Lsn(1501)), replace(ACTIVE, database="former")),
+        (FACTS, replace(ACTIVE, database="former", slot="other")),
+        (FACTS, replace(ACTIVE, database="former", system_identifier="72")),
+    ],
+)
+def test_nothing_but_the_slot_itself_shows_that_a_database_was_renamed(facts: Facts, former: Position) -> None:
+    with pytest.raises(StopForOperator, match="belongs to slot"):
+        started(facts, Stored({former.key: former}, marker_topic_used=True))
+
+
 def test_a_slot_keeps_its_prefix() -> None:
     with pytest.raises(StopForOperator, match="writes to the prefix 'cdc'"):
         started(FACTS, STORED, fresh=replace(FRESH, prefix="other"))
@@ -123,7 +145,7 @@ def test_a_prefix_with_markers_of_a_lost_position_is_refused(facts: Facts) -> No
         (with_slot(confirmed_flush_lsn=Lsn(1501)), STORED, "1 bytes of WAL were read by another process"),
         (with_slot(wal_status="lost"), STORED, "is lost"),
         (with_slot(invalidation_reason="wal_removed"), STORED, "is invalid: wal_removed"),
-        (with_slot(conflicting=True), STORED, "conflicted"),
+        (with_slot(wal_status="lost", conflicting=True), STORED, "conflicted"),
         (with_server(flush_lsn=Lsn(1499)), STORED, "the server was reset to an earlier state"),
         (FACTS, replace(STORED, marker_topic_used=False), "it was deleted and created again"),
     ],
@@ -151,14 +173,6 @@ def test_nothing_is_judged_while_another_process_holds_the_slot(look: int, gone:
     with pytest.raises(Retry, match="in use by process 99"):
         started(FACTS, STORED, answers={Look: lambda _: next(looks)}, done=done)
     assert (Fence in kinds(done)) == (look == 4), "a stand-by that waits fences no gateway"
-
-
-def test_the_position_of_another_server_is_not_compared_with_this_one() -> None:
-    """Only what is wrong with the place is said: the LSNs would add a false loss."""
-    facts = replace(with_server(system_identifier="72", flush_lsn=Lsn(3)), slot=None)
-    with pytest.raises(StopForOperator, match="this is a different server") as caught:
-        started(facts, STORED)
-    assert not isinstance(caught.value, DataGap)
 
 
 def test_a_server_that_a_failover_left_behind_is_waited_for() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gateway.judgement.findings import OperatorWarning
 from gateway.judgement.timeline import check_promotion, parse_history
 from gateway.lsn import Lsn
-from gateway.operate.errors import DataGap, StopForOperator
+from gateway.operate.errors import DataGap, RetrySlowly
 
 # As a server writes it after two promotions.
 HISTORY = "1\t0/3000148\tno recovery target specified\n\n2\t16/B374D848\tbefore 2026-01-01 00:00:00+00\n"
@@ -22,8 +22,8 @@ def test_comments_and_empty_lines_are_nothing() -> None:
 
 
 @pytest.mark.parametrize("content", ["x 0/1", "1", "1 zero", "1 0-1 x"])
-def test_what_is_no_history_stops(content: str) -> None:
-    with pytest.raises(StopForOperator):
+def test_what_is_no_history_is_waited_for(content: str) -> None:
+    with pytest.raises(RetrySlowly):
         parse_history(content)
 
 

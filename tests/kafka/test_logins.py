@@ -44,7 +44,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 USER, PASSWORD, KEY_PASSWORD = "gateway", "user-secret", "key-secret"
 SESSION_MS = 6000
 """Of a login at the listener that asks for tokens."""
-PROTOCOLS = {"TLS": "SSL", "MUTUAL": "SSL", "LOGIN": "SASL_PLAINTEXT", "TOKEN": "SASL_PLAINTEXT", "BOTH": "SASL_SSL"}
+PROTOCOLS = {
+    "TLS": "SSL",
+    "MUTUAL": "SSL",
+    "LOGIN": "SASL_PLAINTEXT",
+    "TOKEN": "SASL_PLAINTEXT",
+    "BOTH": "SASL_SSL",
+    "MSK": "SASL_SSL",
+}
 
 
 class Listeners(Kafka):
@@ -54,7 +61,6 @@ class Listeners(Kafka):
         self.ports = {name: free_port() for name in PROTOCOLS}
         jaas = "org.apache.kafka.common.security"
         plain = f'{jaas}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
-        oauth = "sasl.oauthbearer"
         settings: dict[str, str | int] = {
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": "User:ANONYMOUS",
@@ -64,16 +70,19 @@ class Listeners(Kafka):
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(pem / "server.crt"),
             "listener.name.mutual.ssl.client.auth": "required",
-            "listener.name.token.sasl.enabled.mechanisms": "OAUTHBEARER",
-            "listener.name.token.oauthbearer.sasl.jaas.config": f"{jaas}.oauthbearer.OAuthBearerLoginModule required;",
-            "listener.name.token.oauthbearer.sasl.server.callback.handler.class": (
-                f"{jaas}.oauthbearer.OAuthBearerValidatorCallbackHandler"
-            ),
             "listener.name.token.oauthbearer.connections.max.reauth.ms": SESSION_MS,
-            f"listener.name.token.{oauth}.jwks.endpoint.url": provider.keys_url,
-            f"listener.name.token.{oauth}.expected.audience": AUDIENCE,
-            f"listener.name.token.{oauth}.expected.issuer": provider.url,
         }
+        for listener in ("listener.name.token", "listener.name.msk"):
+            settings |= {
+                f"{listener}.sasl.enabled.mechanisms": "OAUTHBEARER",
+                f"{listener}.oauthbearer.sasl.jaas.config": f"{jaas}.oauthbearer.OAuthBearerLoginModule required;",
+                f"{listener}.oauthbearer.sasl.server.callback.handler.class": (
+                    f"{jaas}.oauthbearer.OAuthBearerValidatorCallbackHandler"
+                ),
+                f"{listener}.sasl.oauthbearer.jwks.endpoint.url": provider.keys_url,
+                f"{listener}.sasl.oauthbearer.expected.audience": AUDIENCE,
+                f"{listener}.sasl.oauthbearer.expected.issuer": provider.url,
+            }
         for name in ("login", "both"):
             settings |= {
                 f"listener.name.{name}.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
@@ -123,6 +132,7 @@ class Place:
             "LOGIN": password,
             "BOTH": tls | password,
             "TOKEN": client | {"sasl_mechanism": "OAUTHBEARER"},
+            "MSK": tls | {"sasl_mechanism": "AWS_MSK_IAM", "aws_region": "eu-west-1"},
         }
         values = {
             "bootstrap_servers": f"{HOST}:{port}",

@@ -52,7 +52,7 @@ POSITIONS = st.builds(
 
 
 def decoded(value: bytes) -> Position:
-    return decode_position(value, POSITION)
+    return decode_position(b"", value, POSITION)
 
 
 @given(POSITIONS)

@@ -61,7 +61,7 @@ async def test_an_open_transaction_of_another_gateway_does_not_hide_our_newest_p
     finally:
         await asyncio.to_thread(other.abort_transaction)
     values, used = await read_positions(settings, markers, 30)
-    assert decode_position(values[ours.key], POSITION).resume_lsn == 200
+    assert decode_position(ours.key, values[ours.key], POSITION).resume_lsn == 200
     assert not used
 
 

@@ -54,11 +54,6 @@ def test_origin_none_is_refused_before_16() -> None:
         pgoutput_options(150000, ["p"], origin="none")
 
 
-def test_too_old_a_server_is_refused() -> None:
-    with pytest.raises(StopForOperator, match="13 is too old"):
-        pgoutput_options(130005, ["p"])
-
-
 def test_command_is_the_one_of_the_manual() -> None:
     assert start_command("s", Lsn.parse("16/B374D848"), {"proto_version": "4", "publication_names": '"o\'x"'}) == (
         "START_REPLICATION SLOT \"s\" LOGICAL 16/B374D848 (proto_version '4', publication_names '\"o''x\"')"
@@ -67,23 +62,23 @@ def test_command_is_the_one_of_the_manual() -> None:
 
 @pytest.mark.parametrize("name", ["", "A", "a b", 'a"', "a" * 64, "ä", "a\n"])
 def test_what_is_no_slot_name_is_refused(name: str) -> None:
-    with pytest.raises(StopForOperator):
+    with pytest.raises(ValueError, match="slot name"):
         start_command(name, Lsn(0), {})
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "ä" * 32, "x" * 64])
 def test_what_is_no_identifier_is_refused(name: str) -> None:
-    with pytest.raises(StopForOperator):
+    with pytest.raises(ValueError, match="invalid name"):
         quoted_identifier(name)
 
 
 def test_option_names_are_checked() -> None:
-    with pytest.raises(StopForOperator):
+    with pytest.raises(ValueError, match="option name"):
         start_command("s", Lsn(0), {"a') --": "x"})
 
 
 def test_zero_byte_can_not_be_quoted() -> None:
-    with pytest.raises(StopForOperator):
+    with pytest.raises(ValueError, match="zero byte"):
         quote_literal("a\0b")
 
 

@@ -11,7 +11,7 @@ import asyncpg
 from gateway.judgement.facts import Expected, Stored
 from gateway.judgement.findings import OperatorWarning
 from gateway.judgement.position import check_progress
-from gateway.judgement.server import check_identity
+from gateway.judgement.server import check_left_behind
 from gateway.judgement.timeline import check_promotion
 from gateway.local import Postgres
 from gateway.lsn import Lsn
@@ -60,8 +60,8 @@ async def test_new_timeline_is_seen_at_once_and_told_from_a_loss(start_postgres:
         facts = await load_facts(sql, "s", ["p"])
         identity = await stream.identify()
         assert facts.server.timeline == identity.timeline == 2
-        expected = Expected("s", ("p",), facts.server.system_identifier, 1, "postgres")
-        assert list(check_identity(facts, expected)) == []
+        expected = Expected("s", ("p",), timeline=1)
+        assert list(check_left_behind(facts, expected)) == []
         history = await stream.timeline_history(2)
         (kept,) = check_promotion(resume_lsn, 1, 2, history)
         assert isinstance(kept, OperatorWarning)

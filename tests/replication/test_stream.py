@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.lsn import Lsn
-from gateway.operate.errors import NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.operate.errors import Defect, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.replication.connection import connect_replication
 from gateway.replication.errors import LossReported
 from gateway.replication.feedback import StandbyStatus
@@ -109,7 +109,7 @@ async def test_a_type_without_a_binary_form_is_asked_for_as_text() -> None:
     async with streaming(lambda peer: peer.send(ROW + said), options={**OPTIONS, "binary": "on"}) as stream:
         assert type((await read_to_the_end(stream))[1]) is NeedsText
     async with streaming(lambda peer: peer.send(ROW + said), options={**OPTIONS, "binary": "off"}) as stream:
-        assert type((await read_to_the_end(stream))[1]) is StopForOperator
+        assert type((await read_to_the_end(stream))[1]) is Defect
 
 
 @pytest.mark.parametrize("sent", [error("XX000"), warning("55000", F="pgoutput.c"), COPY_DONE])

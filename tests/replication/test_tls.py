@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 import pytest_asyncio
 
-from gateway.operate.errors import RetrySlowly, StopForOperator, WalgateError
+from gateway.operate.errors import RetrySlowly, WalgateError
 from gateway.replication.connection import connect_replication, connect_sql
 from gateway.replication.feedback import StandbyStatus
 from gateway.replication.password import Login
@@ -75,7 +75,7 @@ async def test_stream_runs_over_verified_tls_and_scram(
 async def test_certificate_that_can_not_be_verified_is_refused(tls: TlsPostgres, tmp_path: Path) -> None:
     certificate(tmp_path)  # another one
     for options, kind in (
-        (f"sslmode=verify-full&sslrootcert={tmp_path / 'server.crt'}", StopForOperator),
+        (f"sslmode=verify-full&sslrootcert={tmp_path / 'server.crt'}", RetrySlowly),
         ("sslmode=disable", RetrySlowly),  # pg_hba.conf rejects it
     ):
         with pytest.raises(kind):

@@ -60,10 +60,10 @@ def test_states_are_read_back() -> None:
     states = decode_states(own, WRITERS)
     assert states.contents == {16400: CONTENT}
     assert (states.stream, states.tables, states.keys) == (STREAM, {16400: TABLE}, {16400: {1: [b"\2", b"\4"]}})
-    assert decode_states([], {}).stream is None
+    assert decode_states({}, {}).stream is None
 
 
 @pytest.mark.parametrize("value", [b"", FRAME, FRAME + b"\7", b"\1" + FRAME, frame(8) + b"\0\0\0"])
 def test_what_is_no_state_is_refused(value: bytes) -> None:
-    with pytest.raises(StopForOperator):
-        decode_states([value], WRITERS)
+    with pytest.raises(StopForOperator, match="key 123/shop/walgate#5"):
+        decode_states({KEY + b"#5": value}, WRITERS)

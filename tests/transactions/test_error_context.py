@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.lsn import Lsn
-from gateway.operate.errors import Retry, StopForOperator
+from gateway.operate.errors import Defect, Retry, StopForOperator
 from gateway.pgoutput import Begin, StreamStart
-from gateway.transactions.error_context import Defect, add_context
+from gateway.transactions.error_context import add_context
 from tests.pgoutput.writer import write
 from tests.transactions.stream import RELATION_OID, Stream
 

@@ -201,11 +201,11 @@ def test_commit_prepared_of_an_unknown_transaction_is_a_gap() -> None:
         Stream().receive(CommitPrepared(0, Lsn(200), Lsn(240), TIME, 30, "nobody"))
 
 
-def test_a_commit_lsn_that_does_not_rise_is_a_gap() -> None:
+def test_a_commit_lsn_that_does_not_rise_is_out_of_order() -> None:
     stream = Stream(last_commit_lsn=1000)
     begin(stream, 5, 1000)
     stream.row()
-    with pytest.raises(DataGap, match="0/3E8"):
+    with pytest.raises(OutOfOrder, match="a commit at 0/3E8, expected one after 0/3E8"):
         commit(stream, 1000)
 
 
