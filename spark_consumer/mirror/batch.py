@@ -447,7 +447,7 @@ class Mirror:
         """Where columns were renamed, replaced, or added with a default. Raises MirrorError if `strict`."""
         shape = self._shape(part.newest)
         version = self._version_before(part, own, applied)
-        if version in (None, part.newest) or part.cut is not None or not shape.key:  # a log is followed by name
+        if version in (None, part.newest) or (part.cut is not None and shape.key):
             return None
         try:
             before = self._shape(version)
@@ -459,7 +459,7 @@ class Mirror:
         self._note_doubts(part.table, before, shape, change)
         if change.is_plain(before.columns) or self._is_of_a_person(spark, part.table, location, applied):
             return None
-        wanted = table_schema(shape)
+        wanted = table_schema(shape) if shape.key else log_table_schema(shape)
         if target.properties(wanted.names):
             target.map_columns(spark, location)
         return Refit(before, change, wanted)
@@ -696,7 +696,7 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
     if not shape.key:
         log = small_log(records, shape, work.texts, work.emptied)
         log = log.filter(pc.greater(log["_commit_lsn"], work.applied))
-        _write_rows(to_frame(spark, log, log_table_schema(shape)), work, "append", commit_lsn)
+        _write_log(spark, work, to_frame(spark, log, log_table_schema(shape)), commit_lsn)
         return
     # What the table has is not folded again: a column that was not sent may have been taken from a row that is gone.
     records = records.filter(pc.greater(records["commit_lsn"], work.applied))
@@ -716,7 +716,7 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
     shape = work.shape
     if not shape.key:
         log = large_log(spark, records, shape, work.texts, work.emptied)
-        _write_rows(not_yet(log, work.applied), work, "append", commit_lsn)
+        _write_log(spark, work, not_yet(log, work.applied), commit_lsn)
         return
     records = not_yet(records, work.applied, "commit_lsn")
     states, unsent, events = spark_states(spark, work.base(spark), records, work.part, shape, work.texts)
@@ -739,6 +739,14 @@ def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -
         commit_lsn,
         properties=work.properties(frame.columns) if work.applied == NEW else {},
     )
+
+
+def _write_log(spark: SparkSession, work: TableWork, log: DataFrame, commit_lsn: int) -> None:
+    base = work.base(spark) if work.refit is not None else None
+    if base is None:
+        _write_rows(log, work, "append", commit_lsn)
+    else:
+        write_once(base.unionByName(log), work.location, "overwrite", commit_lsn, overwrite_schema=True)
 
 
 def _write_refitted(spark: SparkSession, source: DataFrame, work: TableWork, commit_lsn: int, unsent: set[str]) -> None:

@@ -106,12 +106,12 @@ def doubts_of(before: TableShape, after: TableShape, change: ColumnChange) -> st
 
 
 def texts_of(schemas: Mapping[int, tuple[Schema, TableShape]], newest_id: int) -> dict[int, str]:
-    """JSON text of each schema of some records, adapted to the columns of the newest; those of a log are as they were written."""
+    """JSON text of each schema of some records, adapted to the columns of the newest."""
     newest = schemas[newest_id][1]
     missing = missing_values(shape for _, shape in schemas.values())
     return {
         schema_id: json.dumps(schema)
-        if schema_id == newest_id or not newest.key
+        if schema_id == newest_id
         else adapted(schema, change_of_columns(shape, newest, missing), shape)
         for schema_id, (schema, shape) in schemas.items()
     }

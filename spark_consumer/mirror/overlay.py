@@ -215,7 +215,7 @@ def _in_columns(
     shapes: Iterable[TableShape],
 ) -> DataFrame:
     """As a merge would make them: with Mirror._refit, or target.align."""
-    if before is not None and before.oid == after.oid and after.key:
+    if before is not None and before.oid == after.oid:
         change = change_of_columns(before, after, missing_values(shapes))
         if not change.is_plain(before.columns):
             return fitted(spark, rows, change, before, after, wanted)

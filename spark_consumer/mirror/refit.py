@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.columns import FILL, ColumnChange, fill_value
-from spark_consumer.mirror.shape import TableShape
+from spark_consumer.mirror.shape import LOG_COLUMNS, TableShape, is_log
 from spark_consumer.mirror.target import quoted
 
 
@@ -22,21 +22,37 @@ def fitted(
     after: TableShape,
     wanted: StructType,
 ) -> DataFrame:
-    """The rows of a table, which has a key, in the columns `wanted`. A column may be gone already."""
+    """The rows of a table, or the entries of a log, in the columns `wanted`. A column may be gone already."""
     fills = _one_row(spark, change, after)
     made = rows if fills is None else rows.crossJoin(f.broadcast(fills))
+    of_log = LOG_COLUMNS if is_log(wanted.names) else ()
+    has_row = _has_row(before, rows) if of_log else f.lit(True)
     columns = []
     for item in wanted:
         name = item.name
-        if name == after.special_column:
-            column = _special(change, before)
+        if name in of_log:
+            column = f.col(name)
+        elif name == after.special_column:
+            column = f.when(has_row, _special(change, before))
         elif name in change.fills:
-            column = f.col(quoted(_fill_column(name)))
+            column = f.when(has_row, f.col(quoted(_fill_column(name))))
         else:
             source = change.sources[name]
             column = f.col(quoted(source)) if source in rows.columns else f.lit(None)
         columns.append(column.cast(item.dataType).alias(name))
     return made.select(*columns)
+
+
+def _has_row(before: TableShape, log: DataFrame) -> Column:
+    """A TRUNCATE has none, and a DELETE without the old row."""
+    values = [f.col(quoted(name)) for name in before.columns if name in log.columns]
+    return (f.col("_op") != "TRUNCATE") & (
+        (f.col("_op") != "DELETE") | f.coalesce(*map(_is_there, values), f.lit(False))
+    )
+
+
+def _is_there(column: Column) -> Column:
+    return f.when(column.isNotNull(), f.lit(True))
 
 
 def _fill_column(name: str) -> str:
