@@ -154,5 +154,5 @@ class Sizer:
 
     def _next(self, allowed: int, count: int, row_count: int, byte_count: int) -> int:
         """`count` of the allowed ones gave so many rows and bytes. Fewer than allowed: the last ones, and no reason to grow."""
-        wanted = int(count * min(self.chunk_bytes / max(byte_count, 1), self.max_rows / max(row_count, 1)))
+        wanted = min(count * self.chunk_bytes // max(byte_count, 1), count * self.max_rows // max(row_count, 1))
         return max(1, min(wanted, allowed if count < allowed else allowed * GROWTH, MOST_BLOCKS))

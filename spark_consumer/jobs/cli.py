@@ -40,7 +40,7 @@ Limit = Annotated[
 ]
 Start = Annotated[str, typer.Option(help="Where a new checkpoint starts: earliest, latest, marker:, lsn:, time:.")]
 Until = Annotated[str, typer.Option(help="Stop when everything up to this LSN has been written (16/B374D848).")]
-Once = Annotated[bool, typer.Option(help="Process the records that are in the topics now, then stop.")]
+Once = Annotated[bool, typer.Option("--once", help="Process the records that are in the topics now, then stop.")]
 ProgressKind = Annotated[str, typer.Option(help="lines or json.")]
 Option = Annotated[
     list[str], typer.Option("--option", help="An option of the data source, as name=value: kafka.*, registry.*, ...")
@@ -101,8 +101,12 @@ Retention = Annotated[
     float,
     typer.Option(help="Seconds for which the tables can be read as of an earlier commit. Older versions are removed."),
 ]
-Vectors = Annotated[
-    bool, typer.Option(help="Create new tables with Delta's deletion vectors, which some readers do not support.")
+NoVectors = Annotated[
+    bool,
+    typer.Option(
+        "--no-deletion-vectors",
+        help="Create new tables without Delta's deletion vectors, which some readers do not support.",
+    ),
 ]
 
 MERGE_EVERY_S = 0.0
@@ -185,7 +189,7 @@ def mirror(
     once: Once = False,
     merge_every: MergeEvery = MERGE_EVERY_S,
     retention: Retention = RETENTION_S,
-    deletion_vectors: Vectors = True,
+    no_deletion_vectors: NoVectors = False,
     strict: Annotated[
         bool,
         typer.Option(
@@ -223,7 +227,7 @@ def mirror(
             options.tables,
             options.exclude,
             on_recreated,
-            deletion_vectors,
+            not no_deletion_vectors,
             strict,
             retention,
         )
