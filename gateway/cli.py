@@ -309,13 +309,13 @@ def _check_commands(settings: Settings, purpose: str) -> None:
     """Raises StopForOperator."""
     if not settings.takes_snapshots:
         raise StopForOperator(
-            "snapshot.mode is never: the gateway does not accept snapshot commands",
+            "snapshot.mode = never: the gateway does not accept snapshot commands",
             hint="set snapshot.mode to on_command or initial",
         )
     if purpose == "VERIFY" and settings.writes_debezium:
         raise StopForOperator(
             "kafka.dialect is debezium: its consumers cannot compare rows with their copies",
-            hint="without --verify, the rows are sent again",
+            hint="to have the rows sent again instead, omit --verify",
         )
     if not settings.snapshot.commands:
         raise StopForOperator(
@@ -427,7 +427,7 @@ def accept_gap(
         bool,
         typer.Option(
             "--until-now",
-            help="Give up everything that committed before now, including changes that the slot still has.",
+            help="Discard everything that committed before now, including changes that the slot still has.",
         ),
     ] = False,
 ) -> None:

@@ -293,8 +293,8 @@ class DebeziumEncoder:
         if index in self.relation.key:
             raise UnwritableRelation(
                 f"{self._name}, column {column.name} is part of the key: {reason}",
-                hint="set debezium.decimal_handling_mode = string, or a coarser debezium.time_precision_mode, which can "
-                "represent it",
+                hint="set debezium.decimal_handling_mode = string, or a coarser debezium.time_precision_mode, to "
+                "represent the value",
             )
         self._unconvertible(self._name, column.name, reason)
         if not column.is_optional:

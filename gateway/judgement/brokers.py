@@ -107,7 +107,7 @@ def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator
         return
     if listener.wants_certificate:
         yield StopForOperator(
-            f"{at} requires {('another' if expected.own_certificate else 'a')} client certificate "
+            f"{at} requires {('a different' if expected.own_certificate else 'a')} client certificate "
             "(ssl.client.auth=required)",
             hint="set kafka.ssl_cert_file and kafka.ssl_key_file to a certificate that the broker's truststore "
             "contains",
@@ -116,7 +116,7 @@ def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator
     if not listener.is_kafka:
         yield StopForOperator(
             f"{at} answers, but not with Kafka's protocol",
-            hint="check that the port is Kafka's and not that of another service",
+            hint="check that this is Kafka's port, not another service's",
         )
         return
     yield from _login(listener, expected)
@@ -304,7 +304,7 @@ def _topic(topic: TopicFacts, expected: KafkaExpected) -> Iterator[Finding]:
     if largest is not None and largest < expected.max_record_bytes:
         yield OperatorWarning(
             f"topic {topic.name} accepts records of at most {largest} bytes, but kafka.max_record_bytes is "
-            f"{expected.max_record_bytes}: a row of a size between the two limits stops the gateway",
+            f"{expected.max_record_bytes}: a row larger than the topic's limit stops the gateway",
             f"{alter}max.message.bytes={expected.max_record_bytes}",
         )
 
@@ -327,8 +327,8 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
         alter = f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config retention.ms="
         if kept is not None and (kept < 0 or own < kept):
             yield OperatorWarning(
-                f"topic {topic.name} keeps records for {_hours(own)}, but {expected.marker_topic} for "
-                f"{_hours(kept)}: a consumer that starts at the oldest marker misses records, and stops",
+                f"topic {topic.name} keeps records for {_hours(own)}, but {expected.marker_topic} keeps them "
+                f"for {_hours(kept)}: a consumer that starts at the oldest marker misses records, and stops",
                 f"{alter}{kept}",
             )
         elif own < _MIRROR_MS:

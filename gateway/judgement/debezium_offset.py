@@ -69,7 +69,7 @@ def read_offset(content: bytes, server: str) -> DebeziumOffset:
         ) from error
     names = ", ".join(sorted({name for name, _ in found if name})) or "none"
     raise StopForOperator(
-        f"adopt: {len(offsets)} offsets are for the topic prefix {server!r}; prefixes in the file: {names}",
+        f"adopt: found {len(offsets)} offsets for topic prefix {server!r}, expected exactly one; prefixes in the file: {names}",
         hint="kafka.prefix must be the connector's topic.prefix",
     )
 

@@ -33,8 +33,8 @@ def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | N
         return f"this server has no slot {fresh.slot}: pg_upgrade did not keep it"
     if known.resume_lsn > facts.slot.confirmed_flush_lsn:
         return (
-            f"the position {known.resume_lsn} is after slot {fresh.slot}, which is confirmed up to "
-            f"{facts.slot.confirmed_flush_lsn}: this server was not upgraded from that one"
+            f"the position {known.resume_lsn} is beyond {facts.slot.confirmed_flush_lsn}, up to which slot {fresh.slot} is "
+            "confirmed: this server was not upgraded from that one"
         )
     return None
 
@@ -85,16 +85,16 @@ def check_prefix(positions: Mapping[bytes, Position], fresh: Position, facts: Fa
         if key != fresh.key and position.prefix == fresh.prefix:
             yield StopForOperator(
                 f"prefix {fresh.prefix!r} belongs to slot {position.slot} of database {position.database} (system "
-                f"{position.system_identifier}), but this is slot {fresh.slot} of {fresh.database} (system "
-                f"{fresh.system_identifier})",
+                f"identifier {position.system_identifier}), but this is slot {fresh.slot} of {fresh.database} (system "
+                f"identifier {fresh.system_identifier})",
                 hint=_other_server_hint(position, fresh, facts),
             )
     known = positions.get(fresh.key)
     if known is not None and known.prefix != fresh.prefix:
         yield StopForOperator(
             f"slot {fresh.slot} writes to the prefix {known.prefix!r}, but kafka.prefix is {fresh.prefix!r}",
-            hint=f"set kafka.prefix = {known.prefix}, or use a new slot: consumers could not order the markers of "
-            "two topics",
+            hint=f"set kafka.prefix = {known.prefix}, or use a new slot (with two marker topics, consumers could "
+            "not order the transactions)",
         )
 
 

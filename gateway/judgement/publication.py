@@ -23,7 +23,8 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
         if publication is None:
             yield RetrySlowly(
                 f"publication {name} does not exist",
-                hint=f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE ...; what commits before that is not sent",
+                hint=f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE ...; transactions that commit "
+                "before then are not sent",
             )
         elif not publication.relations:
             yield OperatorWarning(
@@ -79,7 +80,7 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
                     yield _without_key(facts, publication, relation, missing)
                     continue
                 yield StopForOperator(
-                    f"publication {publication.name} does not send {', '.join(missing)} of {relation.full_name}, a "
+                    f"publication {publication.name} does not send {', '.join(missing)} of {relation.full_name}, "
                     "part of its replica identity: rows that differ only in that part would have the same key",
                     hint=f"publish these columns, or ALTER TABLE {table} REPLICA IDENTITY FULL, which leaves the table "
                     "without a key",
@@ -92,8 +93,8 @@ def _without_key(
     """18 refuses UPDATE and DELETE of such a table; before, they come without what tells the row."""
     table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
     said = (
-        f"publication {publication.name} does not send the generated {', '.join(missing)}, a part of the table's "
-        "replica identity"
+        f"publication {publication.name} does not send generated columns of the table's replica identity: "
+        f"{', '.join(missing)}"
     )
     if facts.server.version_num >= 180000:
         return OperatorWarning(
@@ -104,7 +105,7 @@ def _without_key(
     return OperatorWarning(
         f"{relation.full_name} is written without a key, and its UPDATE and DELETE events do not identify "
         f"the row: {said}",
-        f"ALTER TABLE {table} REPLICA IDENTITY FULL, so that they contain the old row",
+        f"ALTER TABLE {table} REPLICA IDENTITY FULL, so that UPDATE and DELETE events contain the old row",
     )
 
 

@@ -106,12 +106,12 @@ def accept_gap(
             return position
         reason = released
     if until_now:
-        reason = reason or "the operator gave up everything before"
+        reason = reason or "the operator gave up all earlier changes"
     if reason is None:
         raise StopForOperator(
             f"accept-gap: slot {position.slot} has everything that committed after the position {position.resume_lsn}",
             hint="start the gateway. If it stops because the server left out changes or cannot read its WAL, run "
-            "walgate accept-gap --until-now, which gives up everything that was committed before now",
+            "walgate accept-gap --until-now, which discards everything that was committed before now",
         )
     if slot is None or until_now or _is_lost(after, expected):
         if slot is not None:
@@ -187,7 +187,8 @@ def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -
     known = stored.positions.get(former.key)
     if known is None or known.state != "ACTIVE":
         raise StopForOperator(
-            f"adopt: no position is stored for slot {fresh.slot} of {fresh.database} in the system {from_system}",
+            f"adopt: no position is stored for slot {fresh.slot} of {fresh.database} with the system identifier "
+            f"{from_system}",
             hint="the gateway's error message at startup names the system identifier to adopt from",
         )
     obstacle = adoption_obstacle(known, fresh, facts)
@@ -263,7 +264,8 @@ def _position_of(stored: Stored, fresh: Position) -> Position:
     position = stored.positions.get(fresh.key)
     if position is None or position.state != "ACTIVE":
         raise StopForOperator(
-            f"no position is stored for slot {fresh.slot} of {fresh.database} (system {fresh.system_identifier})",
+            f"no position is stored for slot {fresh.slot} of {fresh.database} (system identifier "
+            f"{fresh.system_identifier})",
             hint="source.dsn, source.slot and kafka.bootstrap_servers must be those of the gateway",
         )
     if position.prefix != fresh.prefix:

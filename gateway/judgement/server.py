@@ -37,7 +37,8 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
     for wanted, since, name in ((expected.two_phase, 150000, "two_phase"), (expected.failover, 170000, "failover")):
         if wanted and server.version_num < since:
             yield StopForOperator(
-                f"{name} needs PostgreSQL {since // 10000} or newer, this is {major}", hint=f"set source.{name} = false"
+                f"{name} needs PostgreSQL {since // 10000} or newer; this server is version {major}",
+                hint=f"set source.{name} = false",
             )
     if expected.two_phase and server.max_prepared_transactions == 0:
         yield OperatorWarning(
@@ -53,7 +54,7 @@ def check_slot_capacity(facts: Facts) -> Iterator[Finding]:
         yield RetrySlowly(
             f"all {server.max_replication_slots} replication slots are in use",
             hint=f"ALTER SYSTEM SET max_replication_slots = {server.used_slots + 5}; then restart the server. "
-            "Or drop an unused one: SELECT pg_drop_replication_slot('...')",
+            "Or drop an unused slot: SELECT pg_drop_replication_slot('...')",
         )
 
 

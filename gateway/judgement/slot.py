@@ -19,7 +19,7 @@ def check_holder(facts: Facts, expected: Expected) -> Iterator[Finding]:
     if slot is not None and slot.active_pid not in (None, expected.backend_pid):
         yield Retry(
             f"slot {slot.name} is in use by process {slot.active_pid}",
-            hint=f"if it is not another gateway that is meant to run, end that session: SELECT "
+            hint="unless that process is a gateway that should be running, end its session: SELECT "
             f"pg_terminate_backend({slot.active_pid})",
         )
 

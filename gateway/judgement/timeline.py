@@ -39,7 +39,7 @@ def parse_history(content: str) -> dict[int, Lsn]:
             switches[int(words[0])] = Lsn.parse(words[1])
         except (ValueError, IndexError) as error:
             raise RetrySlowly(
-                "the server's timeline history cannot be read", hint="restore pg_wal/*.history of the server"
+                "the server's timeline history cannot be read", hint="restore the server's pg_wal/*.history files"
             ) from error
     return switches
 
@@ -51,12 +51,12 @@ def check_promotion(resume_lsn: Lsn, old_timeline: int, new_timeline: int, histo
     left_at = parse_history(history).get(old_timeline)
     if left_at is None:
         yield DataGap(
-            f"timeline {new_timeline} of the server does not descend from {old_timeline}, the timeline of the position",
+            f"timeline {new_timeline} of the server is not a child of {old_timeline}, the timeline of the position",
             hint="this may be another copy of the server: point source.dsn to the primary that succeeded the old one",
         )
     elif resume_lsn > left_at:
         yield DataGap(
-            f"the new primary left timeline {old_timeline} at {left_at}, but Kafka contains changes up to "
+            f"the new primary forked off timeline {old_timeline} at {left_at}, but Kafka contains changes up to "
             f"{resume_lsn}: those in between ({resume_lsn - left_at} bytes of WAL) were never on this server",
             hint="once the server's WAL has passed the position, " + UNTIL_NOW,
         )

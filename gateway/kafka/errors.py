@@ -53,7 +53,8 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
     if isinstance(error, (MessageSizeTooLargeError, RecordListTooLargeError)):
         return StopForOperator(
             text,
-            hint="raise the topic's max.message.bytes (the broker's message.max.bytes) to kafka.max_record_bytes",
+            hint="raise the topic's max.message.bytes (or, if the topic does not set it, the broker's message.max.bytes) "
+            "to kafka.max_record_bytes",
         )
     if isinstance(error, TopicAuthorizationFailedError):
         names = error.args[0] if error.args else ()
@@ -75,7 +76,7 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
     if hint:
         return RetrySlowly(text, hint=hint)
     if isinstance(error, KafkaConnectionError):
-        return Retry(text, hint="check kafka.bootstrap_servers, and that the broker is running")
+        return Retry(text, hint="check that kafka.bootstrap_servers is correct and the broker is running")
     if isinstance(error, TimeoutError):
         return Retry(f"{doing}: timed out", hint="check that the broker is running and reachable")
     return Retry(text)
@@ -87,7 +88,7 @@ def _not_connected(error: ConnectError, doing: str) -> WalgateError:
     hints = {hint: None for each in error.errors.values() for cause in _chain(each) if (hint := _diagnosis(cause))}
     if hints:
         return RetrySlowly(text, hint=next(iter(hints)))
-    return Retry(text, hint="check kafka.bootstrap_servers, and that the broker is running")
+    return Retry(text, hint="check that kafka.bootstrap_servers is correct and the broker is running")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

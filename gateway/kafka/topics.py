@@ -57,7 +57,7 @@ _COMPACTED = {
 
 def deleted_topics(topics: Iterable[str]) -> DataGap:
     return DataGap(
-        f"topic {', '.join(topics)} was deleted: consumers have lost its records, even if it is created again",
+        f"deleted topics: {', '.join(topics)}; consumers have lost their records, even if they are created again",
         hint="if that was intended, create the topic yourself and start again: the gateway continues with it. "
         "Otherwise start with another slot and another kafka.prefix, and load the tables again",
     )
@@ -81,8 +81,8 @@ def topic_of_two(topic: str, relation: Name, other: Name) -> StopForOperator:
 def compacted_without_key(topic: str, relation: str) -> StopForOperator:
     return StopForOperator(
         f"{relation} has no key, but with debezium.compacted_topics the topic {topic} accepts only records with a key",
-        hint="set cleanup.policy = delete for its topic, both with kafka-configs.sh and in kafka.topics: a primary key, or a "
-        "publication without the table, changes only what is written later",
+        hint="set cleanup.policy = delete for its topic, both with kafka-configs.sh and in kafka.topics: adding a primary "
+        "key, or removing the table from the publication, affects only later changes",
     )
 
 
@@ -240,7 +240,7 @@ class Topics:
         if deleted:
             raise deleted_topics(deleted)
         raise Retry(
-            f"topic {topics[0]} exists, but the broker does not know it yet ({len(topics)} topics)",
+            f"the broker does not know {len(topics)} existing topics yet, including {topics[0]}",
             hint="the broker is overloaded, or has just started",
         )
 

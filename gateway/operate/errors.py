@@ -18,8 +18,8 @@ from __future__ import annotations
 from typing import Final
 
 ACCEPT_GAP: Final = (
-    "run walgate accept-gap, which resumes after the loss with the same prefix and writes a GAP marker for consumers; "
-    "or use a new source.slot and a new kafka.prefix. In both cases, load the tables again "
+    "run walgate accept-gap, which gives up the lost changes and resumes where the gap ends, with the same prefix, and "
+    "writes a GAP marker for consumers; or use a new source.slot and a new kafka.prefix. In both cases, load the tables again "
     "(docs/operations.md, After a data gap)"
 )
 UNTIL_NOW: Final = ACCEPT_GAP.replace("accept-gap", "accept-gap --until-now", 1)

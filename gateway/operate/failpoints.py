@@ -160,7 +160,7 @@ def _reach(name: str) -> None:
     if point.nth not in (None, point.reached_count):
         return
     if point.action == "raise":
-        raise FailpointReached(f"failpoint {name} was reached for the {point.reached_count}. time")
+        raise FailpointReached(f"failpoint {name} was reached (occurrence {point.reached_count})")
     if point.action == "delay":
         time.sleep(point.delay_s)
     else:

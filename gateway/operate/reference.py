@@ -105,18 +105,18 @@ _NAMES: dict[Any, str] = {
     bool: "`true`, `false`",
     float: "number",
     int: "integer",
-    str: "text",
+    str: "string",
     Path: "file",
-    SecretStr: "text, secret",
-    TopicOverride: "tables",
-    ColumnRule: "tables",
-    TableErrors: "tables",
+    SecretStr: "string, secret",
+    TopicOverride: "TOML table",
+    ColumnRule: "TOML table",
+    TableErrors: "TOML table",
 }
 
 
 def _values(annotation: Any) -> str:
     if get_origin(annotation) is dict:
-        return "table of " + _NAMES[get_args(annotation)[1]]
+        return f"table of {_NAMES[get_args(annotation)[1]]}s"
     names = [
         f"`{value}`" if not isinstance(value, type) else _NAMES[value]
         for value in get_args(annotation)
@@ -124,7 +124,7 @@ def _values(annotation: Any) -> str:
     ]
     if not names:
         return _NAMES[annotation]
-    return ("list of " if get_origin(annotation) is tuple else "") + ", ".join(names)
+    return f"array of {names[0]}s" if get_origin(annotation) is tuple else ", ".join(names)
 
 
 if __name__ == "__main__":

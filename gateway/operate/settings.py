@@ -472,7 +472,7 @@ def _refuse_unknown_variables() -> None:
     if unknown:
         near = [match for name in unknown for match in get_close_matches(name.upper(), names, 1)]
         raise StopForOperator(
-            f"{', '.join(unknown)} in the environment is not a setting: the form is {PREFIX}SECTION__NAME",
+            f"not a setting: {', '.join(unknown)} (in the environment); the form is {PREFIX}SECTION__NAME",
             hint=f"did you mean {', '.join(near)}?" if near else "see docs/settings.md",
         )
 
@@ -486,6 +486,6 @@ def _read_secret_files() -> None:
                 os.environ[name.removesuffix("_FILE")] = Path(path).read_text().strip()
             except OSError as error:
                 raise StopForOperator(
-                    f"{name}: {error}", hint="it must name a text file that the gateway may read"
+                    f"{name}: {error}", hint="it must name a text file that the gateway can read"
                 ) from error
             del os.environ[name]

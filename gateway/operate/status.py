@@ -410,7 +410,7 @@ class Board:
             if stalled_s > STALLED_S:
                 return f"Kafka, which has acknowledged nothing for {stalled_s:.0f} s"
             return ""
-        return self._awaits or "the end"
+        return self._awaits or "shutdown to finish"
 
     def part(self, name: PartName) -> PartStatus:
         return self._parts[name]

@@ -133,7 +133,7 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
     def _demand_binding(self) -> None:
         if self._channel_binding is ChannelBinding.REQUIRE:
             raise self._refused(
-                "the server does not prove its identity by channel binding, as channel_binding=require demands"
+                "channel_binding=require is set, but the server did not prove its identity by channel binding"
             )
 
     def _refuse_cleartext(self) -> None:

@@ -20,12 +20,12 @@ from gateway.replication.server_message import ServerMessage
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 """What asyncpg and the socket raise: for `except`, then `classify_exception`."""
 
-_FULL = "raise {} (requires a server restart), or drop what is not used"
+_FULL = "raise {} (requires a server restart), or free unused ones"
 _UNKNOWN = "this is an unexpected error; nothing was skipped. Restart, and report the error if it occurs again"
 _POOLER = "the gateway needs a direct connection to the server: check that there is no connection pooler in between"
 _UNPRINTABLE = "PostgreSQL 14 cannot print intervals above 2^31 hours: set source.binary = on"
 _UNTRANSLATABLE = (
-    "the server cannot convert a text value to UTF8, so that it cannot send this transaction: correct the row or leave "
+    "the server cannot convert a text value to UTF8, so it cannot send this transaction: correct the row or leave "
     f"its column out of the publication, then {UNTIL_NOW}"
 )
 
@@ -83,14 +83,14 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
     if said.sqlstate == "XX000" and _WEDGED.search(said.message):
         return StopForOperator(
             text,
-            hint="this happens on PostgreSQL 18 when a table is truncated while transactions are prepared, and the slot "
-            f"is unusable: set source.two_phase = false, and {UNTIL_NOW}",
+            hint="this happens on PostgreSQL 18 when a table is truncated while transactions are prepared; the slot is "
+            f"now unusable: set source.two_phase = false, and {UNTIL_NOW}",
         )
     if said.sqlstate in ("XX000", "54000") and _TOO_LARGE.search(said.message):
         return StopForOperator(
             text,
-            hint="a row is too large to be sent as text: set source.binary = on. If it is on, leave a column out of the "
-            f"publication (ALTER PUBLICATION ... SET TABLE t (columns)), and {UNTIL_NOW}",
+            hint="a row is too large to be sent as text: set source.binary = on. If it is already on, leave the large column "
+            f"out of the publication (ALTER PUBLICATION ... SET TABLE t (columns)), and {UNTIL_NOW}",
         )
     known = _TABLE.get(said.sqlstate) or _TABLE.get(said.sqlstate[:2])
     if known is None:

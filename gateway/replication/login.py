@@ -244,6 +244,6 @@ def _unreadable_file(dsn: str, doing: str) -> WalgateError | None:
         if path and not os.access(path, os.R_OK):
             return StopForOperator(
                 f"{doing}: {parameter} (source.dsn, {variable}) cannot be read: {path}",
-                hint=f"set {parameter} in source.dsn to a PEM file that the gateway may read",
+                hint=f"set {parameter} in source.dsn to a PEM file that the gateway can read",
             )
     return None

@@ -61,8 +61,8 @@ class DebeziumRelations:
             raise UnwritableRelation(
                 f"{description.qualified_name}: {error}",
                 hint="Debezium's dialect replaces every character that Avro does not allow with an underscore: use "
-                "kafka.dialect = walgate with another slot and prefix. Rows that are already committed keep the names "
-                "that they had: rename a column for later ones",
+                "kafka.dialect = walgate with another slot and prefix. Renaming a column helps only for later rows; "
+                "rows already committed keep the old names",
             ) from None
         for described, column in zip(description.columns, relation.columns, strict=True):
             is_dropped = described.protection is not None and described.protection.action is Protect.DROP

@@ -50,8 +50,8 @@ def _check_key(description: RelationDescription, column: ColumnDescription, rule
             "rule's pattern"
         )
     raise StopForOperator(
-        f"{description.qualified_name}, column {column.name} is part of the key, but the rule with the "
-        f"pattern {rule.pattern} ({rule.action}) does not allow that",
+        f"{description.qualified_name}, column {column.name} is part of the key, so the columns rule with the "
+        f"pattern {rule.pattern} ({rule.action}) cannot be applied to it",
         hint=hint,
     )
 

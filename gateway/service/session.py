@@ -187,8 +187,8 @@ class Session:
             streams = self._settings.streams_open_transactions or self._settings.writes_debezium
             smaller = "source.messages = false" if streams else "source.large_transactions = stream"
             raise StopForOperator(
-                f"the transaction after {behind} took longer than kafka.transaction_timeout_s = "
-                f"{self._settings.kafka.transaction_timeout_s} to receive and deliver, twice",
+                f"receiving and delivering the transaction after {behind} has twice taken longer than "
+                f"kafka.transaction_timeout_s = {self._settings.kafka.transaction_timeout_s}",
                 hint=f"set {smaller}, so that the transaction need not fit into one Kafka transaction; or raise "
                 "kafka.transaction_timeout_s (and the broker's transaction.max.timeout.ms)",
             ) from error

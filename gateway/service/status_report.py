@@ -27,7 +27,7 @@ from gateway.replication.publication import published_tables
 from gateway.service.monitor import ask_mirror, wal_held
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.service.snapshot_status import snapshot_states, told
-from gateway.service.status_text import render
+from gateway.service.status_text import UNKNOWN, render
 from gateway.service.stream_status import show_position
 from gateway.transactions.position import Position, decode_position, position_schema_id
 from schemas.names import POSITION_TOPIC, topic_name, transaction_topic, value_subject
@@ -75,7 +75,7 @@ async def _ask_servers(settings: Settings) -> dict[str, Any]:
         await _ask_of_slot(settings, board, position)
     pid = board.slot.active_pid if board.slot else None
     board.wait_for(
-        f"unknown: a gateway reads the slot as process {pid}, but http.port is not set or does not answer"
+        f"{UNKNOWN}: a gateway reads the slot as process {pid}, but http.port is not set or does not answer"
         if pid
         else "a gateway: nothing reads the slot"
     )

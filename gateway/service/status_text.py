@@ -9,6 +9,7 @@ from typing import Any, Final
 from gateway.lsn import Lsn
 from gateway.operate.status import TITLES
 
+UNKNOWN: Final = "state unknown"
 _LISTED: Final = 12
 
 
@@ -42,7 +43,7 @@ def _lines(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             (f"xid {stream['xid']}: {stream['event_count']:,} events in {_span(now['time'] - stream['since'])}"),
         )
     if now["prepared_transactions"]:
-        yield "prepared", f"{now['prepared_transactions']} transactions wait for COMMIT PREPARED or ROLLBACK PREPARED"
+        yield "prepared", f"waiting for COMMIT PREPARED or ROLLBACK PREPARED: {now['prepared_transactions']}"
     yield from _mirrors(now)
     yield from _quarantine(now)
     yield from _snapshot(now)
@@ -52,11 +53,14 @@ def _lines(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _state(now: Mapping[str, Any]) -> str:
     of = f"slot {now['slot_name']} -> {now['prefix']}.*, epoch {now['epoch']}"
-    if not now["waiting_for"]:
+    waiting_for = now["waiting_for"]
+    if not waiting_for:
         return f"{now['state']} for {_span(now['time'] - now['since'])}; {of}"
     since = now["waiting_since"]
-    for_s = f" for {_span(now['time'] - since)}" if since is not None and now["asked"] == "gateway" else ""
-    return f"WAITS{for_s} for {now['waiting_for']}; {of}"
+    if waiting_for.startswith(UNKNOWN):
+        return f"{waiting_for}; {of}"
+    for_s = f" (for {_span(now['time'] - since)})" if since is not None and now["asked"] == "gateway" else ""
+    return f"WAITING for {waiting_for}{for_s}; {of}"
 
 
 def _part(part: Mapping[str, Any], now: float) -> str:
@@ -142,10 +146,10 @@ def _mirror_state(mirror: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if mirror["up"] is None:
         return "not queried yet"
     if not mirror["up"]:
-        return f"DOES NOT ANSWER for {_span(now['time'] - mirror['since'])}: {mirror['error']}"
+        return f"HAS NOT ANSWERED for {_span(now['time'] - mirror['since'])}: {mirror['error']}"
     if mirror["prefix"] and mirror["prefix"] != now["prefix"]:
         return f"reads the prefix {mirror['prefix']}, not {now['prefix']}"
-    return "running" if mirror["state"] == "running" else f"WAITS for {mirror['waits_for']}"
+    return "running" if mirror["state"] == "running" else f"WAITING for {mirror['waits_for']}"
 
 
 def _mirror_lag(mirror: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -167,7 +171,7 @@ def _snapshot(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     snapshot = now["snapshot"]
     if not snapshot or not snapshot["left"]:
         return
-    yield "snapshot", f"{snapshot['left']} tables are not done{', paused' if snapshot['paused'] else ''}"
+    yield "snapshot", f"unfinished tables: {snapshot['left']}{', paused' if snapshot['paused'] else ''}"
     for each in snapshot["tables"][:_LISTED]:
         text = f"{each['table']}: {each['status'].lower()}, {each['purpose']}, {each['rows']:,} rows in {each['chunks']:,} chunks"
         yield "", text

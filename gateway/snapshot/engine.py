@@ -316,7 +316,7 @@ class Snapshot:
             log.warning(
                 "tables_not_verified",
                 tables=chosen.unfinished,
-                reason="a snapshot that delivers their rows has not ended",
+                reason="a snapshot that delivers these tables' rows has not ended",
                 hint="wait until it ends: walgate snapshot status",
             )
         for oid in [oid for oid in chosen.tables if oid in self._readings]:
@@ -869,8 +869,8 @@ class Snapshot:
             self._not_yet_since = now
             log.info(
                 "snapshot_waits",
-                note="waiting for transactions that were in progress when it began, or that are waiting for a "
-                "synchronous standby",
+                note="waiting for transactions that were in progress when the snapshot began, or that are waiting "
+                "for a synchronous standby",
             )
 
     def _tell_progress(self) -> None:

@@ -98,7 +98,8 @@ def doubts_of(before: TableShape, after: TableShape, change: ColumnChange) -> st
     found = []
     if change.by_name:
         found.append(
-            f"columns came or went without a number: {', '.join(change.by_name)}. Existing rows were matched by name"
+            "columns were added or dropped, and their attribute numbers are unknown: "
+            f"{', '.join(change.by_name)}. Existing rows were matched by name"
         )
     if cast:
         found.append(f"the type was changed: {', '.join(cast)}. Values of existing rows were cast")

@@ -118,7 +118,7 @@ def keep(spark: SparkSession, location: str, kept: str) -> None:
 def recreated(table: TableName, location: str) -> MirrorError:
     return MirrorError(
         f"{table} was dropped and created again, or another table was renamed to this name: PostgreSQL "
-        f"does not send which of the rows in {location} belong to it",
+        f"does not report which of the rows in {location} belong to it",
         hint=f"{COPY} If it was dropped and created again, --on-recreated empty continues without its old rows.",
     )
 
@@ -229,8 +229,7 @@ def check_key(frame: DataFrame, location: str, table: TableName, shape: TableSha
     if groups.where("missing or count > 1").limit(1).count():
         raise MirrorError(
             f"{table} now has the key {_listed(shape.key)}, but {location} has rows with a null or duplicate key: "
-            "PostgreSQL does not send what ALTER TABLE fills in, rewrites or "
-            "renames",
+            "PostgreSQL does not report the values that ALTER TABLE fills in or rewrites, or the columns that it renames",
             hint=COPY,
         )
 

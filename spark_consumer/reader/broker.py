@@ -291,7 +291,7 @@ class _Reading:
             raise RangeExpired(
                 f"{stretch} no longer has offset {self.position}, but a manifest lists {self.position}..{stretch.last_offset}",
                 hint="Retention has removed records that were never read, or the topic was created again. "
-                "Raise the retention; start again from a later position.",
+                "Raise the retention, then start again from a later position.",
             )
         if error.retriable() or code in _PASSING or code in _MISSING:
             self.trouble(error)

@@ -99,7 +99,7 @@ def check_counts(read: Read, seen: Sequence[int]) -> None:
     key = read.transaction_keys[at]
     raise TransactionIncomplete(
         f"{read.topic}[{read.partition}] {read.first_offsets[at]}..{read.last_offsets[at]}: {seen[at]} records "
-        f"of xid {key & 0xFFFFFFFF} epoch {key >> 32} (commit_lsn {format_lsn(read.commit_lsns[at])}), but its "
+        f"of xid {key & 0xFFFFFFFF}, gateway epoch {key >> 32} (commit_lsn {format_lsn(read.commit_lsns[at])}), but its "
         f"manifest says {read.record_counts[at]} ({len(wrong)} of {len(seen)} ranges of this read are wrong)",
         hint="Records are missing or duplicated, or belong to another topic of this name. Nothing of this "
         "read was used.",

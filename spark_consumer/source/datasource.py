@@ -186,7 +186,7 @@ class _Planner:
         if expired is not None:
             later = first_complete(self.log.walk(expired, self.log.bounds()[1]), wants, first_kept)
             raise RangeExpired(
-                f"rows of the transaction at marker {expired - 1} are no longer in Kafka",
+                f"rows of the transaction at offset {expired - 1} of the marker topic are no longer in Kafka",
                 hint="Retention has removed records that were never read, or a topic was created again. The first "
                 f"position from which everything is available is startingPosition marker:{later or expired}, with "
                 "a new checkpoint.",
@@ -278,7 +278,8 @@ def _check_last(transactions: list[CommittedTransaction], offset: StreamOffset, 
 
 def _other_topic(what: str, offset: StreamOffset) -> MarkerError:
     return MarkerError(
-        f"the query is at commit_lsn {format_lsn(offset['commit_lsn'])} at marker {offset['position']}, but {what}",
+        f"the query is at commit_lsn {format_lsn(offset['commit_lsn'])} at offset {offset['position']} of the "
+        f"marker topic, but {what}",
         hint="The topic was created again, or the checkpoint belongs to another cluster or prefix: what was "
         "committed meanwhile may be missing here. Use a new checkpoint, and a new mirror or changelog.",
     )

@@ -76,11 +76,11 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Option
     if streaming and "endingposition" in values:
         raise OptionError(
             "endingPosition applies to batch reads only",
-            hint="Stop a stream with trigger(availableNow=True) or query.stop().",
+            hint="Stop a streaming query with trigger(availableNow=True) or query.stop().",
         )
     if streaming is False and "maxchangespertrigger" in values:
         raise OptionError(
-            "maxChangesPerTrigger applies to streams only",
+            "maxChangesPerTrigger applies to streaming queries only",
             hint="Limit a batch read with startingPosition and endingPosition.",
         )
     if "table" in values and _flag(values, "includeMarkers"):

@@ -78,7 +78,7 @@ async def an_outage(watcher: Watcher, proxy: FaultProxy, server: str, title: str
     await naming
     found = await watcher.status()
     assert found["state"] == "waiting" and found["waiting_since"] is not None
-    await watcher.command_names("WAITS", title, "DOWN for")
+    await watcher.command_names("WAITING for", title, "DOWN for")
     await asyncio.sleep(begun + lasts_s - time.monotonic())
     assert (await watcher.status())["lag_seconds"] > lasts_s - 1.0
     await proxy.accept()

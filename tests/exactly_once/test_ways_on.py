@@ -461,7 +461,7 @@ STATES: dict[str, Walk] = {
     "positions deletable": Walk("retention would delete positions", _positions_may_be_deleted, _topic_as_told),
     "markers deleted": Walk("it was deleted and created again", _markers_deleted, _loaded_again),
     "topic refused": Walk("could not be created", _refused_config, _left_out, first=True),
-    "key in part": Walk("a part of its replica identity", _key_sent_in_part, _identity_full_as_told, first=True),
+    "key in part": Walk(", part of its replica identity", _key_sent_in_part, _identity_full_as_told, first=True),
     "topic given": Walk("but the topic contains changes of", _table_given_the_topic_of_another, _topic_of_its_own),
     "prepared in a gap": Walk("but its PREPARE was never received", _prepared_in_a_gap, _gap_up_to_now, first=True),
     "key protected": Walk("is part of the key", _rule_for_a_key, _in_key_as_told),
@@ -727,7 +727,7 @@ async def test_a_command_that_is_refused_leaves_everything_as_it_was(place: Plac
     for said, content in {
         "cannot be read": None,
         "this is not an offset of a Debezium connector": b"{}",
-        "0 offsets are for the topic prefix": offsets("another"),
+        "found 0 offsets for topic prefix": offsets("another"),
     }.items():
         await place.insert()
         path = place.folder / "offsets.json"

@@ -45,7 +45,7 @@ async def test_a_server_that_cannot_be_verified_is_when_the_certificate_is_there
         place.set(source__dsn=tls.dsn(f"sslmode=verify-full&sslrootcert={root}", database=database.name))
         said = await place.ends()
         assert "sslrootcert (source.dsn, PGSSLROOTCERT) cannot be read" in said, said
-        assert "to a PEM file that the gateway may read" in said, said
+        assert "to a PEM file that the gateway can read" in said, said
 
         certificate(tmp_path)
         place.gateway.start()
@@ -94,7 +94,7 @@ LISTENERS: Mapping[str, Listener] = {
     "another service": Listener(
         "PLAINTEXT",
         "answers, but not with Kafka's protocol",
-        "check that the port is Kafka's",
+        "check that this is Kafka's port",
         {"bootstrap_servers": "PostgreSQL"},
     ),
     "missing file": Listener(

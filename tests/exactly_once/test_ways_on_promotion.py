@@ -91,7 +91,7 @@ async def test_another_copy_of_the_server_is_left_for_the_primary(
             await _write_wal(place)
         place.wrong["source__dsn"] = other.dsn
         said = await place.ends()
-        assert "timeline 3 of the server does not descend from 2" in said, said
+        assert "timeline 3 of the server is not a child of 2" in said, said
         assert "point source.dsn to the primary that succeeded the old one" in said
         place.wrong.clear()
         await place.sql.close()
@@ -134,5 +134,5 @@ async def _go_on_behind_the_gap(place: Place) -> None:
         await place.sql.execute("INSERT INTO flows SELECT g FROM generate_series(1000, 1010) g ON CONFLICT DO NOTHING")
         await place.sql.execute("SELECT pg_switch_wal()")
     said = await place.ends()
-    assert "the new primary left timeline 1" in said and "walgate accept-gap --until-now" in said, said
+    assert "the new primary forked off timeline 1" in said and "walgate accept-gap --until-now" in said, said
     await place.accept_gap("--until-now")

@@ -85,7 +85,7 @@ async def _said_how_it_is_called(_: Place, said: str) -> None:
 
 async def _secret_made(place: Place, said: str) -> None:
     """The file says what the variable would."""
-    assert "it must name a text file that the gateway may read" in said, said
+    assert "it must name a text file that the gateway can read" in said, said
     (place.folder / "dsn").write_text(f"{place.database.dsn}\n")
     place.set(source__dsn_file=str(place.folder / "dsn"))
 
@@ -150,7 +150,7 @@ WALKS: Mapping[str, Walk] = {
     "file missing": Walk("configuration file", _no_file, _file_made),
     "no TOML": Walk("configuration file", _no_toml, _file_made),
     "no number": Walk("configuration:\n", _with(kafka__partitions="many"), _left_out),
-    "no section": Walk("is not a setting", _with(kafka_prefix="x"), _said_how_it_is_called),
+    "no section": Walk("not a setting: ", _with(kafka_prefix="x"), _said_how_it_is_called),
     "no secret": Walk("_FILE: ", _with(source__dsn_file="{folder}/dsn"), _secret_made),
     "no failpoint": Walk("no failpoint", _with(failpoints="commit_recieved:kill"), _failpoint_as_told),
     "no action": Walk("is not understood", _with(failpoints="commit_received:boom"), _left_out),
@@ -234,7 +234,9 @@ class Unsendable:
 
 UNSENDABLE: Mapping[str, Unsendable] = {
     "text": Unsendable(_TOO_LARGE, b"binary 'off'", "set source.binary = on.", {"source__binary": "off"}, False),
-    "binary": Unsendable(_TOO_LARGE, b"binary 'on'", "If it is on, leave a column out", {"source__binary": "on"}),
+    "binary": Unsendable(
+        _TOO_LARGE, b"binary 'on'", "If it is already on, leave the large column out", {"source__binary": "on"}
+    ),
     "two-phase": Unsendable(
         'could not map filenumber "base/5/16400" to relation OID',
         b"two_phase 'on'",

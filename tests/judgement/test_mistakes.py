@@ -448,7 +448,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "rows die before markers",
         topic("cdc.shop.orders", retention_ms="3600000"),
         WARN,
-        "keeps records for 1 h, but cdc.transaction for ever",
+        "keeps records for 1 h, but cdc.transaction keeps them for ever",
         "retention.ms=-1",
     ),
     (

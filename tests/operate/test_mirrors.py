@@ -87,7 +87,7 @@ async def test_what_a_mirror_says_is_shown_until_its_end_and_after(mirror: Mirro
     (found,) = board.snapshot().mirrors
     assert (found.up, found.since, found.commit_lsn) == (False, 1007.0, 0x10) and "refused" in found.error
     assert found.lag_seconds == 15.0  # it goes on
-    assert "DOES NOT ANSWER for 3.0 s" in printed(board)
+    assert "HAS NOT ANSWERED for 3.0 s" in printed(board)
     assert metrics_of(board) == {"walgate_mirror_up": 0.0, "walgate_mirror_lag_seconds": 15.0}
 
 
@@ -132,7 +132,7 @@ def test_what_is_worth_a_word_is_printed() -> None:
         )
     )
     text = printed(board)
-    assert "http://new: not queried yet" in text and "http://m: WAITS for Kafka" in text
+    assert "http://new: not queried yet" in text and "http://m: WAITING for Kafka" in text
     assert (
         "written up to 0/9, merged up to 0/8, lag unknown" in text and "tables: 2 stale, 0 still being filled" in text
     )

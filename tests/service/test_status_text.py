@@ -29,7 +29,7 @@ def test_what_is_left_out_read_again_or_lost_is_told() -> None:
     told = lines(text)
     assert told["quarantine"] == "public.poison, since 0/16B374D8: a value cannot be read"
     assert told["last gap"] == "0/100 to 0/200 is lost: a budget"
-    assert told["snapshot"] == "1 tables are not done, paused"
+    assert told["snapshot"] == "unfinished tables: 1, paused"
     assert "public.orders: reading, REPLACE, 1,200 rows in 3 chunks" in text and "walgate readmit" in text
 
 

@@ -115,7 +115,7 @@ def test_what_is_not_told_is_said() -> None:
     before, after = shape(FIRST), shape(wider)
     assert "type was changed: a." in doubts_of(before, after, change_of_columns(before, after, {}))
     old = shape(version(id=(INT8, None)))
-    assert "without a number: a, b." in doubts_of(old, before, change_of_columns(old, before, {}))
+    assert "numbers are unknown: a, b." in doubts_of(old, before, change_of_columns(old, before, {}))
     assert doubts_of(before, before, change_of_columns(before, before, {})) == ""
 
 
