@@ -8,6 +8,9 @@ start.py.
 
 A gateway that has released WAL (budget.py) takes the steps of accept-gap itself.
 
+Of a database that was renamed, each records its position under the new name first: it is found again when a command that dropped
+the slot is interrupted.
+
 The fence ends a gateway that runs: it starts again, from what is recorded here. Nothing is recorded by a command that was fenced
 in its turn, so that a position is only ever replaced by one that was derived from it.
 """
@@ -22,7 +25,14 @@ from gateway.events.marker import Marker
 from gateway.judgement.debezium_offset import DebeziumOffset
 from gateway.judgement.facts import Expected, Facts, Stored
 from gateway.judgement.findings import Finding, report_of
-from gateway.judgement.position import NEW_PREFIX, adoption_obstacle, check_prefix, debezium_obstacle
+from gateway.judgement.position import (
+    NEW_PREFIX,
+    adoption_obstacle,
+    after_rename,
+    check_prefix,
+    debezium_obstacle,
+    position_before_rename,
+)
 from gateway.judgement.publication import check_publications
 from gateway.judgement.server import check_left_behind, check_slot_capacity
 from gateway.judgement.slot import check_holder, check_slot
@@ -96,8 +106,7 @@ def accept_gap(
     stored: Stored = yield ReadPositions()
     after: Facts = yield Look()
     _raise(check_holder(after, expected))
-    fresh = fresh_position(after)
-    position = _position_of(stored, fresh)
+    position = yield from _position_of(stored, fresh_position(after), after)
     _raise(_unacceptable(stored, after, position, expected))
     reason = _proven_gap(before, after, position, expected)
     slot = after.slot
@@ -257,10 +266,14 @@ def _known(fresh_position: FreshPosition) -> Generator[Step, Any, tuple[Position
     yield Fence()
     stored: Stored = yield ReadPositions()
     facts: Facts = yield Look()
-    return _position_of(stored, fresh_position(facts)), facts
+    position = yield from _position_of(stored, fresh_position(facts), facts)
+    return position, facts
 
 
-def _position_of(stored: Stored, fresh: Position) -> Position:
+def _position_of(stored: Stored, fresh: Position, facts: Facts) -> Steps:
+    former = position_before_rename(stored, fresh, facts)
+    if former is not None:
+        stored = after_rename(stored, former, fresh)
     position = stored.positions.get(fresh.key)
     if position is None or position.state != "ACTIVE":
         raise StopForOperator(
@@ -273,4 +286,6 @@ def _position_of(stored: Stored, fresh: Position) -> Position:
             f"slot {fresh.slot} writes to the prefix {position.prefix!r}, but kafka.prefix is {fresh.prefix!r}",
             hint="use the gateway's own configuration",
         )
+    if former is not None:
+        yield Record(position, forgets=former.key)
     return position

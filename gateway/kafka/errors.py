@@ -27,6 +27,7 @@ from gateway.operate.errors import Retry, RetrySlowly, StopForOperator, WalgateE
 
 WRITING: Final = "Write and Describe"
 READING: Final = "Read and Describe"
+CREATING: Final = "Create"
 DESCRIBING: Final = "DescribeConfigs"
 _TLS_ALERT: Final = 0x15
 """The first byte of a TLS server's answer to what is no TLS."""

@@ -14,9 +14,13 @@ from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
+    InvalidConfigurationError,
+    InvalidPartitionsError,
     InvalidReplicationFactorError,
     InvalidTopicError,
     KafkaError,
+    NoError,
+    PolicyViolationError,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
@@ -24,7 +28,7 @@ from aiokafka.errors import (
 )
 
 from gateway.kafka.driver import Admin
-from gateway.kafka.errors import DESCRIBING, WRITING, classify
+from gateway.kafka.errors import CREATING, DESCRIBING, WRITING, classify
 from gateway.operate.kafka_settings import KafkaSettings
 
 log = structlog.get_logger()
@@ -38,6 +42,18 @@ LOGS_POLL_S = 0.02
 LOGS_TIMEOUT_S = 30.0
 _TOPIC_EXISTS: Final = TopicAlreadyExistsError.errno
 _UNKNOWN_TOPIC: Final = UnknownTopicOrPartitionError.errno
+_UNKNOWN_TO_CONTROLLER: Final = frozenset(
+    error.errno
+    for error in (
+        NoError,
+        InvalidConfigurationError,
+        InvalidPartitionsError,
+        InvalidReplicationFactorError,
+        InvalidTopicError,
+        PolicyViolationError,
+    )
+)
+"""Answers to a creation that a controller gives for none that exists: there, TOPIC_ALREADY_EXISTS replaces them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +161,9 @@ class TopicAdmin:
         itself is asked by a creation that changes nothing."""
         unknown: list[str] = []
         for batch in _batches(topics):
-            async with self._asking("asking the controller for topics"):
+            async with self._asking("asking the controller for topics", CREATING):
                 response = await self._admin.create_topics(batch, validate_only=True)
-            unknown += [topic for topic, code, *_ in response.topic_errors if code != _TOPIC_EXISTS]
+                unknown += _unknown(response.topic_errors)
         return unknown
 
     async def _wait_for_logs(self, topics: list[str]) -> None:
@@ -213,6 +229,15 @@ class TopicAdmin:
                 if code:  # a topic that was just made is not known to every broker yet
                     raise for_code(code)(name)
         return {name: {entry[0]: entry[1] for entry in entries} for _, _, _, name, entries in items}
+
+
+def _unknown(answers: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """Raises what a controller answered that says nothing of whether the topic exists."""
+    for topic, code, *_ in answers:
+        if code in _UNKNOWN_TO_CONTROLLER:
+            yield topic
+        elif code != _TOPIC_EXISTS:
+            raise for_code(code)(topic)
 
 
 def _batches(topics: Iterable[NewTopic]) -> Iterator[list[NewTopic]]:

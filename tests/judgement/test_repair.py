@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -71,6 +72,26 @@ def test_a_slot_that_is_gone_is_created_and_one_that_is_lost_is_dropped_before()
         assert isinstance(record, Record)
         (gap,) = record.markers
         assert (gap.kind, gap.marker_lsn, gap.end_lsn) == ("GAP", ACTIVE.resume_lsn, 1900) and gap.detail
+
+
+@pytest.mark.parametrize(
+    ("repair", "facts"),
+    [
+        (lambda: accept_gap(fresh, EXPECTED), with_slot(wal_status="lost")),
+        (lambda: accept_gap(fresh, EXPECTED, until_now=True), FACTS),
+        (lambda: skip(fresh, Lsn(1600)), FACTS),
+        (lambda: readmit(fresh, "public.bad"), FACTS),
+    ],
+)
+def test_a_database_that_was_renamed_is_repaired_under_its_new_name(repair: Callable[[], Steps], facts: Facts) -> None:
+    """Its position has the new name before the slot is dropped: afterwards nothing would show that the database was renamed."""
+    known = replace(ACTIVE, quarantined=(BAD,))
+    former = replace(known, database="former")
+    position, steps = done(repair(), facts, stored(former))
+    renamed, *rest = [step for step in steps if isinstance(step, (Record, DropSlot))]
+    assert renamed == Record(known, forgets=former.key)
+    again, as_ever = done(repair(), facts, stored(known))
+    assert (position, rest) == (again, [step for step in as_ever if isinstance(step, (Record, DropSlot))])
 
 
 def test_a_slot_that_was_moved_goes_on_where_it_is() -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+
 import pytest
+from aiokafka.admin import NewTopic
 from aiokafka.errors import InvalidTransactionTimeout
 
+from gateway.kafka.driver import Admin
 from gateway.kafka.errors import classify
 from gateway.kafka.outlet import RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.producer import Producer
 from gateway.kafka.topic_admin import Refusal
-from gateway.kafka.topics import refused_topic
+from gateway.kafka.topics import Topics, refused_topic
 from gateway.local import Kafka
-from gateway.operate.errors import RetrySlowly, StopForOperator
+from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.operate.kafka_settings import KafkaSettings
 
 
@@ -25,6 +30,41 @@ def test_a_topic_that_may_not_be_made_names_the_right_and_is_waited_for() -> Non
     for code in (29, 31):  # TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
         error = refused_topic(Refusal("t", code, ""))
         assert type(error) is RetrySlowly and "grant Create" in error.hint
+
+
+CODES = {
+    0: DataGap,
+    7: Retry,  # REQUEST_TIMED_OUT
+    17: DataGap,  # INVALID_TOPIC_EXCEPTION: another topic's name collides
+    29: RetrySlowly,  # TOPIC_AUTHORIZATION_FAILED
+    31: RetrySlowly,  # CLUSTER_AUTHORIZATION_FAILED
+    36: Retry,  # TOPIC_ALREADY_EXISTS
+    37: DataGap,  # INVALID_PARTITIONS
+    38: DataGap,  # INVALID_REPLICATION_FACTOR
+    40: DataGap,  # INVALID_CONFIG
+    41: Retry,  # NOT_CONTROLLER
+    44: DataGap,  # POLICY_VIOLATION
+    89: Retry,  # THROTTLING_QUOTA_EXCEEDED
+}
+
+
+@pytest.mark.parametrize(("code", "expected"), CODES.items())
+async def test_only_an_answer_about_the_topic_shows_that_it_was_deleted(
+    code: int, expected: type[WalgateError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker cannot be made to give these answers."""
+
+    async def answer(_: Admin, topics: Sequence[NewTopic], *, validate_only: bool) -> object:
+        assert validate_only
+        return SimpleNamespace(topic_errors=[(topic.name, code, "") for topic in topics])
+
+    monkeypatch.setattr(Admin, "create_topics", answer)
+    topics = Topics(KafkaSettings(), "markers", {"t"}, print)
+    with pytest.raises(WalgateError) as caught:
+        await topics.refuse_deleted(["t"])
+    assert type(caught.value) is expected
+    if code == 29:
+        assert caught.value.hint == "grant Create on topic t"
 
 
 async def test_a_batch_is_never_larger_than_the_largest_record() -> None:
