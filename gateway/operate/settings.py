@@ -247,9 +247,9 @@ class SnapshotSettings(Section):
     )
     may_lock: bool = Field(
         default=False,
-        description="If a table without a key changes during each of three attempts to read it, lock it (LOCK TABLE ... IN "
-        "SHARE MODE) for the next ones: writers wait until it has been read. Needs UPDATE, DELETE or (from 17 on) MAINTAIN "
-        "on the table.",
+        description="If a table that is read in one transaction (it has no key, or its access method is neither heap nor "
+        "tde_heap) changes during each of three attempts to read it, lock it (LOCK TABLE ... IN SHARE MODE) for the next "
+        "ones: writers wait until it has been read. Needs UPDATE, DELETE or (from 17 on) MAINTAIN on the table.",
     )
     readers: int = Field(default=2, ge=1, le=16, description="Number of sessions that read tables in parallel.")
     rows_per_s: int | None = Field(default=None, gt=0, description="Limit on the rows read per second.")

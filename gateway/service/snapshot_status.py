@@ -12,7 +12,7 @@ from gateway.replication.connection import connect_sql
 from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
 from gateway.service.schema_errors import classified_schema_errors
-from gateway.snapshot.state import KNOWN, States, decode_states, of_slot, writer_ids
+from gateway.snapshot.state import KNOWN, RESELECT, States, TableState, decode_states, of_slot, writer_ids
 from gateway.snapshot.table import Status
 from schemas.errors import RegistryRefused
 from schemas.names import SNAPSHOT_TOPIC
@@ -63,10 +63,7 @@ async def load_states(values: Mapping[bytes, bytes], client: RegistryClient) -> 
 
 def told(states: States) -> SnapshotStatus:
     """For the status: what is not done."""
-    left = sorted(
-        (state for state in states.tables.values() if state.name and state.status not in (KNOWN, Status.DONE.value)),
-        key=lambda state: (state.schema, state.name),
-    )
+    left = [state for state in _started(states) if state.status != Status.DONE.value]
     tables = tuple(
         TableSnapshot(
             f"{state.schema}.{state.name}",
@@ -85,13 +82,19 @@ def status_lines(states: States) -> Iterator[str]:
     if states.stream is None:
         yield "no snapshot was taken for this slot"
         return
-    tables = [state for state in states.tables.values() if state.name and state.status != "KNOWN"]
-    left = sum(state.status != "DONE" for state in tables)
+    tables = _started(states)
+    left = sum(state.status != Status.DONE.value for state in tables)
     paused = ", paused" if states.stream.paused else ""
     yield f"{len(tables)} tables were started, {left} of them are unfinished{paused}"
-    for state in sorted(tables, key=lambda state: (state.schema, state.name)):
+    for state in tables:
         again = sum(map(len, states.keys.get(state.relation_oid, {}).values()))
         yield (
             f"{state.schema}.{state.name}: {state.status.lower()}, {state.purpose}, {state.row_count} rows in "
             f"{state.chunk_count} chunks, {state.stale_count} were stale, {again} keys to read again"
         )
+
+
+def _started(states: States) -> list[TableState]:
+    """Without those of which only rows are read that UPDATEs left values out of."""
+    found = (s for s in states.tables.values() if s.name and s.status != KNOWN and s.purpose != RESELECT)
+    return sorted(found, key=lambda state: (state.schema, state.name))

@@ -202,7 +202,9 @@ class Snapshot:
 
     async def _take_up(self, state: TableState, surveyed: Surveyed) -> None:
         segments = self._states.keys.get(state.relation_oid, {})
-        reading = self._readings[state.relation_oid] = Reading(state, encoded=state, void_segments=list(segments))
+        reading = self._readings[state.relation_oid] = Reading(
+            state, encoded=state, void_segments=list(segments), misses_keys=True
+        )
         under_way = state.status in (Status.READING.value, Status.ENDING.value)
         if not under_way or (state.fingerprint != surveyed.fingerprint and not reading.is_reselect):
             return
@@ -299,9 +301,7 @@ class Snapshot:
         if command.command == "start":
             self._start(command)
         elif command.command == "cancel":
-            for reading in self._whole_tables:
-                self._cancel(reading.oid)
-            self._snapshot_id = ""
+            self._cancel_all()
         else:
             self._paused = command.command == "pause"
         self._wake.set()
@@ -319,21 +319,44 @@ class Snapshot:
                 reason="a snapshot that delivers these tables' rows has not ended",
                 hint="wait until it ends: walgate snapshot status",
             )
-        for oid in [oid for oid in chosen.tables if oid in self._readings]:
-            self._cancel(oid)
         if chosen.tables:
             self._begin_snapshot(len(chosen.tables))
         for oid, (namespace, name) in chosen.tables.items():
             self._queue(oid, namespace, name, command.purpose)
 
     def _queue(self, oid: int, namespace: str, name: str, purpose: str) -> None:
+        """In place of what is under way of it."""
+        state, is_under_way = TableState(oid, namespace, name, self._snapshot_id, purpose), oid in self._readings
+        if is_under_way:
+            self._cancel(oid)
         self._known.discard(oid)
-        self._readings[oid] = Reading(TableState(oid, namespace, name, self._snapshot_id, purpose))
+        self._readings[oid] = Reading(state, misses_keys=is_under_way)
 
     def _begin_snapshot(self, count: int) -> None:
         if not self._snapshot_id:
             self._snapshot_id = new_id()
             log.info("snapshot_begins", snapshot_id=self._snapshot_id, tables=count)
+
+    def _cancel_all(self) -> None:
+        """Rows that UPDATEs left values out of are still read where their keys are noted; where they are not, that is told."""
+        owing = []
+        for reading in self._whole_tables:
+            if self._reselects and reading.may_owe_more:
+                owing.append(reading.full_name)
+            keys = reading.take_owed()
+            self._cancel(reading.oid)
+            if keys:
+                assert reading.recipe is not None
+                self._begin_reselect(reading.recipe.version.encoder.description, keys)
+        self._snapshot_id = ""
+        if owing:
+            log.warning(
+                "values_not_sent",
+                count=len(owing),
+                tables=owing[:NAMED_TABLES],
+                reason="these tables are not read any more, and UPDATEs may have left values out before their rows were noted",
+                hint="`walgate snapshot start schema.table` reads a table with all its values",
+            )
 
     def _cancel(self, oid: int) -> None:
         reading = self._readings.pop(oid)
@@ -430,6 +453,7 @@ class Snapshot:
                 tracking.begin(reading.oid, table, [reading.recipe.version.schema_id])
                 owe("SNAPSHOT_BEGIN", reading)
             elif mark.kind == "end" and table.status is Status.ENDING:
+                keys = reading.take_owed()
                 table.end()
                 tracking.end(reading.oid)
                 owe("SNAPSHOT_END", reading)
@@ -438,8 +462,7 @@ class Snapshot:
                     self._note_content(reading.oid, reading.recipe.surveyed.content)
                 self._finished.append(self._readings.pop(reading.oid))
                 log.info("table_read", table=reading.full_name, rows=table.row_count, stale=table.stale_count)
-                if table.again:
-                    keys, table.again = table.again, KeyList()
+                if keys:
                     self._begin_reselect(reading.recipe.version.encoder.description, keys)
         if mark.is_last and not self._whole_tables:
             owe("SNAPSHOT_END", None)
@@ -534,9 +557,10 @@ class Snapshot:
                 self._finished.append(Reading(replace(state, status=KNOWN)))
             elif oid in self._left:
                 self._left.discard(oid)
-                self._readings[oid] = Reading(replace(state, purpose="REPLACE"))
+                self._readings[oid] = Reading(replace(state, purpose="REPLACE"), misses_keys=True)
             else:  # waiting needs no record: what is published and not known, is read
-                self._readings[oid] = Reading(state, encoded=state)
+                is_first = self._is_first and self._discovered_at < 0
+                self._readings[oid] = Reading(state, encoded=state, misses_keys=not is_first)
         await self._compare()
 
     async def _compare(self) -> None:
@@ -553,8 +577,6 @@ class Snapshot:
                 self._tell_unsent(now, reason, reads=reads)
             if reason and reads:
                 self._begin_snapshot(1)
-                if oid in self._readings:
-                    self._cancel(oid)
                 self._queue(oid, now.schema, now.name, "REPLACE")
             else:
                 self._note_content(oid, now)
@@ -648,10 +670,16 @@ class Snapshot:
         """An UPDATE of the relation came without a value: its row is read again. Whether changes are noted from this one on; else
         they were before, or the table will be read as a whole. (Earlier changes of the row need not be known: where this one
         is seen, they are.)"""
+        reading = self._readings.get(relation_oid)
+        if reading is not None:
+            reading.misses_keys = reading.misses_keys or not reading.notes_keys
+            return False
+        if relation_oid not in self._known and self._settings.mode == "initial":
+            return False  # it was published a moment ago
         version = self._machine.in_force(relation_oid)
         assert version is not None
         identity = version.encoder.description.identity_columns
-        if relation_oid in self._readings or not identity or any(column.protection for column in identity):
+        if not identity or any(column.protection for column in identity):
             return False
         self._begin_reselect(version.encoder.description, KeyList())
         return True
@@ -692,7 +720,7 @@ class Snapshot:
             reading.void_segments += reading.table.again.take_dirty()
             reading.table = None
         self._begin_snapshot(1)
-        reading.recipe = None
+        reading.recipe, reading.misses_keys = None, True
         reading.state = replace(reading.state, snapshot_id=self._snapshot_id, purpose="REPLACE", fingerprint="")
 
     def _end_reselect(self, reading: Reading) -> None:
@@ -766,7 +794,9 @@ class Snapshot:
             await self._more.wait()
 
     async def _read(self, sql: asyncpg.Connection, reading: Reading, chunk: Chunk) -> None:
-        assert reading.recipe is not None
+        if reading.recipe is None or reading.table is not chunk.table:  # it has changed while the session was opened
+            chunk.table.give_back(chunk)
+            return
         chunk.is_locked = bool(chunk.whole) and self._settings.may_lock and reading.changed_count >= CHANGED_ATTEMPTS
         sizer, yields = chunk.table.sizer, self._is_shared and reading.state.purpose != "VERIFY"
         sizer.chunk_bytes = min(SHARED_BYTES, sizer.most_bytes) if yields else sizer.most_bytes
@@ -779,8 +809,9 @@ class Snapshot:
         try:
             found = await read_chunk(sql, chunk, reading.recipe, list(self._source.publications), waits)
         except Outdated:
+            chunk.table.give_back(chunk)
             if reading.is_reselect:
-                self._set_up_again(reading, chunk)
+                self._set_up_again(reading)
             elif reading.table is chunk.table and chunk.generation == chunk.table.generation:
                 self._begin_again(reading)
         except NotYet:
@@ -793,7 +824,7 @@ class Snapshot:
             chunk.table.give_back(chunk)
             self._text_only = True
             if reading.is_reselect:
-                self._set_up_again(reading, chunk)
+                self._set_up_again(reading)
             else:
                 self._begin_again(reading)
         except BaseException:
@@ -810,8 +841,7 @@ class Snapshot:
                 begin = max(self._free_at, time.monotonic())
                 self._free_at = begin + len(found.rows) / self._settings.rows_per_s
 
-    def _set_up_again(self, reading: Reading, chunk: Chunk) -> None:
-        chunk.table.give_back(chunk)
+    def _set_up_again(self, reading: Reading) -> None:
         reading.recipe = None
         self._wake.set()
 

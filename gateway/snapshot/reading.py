@@ -31,6 +31,8 @@ class Reading:
     """The message that begins or ends it is under way."""
     void_segments: list[int] = field(default_factory=list)
     """Of keys that were to be read again when it was begun before."""
+    misses_keys: bool = False
+    """Rows of which UPDATEs left values out may be unknown: only the read of the whole table sends these values."""
     encoded: TableState | None = None
     """What is durable, or on its way."""
 
@@ -50,6 +52,23 @@ class Reading:
     @property
     def status(self) -> Status:
         return Status.WAITING if self.table is None else self.table.status
+
+    @property
+    def notes_keys(self) -> bool:
+        """Of UPDATEs that leave values out, those that come now."""
+        return self.table is not None and self.table.reselects and self.table.status in (Status.READING, Status.ENDING)
+
+    @property
+    def may_owe_more(self) -> bool:
+        """Values of rows whose keys are not noted."""
+        return self.misses_keys or (self.table is not None and self.table.generation > 0)
+
+    def take_owed(self) -> KeyList:
+        """Keys of rows of which values were left out, for a reselection: they are no longer of this reading."""
+        keys = KeyList()
+        if self.notes_keys and self.table is not None and self.table.again:
+            keys, self.table.again = self.table.again, keys
+        return keys
 
     def told(self) -> TableSnapshot:
         """For the status, as of now."""

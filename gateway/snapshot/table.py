@@ -256,10 +256,10 @@ class Table:
 
     def give_back(self, chunk: Chunk) -> None:
         """It was not read, or does not count: read the same once more."""
+        self.judge.drop(chunk)
         if chunk.generation != self.generation or chunk not in self._chunks:
             return
         self._chunks.discard(chunk)
-        self.judge.drop(chunk)
         for found in chunk.ranges:
             self.plan.give_back(found)
         self._taken.difference_update(chunk.keys)
