@@ -7,15 +7,20 @@ is killed, partitions may lack events that are before those of other partitions:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Final
 
 from gateway.judgement.debezium_offset import DebeziumOffset
 from gateway.lsn import Lsn
+from gateway.pgoutput import letters
+from gateway.pgoutput.logical_message import read_message_head
+from gateway.transactions.transaction import is_published
 
-INSERT, UPDATE, DELETE = "I", "U", "D"
-CREATED, UPDATED, DELETED, TOMBSTONE = "c", "u", "d", "tombstone"
+INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = "I", "U", "D", "T", "M"
+CREATED, UPDATED, DELETED, TRUNCATED, TOMBSTONE = "c", "u", "d", "t", "tombstone"
+_ROWS: Final = {ord(kind): kind for kind in (INSERT, UPDATE, DELETE)}
 
 Place = tuple[int, int]
 """xid and LSN of a change. Rows of one COPY may share it."""
@@ -31,11 +36,37 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A transaction that the slot still has; `changes` of published tables, in their order."""
+    """A transaction that the slot still has; `changes` of published tables, in their order, and logical messages that are
+    published. A TRUNCATE is one change for each table. A message of no transaction stands alone, with xid 0."""
 
     xid: int
     end_lsn: int
     changes: tuple[Change, ...]
+
+
+def committed(
+    rows: Iterable[tuple[int, bytes]], prefixes: Collection[str], *, skips_truncates: bool
+) -> Iterator[Committed]:
+    """Of LSNs and the first bytes of pgoutput's messages; `prefixes` of the logical messages that are published."""
+    xid, changes = 0, list[Change]()
+    for lsn, head in rows:
+        kind = head[0]
+        if kind == letters.BEGIN:
+            xid, changes = int.from_bytes(head[17:21], "big"), []
+        elif kind == letters.COMMIT:
+            yield Committed(xid, int.from_bytes(head[10:18], "big"), tuple(changes))
+        elif kind in _ROWS:
+            changes.append(Change(lsn, _ROWS[kind]))
+        elif kind == letters.TRUNCATE and not skips_truncates:
+            changes += [Change(lsn, TRUNCATE)] * int.from_bytes(head[1:5], "big")
+        elif kind == letters.MESSAGE:
+            message = read_message_head(head, False)
+            if not is_published(message.prefix, prefixes):
+                continue
+            if message.transactional:
+                changes.append(Change(lsn, MESSAGE))
+            else:
+                yield Committed(0, lsn, (Change(lsn, MESSAGE),))
 
 
 def is_before(offset: DebeziumOffset, commit_lsn: int, lsn: int) -> bool:
@@ -54,8 +85,8 @@ def advanced(
         for place, kinds in _places(transaction):
             records = written.get(place, Counter())
             is_whole = _is_whole(kinds, records, tombstones=tombstones)
-            if transaction.xid == offset.written_xid and place[1] <= offset.lsn:
-                if place[1] == offset.lsn and not is_whole:  # some rows of a COPY
+            if 0 != transaction.xid == offset.written_xid and place[1] <= offset.lsn:
+                if place[1] == offset.lsn and not is_whole:  # some rows of a COPY, or tables of a TRUNCATE
                     return offset, 0
                 continue
             if not is_whole:
@@ -73,11 +104,13 @@ def _places(transaction: Committed) -> Iterator[tuple[Place, Counter[str]]]:
 
 
 def _is_whole(kinds: Counter[str], records: Counter[str], *, tombstones: bool) -> bool:
-    """An update of a key is a delete and a create."""
+    """An update of a key is a delete and a create. Records of messages are not counted: they are written again."""
     moved = kinds[UPDATE] - records[UPDATED]
     return (
-        moved >= 0
+        not kinds[MESSAGE]
+        and moved >= 0
         and records[CREATED] == kinds[INSERT] + moved
         and records[DELETED] == kinds[DELETE] + moved
+        and records[TRUNCATED] == kinds[TRUNCATE]
         and (not tombstones or records[TOMBSTONE] == records[DELETED])
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection
+from time import monotonic
 from typing import Any, Final
 
-import asyncpg
 import fastavro
 import structlog
 from aiokafka.errors import KafkaError
@@ -16,15 +16,12 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from gateway.judgement.debezium_offset import DebeziumOffset
 from gateway.judgement.debezium_written import (
-    DELETE,
-    INSERT,
     TOMBSTONE,
-    UPDATE,
-    Change,
     Committed,
     Place,
     Written,
     advanced,
+    committed,
     is_before,
 )
 from gateway.kafka.driver import Consumer
@@ -32,13 +29,15 @@ from gateway.kafka.errors import READING, classify
 from gateway.kafka.goodbye import say_goodbye
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.lsn import Lsn
-from gateway.operate.errors import StopForOperator
+from gateway.operate.errors import Retry, StopForOperator
 from gateway.operate.settings import Settings, SourceSettings
+from gateway.pgoutput import letters
 from gateway.replication.connection import connect_sql
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.options import quoted_identifier
 from gateway.replication.password import login_of
 from gateway.service.schema_errors import classified_schema_errors
+from schemas.errors import SchemaError
 from schemas.framing import FRAME_BYTES, read_schema_id
 from schemas.registry import RegistryClient
 
@@ -49,15 +48,19 @@ _FIRST_LOOK: Final = 500
 _POLL_MS: Final = 200
 _PEEKED_BYTES: Final = 16 << 20
 """Of WAL behind the newest event: its transaction commits there, or further."""
+_PEEK_TIMEOUT_S: Final = 86_400.0
+"""A peek decodes from where the slot's oldest transaction began: the whole backlog perhaps, and that takes hours."""
 _HEAD_BYTES: Final = 26
+_BEFORE_PREFIX: Final = 10
 _PEEK: Final = f"""
-SELECT (lsn - '0/0'::pg_lsn)::int8 AS lsn, substring(data FOR {_HEAD_BYTES}) AS head
+SELECT (lsn - '0/0'::pg_lsn)::int8 AS lsn,
+    substring(data FOR CASE get_byte(data, 0) WHEN {letters.MESSAGE}
+        THEN {_BEFORE_PREFIX} + position('\\x00'::bytea IN substring(data FROM {_BEFORE_PREFIX + 1}))
+        ELSE {_HEAD_BYTES} END) AS head
 FROM pg_catalog.pg_logical_slot_peek_binary_changes(
-    $1, $2::text::pg_lsn, NULL, 'proto_version', '1', 'publication_names', $3)
+    $1, $2::text::pg_lsn, NULL, 'proto_version', '1', 'publication_names', $3, 'messages', $4)
 """
 _FLUSHED: Final = "SELECT (pg_catalog.pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::int8"
-_BEGIN, _COMMIT = ord("B"), ord("C")
-_ROWS: Final = {ord(kind): kind for kind in (INSERT, UPDATE, DELETE)}
 
 Event = tuple[str, int, int, int]
 """Operation, xid, the end of the last commit before it, LSN."""
@@ -72,8 +75,9 @@ async def find_written(
     if not total:
         return offset
     through, count = offset, 0
-    if settings.debezium.options().skipped_operations <= {"t"}:
-        transactions = await _transactions(settings.source, found)
+    skipped = settings.debezium.options().skipped_operations
+    if skipped <= {"t"}:
+        transactions = await _transactions(settings.source, found, skips_truncates="t" in skipped)
         through, count = advanced(offset, transactions, found, tombstones=settings.debezium.tombstones_on_delete)
     log.info("records_beyond_offset", count=total, through_lsn=str(through.lsn), written_again=total - count)
     return through
@@ -85,7 +89,7 @@ async def find_written(
 async def _written(
     settings: Settings, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset
 ) -> Written:
-    schemas = _Schemas(registry)
+    schemas, limit_s = _Schemas(registry), settings.kafka.delivery_timeout_s
     found: dict[Place, Counter[str]] = {}
     consumer = Consumer(
         **settings.kafka.client_options(),
@@ -99,7 +103,8 @@ async def _written(
         first, ends = await consumer.beginning_offsets(places), await consumer.end_offsets(places)
         for place in places:
             consumer.assign([place])
-            for operation, xid, _, lsn in await _end_of(consumer, place, first[place], ends[place], schemas, offset):
+            events = await _end_of(consumer, place, first[place], ends[place], schemas, offset, limit_s)
+            for operation, xid, _, lsn in events:
                 found.setdefault((xid, lsn), Counter())[operation] += 1
     except (KafkaError, OSError) as error:
         raise classify(error, "reading the connector's topics", READING) from error
@@ -109,7 +114,13 @@ async def _written(
 
 
 async def _end_of(
-    consumer: Consumer, place: TopicPartition, first: int, end: int, schemas: _Schemas, offset: DebeziumOffset
+    consumer: Consumer,
+    place: TopicPartition,
+    first: int,
+    end: int,
+    schemas: _Schemas,
+    offset: DebeziumOffset,
+    limit_s: float,
 ) -> list[Event]:
     """Events of a partition from the offset's own one on."""
     look = _FIRST_LOOK
@@ -117,14 +128,30 @@ async def _end_of(
         start = max(first, end - look)
         events: list[Event] = []
         consumer.seek(place, start)
-        while await consumer.position(place) < end:
-            for record in (await consumer.getmany(place, timeout_ms=_POLL_MS)).get(place, []):
-                event = await schemas.event(record, events[-1] if events else None)
-                if event is not None:
-                    events.append(event)
+        async for record in read_to(consumer, place, end, limit_s):
+            event = await schemas.event(record, events[-1] if events else None)
+            if event is not None:
+                events.append(event)
         if start == first or (events and is_before(offset, *events[0][2:])):
             return [event for event in events if not is_before(offset, *event[2:])]
         look *= 4
+
+
+async def read_to(consumer: Consumer, place: TopicPartition, end: int, limit_s: float) -> AsyncIterator[ConsumerRecord]:
+    """Records from the consumer's position on. Raises Retry where nothing comes for `limit_s`."""
+    since = monotonic()
+    while (reached := await consumer.position(place)) < end:
+        records = (await consumer.getmany(place, timeout_ms=_POLL_MS)).get(place, [])
+        for record in records:
+            yield record
+        if await consumer.position(place) > reached:
+            since = monotonic()
+        elif monotonic() - since > limit_s:
+            raise Retry(
+                f"adopt: {place.topic}, partition {place.partition}, could not be read beyond offset {reached} for "
+                f"{limit_s:.0f} s",
+                hint="check that the partition has a leader and that the broker is reachable",
+            )
 
 
 class _Schemas:
@@ -143,7 +170,7 @@ class _Schemas:
                 return None
             commit_lsn, lsn = json.loads(source["sequence"])
             return value["op"], source["txId"], int(commit_lsn or 0), int(lsn)
-        except (ValueError, KeyError, TypeError, IndexError, EOFError) as error:
+        except (SchemaError, ValueError, KeyError, TypeError, IndexError, EOFError) as error:
             raise StopForOperator(
                 f"adopt: the record at offset {record.offset} of {record.topic} is not of a Debezium connector for PostgreSQL",
                 hint="use the topics that the connector wrote, and debezium.format as it wrote them",
@@ -172,7 +199,7 @@ def _plain(schema: Any) -> Any:
 # -- the slot -------------------------------------------------------------------------------------------------------------
 
 
-async def _transactions(source: SourceSettings, written: Written) -> list[Committed]:
+async def _transactions(source: SourceSettings, written: Written, *, skips_truncates: bool) -> list[Committed]:
     """Those that the slot has, at least to the newest that was written."""
     newest_xid, newest_lsn = max(written, key=lambda place: place[1])
     names = ",".join(map(quoted_identifier, source.publications))
@@ -182,8 +209,9 @@ async def _transactions(source: SourceSettings, written: Written) -> list[Commit
         flushed = int(await sql.fetchval(_FLUSHED))
         while True:
             until = newest_lsn + peeked
-            rows = await sql.fetch(_PEEK, source.slot, str(Lsn(until)), names)
-            found = list(_committed(rows))
+            messages = "on" if source.messages else "off"
+            rows = await sql.fetch(_PEEK, source.slot, str(Lsn(until)), names, messages, timeout=_PEEK_TIMEOUT_S)
+            found = list(committed(rows, source.message_prefixes, skips_truncates=skips_truncates))
             if until >= flushed or any(each.xid == newest_xid for each in found):
                 return found
             peeked *= 4
@@ -191,15 +219,3 @@ async def _transactions(source: SourceSettings, written: Written) -> list[Commit
         raise classify_exception(error, "peeking at the slot") from error
     finally:
         sql.terminate()
-
-
-def _committed(rows: Iterable[asyncpg.Record]) -> Iterator[Committed]:
-    xid, changes = 0, list[Change]()
-    for lsn, head in rows:
-        kind = head[0]
-        if kind == _BEGIN:
-            xid, changes = int.from_bytes(head[17:21], "big"), []
-        elif kind == _COMMIT:
-            yield Committed(xid, int.from_bytes(head[10:18], "big"), tuple(changes))
-        elif kind in _ROWS:
-            changes.append(Change(lsn, _ROWS[kind]))

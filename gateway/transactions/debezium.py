@@ -421,7 +421,9 @@ class DebeziumMachine(TransactionMachine):
             tracked = self._tracked(relation_oid)
             if tracked is not None:
                 tracked.outlet.append_everywhere(b"", transaction.manifest)
-        if self._skips_truncates or transaction.skipped or change_lsn <= self._written_lsn:
+        # At the last LSN itself, records of some tables may have been written, and of others not.
+        was_written = change_lsn < self._written_lsn + (len(message.relation_oids) == 1)
+        if self._skips_truncates or transaction.skipped or was_written:
             return
         assert self._source is not None
         self._refresh(self._source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -95,9 +95,14 @@ class MessageTopic:
 
     def takes(self, prefix: str) -> bool:
         """Heartbeats only where they are asked for by name."""
-        if self.heartbeats_only or prefix in OWN_PREFIXES:
-            return False
-        return prefix in self.prefixes if self.prefixes else prefix != HEARTBEAT_PREFIX
+        return not self.heartbeats_only and is_published(prefix, self.prefixes)
+
+
+def is_published(prefix: str, prefixes: Collection[str]) -> bool:
+    """Of a logical message, by source.message_prefixes."""
+    if prefix in OWN_PREFIXES:
+        return False
+    return prefix in prefixes if prefixes else prefix != HEARTBEAT_PREFIX
 
 
 @dataclass(slots=True)

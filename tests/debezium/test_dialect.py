@@ -296,6 +296,16 @@ def test_what_was_written_before_is_not_written_again_of_any_kind() -> None:
     assert dialect.read() == []
 
 
+def test_tables_of_a_truncate_that_share_the_last_lsn_come_all_again() -> None:
+    """Of any number of them the record may be missing."""
+    for oids, count in (((OID,), 0), ((OID, OID), 2)):
+        dialect = Dialect(DebeziumOptions(skipped_operations=frozenset()), written=(5, 1000))
+        dialect.begin()
+        dialect.machine.receive(Truncate(None, oids, False, False), 1000)
+        dialect.commit()
+        assert [one.value["op"] for one in dialect.read() if one.value is not None] == ["t"] * count
+
+
 # -- values -------------------------------------------------------------------------------------------------------------
 
 
