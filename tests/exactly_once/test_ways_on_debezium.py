@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -63,6 +64,10 @@ async def _not_a_number(place: Place) -> None:
 async def _null_instead(place: Place, said: str) -> None:
     assert "or debezium.event_converting_failure_handling_mode = warn" in said
     place.set(debezium__event_converting_failure_handling_mode="warn")
+
+
+async def _not_a_number_in_the_key(place: Place) -> None:
+    await place.sql.execute("CREATE TABLE keyed (v numeric(10, 2) PRIMARY KEY); INSERT INTO keyed VALUES ('NaN')")
 
 
 async def _no_key(place: Place) -> None:
@@ -132,6 +137,7 @@ WALKS: Mapping[str, Walk] = {
     "topic of two": Walk("both have the topic", _two_tables_of_one_topic, _topic_of_its_own),
     "not a number, as text": Walk("column v: ", _not_a_number, _set_as_told),
     "not a number, as null": Walk("column v: ", _not_a_number, _null_instead),
+    "not a number, in a key": Walk("column v is part of the key: ", _not_a_number_in_the_key, _set_as_told),
     "no key": Walk("has no key, but with debezium.compacted_topics", _no_key, _topic_not_compacted),
     "prepared": Walk("sends prepared transactions before they commit", _prepared, _two_phase_taken_away, first=True),
     "dialect": Walk("are written in the dialect debezium", _with(kafka__dialect="walgate"), _set_as_told),
@@ -153,5 +159,23 @@ async def test_an_offset_that_is_no_use_leaves_everything_as_it_was(place: Place
     path.write_bytes(offsets(place.prefix))
     said = await walgate(place.gateway, "adopt", "--from-debezium", str(path), code=78)
     assert "already has a position" in said and "use the slot that the connector read last" in said, said
+    await place.streams()
+    await place.stop()
+
+
+async def test_a_record_that_the_connector_did_not_write_leaves_everything_as_it_was(place: Place) -> None:
+    lsn = await place.sql.fetchval(
+        "SELECT (lsn - '0/0'::pg_lsn)::int8 FROM pg_create_logical_replication_slot($1, 'pgoutput')", place.slot
+    )
+    await place.insert()
+    path, topic = place.folder / "offsets.json", f"{place.prefix}.public.flows"
+    path.write_text(json.dumps({"lsn": lsn, "lsn_commit": lsn, "txId": 1, "messageType": "COMMIT"}))
+    await place.new_topic(topic)
+    await place.send(topic, "foreign", b"{}")
+    said = await walgate(place.gateway, "adopt", "--from-debezium", str(path), code=78)
+    assert f"the record at offset 0 of {topic} is not of a Debezium connector" in said, said
+    assert "use the topics that the connector wrote" in said, said
+    await place.delete_topic(topic)
+    await walgate(place.gateway, "adopt", "--from-debezium", str(path))
     await place.streams()
     await place.stop()
