@@ -6,7 +6,7 @@ TOOLS  := .venv-tools/.ready
 HOT    := build/hot/.ready
 ARGS   ?=
 # Files of tests that run side by side, each with servers of its own.
-WORKERS ?= 2
+WORKERS ?= 3
 PYTEST := $(PYTHON) -m pytest
 CODE   := gateway schemas spark_consumer tests
 QUIET  := $(shell test -t 2 || echo --quiet)

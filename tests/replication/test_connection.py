@@ -173,9 +173,9 @@ async def test_missing_slot_is_left_to_the_next_start_to_judge(database: Databas
             pass
 
 
-async def test_option_that_the_server_does_not_know_stops(database: Database) -> None:
+async def test_what_the_server_does_not_support_is_waited_for(database: Database) -> None:
     await prepared_slot(database.dsn, database.name)
-    with pytest.raises(StopForOperator):
+    with pytest.raises(RetrySlowly, match="0A000.*proto_version=99"):
         async with opened(database.dsn, database.name, Lsn(0), {**OPTIONS, "proto_version": "99"}):
             pass
 
