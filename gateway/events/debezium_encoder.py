@@ -294,7 +294,7 @@ class DebeziumEncoder:
             raise UnwritableRelation(
                 f"{self._name}, column {column.name} is part of the key: {reason}",
                 hint="set debezium.decimal_handling_mode = string, or a coarser debezium.time_precision_mode, to "
-                "represent the value",
+                "represent the value, and schemas.on_incompatible = register, since the type of the key changes",
             )
         self._unconvertible(self._name, column.name, reason)
         if not column.is_optional:

@@ -70,6 +70,12 @@ async def _not_a_number_in_the_key(place: Place) -> None:
     await place.sql.execute("CREATE TABLE keyed (v numeric(10, 2) PRIMARY KEY); INSERT INTO keyed VALUES ('NaN')")
 
 
+async def _text_key(place: Place, said: str) -> None:
+    await _set_as_told(place, said)
+    assert "and schemas.on_incompatible = register" in said
+    place.set(schemas__on_incompatible="register")
+
+
 async def _no_key(place: Place) -> None:
     place.set(debezium__compacted_topics=True, debezium__tombstones_on_delete=True, debezium__skipped_operations="t")
     await place.sql.execute("CREATE TABLE keyless (v text); INSERT INTO keyless VALUES ('x')")
@@ -137,7 +143,7 @@ WALKS: Mapping[str, Walk] = {
     "topic of two": Walk("both have the topic", _two_tables_of_one_topic, _topic_of_its_own),
     "not a number, as text": Walk("column v: ", _not_a_number, _set_as_told),
     "not a number, as null": Walk("column v: ", _not_a_number, _null_instead),
-    "not a number, in a key": Walk("column v is part of the key: ", _not_a_number_in_the_key, _set_as_told),
+    "not a number, in a key": Walk("column v is part of the key: ", _not_a_number_in_the_key, _text_key),
     "no key": Walk("has no key, but with debezium.compacted_topics", _no_key, _topic_not_compacted),
     "prepared": Walk("sends prepared transactions before they commit", _prepared, _two_phase_taken_away, first=True),
     "dialect": Walk("are written in the dialect debezium", _with(kafka__dialect="walgate"), _set_as_told),
