@@ -34,6 +34,7 @@ from spark_consumer.mirror.log import not_yet
 from spark_consumer.mirror.merge import write_once
 from spark_consumer.mirror.parts import TablePart, batch_size, look_at, without_signs
 from spark_consumer.mirror.target import CHANGELOG, applied_commit_lsn, exists
+from spark_consumer.mirror.tuning import tune
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.source.decode import decode_changes, typed
 from spark_consumer.source.frames import TableFrame
@@ -53,6 +54,7 @@ class Changelog:
     def apply(self, raw: DataFrame, batch: int) -> None:
         """`raw`: frames.RAW, whole transactions. Raises MirrorError."""
         began = time.monotonic()
+        tune(raw.sparkSession, compacts=True)
         raw = without_signs(raw.where(f.col("table").isNotNull())).drop("topic", "partition", "offset").persist()
         try:
             found = look_at(raw, batch_size(raw))

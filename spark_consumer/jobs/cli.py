@@ -109,7 +109,7 @@ NoVectors = Annotated[
     ),
 ]
 
-MERGE_EVERY_S = 0.0
+_MERGE_EVERY_BATCH = 0.0
 DIFFERS = 3  # exit code: a VERIFY has found differences
 
 
@@ -187,7 +187,7 @@ def mirror(
     starting_position: Start = "earliest",
     until_lsn: Until = "",
     once: Once = False,
-    merge_every: MergeEvery = MERGE_EVERY_S,
+    merge_every: MergeEvery = _MERGE_EVERY_BATCH,
     retention: Retention = RETENTION_S,
     no_deletion_vectors: NoVectors = False,
     strict: Annotated[

@@ -86,7 +86,7 @@ class AppendingMirror:
     def _open(self, spark: SparkSession) -> None:
         """Also merges what an earlier run has left."""
         session = cloned(spark)  # `once` sets some settings for all writes of a session
-        tune(session)
+        tune(session, compacts=True)
         tune(spark, compacts=False)  # batches do not wait for that: the merges compact
         fence.check_form(session, self.path)
         changes.create(session, self.path)
@@ -168,8 +168,7 @@ class AppendingMirror:
         except fence.TakenOver:
             fence.check_appends(self._session, self.path, self._epoch)
             return False
-        self._merger.upkeep.compact(self._session)
-        self._merger.upkeep.remove_if_due(self._session)
+        self._merger.keep_up(self._session, self._batch, compacts=True)
         return True
 
     def stop(self) -> None:
@@ -217,7 +216,7 @@ def merge_once(
     )
     merger.open(spark, appends=False)
     merger.upkeep.compact(spark)
-    merger.upkeep.remove_if_due(spark)
+    merger.upkeep.remove(spark)
 
 
 def taken_in(spark: SparkSession, path: str) -> int | None:

@@ -183,7 +183,18 @@ class Mirror:
             self._apply_all(raw, batch)
         except ConcurrentTransactionException as problem:
             raise fence.taken_over(self.path) from problem
-        self.upkeep.remove_if_due(raw.sparkSession)
+        self.keep_up(raw.sparkSession, batch)
+
+    def keep_up(self, spark: SparkSession, batch: int, *, compacts: bool = False) -> None:
+        """Removes what is too old, where that is due; `compacts`: and compacts `changes`. What failed is only reported."""
+        if self.last is None:
+            return
+        notes = self.upkeep.run_if_due(spark, compacts=compacts)
+        if notes:
+            standing, filling = self._standing, len(self._standing.filling)
+            stale = len(standing.stale(self.last.complete))
+            told = BatchReport(batch, self.last.commit_lsn, 0, 0, {}, 0.0, notes, stale=stale, filling=filling)
+            self.report(told)
 
     def merge_waiting(self, spark: SparkSession, batch: int = 0) -> None:
         """Takes in what was appended to `changes` since the last merge. Raises MirrorError."""
@@ -213,7 +224,7 @@ class Mirror:
 
         Raises MirrorError where the tables are not those that it was made for.
         """
-        tune(spark)
+        tune(spark, compacts=True)
         fence.check_form(spark, self.path)
         last = manifest.picture(spark, self.path)
         if last is not None:
@@ -460,7 +471,7 @@ class Mirror:
         if change.is_plain(before.columns) or self._is_of_a_person(spark, part.table, location, applied):
             return None
         wanted = table_schema(shape) if shape.key else log_table_schema(shape)
-        if target.properties(wanted.names):
+        if target.needs_mapping(wanted.names):
             target.map_columns(spark, location)
         return Refit(before, change, wanted)
 

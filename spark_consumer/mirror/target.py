@@ -25,6 +25,9 @@ CHANGELOG = "walgate-changelog"
 MAPPED = {"delta.columnMapping.mode": "name"}
 # Of a table in which rows are changed: a merge writes which rows went beside the files, instead of the files anew.
 DELETION_VECTORS = {"delta.enableDeletionVectors": "true"}
+# upkeep.py removes log entries by version; Delta's own clean-up goes by their age, whatever pictures need.
+_NO_CLEANUP = {"delta.enableExpiredLogCleanup": "false"}
+_TOMBSTONES = "delta.deletedFileRetentionDuration"
 _REFUSES_OLD = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
 # In a name, what Delta refuses without them being mapped.
 _REFUSED = re.compile(r"[ ,;{}()\n\t=]")
@@ -32,8 +35,13 @@ _REFUSED = re.compile(r"[ ,;{}()\n\t=]")
 
 def properties(columns: Iterable[str], *, deletion_vectors: bool = False) -> dict[str, str]:
     """Of a table that is made with these columns."""
-    mapped = MAPPED if any(map(_REFUSED.search, columns)) else {}
-    return {**mapped, **(DELETION_VECTORS if deletion_vectors else {})}
+    mapped = MAPPED if needs_mapping(columns) else {}
+    return {**_NO_CLEANUP, **mapped, **(DELETION_VECTORS if deletion_vectors else {})}
+
+
+def needs_mapping(columns: Iterable[str]) -> bool:
+    """Whether Delta takes columns of these names only mapped."""
+    return any(map(_REFUSED.search, columns))
 
 
 def map_columns(spark: SparkSession, location: str) -> None:
@@ -56,7 +64,7 @@ def align(spark: SparkSession, location: str, wanted: StructType) -> None:
     there = {field.name: field.dataType for field in spark.read.format("delta").load(location).schema}
     wants = {field.name: field.dataType for field in wanted}
     dropped = [name for name in there if name not in wants]
-    if dropped or properties(wants):
+    if dropped or needs_mapping(wants):
         map_columns(spark, location)
     if dropped:
         spark.sql(f"ALTER TABLE {sql_table(location)} DROP COLUMNS ({', '.join(map(quoted, dropped))})")
@@ -150,12 +158,26 @@ def own_retention_s(spark: SparkSession, location: str) -> float:
     delta = java(spark).org.apache.spark.sql.delta
     log = delta.DeltaLog.forTable(java_session(spark), location)
     found = {
-        "delta.deletedFileRetentionDuration": delta.DeltaLog.tombstoneRetentionMillis,
+        _TOMBSTONES: delta.DeltaLog.tombstoneRetentionMillis,
         "delta.logRetentionDuration": log.deltaRetentionMillis,
     }
     return max(
         (told(metadata) / 1000 for name, told in found.items() if metadata.configuration().contains(name)), default=0
     )
+
+
+def tombstones_s(spark: SparkSession, location: str, version: int) -> float:
+    """For how long the log of a table says which files were replaced, by the properties that it had at a version."""
+    delta = java(spark).org.apache.spark.sql.delta
+    log = delta.DeltaLog.forTable(java_session(spark), location)
+    defaults = [getattr(log, f"getSnapshotAt$default${place}")() for place in (2, 3, 4)]
+    metadata = log.getSnapshotAt(version, *defaults).metadata()
+    return float(delta.DeltaLog.tombstoneRetentionMillis(metadata)) / 1000
+
+
+def keep_tombstones(spark: SparkSession, location: str, hours: int) -> None:
+    """From now on; what the log has forgotten does not come back."""
+    spark.sql(f"ALTER TABLE {sql_table(location)} SET TBLPROPERTIES ('{_TOMBSTONES}' = 'interval {hours} hours')")
 
 
 def load_state(spark: SparkSession, location: str) -> None:

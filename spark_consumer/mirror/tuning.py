@@ -12,17 +12,21 @@ from spark_consumer.jvm import java_session
 
 _SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
-_COMPACT = "spark.databricks.delta.autoCompact.enabled"
+COMPACT = "spark.databricks.delta.autoCompact.enabled"
 
 
-def tune(spark: SparkSession, *, compacts: bool = True) -> None:
-    """Of this session alone; what it has set already stays. `compacts`: a write compacts the small files of its table."""
+def tune(spark: SparkSession, *, compacts: bool | None = None) -> None:
+    """Of this session alone; what it has set already stays.
+
+    `compacts`: whether a write compacts the small files of its table; None: who writes says that.
+    """
     settings = java_session(spark).sessionState().conf()
     ours = {
         _SHUFFLE_PARTITIONS: str(max(2, spark.sparkContext.defaultParallelism)),
         _SNAPSHOT_PARTITIONS: "2",
-        _COMPACT: str(compacts).lower(),
     }
+    if compacts is not None:
+        ours[COMPACT] = str(compacts).lower()
     for name, value in ours.items():
         if not settings.contains(name):
             spark.conf.set(name, value)

@@ -51,12 +51,28 @@ class Upkeep:
     path: str
     retention_s: float = RETENTION_S
     _due: float = field(default=-math.inf, init=False)
+    _failed: bool = field(default=False, init=False)  # since the last removal
     _session: SparkSession | None = field(default=None, init=False)
 
-    def remove_if_due(self, spark: SparkSession) -> None:
-        if time.monotonic() >= self._due:
-            self.remove(spark)
+    def run_if_due(self, spark: SparkSession, *, compacts: bool) -> tuple[str, ...]:
+        """Removes about once an hour; `compacts`: and compacts at each call. What failed, and why: a mirror goes on without it,
+        and tries it again when it removes the next time."""
+        is_due = time.monotonic() >= self._due
+        steps = {
+            "compact changes": self.compact if compacts and (is_due or not self._failed) else None,
+            "remove what is too old": self.remove if is_due else None,
+        }
+        failed = []
+        for name, step in steps.items():
+            try:
+                if step is not None:
+                    step(spark)
+            except Exception as problem:  # of any kind: it is told
+                failed.append(f"could not {name} in {self.path}: {_told(problem)}")
+        if is_due:
             self._due = time.monotonic() + min(self.retention_s, _EVERY_S)
+        self._failed = bool(failed) or (self._failed and not is_due)
+        return tuple(failed)
 
     def remove(self, spark: SparkSession) -> None:
         """What no picture of the retention needs."""
@@ -74,6 +90,11 @@ class Upkeep:
         return self._session
 
 
+def _told(problem: Exception) -> str:
+    """Without Java's stack; py4j says in the second line what happened."""
+    return " ".join([type(problem).__name__, *str(problem).splitlines()[:2]])
+
+
 def compact(spark: SparkSession, path: str) -> None:
     location = changes_path(path)
     if not target.exists(spark, location):
@@ -88,6 +109,9 @@ def compact(spark: SparkSession, path: str) -> None:
 
 def remove(spark: SparkSession, path: str, retention: timedelta) -> None:
     now = datetime.now(UTC)
+    remembered = retention + timedelta(seconds=GRACE_S)
+    if retention.total_seconds() < _FOREVER_S:
+        _keep_tombstones(spark, path, remembered)
     if not _old_log(spark, manifest_path(path), now):  # few merges since the last time
         return
     oldest_lsn = manifest.merged_before(spark, path, now - retention)
@@ -97,21 +121,36 @@ def remove(spark: SparkSession, path: str, retention: timedelta) -> None:
         for name, version in manifest.oldest_versions(spark, path).items():
             location = table_path(path, TableName.parse(name))
             own = timedelta(seconds=target.own_retention_s(spark, location))
-            _remove_before(spark, location, now, max(retention, own), version)
+            _remove_before(spark, location, now, max(retention, own), version, remembered)
     for location in (manifest_path(path), changes_path(path)):
         if target.exists(spark, location):
             _vacuum(spark, location, timedelta())
             delta_log.remove(spark, location, _old_log(spark, location, now))
 
 
-def _remove_before(spark: SparkSession, location: str, now: datetime, retention: timedelta, needed: int) -> None:
-    """Of a table: what neither the version `needed` nor that of the retention's beginning, nor any later one, has."""
+def _keep_tombstones(spark: SparkSession, path: str, remembered: timedelta) -> None:
+    """Of every table for at least that long: VACUUM removes also what was replaced later, where the log has forgotten it."""
+    last = manifest.picture(spark, path)
+    for name in () if last is None else last.tables:
+        location = table_path(path, TableName.parse(name))
+        if target.tombstones_s(spark, location, target.version(spark, location)) < remembered.total_seconds():
+            target.keep_tombstones(spark, location, math.ceil(remembered.total_seconds() / 3600))
+
+
+def _remove_before(
+    spark: SparkSession, location: str, now: datetime, retention: timedelta, needed: int, remembered: timedelta
+) -> None:
+    """Of a table: what neither the version `needed` nor that of the retention's beginning, nor any later one, has.
+
+    Files stay until the log has remembered for as long as `remembered` what was replaced, ever since the oldest of them.
+    """
     oldest, old = _log_before(spark, location, now - retention, needed)
     if not old:  # few commits since the last time
         return
     if target.version(spark, location) != oldest:
         retention = max(retention, now - delta_log.committed_at(spark, location, oldest))
-    _vacuum(spark, location, retention)
+    if target.tombstones_s(spark, location, oldest) >= remembered.total_seconds():
+        _vacuum(spark, location, retention)
     delta_log.remove(spark, location, old)
 
 

@@ -13,11 +13,13 @@ from pyspark.sql import SparkSession
 
 from schemas.description import ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
+from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, form, manifest, pictures
 from spark_consumer.mirror.appending import AppendingMirror, merge_once, taken_in
 from spark_consumer.mirror.batch import BatchReport, Mirror
 from spark_consumer.mirror.dump import newest
 from spark_consumer.mirror.layout import changes_path
+from spark_consumer.mirror.tuning import COMPACT, tune
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
 from tests.spark_consumer.queries import run_to_end
@@ -104,6 +106,18 @@ def change(feeder: Feeder, items: Table, visits: Table, number: int) -> int:
     commit_lsn = transaction.commit()
     feeder.kafka_commit()
     return commit_lsn
+
+
+@pytest.mark.long
+def test_only_merges_compact(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    session = cloned(spark)
+    session.conf.unset(COMPACT)  # another mirror of this session may have set it
+    tune(session)  # as for every job
+    change(feeder, feeder.table(ITEMS), feeder.table(VISITS), 1)
+    mirror = appending(feeder, tmp_path)
+    take(session, feeder, mirror)
+    assert mirror._session is not None
+    assert (session.conf.get(COMPACT), mirror._session.conf.get(COMPACT)) == ("false", "true")
 
 
 def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:

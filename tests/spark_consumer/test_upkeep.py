@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import java
 from spark_consumer.mirror import changes, manifest, pictures, target, upkeep
+from spark_consumer.mirror.batch import BatchReport, Mirror
 from spark_consumer.mirror.delta_files import open_delta
 from spark_consumer.mirror.delta_log import needless
 from spark_consumer.mirror.layout import changes_path, manifest_path, table_path
@@ -55,6 +57,10 @@ def files_since(location: Path, version: int) -> set[str]:
     return {file for number in found for file, _ in open_delta(location, number).files}
 
 
+def age(file: Path, days: int) -> None:
+    os.utime(file, times=(file.stat().st_atime, file.stat().st_mtime - days * 24 * 3600))
+
+
 ITEMS = TableName("public", "items")
 EVERY_SECOND = "spark.databricks.delta.properties.defaults.checkpointInterval"
 
@@ -65,7 +71,7 @@ def merge(spark: SparkSession, path: str, lsn: int) -> datetime:
     rows = pa.Table.from_pylist([change], pa.schema([RAW.field(name) for name in changes.COLUMNS]))
     changes.append(to_frame(spark, rows), path, lsn, 1)
     location = table_path(path, ITEMS)
-    properties = {} if target.exists(spark, location) else target.DELETION_VECTORS
+    properties = {} if target.exists(spark, location) else target.properties(["id"], deletion_vectors=True)
     write_once(spark.range(lsn, lsn + 2), location, "append", lsn, properties=properties)
     DeltaTable.forPath(spark, location).delete(f"id = {lsn + 1}")
     versions = {str(ITEMS): target.version(spark, location)}
@@ -78,6 +84,77 @@ def check(spark: SparkSession, path: str, lsns: Iterable[int]) -> None:
         picture = pictures.read(spark, path, at=lsn)
         assert picture.commit_lsn == lsn
         assert sorted(row["id"] for row in picture[str(ITEMS)].collect()) == list(range(2, lsn + 1, 2))
+
+
+def test_what_upkeep_cannot_do_is_reported_and_tried_again_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def fail(step: str) -> None:
+        tried.append(step)
+        raise PermissionError(f"no right to {step}\nat line 1\nat line 2")
+
+    monkeypatch.setattr(upkeep, "compact", lambda *_: fail("compact"))
+    monkeypatch.setattr(upkeep, "remove", lambda *_: fail("remove"))
+    monkeypatch.setattr(upkeep.Upkeep, "_own_session", lambda *_: None)
+    reports: list[BatchReport] = []
+    mirror, spark = Mirror("/mirror", {}, reports.append), cast(SparkSession, None)
+    mirror.keep_up(spark, 1)
+    assert not tried  # nothing is there yet
+    mirror.last = replace(manifest.Picture.before_all(), commit_lsn=7)
+    for batch in (1, 2, 3):
+        mirror.keep_up(spark, batch, compacts=True)
+    assert tried == ["compact", "remove"]
+    (report,) = reports
+    assert (report.batch, report.commit_lsn, report.changes) == (1, 7, 0)
+    assert [note.partition(": ")[2] for note in report.notes] == [
+        f"PermissionError no right to {step} at line 1" for step in tried
+    ]
+    mirror.upkeep = upkeep.Upkeep("/mirror", 0.0)  # due at once
+    for batch in (4, 5):
+        mirror.keep_up(spark, batch)
+    assert tried == ["compact", "remove", "remove", "remove"] and [each.batch for each in reports] == [1, 4, 5]
+
+
+@pytest.mark.integration
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_files_whose_removal_the_log_has_forgotten_stay(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written long ago, replaced a moment ago, which the log of the table remembers for no time at all."""
+    path, items = str(tmp_path), Path(table_path(str(tmp_path), ITEMS))
+    monkeypatch.setattr(upkeep, "LOG_GRACE_S", 0.0)
+    spark.conf.set(EVERY_SECOND, "2")
+    try:
+        changes.create(spark, path)
+        for lsn in (2, 4):
+            merge(spark, path, lsn)
+        spark.sql(f"ALTER TABLE delta.`{items}` SET TBLPROPERTIES ('delta.deletedFileRetentionDuration' = '0 hours')")
+        for lsn in (6, 8):
+            merge(spark, path, lsn)
+        DeltaTable.forPath(spark, str(items)).optimize().executeCompaction()
+        merge(spark, path, 10)
+    finally:
+        spark.conf.unset(EVERY_SECOND)
+    picture = manifest.picture(spark, path, 6)
+    assert picture is not None
+    needed = picture.tables[str(ITEMS)]
+    for entry in (items / "_delta_log").glob("*.json"):
+        if int(entry.stem) <= needed:
+            age(entry, 10)
+    for file in items.iterdir():
+        if file.is_file():
+            age(file, 20)
+    java(spark).org.apache.spark.sql.delta.DeltaLog.clearCache()
+    monkeypatch.setattr(manifest, "merged_before", lambda *_: 6)
+    retention = timedelta(days=5).total_seconds()
+    upkeep.Upkeep(path, retention).remove(spark)
+    check(spark, path, (6, 8, 10))
+    newest = target.version(spark, str(items))
+    assert target.tombstones_s(spark, str(items), newest) == retention + upkeep.GRACE_S
+    upkeep.Upkeep(path, retention).remove(spark)
+    check(spark, path, (6, 8, 10))
+    assert target.version(spark, str(items)) == newest
 
 
 @pytest.mark.integration
@@ -109,8 +186,7 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
     # Delta would refuse a version for its age, though it was replaced just now.
     for version in versions(items):
         if version <= needed:
-            entry = items / "_delta_log" / f"{version:020}.json"
-            os.utime(entry, times=(entry.stat().st_atime, entry.stat().st_mtime - 10 * 24 * 3600))
+            age(items / "_delta_log" / f"{version:020}.json", 10)
     java(spark).org.apache.spark.sql.delta.DeltaLog.clearCache()
     check(spark, path, (4,))
     upkeep.Upkeep(path, 0.0).remove(spark)
