@@ -274,7 +274,7 @@ async def test_what_does_not_fit_a_listener_is_named_and_tried_slowly(
 
 
 async def test_a_broker_that_is_away_is_no_wrong_setting(topic_prefix: str) -> None:
-    with pytest.raises(Retry, match="that the broker is running"):
+    with pytest.raises(Retry, match="the broker is running"):
         await get_in(KafkaSettings(bootstrap_servers=f"{HOST}:{free_port()},{HOST}:{free_port()}"), topic_prefix)
 
 
