@@ -240,7 +240,7 @@ class Topics:
         if deleted:
             raise deleted_topics(deleted)
         raise Retry(
-            f"the broker does not know {len(topics)} existing topics yet, including {topics[0]}",
+            f"existing topics that the broker does not know yet: {len(topics)}, including {topics[0]}",
             hint="the broker is overloaded, or has just started",
         )
 
