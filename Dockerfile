@@ -1,4 +1,5 @@
-# Two images from one file: `gateway` (Python only) and `spark` (the mirror: PySpark, Java, Delta). Every package is verified
+# Images from one file: `gateway` (Python only), `spark` (the mirror: PySpark, Java, Delta, S3A), and `s3` for the profile
+# `cluster` of docker-compose.yml. Every package is verified
 # against its hash in requirements.lock, every jar against gateway/local/artifacts.lock, the base image against its digest (print the
 # current one with `docker buildx imagetools inspect python:3.13-slim`).
 ARG PYTHON_IMAGE=python:3.13-slim@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b
@@ -29,15 +30,20 @@ FROM build AS build-gateway
 COPY --from=wheel /src/dist/ dist/
 RUN uv pip install --quiet --python /app/bin/python --no-deps dist/*.whl
 
+FROM build AS jars
+RUN uv pip install --quiet --python /build/bin/python -c requirements.lock jgo httpx2 rich
+COPY gateway/ gateway/
+RUN PYTHONPATH=$(echo /app/lib/python3*/site-packages) WALGATE_CACHE=/cache \
+        python -c 'from gateway.local.artifacts import fetch_sets; fetch_sets("delta", "s3a", "s3proxy")' \
+ && mkdir -p /jars/s3 /jars/spark \
+ && find /cache -name 's3proxy-*.jar' -exec mv {} /jars/s3/s3proxy.jar \; && find /cache -name '*.jar' -exec mv -t /jars/spark {} +
+
 FROM build AS build-spark
 RUN uv pip install --quiet --python /app/bin/python --require-hashes -b requirements-build.lock -c requirements.lock \
         -r pyproject.toml --extra spark
-# Delta's jars, resolved by jgo, in Spark's own folder.
-RUN uv pip install --quiet --python /build/bin/python -c requirements.lock jgo httpx2 rich
-COPY gateway/ gateway/
-RUN PYTHONPATH=$(echo /app/lib/python3*/site-packages) WALGATE_CACHE=/jars \
-        python -c 'from gateway.local.artifacts import jars; jars("delta")' \
- && find /jars -name '*.jar' -exec cp -t "$(echo /app/lib/python3*/site-packages/pyspark/jars)" {} +
+# Delta's jars and those of s3a:// in Spark's own folder.
+COPY --from=jars /jars /jars
+RUN cp -t "$(echo /app/lib/python3*/site-packages/pyspark/jars)" /jars/spark/*.jar
 COPY --from=wheel /src/dist/ dist/
 RUN uv pip install --quiet --python /app/bin/python --no-deps dist/*.whl
 
@@ -52,15 +58,27 @@ STOPSIGNAL SIGTERM
 ENTRYPOINT ["walgate"]
 CMD ["run", "--log-format", "json"]
 
-FROM ${PYTHON_IMAGE} AS spark
-ARG PROJECT_URL=
-LABEL org.opencontainers.image.title="walgate-spark" org.opencontainers.image.licenses="Apache-2.0" org.opencontainers.image.source="$PROJECT_URL"
+FROM ${PYTHON_IMAGE} AS java
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends openjdk-21-jre-headless procps >/dev/null \
  && rm -rf /var/lib/apt/lists/* && ln -s /usr/lib/jvm/java-21-openjdk-* /usr/lib/jvm/default \
- && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp walgate \
- && install -d -o walgate -g walgate /mirror
+ && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp walgate
+ENV JAVA_HOME=/usr/lib/jvm/default
+
+# S3Proxy: the API of S3 over a folder, in which each folder is a bucket.
+FROM java AS s3
+RUN install -d -o walgate -g walgate /buckets /buckets/lake
+COPY --from=jars /jars/s3 /jars
+USER 10001
+VOLUME /buckets
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["java", "-Xmx256m", "-jar", "/jars/s3proxy.jar", "--properties"]
+
+FROM java AS spark
+ARG PROJECT_URL=
+LABEL org.opencontainers.image.title="walgate-spark" org.opencontainers.image.licenses="Apache-2.0" org.opencontainers.image.source="$PROJECT_URL"
+RUN install -d -o walgate -g walgate /mirror
 COPY --from=build-spark /app /app
-ENV JAVA_HOME=/usr/lib/jvm/default WALGATE_SPARK_JARS= PATH=/app/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV WALGATE_SPARK_JARS= PATH=/app/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001
 VOLUME /mirror
 STOPSIGNAL SIGTERM

@@ -1,4 +1,4 @@
-"""What a process costs, as Linux counts it: proc(5)."""
+"""What a process costs, as Linux counts it: proc(5); what was written into a folder."""
 
 from __future__ import annotations
 
@@ -47,3 +47,17 @@ def busy_s() -> float:
     """CPU time of everything on this computer since its start, idle and waiting apart."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     return (sum(fields[:8]) - fields[3] - fields[4]) / _TICKS_PER_S
+
+
+def file_sizes(folder: Path) -> dict[Path, int]:
+    """All files below it, but for the checksums that Hadoop keeps beside local files."""
+    return {
+        path: path.stat().st_size
+        for path in folder.rglob("*")
+        if path.is_file() and not (path.name.startswith(".") and path.suffix == ".crc")
+    }
+
+
+def bytes_written(folder: Path, before: dict[Path, int]) -> int:
+    """Of files that are new or have another size than `before`, which file_sizes found."""
+    return sum(size for path, size in file_sizes(folder).items() if before.get(path) != size)

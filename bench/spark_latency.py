@@ -83,10 +83,7 @@ async def measure(spark: Any, scene: Scene, name: str, rate: int, seconds: float
             ) as gateway,
         ):
             await sql.execute("insert into bench (note) values ('the topic and its schema')")
-            options = {
-                "kafka.bootstrap.servers": parts.kafka.bootstrap_servers, "registry.url": parts.registry.url,
-                "prefix": gateway.prefix, **sink.options,
-            }  # fmt: skip
+            options = {**walgate.reader_options(parts, gateway), **sink.options}
             await walgate.past(sql, gateway, await sql.fetchval("select (pg_current_wal_lsn() - 1)::text"))
             frame = spark.readStream.format("walgate").options(**options).load()
             writer = frame.writeStream.foreachBatch(sink.apply).option("checkpointLocation", f"{folder}/checkpoint")

@@ -1,10 +1,11 @@
 """What a mirror costs beside a plain Delta MERGE: `python -m bench.spark_mirror`.
 
-Two equal Delta tables of --rows rows, with deletion vectors or without. Of each round's --changes updates, which lie in Kafka,
-one batch goes into the first as a mirror (read, counted, decoded, folded, merged, the picture recorded); then a MERGE of the
-same rows, which lie ready in Parquet, goes into the second, as a person writes it. In the end both must be equal. Prints one
-line of JSON for each, and at last the ratio of the medians, of time and of CPU time (JVM, Python workers, this process); the
-first two rounds warm up.
+For each of --changes: equal Delta tables of --rows rows, with deletion vectors or without. Each round's updates, spread over the
+table, lie in Kafka. One mirror merges them in a batch (read, counted, decoded, folded, merged, the version recorded); another
+appends them, and merges then. Last, a MERGE of the same rows, which lie ready in Parquet, goes into a plain table, as a person
+writes it. In the end all must be equal. Prints one line of JSON for each, and at last the ratios of the medians of the two
+merges to those of the plain one: of time, of CPU time (JVM, Python workers, this process) and of bytes written (data, deletion
+vectors and log of the table; and with the mirror's manifest, one entry a merge); the first two rounds warm up.
 """
 
 from __future__ import annotations
@@ -12,31 +13,39 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
+import shutil
 import tempfile
 import time
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 from uuid import uuid4
 
 from delta.tables import DeltaTable
 
+from bench.cost import bytes_written, file_sizes
 from bench.spark_source import ACCOUNTS, cpu_seconds, jvm_pid
 from gateway.local import Kafka
 from gateway.local import Registry as LocalRegistry
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 from spark_consumer.jobs.session import local_session
+from spark_consumer.jvm import cloned
 from spark_consumer.mirror import target
+from spark_consumer.mirror.appending import AppendingMirror
 from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.layout import table_path
 from spark_consumer.mirror.merge import write_once
+from spark_consumer.mirror.tuning import tune
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import Feeder, Table
 
+BATCH, APPEND, MERGE, PLAIN = "mirror batch", "mirror append", "its merge", "plain MERGE"
 OPENED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -90,42 +99,72 @@ def plain_merge(spark: Any, location: str, source: str) -> None:
     merged.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
 
 
-def run(kafka: str, registry: str, rows: int, changes: int, rounds: int, deletion_vectors: bool) -> None:
+def run(kafka: str, registry: str, rows: int, changes: list[int], rounds: int, deletion_vectors: bool) -> None:
     spark = local_session("bench", java_home=spark_java_home(), jars=jars("delta"), cores=2)
     feeder = Feeder(kafka, registry, f"b{uuid4().hex[:8]}")
     accounts = feeder.table(ACCOUNTS)
     schemas = SchemaCache(Registry({"url": registry}))
     with tempfile.TemporaryDirectory() as folder:
-        location, plain_location = table_path(folder, TableName("public", "accounts")), f"{folder}/plain"
-        make_rows(spark, location, rows, deletion_vectors=deletion_vectors)
-        make_rows(spark, plain_location, rows, deletion_vectors=deletion_vectors)
-        mirror = Mirror(folder, schemas)
-        times: dict[str, list[tuple[float, float]]] = {"mirror batch": [], "plain MERGE": []}
-        for turn in range(rounds):
-            feed(feeder, accounts, changes, rows, turn)
-            start = "earliest" if mirror.last is None else f"lsn:{mirror.last.commit_lsn}"
-            raw = spark.read.format("walgate").options(**feeder.options(startingPosition=start)).load()
-            source = f"{folder}/source{turn}"
-            changed_rows(spark, changes, rows, turn).write.parquet(source)
-            works = {
-                "mirror batch": partial(mirror.apply, raw, turn),
-                "plain MERGE": partial(plain_merge, spark, plain_location, source),
-            }
-            for name, work in works.items():
-                times[name].append(clock(spark, name, turn, work))
-        mirrored, plain = (spark.read.format("delta").load(place) for place in (location, plain_location))
-        mirrored, plain = mirrored.drop("_special"), plain.drop("_special")
-        if mirrored.count() != rows or mirrored.exceptAll(plain).count():
-            raise SystemExit("the two tables are not equal")
-        warm = {name: [median(column) for column in zip(*found[2:], strict=True)] for name, found in times.items()}
-        ratios = [ours / theirs for ours, theirs in zip(*warm.values(), strict=True)]
-        facts = {"changes": changes, "rows": rows, "mirror_s": round(warm["mirror batch"][0], 2)}
-        print(json.dumps({**facts, "ratio": round(ratios[0], 2), "cpu_ratio": round(ratios[1], 2)}), flush=True)
+        make_rows(spark, f"{folder}/made", rows, deletion_vectors=deletion_vectors)
+        for count in changes:
+            compare(spark, feeder, accounts, schemas, Path(folder), rows, count, rounds)
     spark.stop()
     feeder.close()
 
 
-async def main(rows: int, changes: int, rounds: int, deletion_vectors: bool) -> None:
+def compare(
+    spark: Any,
+    feeder: Feeder,
+    accounts: Table,
+    schemas: SchemaCache,
+    folder: Path,
+    rows: int,
+    changes: int,
+    rounds: int,
+) -> None:
+    merged, appended, plain = (folder / f"{changes} {name}" for name in ("merged", "appended", "plain"))
+    tables = [table_path(str(place), TableName("public", "accounts")) for place in (merged, appended)] + [str(plain)]
+    for place in tables:
+        shutil.copytree(folder / "made", place)
+    mirror = Mirror(str(merged), schemas)
+    appending = AppendingMirror(str(appended), schemas, merge_every_s=math.inf)
+    beside = cloned(spark)  # with what the mirror's merges have
+    tune(beside, compacts=True)
+    start = f"lsn:{feeder.next_lsn()}"
+    times: dict[str, list[tuple[float, float, int, int]]] = {}
+    for turn in range(rounds):
+        feed(feeder, accounts, changes, rows, turn)
+        raw = spark.read.format("walgate").options(**feeder.options(startingPosition=start)).load()
+        source = f"{folder}/source"
+        changed_rows(spark, changes, rows, turn).write.mode("overwrite").parquet(source)
+        works: dict[str, tuple[Path, Any]] = {
+            BATCH: (merged, partial(mirror.apply, raw, turn)),
+            APPEND: (appended, partial(appending.apply, raw, turn)),
+            MERGE: (appended, partial(appending.finish, spark, merge=True)),
+            PLAIN: (plain, partial(plain_merge, beside, str(plain), source)),
+        }
+        for name, (written_in, work) in works.items():
+            before = file_sizes(written_in)
+            seconds, cpu = clock(spark, f"{name}, {changes}", turn, work)
+            of_table = bytes_written(written_in / "tables" if written_in != plain else plain, before)
+            times.setdefault(name, []).append((seconds, cpu, of_table, bytes_written(written_in, before)))
+        assert mirror.last is not None
+        start = f"lsn:{mirror.last.commit_lsn}"
+    found = [spark.read.format("delta").load(place).drop("_special") for place in tables]
+    if any(frame.count() != rows or frame.exceptAll(found[-1]).count() for frame in found[:-1]):
+        raise SystemExit("the tables are not equal")
+    warm = {name: [median(column) for column in zip(*found[2:], strict=True)] for name, found in times.items()}
+    facts: dict[str, Any] = {"changes": changes, "rows": rows}
+    for name, (seconds, cpu, of_table, written) in warm.items():
+        facts[name] = {"s": round(seconds, 2), "cpu_s": round(cpu, 2), "table_bytes": of_table, "bytes": written}
+        if name in (BATCH, MERGE):
+            names = ("ratio", "cpu_ratio", "table_bytes_ratio", "bytes_ratio")
+            ratios = (ours / theirs for ours, theirs in zip(warm[name], warm[PLAIN], strict=True))
+            facts[name] |= {key: round(ratio, 2) for key, ratio in zip(names, ratios, strict=True)}
+    print(json.dumps(facts), flush=True)
+
+
+async def main(rows: int, changes: list[int], rounds: int, deletion_vectors: bool) -> None:
     async with Kafka() as kafka, LocalRegistry() as registry:
         await asyncio.to_thread(run, kafka.bootstrap_servers, registry.url, rows, changes, rounds, deletion_vectors)
 
@@ -133,7 +172,7 @@ async def main(rows: int, changes: int, rounds: int, deletion_vectors: bool) -> 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--changes", type=int, default=100_000)
+    parser.add_argument("--changes", type=int, nargs="+", default=[100, 10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--deletion-vectors", action=argparse.BooleanOptionalAction, default=True)
     arguments = parser.parse_args()

@@ -206,6 +206,15 @@ def _times(bootstrap_servers: str, prefix: str, backlogged: Backlogged) -> tuple
     return ends[-1], turns
 
 
+def reader_options(parts: LocalParts, gateway: Gateway) -> dict[str, str]:
+    """Of Spark's data source, for what the gateway has written."""
+    return {
+        "kafka.bootstrap.servers": parts.kafka.bootstrap_servers,
+        "registry.url": parts.registry.url,
+        "prefix": gateway.prefix,
+    }
+
+
 async def past(sql: asyncpg.Connection, gateway: Gateway, lsn: str, timeout_s: float = 600.0) -> None:
     """Wait until the gateway has acknowledged `lsn` to PostgreSQL."""
     query = "select confirmed_flush_lsn > $2::text::pg_lsn from pg_replication_slots where slot_name = $1"

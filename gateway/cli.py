@@ -68,7 +68,7 @@ def run(
     log_level: Annotated[LogLevel, typer.Option(help="Lowest level that is logged.")] = "info",
 ) -> None:
     """Run the gateway: stream one slot to Kafka until SIGTERM or Ctrl-C. Exit code 0, or 78 if an operator must make a decision
-    (configuration, incompatible schema, changes that would be lost); a restart alone does not help then."""
+    (configuration, incompatible schema, changes that would be lost); in that case, a restart alone does not help."""
     set_up_logs(log_format, log_level)
     try:
         settings = load_settings(config)
@@ -93,7 +93,7 @@ def mirror(context: typer.Context) -> None:
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def merge(context: typer.Context) -> None:
-    """Merge the changes that a mirror has appended into its tables (Spark). `walgate merge --help` lists the options."""
+    """Merge appended changes into the tables of a mirror (Spark). `walgate merge --help` lists the options."""
     _run_spark_job("merge", context.args)
 
 
@@ -135,7 +135,7 @@ def tail(
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many lines.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds.")] = None,
 ) -> None:
-    """Print changes, including row values, as they commit. Uses a temporary slot that is dropped when the command ends."""
+    """Print changes, including row values, as they are committed. Uses a temporary slot that is dropped when the command ends."""
     with _command():
         from gateway.tail.chosen import Chosen
         from gateway.tail.commands import tail_messages, tail_records
@@ -182,7 +182,7 @@ def decode(
         typer.Option("--in-stream", help="The first message is inside a stream segment: it has an additional xid."),
     ] = False,
 ) -> None:
-    """Decode and print pgoutput messages, or records in Confluent's wire format (using the registry of the settings)."""
+    """Decode and print pgoutput messages, or records in Confluent's wire format (using the configured registry)."""
     with _command():
         from gateway.tail.commands import decode_given
 
@@ -203,7 +203,8 @@ def demo(
     ] = False,
     kill_gateway: Annotated[bool, typer.Option("--kill-gateway", help="kill -9 the gateway during the run.")] = False,
 ) -> None:
-    """Run a workload on local servers, PostgreSQL to Kafka to Spark, and compare every value. Needs the extras local, spark."""
+    """Run a workload on local services, PostgreSQL to Kafka to Spark, and compare every value. Needs the extras local and
+    spark."""
     _require("demo", "local,spark", "jgo", "pyspark", "delta", "pyarrow")
     from gateway.demo.demo import run_demo
 
@@ -232,7 +233,7 @@ def snapshot_start(
 
 @snapshot_app.command("pause")
 def snapshot_pause(config: ConfigOption = None) -> None:
-    """Stop reading until `walgate snapshot resume`, even after a restart."""
+    """Pause reading until `walgate snapshot resume` is run. The pause survives restarts of the gateway."""
     _send_command(config, "pause")
 
 
@@ -244,13 +245,14 @@ def snapshot_resume(config: ConfigOption = None) -> None:
 
 @snapshot_app.command("cancel")
 def snapshot_cancel(config: ConfigOption = None) -> None:
-    """Cancel everything that is being read. Rows that were read stay in the topics; these tables get no SNAPSHOT_END."""
+    """Cancel everything that is being read. Rows already read stay in the topics; tables whose reading was canceled get no
+    SNAPSHOT_END."""
     _send_command(config, "cancel")
 
 
 @snapshot_app.command("status")
 def snapshot_status(config: ConfigOption = None) -> None:
-    """Show the durable progress: each table and its rows."""
+    """Show the durable progress: each table, and the number of rows read from it."""
     with _command():
         from gateway.service.snapshot_status import snapshot_status as read_status
         from gateway.service.snapshot_status import status_lines
@@ -262,7 +264,7 @@ def snapshot_status(config: ConfigOption = None) -> None:
 @app.command()
 def verify(
     mirror: Annotated[
-        str, typer.Option("--mirror", help="The path of the mirror (walgate mirror --to): a directory, or a URL.")
+        str, typer.Option("--mirror", help="The path of the mirror (walgate mirror --path): a directory, or a URL.")
     ],
     tables: Annotated[
         list[str] | None,
@@ -281,7 +283,8 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare a mirror with PostgreSQL, row by row, while both change: the running gateway reads the tables, the mirror compares
-    them. Exit code 0: equal; 1: different; 2: no verdict, or a table is not in the mirror; 78: an operator must decide."""
+    them. Exit code 0: equal; 1: different; 2: no result, or a table is not in the mirror; 78: an operator must make a
+    decision."""
     set_up_logs("console", "error")
     from gateway.service import verify as verifying
 
@@ -314,7 +317,7 @@ def _check_commands(settings: Settings, purpose: str) -> None:
         )
     if purpose == "VERIFY" and settings.writes_debezium:
         raise StopForOperator(
-            "kafka.dialect is debezium: its consumers cannot compare rows with their copies",
+            "kafka.dialect is debezium: consumers of Debezium's format cannot compare rows with their copies",
             hint="to have the rows sent again instead, omit --verify",
         )
     if not settings.snapshot.commands:
@@ -357,7 +360,8 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Check PostgreSQL, Kafka, the registry, privileges and settings without changing anything, and say how to fix each problem.
-    Exit code 0: the gateway would start; 1: it would wait for a fix; 78: it would exit, until an operator makes a decision."""
+    Exit code 0: the gateway would start; 1: it would wait for a fix; 78: it would exit, because an operator must make a
+    decision."""
     _set_up_silence()
     from gateway.service import check as checking
 
@@ -375,8 +379,9 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every 2 s, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; with --watch, one per line.")] = False,
 ) -> None:
-    """Show what the gateway is waiting for, the lag, the retained WAL and what holds the slot back. Asks the gateway if http.port
-    is set, otherwise PostgreSQL and Kafka. Exit code 0: the gateway streams; 1: it waits, or is down."""
+    """Show what the gateway is waiting for, the lag, the retained WAL and what keeps restart_lsn from advancing. Asks the
+    gateway if http.port is set, otherwise PostgreSQL and Kafka. Exit code 0: the gateway is streaming; 1: it is waiting or
+    down."""
     _set_up_silence()
     from gateway.service.status_report import show_status
 
@@ -400,7 +405,7 @@ def skip(
         commit_lsn = _lsn(lsn)
     position = _repair(config, lambda fresh, _: repair.skip(fresh, commit_lsn))
     print(
-        f"slot {position.slot}: the transaction that commits at {position.skip_lsn} will be left out; start the gateway"
+        f"slot {position.slot}: the transaction that commits at {position.skip_lsn} will be skipped; start the gateway"
     )
 
 
@@ -409,13 +414,13 @@ def readmit(
     table: Annotated[str, typer.Argument(help="schema.table")],
     config: ConfigOption = None,
 ) -> None:
-    """End the quarantine of a table: its changes are written again from the next transaction on."""
+    """End the quarantine of a table: writing of its changes resumes with the next transaction."""
     from gateway.judgement import repair
 
     position = _repair(config, lambda fresh, _: repair.readmit(fresh, table))
     print(
-        f"slot {position.slot}: changes of {table} are written again after {position.resume_lsn}. Those "
-        "that were left out are not in its topic: a copy of the table is complete only after the table "
+        f"slot {position.slot}: changes of {table} will be written from {position.resume_lsn} on. The "
+        "excluded changes are not in its topic: a copy of the table is complete only after the table "
         "has been loaded again"
     )
 
@@ -427,7 +432,8 @@ def accept_gap(
         bool,
         typer.Option(
             "--until-now",
-            help="Discard everything that committed before now, including changes that the slot still has.",
+            help="Discard all changes that were committed before now and have not been delivered, even if the slot "
+            "still has them.",
         ),
     ] = False,
 ) -> None:
@@ -447,7 +453,8 @@ def adopt(
     from_system: Annotated[
         str | None,
         typer.Option(
-            help="System identifier of the server before pg_upgrade (from PostgreSQL 17 on), which preserved the slot."
+            help="System identifier that the server had before pg_upgrade. (pg_upgrade preserves slots if the old server is "
+            "PostgreSQL 17 or later.)"
         ),
     ] = None,
     from_debezium: Annotated[
@@ -465,7 +472,7 @@ def adopt(
     else:
         position = _repair(config, lambda fresh, expected: repair.adopt(fresh, expected, from_system or ""))
     print(
-        f"slot {position.slot}: resumes at {position.resume_lsn}, as of system "
+        f"slot {position.slot}: resumes at {position.resume_lsn}, with system identifier "
         f"{position.system_identifier}; start the gateway"
     )
 
@@ -478,7 +485,7 @@ def _repair_from_debezium(config: Path | None, path: Path) -> Position:
         settings = load_settings(config)
         if not settings.writes_debezium:
             raise StopForOperator(
-                "adopt: the topics of a connector can be continued only in Debezium's dialect",
+                "adopt: the topics of a connector can be continued only in Debezium's record format",
                 hint="set kafka.dialect = debezium",
             )
         offset = load_offset(path, settings.kafka.prefix)

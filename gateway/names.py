@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
-SLOT_RULE: Final = "1 to 63 of a-z, 0-9 and _"
-IDENTIFIER_RULE: Final = "1 to 63 bytes, none of them zero"
+SLOT_RULE: Final = "1 to 63 characters from a-z, 0-9 and _"
+IDENTIFIER_RULE: Final = "1 to 63 bytes long and contain no zero byte"
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _LONGEST_BYTES: Final = 63
 HEARTBEAT_PREFIX: Final = "walgate.heartbeat"

@@ -21,8 +21,8 @@ def frame(schema_id: int) -> bytes:
 def read_schema_id(payload: bytes) -> int:
     """Schema id of a framed key or value. Raises SchemaError where the frame is short or of another kind."""
     if len(payload) < FRAME_BYTES:
-        raise SchemaError(f"a framed Avro value has at least {FRAME_BYTES} bytes, got {len(payload)}")
+        raise SchemaError(f"a value in Confluent's wire format has at least {FRAME_BYTES} bytes, got {len(payload)}")
     magic, schema_id = _FRAME.unpack_from(payload)
     if magic != MAGIC:
-        raise SchemaError(f"expected the Confluent frame's magic byte {MAGIC}, got {magic}")
+        raise SchemaError(f"expected magic byte {MAGIC} (Confluent's wire format), got {magic}")
     return int(schema_id)

@@ -137,3 +137,8 @@ def _relation_part(part: str) -> str:
     return b"".join(
         bytes.fromhex(escape) if escape else plain.encode() for escape, plain in _TOPIC_ESCAPE.findall(part)
     ).decode()
+
+
+def counted(count: int, noun: str) -> str:
+    """1 row, 2 rows."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"

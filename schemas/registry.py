@@ -31,10 +31,10 @@ _HINT_UNREACHABLE: Final = (
     "check that registry.url is correct, the registry is running, and no firewall blocks the port"
 )
 _HINT_INCOMPATIBLE: Final = (
-    "there are two ways to continue, and neither loses data: set schemas.on_incompatible=register, which accepts all such "
-    "changes, or register the rejected schema (see the log) under {subject} yourself, which accepts this one, and start "
-    "again. Consumers must then be able to read both types. Reverting the column does not help: rows of the new type are "
-    "already in the stream"
+    "there are two ways to continue, and neither loses data. To accept all such changes, set schemas.on_incompatible=register. "
+    "To accept only this one, set the compatibility of subject {subject} to NONE, register the rejected schema (see the log), "
+    "and set the compatibility back to BACKWARD. Then start the gateway. Consumers must be able to read both types. "
+    "Reverting the column does not help: rows of the new type are already in the stream"
 )
 _HINT_CREDENTIALS: Final = (
     "check registry.username and registry.password, or the source of the token, and that this user "
@@ -234,7 +234,7 @@ class RegistryClient:
                 raise _no_registry(what, "not an object")
             return found
         code, message = _problem(answer.content)
-        said = f"the schema registry answers {status} ({what})"
+        said = f"the schema registry returned {status} ({what})"
         if status in _TRY_AGAIN:
             raise RegistryUnavailable(f"{said}: {message}")
         if status in (401, 403):
@@ -335,7 +335,8 @@ def _incompatible(
     relation = f"{described['schema']}.{described['name']}" if described else subject
     columns = "; ".join(f"column {each.column} changed from {each.old_type} to {each.new_type}" for each in changes)
     return IncompatibleSchema(
-        f"{relation}: with the new schema, consumers of {subject} could not read old events: {columns or answer}",
+        f"{relation}: the new schema is incompatible with subject {subject}: with it, consumers could not read old events: "
+        f"{columns or answer}",
         hint=_HINT_INCOMPATIBLE.format(subject=subject),
         subject=subject,
         schema_text=text,

@@ -13,7 +13,7 @@ def told_by(text: str) -> str | None:
     return found[-1].strip() if found else None
 
 
-# Of Spark, about the Python processes that it starts: 10 s are all it gives them, which nothing can change.
+# Of Spark, about the Python processes of streaming sources: 10 s are all it gives them to start, which nothing can change.
 _SLOW_STARTS = ("Python worker failed to connect back", "Timed out while waiting for the Python worker to connect back")
 
 
@@ -46,7 +46,7 @@ class TransactionIncomplete(ConsumerError):
 
 
 class RangeExpired(ConsumerError):
-    """Records that a manifest names are no longer in Kafka (retention) or never were (another cluster, a topic created again)."""
+    """Records that a manifest names are no longer in Kafka (retention) or never were (another cluster, a recreated topic)."""
 
 
 class SourceUnavailable(ConsumerError):

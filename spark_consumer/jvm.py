@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
 
@@ -30,15 +30,28 @@ def java_session(spark: SparkSession) -> Any:
     return _classic(spark)._jsparkSession
 
 
+def connect_refused() -> MirrorError:
+    return MirrorError(
+        "mirrors and changelogs do not run over Spark Connect: a Spark Connect session gives no access to Delta's "
+        "log or Hadoop's file systems",
+        hint='Run walgate mirror --master, or spark-submit. format("walgate") and the mirror\'s Delta tables can '
+        "be read over Spark Connect.",
+    )
+
+
 def _classic(spark: SparkSession) -> Any:
     if not hasattr(spark, "_jvm"):
-        raise MirrorError(
-            "mirrors and changelogs do not run over Spark Connect: a Connect session gives no access to Delta's log "
-            "and Hadoop's file systems",
-            hint='Run walgate mirror --master, or spark-submit. format("walgate") and the mirror\'s Delta tables can '
-            "be read over Spark Connect.",
-        )
+        raise connect_refused()
     return spark
+
+
+def java_frame(frame: DataFrame) -> Any:
+    return frame._jdf
+
+
+def activate(spark: SparkSession) -> None:
+    """What Java does next for this thread, it does with the settings of this session."""
+    SparkSession._get_j_spark_session_class(java(spark)).setActiveSession(java_session(spark))
 
 
 def hadoop_path(spark: SparkSession, location: str) -> tuple[Any, Any]:

@@ -48,7 +48,7 @@ class GatewayProcess:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         self.start_count += 1
 
@@ -162,8 +162,8 @@ class GatewayProcess:
             await asyncio.sleep(0.02)
 
 
-def _die_with_parent() -> None:
-    """A test run that is killed leaves no gateway behind (prctl(2), PR_SET_PDEATHSIG; Linux only)."""
+def die_with_parent() -> None:
+    """For preexec_fn: a test run that is killed leaves nothing behind (prctl(2), PR_SET_PDEATHSIG; Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 

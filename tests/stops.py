@@ -57,6 +57,9 @@ _SERVICE: Final = "exactly_once/test_ways_on_settings.py::test_what_is_no_server
 _UNREPLICATED: Final = "exactly_once/test_ways_on_settings.py::test_a_pooler_that_drops_the_parameter_is_left"
 _REFUSED: Final = "exactly_once/test_ways_on_settings.py::test_what_the_server_cannot_send_is_got_past"
 _UNPRINTABLE: Final = "exactly_once/test_ways_on.py::test_what_postgresql_14_cannot_print_is_sent_in_binary"
+_SPLIT: Final = (
+    "exactly_once/test_ways_on_instead.py::test_a_topic_of_the_gateway_that_was_given_partitions_is_made_again"
+)
 _UNTRANSLATABLE: Final = "exactly_once/test_ways_on.py::test_text_that_cannot_be_sent_is_given_up"
 _DIALECT: Final = "exactly_once/test_ways_on_debezium.py::test_a_stop_of_the_dialect_is_left_as_the_message_says"
 WALKED: Final[dict[tuple[str, str], str]] = {
@@ -64,10 +67,11 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/judgement/brokers.py _login", "does not use SASL"): _CHECK,
     ("gateway/judgement/brokers.py check_brokers", "allows transactions of"): _CHECK,
     ("gateway/judgement/brokers.py check_brokers", "accept requests of at most"): _CHECK,
-    ("gateway/judgement/brokers.py check_single_partition", ""): _STATE,
+    ("gateway/judgement/brokers.py check_single_partition", "commit order"): _STATE,
+    ("gateway/judgement/brokers.py check_single_partition", ""): _SPLIT,
     ("gateway/judgement/brokers.py check_position_topic", ""): _STATE,
     ("gateway/judgement/brokers.py _topic", ""): _CHECK,
-    ("gateway/judgement/notice.py _judge_left_out", "the server left out changes"): _GAP,
+    ("gateway/judgement/notice.py _judge_left_out", "the server skipped changes"): _GAP,
     ("gateway/judgement/notice.py _judge_left_out", "was created before its publication"): _BEFORE,
     ("gateway/judgement/position.py check_first_start", ""): _STATE,
     ("gateway/judgement/position.py check_progress", "no longer exists"): _GAP,
@@ -88,7 +92,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/judgement/slot.py _kind", "has the output plugin"): _STATE,
     ("gateway/judgement/slot.py _kind", "belongs to database"): _STATE,
     ("gateway/judgement/slot.py _lost", "{invalidation_reason}"): _GAP,
-    ("gateway/judgement/slot.py _lost", "is lost"): _LOST,
+    ("gateway/judgement/slot.py _lost", "{reason}"): _LOST,
     ("gateway/kafka/errors.py classify", "raise the topic's max.message.bytes"): _KAFKA
     + "test_a_row_that_is_too_large_stops_the_gateway_and_is_not_skipped",
     ("gateway/kafka/outlet.py too_large", ""): _KAFKA
@@ -150,7 +154,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/replication/stream.py check_report", ""): _MENDED,
     ("gateway/service/debezium.py _unconvertible", ""): _DIALECT,
     ("gateway/service/debezium.py relation", ""): _DIALECT,
-    ("gateway/service/start.py _refuse_other_dialect", ""): _MENDED,
+    ("gateway/service/start.py _refuse_other_format", ""): _MENDED,
     ("gateway/transactions/debezium.py _begin_prepare", ""): _DIALECT,
     ("gateway/judgement/notice.py judge_reported", ""): _REMOVED,
     ("gateway/judgement/server.py check_server", "is too old"): _TOO_OLD,
@@ -168,6 +172,41 @@ WALKED: Final[dict[tuple[str, str], str]] = {
 """Tests that go from a stop to a gateway that streams again, on real servers. Key: place, and a part of its class,
 message or hint."""
 
+_OTHER: Final = "exactly_once/test_ways_on_instead.py::test_the_other_way_that_a_message_names_leads_on_too"
+_NEWER: Final = "exactly_once/test_ways_on_instead.py::test_a_record_of_a_newer_version_is_read_by_that_version"
+_WITHOUT: Final = (
+    "exactly_once/test_ways_on_instead.py::test_a_row_that_is_too_large_in_binary_is_got_past_without_its_columns"
+)
+_ALLOWED: Final = "exactly_once/test_ways_on_instead.py::test_brokers_are_made_to_allow_what_the_settings_ask_for"
+_MEANT: Final = "exactly_once/test_ways_on_instead.py::test_a_wrong_server_is_left_for_the_one_that_was_meant"
+INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
+    (("gateway/judgement/brokers.py check_brokers", ""), _ALLOWED),
+    (("gateway/judgement/brokers.py check_listener", " expects "), _LISTENER),
+    (("gateway/judgement/brokers.py _login", "does not use SASL"), _LISTENER),
+    (("gateway/judgement/brokers.py check_single_partition", "commit order"), _OTHER),
+    (("gateway/judgement/notice.py _judge_left_out", "the server skipped changes"), _OTHER),
+    (("gateway/judgement/position.py check_prefix", "writes to the prefix"), _OTHER),
+    (("gateway/judgement/position.py check_prefix", "belongs to slot"), _MEANT),
+    (("gateway/judgement/position.py check_first_start", "has been used before"), _OTHER),
+    (("gateway/judgement/position.py check_progress", "no longer exists"), _OTHER),
+    (("gateway/judgement/position.py check_progress", "were read by another process"), _OTHER),
+    (("gateway/judgement/publication.py _keys_sent_in_part", ""), _OTHER),
+    (("gateway/kafka/errors.py classify", "raise the topic's max.message.bytes"), _ALLOWED),
+    (("gateway/kafka/errors.py classify", "lower kafka.transaction_timeout_s"), _ALLOWED),
+    (("gateway/kafka/topics.py deleted_topics", ""), _OTHER),
+    (("gateway/kafka/topics.py refused_topic", ""), _OTHER),
+    (("gateway/replication/errors.py classify", "is too large to be sent"), _WITHOUT),
+    (("gateway/service/protection.py _check_key", ""), _OTHER),
+    (("gateway/service/start.py _refuse_other_format", ""), _DIALECT),
+    (
+        ("gateway/service/start.py _decode", ""),
+        "exactly_once/test_registry_faults.py::test_a_registry_that_was_emptied_is_restored",
+    ),
+    (("gateway/snapshot/state.py _decode", ""), _NEWER),
+    (("gateway/transactions/position.py _not_a_position", ""), _NEWER),
+)
+"""Where a message names more than one way on: the tests of the others, where they are not in the same test."""
+
 DEFECTS: Final = frozenset({"Defect", "FrameError", "KeyNotSent", "OutOfOrder", "PgOutputError", "UnreadableSnapshot"})
 """What should never be raised: defects of the gateway, or of what it talks to. Only a repaired version goes on."""
 
@@ -175,11 +214,11 @@ _HEAD: Final = """# Errors with exit code 78
 
 Generated from the code by `python -m tests.stops`; a test verifies that both are equal. Each line is a place in the code that
 raises an error with which the gateway, or a command, exits with code 78: an operator must make a decision. Conditions that may
-pass without intervention are not listed here: the gateway waits for them ([faults.md](faults.md)). Nor are wrong arguments of a
-command, and what `walgate tail` and `walgate demo` say: they change nothing. `{...}` is a placeholder. If
-such an error occurs while the stream runs, it first ends only the session, and the next start decides. The last column names the
-test in which the hint is followed and the gateway then streams again. What should never be raised has none: a bug in the gateway,
-or in what it is connected to.
+pass without intervention are not listed here: the gateway waits for them ([faults.md](faults.md)). Invalid arguments of a
+command, and errors of `walgate tail` and `walgate demo`, which change nothing, are not listed either. `{...}` is a placeholder.
+If such an error occurs while the stream runs, the gateway first restarts replication, and the checks of that start decide. The
+last column names the tests in which the hint is followed and the gateway then streams again. Errors that should never occur,
+because they indicate a bug in the gateway or in a service that it is connected to, have no test.
 """
 
 
@@ -256,7 +295,9 @@ def is_of(stop: Stop, key: tuple[str, str]) -> bool:
 def walked(stop: Stop) -> str:
     if stop.kind in DEFECTS:
         return "a bug: do not drop the slot, and report it"
-    return next((test for key, test in WALKED.items() if is_of(stop, key)), "")
+    first = next((test for key, test in WALKED.items() if is_of(stop, key)), "")
+    others = [test for key, test in INSTEAD if is_of(stop, key)]
+    return ", ".join([first, *others] if first else others)
 
 
 def page() -> str:

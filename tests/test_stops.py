@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.stops import DEFECTS, ROOT, WALKED, is_of, page, stops, walked
+from tests.stops import DEFECTS, INSTEAD, ROOT, WALKED, is_of, page, stops, walked
 
 
 def test_the_page_of_stops_is_that_of_the_code() -> None:
@@ -12,7 +12,7 @@ def test_the_page_of_stops_is_that_of_the_code() -> None:
 def test_each_test_that_walks_a_way_on_exists_and_so_does_its_stop() -> None:
     found = stops()
     assert len(found) > 50
-    for key, test in WALKED.items():
+    for key, test in (*WALKED.items(), *INSTEAD):
         assert any(is_of(stop, key) for stop in found), key
         file, _, name = test.partition("::")
         assert f"def {name}(" in (ROOT / "tests" / file).read_text("utf-8"), test

@@ -27,7 +27,7 @@ from gateway.local.guard import Child, Guard
 from gateway.operate.errors import StopForOperator
 from schemas.names import transaction_topic
 
-STEPS = ("Gateway", "Spark mirror", "Workload", "Catch up", "Verdict")
+STEPS = ("Gateway", "Spark mirror", "Workload", "Catch up", "Comparison")
 _REFRESH_S = 0.25
 _STALL_TIMEOUT_S = 240.0
 _BATCH_TIMEOUT_S = 600.0  # a batch may be the whole import, and the machine busy
@@ -133,7 +133,7 @@ class Story:
     async def _await_mirror(self) -> None:
         with self._panel.step("Spark mirror") as step:
             await self._mirror.ready()
-            step.detail = "rebuilds transactions into Delta tables"
+            step.detail = "applies transactions to Delta tables"
 
     async def _work(self) -> None:
         seconds, tally = self._options.seconds, self._tally
@@ -175,7 +175,7 @@ class Story:
         )
 
     async def judge(self) -> list[TableVerdict]:
-        with self._panel.step("Verdict") as step:
+        with self._panel.step("Comparison") as step:
             dumped = await self._mirror.dump([f"public.{table}" for table in TABLES])
             connection = await connect_for_verdict(self._addresses.dsn)
             try:

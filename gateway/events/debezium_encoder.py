@@ -267,13 +267,13 @@ class DebeziumEncoder:
         value = part.values[index]
         if value is None:
             if not column.is_optional and part.letter != KEY_TUPLE:
-                reason = "NULL in a row from before the column was NOT NULL"
+                reason = "a row that was written before the column became NOT NULL contains NULL"
                 raise NeedsOptional(self._name, self.relation.description.oid, column.name, reason)
             return null_value(column)
         if not isinstance(value, Text | Binary):
             found = self._placeholders[index]
             return (
-                self._without(index, column, "it was not sent, because it is unchanged and stored out of line")
+                self._without(index, column, "it was not sent, because it is an unchanged TOASTed value")
                 if found is None
                 else found
             )
@@ -285,7 +285,7 @@ class DebeziumEncoder:
                 raise NotRenderable
             return encode(value.value)
         except Special:
-            return self._without(index, column, "its Connect type cannot represent the value")
+            return self._without(index, column, "its Kafka Connect type cannot represent the value")
         except (NotRenderable, *_MALFORMED) as error:
             raise self._refused(part, index, value, error) from None
 
@@ -313,8 +313,8 @@ class DebeziumEncoder:
             if part.values[at] is UNCHANGED:
                 if earlier is None or earlier.values[at] is UNCHANGED:
                     raise KeyNotSent(
-                        f"{self._name}, column {column.name}: an UPDATE left this key column unchanged and stored out of "
-                        "line, and the server sent no key with it",
+                        f"{self._name}, column {column.name}: an UPDATE did not change the TOASTed value of this key "
+                        "column, and the server sent no key with it",
                         hint=REPORT,
                     )
                 sent = earlier
@@ -329,7 +329,7 @@ class DebeziumEncoder:
         form = "text" if isinstance(value, Text) else "binary"
         return UnreadableValue(
             f"{self._name}, column {column.name}: the value at byte {part.offset + column_offset(part.values, index)} is not "
-            f"a {column.facts.name} in {form} form ({type(error).__name__})",
+            f"a valid {column.facts.name} in {form} format ({type(error).__name__})",
             hint=REPORT,
         )
 

@@ -330,8 +330,8 @@ class RowEncoder:
             return self._tuples.encode_key(part, earlier)
         except KeyError as missing:
             raise KeyNotSent(
-                f"{self.description.qualified_name}, column {missing.args[0]}: an UPDATE left this identity "
-                "column unchanged and stored out of line, and the server sent no key with it",
+                f"{self.description.qualified_name}, column {missing.args[0]}: an UPDATE did not change the TOASTed "
+                "value of this key column, and the server sent no key with it",
                 hint=REPORT,
             ) from None
 

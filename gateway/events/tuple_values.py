@@ -135,7 +135,7 @@ class TupleCodec:
         form = "text" if isinstance(value, Text) else "binary"
         return UnreadableValue(
             f"{relation}, column {column.name}: the value at byte {part.offset + column_offset(part.values, index)} is not "
-            f"a {column.facts.name} in {form} form ({type(error).__name__})",
+            f"a valid {column.facts.name} in {form} format ({type(error).__name__})",
             hint=REPORT,
         )
 

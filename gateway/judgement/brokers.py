@@ -8,13 +8,18 @@ from typing import Final
 
 from gateway.judgement.findings import Finding, OperatorWarning
 from gateway.operate.errors import RetrySlowly, StopForOperator
+from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted
 
 CLUSTER: Final = "the cluster"
 _DAY_MS: Final = 24 * 3600 * 1000
 _MIRROR_MS: Final = 3 * _DAY_MS
 """Less retention than a long weekend is a trap: a mirror that is down for it has to begin anew."""
 _AUTHORIZATION: Final = (
-    "kafka-acls.sh --add --allow-principal User:<login> --operation {operations} {resource} (all: docs/operations.md)"
+    "kafka-acls.sh --bootstrap-server ... --add --allow-principal User:<principal> --operation {operations} {resource} "
+    "(complete list: docs/operations.md)"
+)
+_ALTER_TOPIC: Final = (
+    "kafka-configs.sh --bootstrap-server ... --alter --entity-type topics --entity-name {} --add-config "
 )
 
 
@@ -199,7 +204,8 @@ def check_brokers(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Findin
     if config.get("unclean.leader.election.enable") == "true":
         yield OperatorWarning(
             "unclean.leader.election.enable is true: acknowledged records may be lost when a broker fails",
-            "kafka-configs.sh --alter --entity-type brokers --entity-default --add-config unclean.leader.election.enable=false",
+            "kafka-configs.sh --bootstrap-server ... --alter --entity-type brokers --entity-default "
+            "--add-config unclean.leader.election.enable=false",
         )
 
 
@@ -215,35 +221,40 @@ def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
         factor = of_brokers
     if factor > brokers:
         yield RetrySlowly(
-            f"{source} is {factor}, but there are {brokers} brokers",
+            f"{source} is {factor}, but there {_brokers_there(brokers)}",
             hint=f"set kafka.replication_factor = {brokers}, or start more brokers",
         )
     elif factor < min(brokers, 3):
         yield OperatorWarning(
-            f"new topics have {factor} replica{'s' * (factor != 1)} on {brokers} brokers: changes that were "
+            f"new topics have {counted(factor, 'replica')} on {counted(brokers, 'broker')}: changes that were "
             "confirmed to PostgreSQL may be lost if one disk fails",
             f"set kafka.replication_factor = {min(brokers, 3)} before the first start",
         )
     least = _number(config, "min.insync.replicas")
     if least is not None and least > factor:
         yield RetrySlowly(
-            f"min.insync.replicas is {least}, but new topics have {factor} replicas: no record would ever be "
+            f"min.insync.replicas is {least}, but new topics have {counted(factor, 'replica')}: no record would ever be "
             "acknowledged",
             hint=f"set kafka.replication_factor = {least} or more",
         )
     elif least is not None and factor >= 3 and least < 2:
         yield OperatorWarning(
             "min.insync.replicas is 1: a record is acknowledged when a single broker has it",
-            "kafka-configs.sh --alter --entity-type brokers --entity-default --add-config min.insync.replicas=2",
+            "kafka-configs.sh --bootstrap-server ... --alter --entity-type brokers --entity-default "
+            "--add-config min.insync.replicas=2",
         )
     state = _number(config, "transaction.state.log.replication.factor")
     if state is not None and state > brokers:
         yield RetrySlowly(
-            f"transaction.state.log.replication.factor is {state}, but there are {brokers} brokers: no Kafka transaction can "
-            "begin",
+            f"transaction.state.log.replication.factor is {state}, but there {_brokers_there(brokers)}: no Kafka "
+            "transaction can begin",
             hint=f"set transaction.state.log.replication.factor={brokers} and "
             "transaction.state.log.min.isr=1 in server.properties, or start more brokers",
         )
+
+
+def _brokers_there(count: int) -> str:
+    return f"{'is' if count == 1 else 'are'} {counted(count, 'broker')}"
 
 
 def check_topics(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
@@ -261,10 +272,26 @@ def check_topics(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
 
 
 def check_single_partition(name: str, partitions: int) -> Iterator[Finding]:
-    if partitions != 1:
+    if partitions == 1:
+        return
+    if name == POSITION_TOPIC:
         yield StopForOperator(
-            f"topic {name} has {partitions} partitions; it must have one, because its order is commit order",
-            hint="use another kafka.prefix, or delete the topic if it is not needed",
+            f"topic {name} has {partitions} partitions; it must have exactly one",
+            hint="delete the topic: the gateway creates it with one partition. Each gateway that has stored its resume LSN in "
+            "it then needs a new source.slot and a new kafka.prefix, and its tables must be loaded again",
+        )
+    elif name == SNAPSHOT_TOPIC:
+        yield StopForOperator(
+            f"topic {name} has {partitions} partitions; it must have exactly one",
+            hint="delete the topic: the gateway creates it with one partition. Snapshots that were not complete must then be "
+            "started again: walgate snapshot start",
+        )
+    else:
+        yield StopForOperator(
+            f"topic {name} has {partitions} partitions; it must have exactly one, because its records must be in "
+            "commit order",
+            hint="use another kafka.prefix (with another source.slot, if this one has already been used), or delete the topic "
+            "if it is not needed",
         )
 
 
@@ -273,23 +300,25 @@ def check_position_topic(name: str, config: Mapping[str, str]) -> Iterator[Findi
     policy = config.get("cleanup.policy", "")
     if policy != "compact":
         yield StopForOperator(
-            f"topic {name} has cleanup.policy={policy}: retention would delete positions",
-            hint=f"kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config cleanup.policy=compact",
+            f"topic {name} has cleanup.policy={policy}: retention would delete the resume LSNs",
+            hint="kafka-configs.sh --bootstrap-server ... --alter --entity-type topics "
+            f"--entity-name {name} --add-config cleanup.policy=compact",
         )
 
 
 def _topic(topic: TopicFacts, expected: KafkaExpected) -> Iterator[Finding]:
     config = topic.config
-    alter = f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config "
+    alter = _ALTER_TOPIC.format(topic.name)
     if topic.leaderless:
         yield RetrySlowly(
-            f"topic {topic.name} has {topic.leaderless} partitions without a leader",
-            hint="start the brokers that hold the replicas (kafka-topics.sh --describe --unavailable-partitions)",
+            f"topic {topic.name} has {counted(topic.leaderless, 'partition')} without a leader",
+            hint="start the brokers that hold the replicas (kafka-topics.sh "
+            "--bootstrap-server ... --describe --unavailable-partitions)",
         )
     least = _number(config, "min.insync.replicas")
     if least is not None and least > topic.replicas:
         yield RetrySlowly(
-            f"topic {topic.name} has {topic.replicas} replicas, but its min.insync.replicas is {least}: no "
+            f"topic {topic.name} has {counted(topic.replicas, 'replica')}, but its min.insync.replicas is {least}: no "
             "record is acknowledged",
             hint=f"{alter}min.insync.replicas={max(topic.replicas - 1, 1)}, or add replicas",
         )
@@ -315,7 +344,7 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
         of_new = _broker_retention_ms(facts.config)
     if of_new is not None and 0 <= of_new < _MIRROR_MS:
         yield OperatorWarning(
-            f"new topics keep records for {_hours(of_new)}: a mirror that is down for longer must be loaded again",
+            f"new topics keep records {_hours(of_new)}: a mirror that is down for longer must be loaded again",
             "set kafka.retention_ms to -1, or to the longest time that a consumer may be down, before the first start",
         )
     marker = facts.topics.get(expected.marker_topic)
@@ -324,16 +353,16 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
         own = _number(topic.config, "retention.ms")
         if topic is marker or topic.name == expected.position_topic or own is None or own < 0:
             continue
-        alter = f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config retention.ms="
+        alter = f"{_ALTER_TOPIC.format(topic.name)}retention.ms="
         if kept is not None and (kept < 0 or own < kept):
             yield OperatorWarning(
-                f"topic {topic.name} keeps records for {_hours(own)}, but {expected.marker_topic} keeps them "
-                f"for {_hours(kept)}: a consumer that starts at the oldest marker misses records, and stops",
+                f"topic {topic.name} keeps records {_hours(own)}, but {expected.marker_topic} keeps them "
+                f"{_hours(kept)}: a consumer that starts at the oldest marker misses records, and stops",
                 f"{alter}{kept}",
             )
         elif own < _MIRROR_MS:
             yield OperatorWarning(
-                f"topic {topic.name} keeps records for {_hours(own)}: a mirror that is down for longer must be "
+                f"topic {topic.name} keeps records {_hours(own)}: a mirror that is down for longer must be "
                 "loaded again",
                 f"{alter}-1, or the longest time that a consumer may be down",
             )
@@ -368,7 +397,7 @@ def check_refusals(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Findi
             reason = f": {refused.reason}" if refused.reason else ""
             yield StopForOperator(
                 f"Kafka would reject the request to {refused.operation.lower()} {refused.on} ({refused.error}{reason})",
-                hint="change kafka.partitions, kafka.replication_factor or kafka.topics, or the brokers' create.topic.policy",
+                hint="change kafka.partitions, kafka.replication_factor or kafka.topics",
             )
 
 
@@ -391,4 +420,4 @@ def _number(config: Mapping[str, str], name: str) -> int | None:
 
 
 def _hours(milliseconds: int) -> str:
-    return "ever" if milliseconds < 0 else f"{milliseconds / 3_600_000:.3g} h"
+    return "forever" if milliseconds < 0 else f"for {milliseconds / 3_600_000:.3g} h"

@@ -1,4 +1,4 @@
-"""When a slot is moved on although what it holds was not delivered: `source.on_wal_budget = release`. Pure.
+"""When a slot is moved on although what it holds was not delivered: `source.on_wal_budget = advance`. Pure.
 
     within the budget, or another reads the slot     nothing
     what was not confirmed holds the WAL             move the slot to the end of the WAL; Kafka need not answer
@@ -28,10 +28,10 @@ class Released:
 
     @property
     def reason(self) -> str:
-        return f"source.wal_budget_bytes was reached: everything before {self.end_lsn} was released"
+        return f"source.wal_budget_bytes was reached: the slot was advanced to {self.end_lsn}"
 
 
-def held_bytes(facts: Facts) -> int:
+def retained_bytes(facts: Facts) -> int:
     """WAL that the server keeps for the slot."""
     slot = facts.slot
     return 0 if slot is None or slot.restart_lsn is None else max(facts.server.flush_lsn - slot.restart_lsn, 0)
@@ -49,7 +49,7 @@ def release_to(facts: Facts, known: Position | None, released: Released | None, 
         known.database,
         known.slot,
     )
-    held = held_bytes(facts)
+    held = retained_bytes(facts)
     if not is_ours or held < budget_bytes:
         return None
     if released is not None and not released.has_freed:

@@ -91,25 +91,29 @@ def judge_reported(
         return None
     return DataGap(
         f"the server has removed WAL that slot {slot} needs: {reported.message}",
-        hint=f"changes since the last position can no longer be read: {UNTIL_NOW}",
+        hint=f"changes after the resume LSN can no longer be read: {UNTIL_NOW}",
     )
 
 
 def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, ...], slot: str) -> WalgateError | None:
     if not may_be_older:
-        now = f"{', '.join(missing)} does not exist now" if missing else "it exists now, so it was created again"
+        now = (
+            f"publications that still do not exist: {', '.join(missing)}"
+            if missing
+            else "it exists now, so it was recreated"
+        )
         return DataGap(
-            f"the server left out changes, because a publication did not exist when they were committed ({left_out.message}); "
+            f"the server skipped changes, because a publication did not exist when they were committed ({left_out.message}); "
             f"{now}",
-            hint="this slot can no longer send the changes of its tables, even if the publication is created "
-            "again: " + UNTIL_NOW,
+            hint="this slot can no longer send changes of the publication's tables, even if the publication is recreated: "
+            + UNTIL_NOW,
         )
     if left_out.ends_stream:
         return StopForOperator(
-            f"slot {slot} was created before its publication, and this version of PostgreSQL cannot decode that "
-            f"({left_out.message})",
-            hint="nothing has been delivered yet: run walgate accept-gap --until-now, which creates the slot "
-            "again. The stream starts at the new slot: load the tables to get earlier rows (docs/operations.md, "
+            f"slot {slot} was created before its publication, and this version of PostgreSQL cannot decode changes from such a "
+            f"slot ({left_out.message})",
+            hint="nothing has been delivered yet: run walgate accept-gap --until-now, which recreates the slot, "
+            "and start the gateway. To get rows from before that, load the tables (docs/operations.md, "
             "After a data gap)",
         )
     return None

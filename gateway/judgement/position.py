@@ -26,15 +26,15 @@ def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | N
     new server's WAL begins behind that of the old one: so nothing lies between the position and the slot that it kept.
     """
     if (known.database, known.slot, known.prefix) != (fresh.database, fresh.slot, fresh.prefix):
-        return f"the position belongs to slot {known.slot} of {known.database}, prefix {known.prefix!r}"
+        return f"the resume LSN belongs to slot {known.slot} of {known.database}, prefix {known.prefix!r}"
     if facts.server.version_num < 170000:
-        return "pg_upgrade keeps logical slots from PostgreSQL 17 on"
+        return "pg_upgrade preserves logical slots from PostgreSQL 17 on"
     if facts.slot is None or facts.slot.confirmed_flush_lsn is None:
-        return f"this server has no slot {fresh.slot}: pg_upgrade did not keep it"
+        return f"this server has no slot {fresh.slot}: pg_upgrade did not preserve it"
     if known.resume_lsn > facts.slot.confirmed_flush_lsn:
         return (
-            f"the position {known.resume_lsn} is beyond {facts.slot.confirmed_flush_lsn}, up to which slot {fresh.slot} is "
-            "confirmed: this server was not upgraded from that one"
+            f"the resume LSN {known.resume_lsn} is beyond {facts.slot.confirmed_flush_lsn}, the confirmed_flush_lsn of slot "
+            f"{fresh.slot}: this server is not an upgrade of the one that the resume LSN belongs to"
         )
     return None
 
@@ -48,7 +48,7 @@ def debezium_obstacle(offset: DebeziumOffset, facts: Facts) -> str | None:
     if slot is None or slot.confirmed_flush_lsn is None:
         return "the slot does not exist: source.slot must be the connector's slot.name"
     if offset.in_snapshot:
-        return "the connector has not finished its snapshot: let it run until it streams"
+        return "the connector has not finished its snapshot: let it run until it is streaming"
     if offset.lsn > facts.server.flush_lsn:
         return f"the offset {offset.lsn} is after the end of the WAL, {facts.server.flush_lsn}: it belongs to another server"
     if slot.confirmed_flush_lsn > max(offset.lsn, offset.commit_lsn):
@@ -93,8 +93,8 @@ def check_prefix(positions: Mapping[bytes, Position], fresh: Position, facts: Fa
     if known is not None and known.prefix != fresh.prefix:
         yield StopForOperator(
             f"slot {fresh.slot} writes to the prefix {known.prefix!r}, but kafka.prefix is {fresh.prefix!r}",
-            hint=f"set kafka.prefix = {known.prefix}, or use a new slot (with two marker topics, consumers could "
-            "not order the transactions)",
+            hint=f"set kafka.prefix = {known.prefix}, or use a new slot. One slot cannot write to two prefixes: "
+            "consumers could not order transactions across two marker topics",
         )
 
 
@@ -111,12 +111,12 @@ def check_first_start(stored: Stored, fresh: Position, facts: Facts, *, adopt_sl
     alike."""
     if stored.marker_topic_used:
         yield StopForOperator(
-            f"prefix {fresh.prefix!r} has been used before, but no position is stored for slot {fresh.slot}",
-            hint="set another kafka.prefix, or delete the topics of this one",
+            f"prefix {fresh.prefix!r} has been used before, but no resume LSN is stored for slot {fresh.slot}",
+            hint="set another kafka.prefix, or delete the topics with this prefix",
         )
     if facts.slot is not None and not adopt_slot:
         yield StopForOperator(
-            f"slot {fresh.slot} exists, but no position is stored for it, so how far it was read is unknown",
+            f"slot {fresh.slot} exists, but no resume LSN is stored for it, so it is not known how far the slot has been read",
             hint="if nothing else reads it and its confirmed_flush_lsn is the right place to start, set "
             "source.adopt_slot = true; otherwise choose another source.slot, or drop it: SELECT "
             f"pg_drop_replication_slot('{fresh.slot}')",
@@ -136,24 +136,24 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
         ahead = before.slot.confirmed_flush_lsn - known.resume_lsn
         if ahead > 0:
             yield DataGap(
-                f"slot {known.slot} is confirmed up to {before.slot.confirmed_flush_lsn}, but the stored position "
+                f"slot {known.slot} is confirmed up to {before.slot.confirmed_flush_lsn}, but the stored resume LSN "
                 f"is {known.resume_lsn}: {ahead} bytes of WAL were read by another process, or the slot was "
-                "dropped and created again",
+                "dropped and recreated",
                 hint=ACCEPT_GAP,
             )
     if not stored.marker_topic_used:
         yield DataGap(
             f"the marker topic of prefix {known.prefix!r} is empty, but slot {known.slot} has written to it up to "
-            f"{known.resume_lsn}: it was deleted and created again",
+            f"{known.resume_lsn}: it was deleted and recreated",
             hint="consumers can no longer determine what is committed: " + NEW_PREFIX,
         )
     if known.resume_lsn > after.server.flush_lsn and after.slot is not None:
-        beyond = f"the stored position {known.resume_lsn} is after the end of the WAL, {after.server.flush_lsn}"
+        beyond = f"the stored resume LSN {known.resume_lsn} is after the end of the WAL, {after.server.flush_lsn}"
         if after.server.in_recovery:
             yield RetrySlowly(f"{beyond}: this standby has not replayed it yet")
         else:
             yield DataGap(
-                f"{beyond}: the server was reset to an earlier state, and Kafka contains changes that it does not have",
+                f"{beyond}: the server was reset to an earlier state, and Kafka contains changes that the server does not have",
                 hint="if it was restored from a backup, or promoted with data loss, wait until its WAL has passed "
-                "the position, then " + UNTIL_NOW,
+                "the resume LSN, then " + UNTIL_NOW,
             )

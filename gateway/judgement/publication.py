@@ -62,9 +62,11 @@ def _column_lists(facts: Facts) -> Iterator[Finding]:
             columns = frozenset(column.name for column in relation.columns)
             first, known = seen.setdefault(relation.relation_oid, (publication.name, columns))
             if known != columns:
+                name = quote_identifier(publication.name)
                 yield RetrySlowly(
                     f"publications {first} and {publication.name} have different column lists for {relation.full_name}",
-                    hint=f"ALTER PUBLICATION {quote_identifier(publication.name)} SET TABLE ... with the same columns",
+                    hint="give the table the same column list in both publications: in one transaction, run ALTER PUBLICATION "
+                    f"{name} DROP TABLE ..., then ALTER PUBLICATION {name} ADD TABLE ... (columns)",
                 )
 
 
@@ -82,8 +84,8 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
                 yield StopForOperator(
                     f"publication {publication.name} does not send {', '.join(missing)} of {relation.full_name}, "
                     "part of its replica identity: rows that differ only in that part would have the same key",
-                    hint=f"publish these columns, or ALTER TABLE {table} REPLICA IDENTITY FULL, which leaves the table "
-                    "without a key",
+                    hint=f"publish these columns, or ALTER TABLE {table} REPLICA IDENTITY FULL; its events are then "
+                    "written without a key, unless the whole primary key is published",
                 )
 
 
@@ -117,23 +119,32 @@ def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
             continue  # check_publications says so
         if new.oid != old.oid:
             yield OperatorWarning(
-                f"publication {name} was dropped and created again",
+                f"publication {name} was dropped and recreated",
                 "changes that were committed in between are not sent; the server reports whether there were any",
             )
         for change in _changes(old, new):
             yield OperatorWarning(f"publication {name}: {change}", "changes that are not published do not reach Kafka")
 
 
-def added_tables(before: Facts, now: Facts) -> list[str]:
-    """Full names of tables that are published since `before`."""
+def added_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
+    """Tables that are published since `before`, by name."""
     known = {
         relation.relation_oid for publication in before.publications.values() for relation in publication.relations
     }
-    return sorted(
-        relation.full_name
+    added = {
+        relation.relation_oid: relation
         for publication in now.publications.values()
         for relation in publication.relations
         if relation.relation_oid not in known
+    }
+    return sorted(added.values(), key=lambda relation: relation.full_name)
+
+
+def rows_not_sent(tables: Sequence[str]) -> OperatorWarning:
+    """`tables` held rows before they were published, and are not read."""
+    return OperatorWarning(
+        f"existing rows of tables that were added to a publication are not sent: {_some(tables)}",
+        "to read these rows, run walgate snapshot start schema.table (not with snapshot.mode = never)",
     )
 
 

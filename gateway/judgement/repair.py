@@ -66,7 +66,7 @@ def skip(fresh_position: FreshPosition, commit_lsn: Lsn) -> Steps:
     position, facts = yield from _known(fresh_position)
     if commit_lsn < position.resume_lsn:
         raise StopForOperator(
-            f"skip: the transaction that commits at {commit_lsn} has already been delivered: the position is "
+            f"skip: the transaction that commits at {commit_lsn} has already been delivered: the resume LSN is "
             f"{position.resume_lsn}",
             hint="use the commit LSN from the gateway's error message",
         )
@@ -115,12 +115,13 @@ def accept_gap(
             return position
         reason = released
     if until_now:
-        reason = reason or "the operator gave up all earlier changes"
+        reason = reason or "the operator discarded all earlier changes"
     if reason is None:
         raise StopForOperator(
-            f"accept-gap: slot {position.slot} has everything that committed after the position {position.resume_lsn}",
-            hint="start the gateway. If it stops because the server left out changes or cannot read its WAL, run "
-            "walgate accept-gap --until-now, which discards everything that was committed before now",
+            f"accept-gap: slot {position.slot} has everything that committed after the resume LSN {position.resume_lsn}",
+            hint="start the gateway. If it stops because the server skipped changes or cannot read its WAL, run "
+            "walgate accept-gap --until-now, which discards all changes that were committed before now and have not "
+            "been delivered",
         )
     if slot is None or until_now or _is_lost(after, expected):
         if slot is not None:
@@ -150,16 +151,16 @@ def _unacceptable(stored: Stored, facts: Facts, position: Position, expected: Ex
     yield from check_left_behind(facts, replace(expected, timeline=position.timeline))
     if not stored.marker_topic_used:
         yield StopForOperator(
-            f"accept-gap: the marker topic of prefix {position.prefix!r} is empty: it was deleted and created again",
+            f"accept-gap: the marker topic of prefix {position.prefix!r} is empty: it was deleted and recreated",
             hint=NEW_PREFIX,
         )
     if facts.server.in_recovery:
         yield RetrySlowly("accept-gap: this server is a standby", hint="point source.dsn to the primary")
     elif position.resume_lsn > facts.server.flush_lsn:
         yield StopForOperator(
-            f"accept-gap: the server's WAL ends at {facts.server.flush_lsn}, before the position "
+            f"accept-gap: the server's WAL ends at {facts.server.flush_lsn}, before the resume LSN "
             f"{position.resume_lsn}: LSNs that consumers have seen would repeat",
-            hint="run the command again when the WAL has passed the position (each SELECT pg_switch_wal() after a "
+            hint="run the command again when the WAL has passed the resume LSN (each SELECT pg_switch_wal() after a "
             "write adds a segment); or " + NEW_PREFIX,
         )
 
@@ -177,7 +178,7 @@ def _proven_gap(before: Facts, after: Facts, position: Position, expected: Expec
             return finding.message
     confirmed = None if before.slot is None else before.slot.confirmed_flush_lsn
     if confirmed is not None and confirmed > position.resume_lsn:
-        return f"slot {position.slot} was advanced to {confirmed} by another process, or was created again"
+        return f"slot {position.slot} was advanced to {confirmed} by another process, or was recreated"
     return None
 
 
@@ -196,13 +197,13 @@ def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -
     known = stored.positions.get(former.key)
     if known is None or known.state != "ACTIVE":
         raise StopForOperator(
-            f"adopt: no position is stored for slot {fresh.slot} of {fresh.database} with the system identifier "
+            f"adopt: no resume LSN is stored for slot {fresh.slot} of {fresh.database} with the system identifier "
             f"{from_system}",
             hint="the gateway's error message at startup names the system identifier to adopt from",
         )
     obstacle = adoption_obstacle(known, fresh, facts)
     if fresh.key in stored.positions:
-        obstacle = f"slot {fresh.slot} of this server already has a position"
+        obstacle = f"slot {fresh.slot} of this server already has a resume LSN"
     if obstacle is not None:
         raise StopForOperator(f"adopt: {obstacle}", hint=NEW_PREFIX)
     assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
@@ -213,7 +214,7 @@ def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -
         resume_lsn=facts.slot.confirmed_flush_lsn,
         epoch=known.epoch + 1,
     )
-    marker = Marker("EPOCH", 0, position.resume_lsn, detail=f"adopted from system {from_system}")
+    marker = Marker("EPOCH", 0, position.resume_lsn, detail=f"adopted from system identifier {from_system}")
     yield Record(position, (marker,), forgets=known.key)
     return position
 
@@ -235,7 +236,7 @@ def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offse
     _raise(check_prefix(stored.positions, fresh, facts))
     obstacle = debezium_obstacle(offset, facts)
     if fresh.key in stored.positions:
-        obstacle = f"slot {fresh.slot} already has a position: a gateway has read it"
+        obstacle = f"slot {fresh.slot} already has a resume LSN: a gateway has read it"
     if obstacle is not None:
         raise StopForOperator(f"adopt: {obstacle}", hint=_NOT_ADOPTED)
     offset = yield FindWritten(offset)
@@ -277,7 +278,7 @@ def _position_of(stored: Stored, fresh: Position, facts: Facts) -> Steps:
     position = stored.positions.get(fresh.key)
     if position is None or position.state != "ACTIVE":
         raise StopForOperator(
-            f"no position is stored for slot {fresh.slot} of {fresh.database} (system identifier "
+            f"no resume LSN is stored for slot {fresh.slot} of {fresh.database} (system identifier "
             f"{fresh.system_identifier})",
             hint="source.dsn, source.slot and kafka.bootstrap_servers must be those of the gateway",
         )

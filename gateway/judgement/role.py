@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 from gateway.judgement.findings import Finding, OperatorWarning
 from gateway.names import quote_identifier
 from gateway.operate.errors import RetrySlowly, StopForOperator, WalgateError
+from schemas.names import counted
 
 CONNECTIONS: Final = 9
 """The gateway's: the stream, two for the catalog, one for the status, one while the slot is created, four for a snapshot."""
@@ -69,7 +70,7 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
     if not (role.reads_statistics or role.is_superuser):
         yield OperatorWarning(
             f"role {role.name} cannot see other roles' sessions: only process IDs are shown for sessions that "
-            "hold the slot back",
+            "keep the slot's restart_lsn from advancing",
             f"GRANT pg_read_all_stats TO {name}",
         )
     if not (role.is_encrypted or role.is_local):
@@ -95,7 +96,7 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
 def _connections(role: RoleFacts, name: str) -> Iterator[Finding]:
     if 0 <= role.connection_limit < role.used_by_role + CONNECTIONS:
         yield OperatorWarning(
-            f"role {role.name} is limited to {role.connection_limit} connections and uses {role.used_by_role}: "
+            f"role {role.name} is limited to {counted(role.connection_limit, 'connection')} and uses {role.used_by_role}: "
             f"the gateway needs {CONNECTIONS}",
             f"ALTER ROLE {name} CONNECTION LIMIT {role.used_by_role + CONNECTIONS + 5}",
         )

@@ -21,7 +21,7 @@ def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:
     last look of the start and here somebody could. The server then sends from where the slot is, without a word."""
     if slot is not None and slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > resume_lsn:
         raise Retry(
-            f"slot {slot.name} was moved to {slot.confirmed_flush_lsn} during the start, after the position {resume_lsn}"
+            f"slot {slot.name} was advanced to {slot.confirmed_flush_lsn} during startup, beyond the resume LSN {resume_lsn}"
         )
 
 

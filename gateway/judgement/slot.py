@@ -10,7 +10,7 @@ from gateway.judgement.findings import Finding, OperatorWarning
 from gateway.operate.errors import ACCEPT_GAP, DataGap, Retry, RetrySlowly, StopForOperator
 
 PLUGIN: Final = "pgoutput"
-LOST_SLOT_HINT: Final = f"changes since the last position can no longer be read: {ACCEPT_GAP}"
+LOST_SLOT_HINT: Final = f"changes after the resume LSN can no longer be read: {ACCEPT_GAP}"
 
 
 def check_holder(facts: Facts, expected: Expected) -> Iterator[Finding]:
@@ -56,20 +56,20 @@ def _kind(slot: SlotFacts, server: ServerFacts) -> Iterator[Finding]:
         )
     if slot.synced and server.in_recovery:
         yield RetrySlowly(
-            f"slot {slot.name} is a synchronized slot on a standby, which can be read only after a promotion",
+            f"slot {slot.name} is a synchronized slot on a standby; it cannot be read until the standby is promoted",
             hint="point source.dsn to the primary (target_session_attrs=primary)",
         )
 
 
 def _lost(slot: SlotFacts) -> Iterator[Finding]:
     if slot.invalidation_reason is not None:
-        yield DataGap(f"slot {slot.name} is invalid: {slot.invalidation_reason}", hint=LOST_SLOT_HINT)
+        yield DataGap(f"slot {slot.name} has been invalidated: {slot.invalidation_reason}", hint=LOST_SLOT_HINT)
     elif slot.wal_status == "lost":  # before 17, which has no reasons
         reason = "it conflicted with recovery on a standby" if slot.conflicting else "WAL that it needs was removed"
-        yield DataGap(f"slot {slot.name} is lost: {reason}", hint=LOST_SLOT_HINT)
+        yield DataGap(f"slot {slot.name} has been invalidated: {reason}", hint=LOST_SLOT_HINT)
     elif slot.wal_status == "unreserved":
         yield OperatorWarning(
-            f"slot {slot.name} is about to be lost: the next checkpoint may remove WAL that it needs",
+            f"slot {slot.name} is about to be invalidated: the next checkpoint may remove WAL that it needs",
             "ALTER SYSTEM SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf()",
         )
 
@@ -79,13 +79,13 @@ def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
     server = facts.server
     if server.max_slot_wal_keep_mb >= 0:
         yield OperatorWarning(
-            f"max_slot_wal_keep_size is {server.max_slot_wal_keep_mb} MB: the slot is lost if the gateway "
+            f"max_slot_wal_keep_size is {server.max_slot_wal_keep_mb} MB: the slot is invalidated if the gateway "
             "falls behind by more",
-            "ALTER SYSTEM SET max_slot_wal_keep_size = -1 if the disk can hold more",
+            "ALTER SYSTEM SET max_slot_wal_keep_size = -1 if the disk has room for more",
         )
     if server.idle_slot_timeout_s > 0:
         yield OperatorWarning(
-            f"idle_replication_slot_timeout is {server.idle_slot_timeout_s:.0f} s: the slot is lost if the "
+            f"idle_replication_slot_timeout is {server.idle_slot_timeout_s:.0f} s: the slot is invalidated if the "
             "gateway is down for longer",
             "ALTER SYSTEM SET idle_replication_slot_timeout = 0",
         )
@@ -98,5 +98,5 @@ def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
     if facts.slot is not None and facts.slot.wal_status == "extended":
         yield OperatorWarning(
             f"slot {facts.slot.name} retains more WAL than max_wal_size",
-            "check that the gateway is running and keeps up",
+            "check that the gateway is running and keeping up",
         )

@@ -296,7 +296,7 @@ def _same_server(facts: Facts, position: Position) -> Generator[Step, Any, int]:
     server = facts.server
     is_other = identity.system_identifier != server.system_identifier
     if is_other or (not server.in_recovery and identity.timeline != server.timeline):
-        raise Retry("the replication connection reached a different server from the SQL connection")
+        raise Retry("the replication connection and the regular connection reached different servers")
     # A position of epoch 0 stands for nothing that was sent: its timeline is what the server's facts said just now.
     if position.epoch > 0 and identity.timeline != position.timeline:
         yield from _judge(check_timeline(identity.timeline, position.timeline))
@@ -311,7 +311,7 @@ def check_without_position(facts: Facts, expected: Expected) -> Report:
     probably the gateway itself."""
     holders = (
         OperatorWarning(
-            f"{held.message}: if that is the gateway, it is already running, and a second one would wait as a standby",
+            f"{held.message}: if that is the gateway, a second one would wait as a standby gateway",
             held.hint,
         )
         for held in check_holder(facts, expected)

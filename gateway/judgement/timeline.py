@@ -22,8 +22,7 @@ def check_timeline(timeline: int, expected: int | None) -> Iterator[Finding]:
     that answered."""
     if expected is not None and timeline < expected:
         yield LeftBehind(
-            f"the server is on timeline {timeline}, but the position is on {expected}: this server was left "
-            "behind by a failover",
+            f"the server is on timeline {timeline}, but the resume LSN is on {expected}: this server is an old primary",
             hint="the other hosts of source.dsn are tried next: make sure that the current primary is one of them",
         )
 
@@ -51,18 +50,18 @@ def check_promotion(resume_lsn: Lsn, old_timeline: int, new_timeline: int, histo
     left_at = parse_history(history).get(old_timeline)
     if left_at is None:
         yield DataGap(
-            f"timeline {new_timeline} of the server is not a child of {old_timeline}, the timeline of the position",
+            f"timeline {new_timeline} of the server is not a child of {old_timeline}, the timeline of the resume LSN",
             hint="this may be another copy of the server: point source.dsn to the primary that succeeded the old one",
         )
     elif resume_lsn > left_at:
         yield DataGap(
             f"the new primary forked off timeline {old_timeline} at {left_at}, but Kafka contains changes up to "
             f"{resume_lsn}: those in between ({resume_lsn - left_at} bytes of WAL) were never on this server",
-            hint="once the server's WAL has passed the position, " + UNTIL_NOW,
+            hint="once the server's WAL has passed the resume LSN, " + UNTIL_NOW,
         )
     else:
         yield OperatorWarning(
             f"the server was promoted: timeline {old_timeline} continued as {new_timeline} at {left_at}, "
-            "after the stored position",
+            "after the stored resume LSN",
             "nothing is lost; make sure that the old primary is not started again",
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.judgement.findings import OperatorWarning
+from schemas.names import counted
 
 COPIES: Final = 3
 """With two in sync, one broker may be away and another disk be lost."""
@@ -29,7 +30,7 @@ def cautions(topics: Mapping[str, Durability], broker_count: int) -> Iterator[Op
     if few and broker_count >= COPIES:
         least = min(topics[topic].copies for topic in few)
         yield OperatorWarning(
-            f"{_named(few)}: {least} replica{'s' * (least != 1)} on {broker_count} brokers; changes that were confirmed "
+            f"{_named(few)}: {counted(least, 'replica')} on {broker_count} brokers; changes that were confirmed "
             f"to PostgreSQL are lost if {('that replica is' if least == 1 else 'those replicas are')} lost",
             f"run kafka-reassign-partitions.sh to give existing topics {COPIES} replicas, and set "
             f"kafka.replication_factor = {COPIES} for new ones",
@@ -42,14 +43,15 @@ def cautions(topics: Mapping[str, Durability], broker_count: int) -> Iterator[Op
     if weak:
         yield OperatorWarning(
             f"{_named(weak)}: min.insync.replicas is 1: a record is acknowledged even if only one broker has it",
-            f"kafka-configs.sh --alter --topic ... --add-config min.insync.replicas={IN_SYNC}",
+            f"kafka-configs.sh --bootstrap-server ... --alter --topic ... --add-config min.insync.replicas={IN_SYNC}",
         )
     unclean = [topic for topic, found in topics.items() if found.copies > 1 and found.unclean]
     if unclean:
         yield OperatorWarning(
             f"{_named(unclean)}: unclean.leader.election.enable is on: a replica that lacks acknowledged "
             "records may become leader, and these records are then lost",
-            "kafka-configs.sh --alter --topic ... --add-config unclean.leader.election.enable=false",
+            "kafka-configs.sh --bootstrap-server ... --alter --topic ... "
+            "--add-config unclean.leader.election.enable=false",
         )
 
 

@@ -33,7 +33,8 @@ _TLS_ALERT: Final = 0x15
 """The first byte of a TLS server's answer to what is no TLS."""
 _LOGIN: Final = "the listener may require SASL: check kafka.security_protocol and kafka.sasl_mechanism"
 _NO_TLS: Final = (
-    "check that this listener uses TLS and requires no client certificate: kafka.security_protocol, kafka.ssl_cert_file"
+    "the listener may not use TLS (check kafka.security_protocol), or may require a client certificate "
+    "(set kafka.ssl_cert_file)"
 )
 _CERTIFICATE: Final = (
     "this listener requires a client certificate that it trusts: set kafka.ssl_cert_file and kafka.ssl_key_file"
@@ -59,10 +60,8 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
         )
     if isinstance(error, TopicAuthorizationFailedError):
         names = error.args[0] if error.args else ()
-        topics = ", ".join(sorted([names] if isinstance(names, str) else names)) or "the topics of the prefix"
-        return RetrySlowly(
-            f"{doing}: the broker denies access to topic {topics}", hint=f"grant {right} on topic {topics}"
-        )
+        topics = _named(sorted([names] if isinstance(names, str) else names))
+        return RetrySlowly(f"{doing}: the broker denies access to {topics}", hint=f"grant {right} on {topics}")
     if isinstance(error, TransactionalIdAuthorizationFailed):
         return RetrySlowly(text, hint="grant Write and Describe on the transactional id (prefix walgate.)")
     if isinstance(error, ClusterAuthorizationFailedError):
@@ -81,6 +80,12 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
     if isinstance(error, TimeoutError):
         return Retry(f"{doing}: timed out", hint="check that the broker is running and reachable")
     return Retry(text)
+
+
+def _named(topics: list[str]) -> str:
+    if not topics:
+        return "the topics of the prefix"
+    return f"topic{'s' * (len(topics) > 1)} {', '.join(topics)}"
 
 
 def _not_connected(error: ConnectError, doing: str) -> WalgateError:

@@ -258,9 +258,8 @@ class TopicOutlet:
         """`what` a row of this topic does, that has so many bytes."""
         return RecordTooLarge(
             f"a row of {self.owner} {what}, but {self.topic} accepts at most {self._writer.max_record_bytes}",
-            hint="raise kafka.max_record_bytes and the topic's max.message.bytes (also the broker's "
-            f"replica.fetch.max.bytes, and beyond 100 MB its socket.request.max.bytes) above {size}, then "
-            "start again: nothing was skipped",
+            hint="raise kafka.max_record_bytes and the topic's max.message.bytes (beyond 100 MB also the brokers' "
+            f"socket.request.max.bytes) above {size}, then restart the gateway: nothing was skipped",
         )
 
     def append_everywhere(self, value: bytes, manifest: Manifest | None) -> None:

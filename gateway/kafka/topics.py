@@ -57,9 +57,9 @@ _COMPACTED = {
 
 def deleted_topics(topics: Iterable[str]) -> DataGap:
     return DataGap(
-        f"deleted topics: {', '.join(topics)}; consumers have lost their records, even if they are created again",
-        hint="if that was intended, create the topic yourself and start again: the gateway continues with it. "
-        "Otherwise start with another slot and another kafka.prefix, and load the tables again",
+        f"deleted topics: {', '.join(topics)}; their records are lost to consumers, even if the topics are recreated",
+        hint="if that was intended, create the topics yourself and restart the gateway: it continues with them. "
+        "Otherwise use another slot and another kafka.prefix, and load the tables again",
     )
 
 

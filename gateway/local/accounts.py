@@ -33,7 +33,7 @@ def unprivileged_account() -> Account | None:
             return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
     raise StopForOperator(
         "PostgreSQL does not run as root, and there is no account to run it as",
-        hint=f"run as an ordinary user, or have one of the accounts {', '.join(UNPRIVILEGED)}",
+        hint=f"run as an ordinary user, or create one of the accounts {', '.join(UNPRIVILEGED)}",
     )
 
 
@@ -60,6 +60,6 @@ def reachable_folder(candidates: Iterable[Path], account: Account | None) -> Pat
         if folder.is_dir() and reachable(folder, account):
             return folder
     raise StopForOperator(
-        f"no temporary folder is reachable for the account {account.name if account else 'of this process'}",
-        hint="set TMPDIR to a folder such as /tmp",
+        f"no temporary directory is reachable for the account {account.name if account else 'of this process'}",
+        hint="set TMPDIR to a directory such as /tmp",
     )

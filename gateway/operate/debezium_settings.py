@@ -28,20 +28,20 @@ class DebeziumSettings(Section):
     )
     include_unknown_datatypes: bool = Field(
         default=False,
-        description="Send columns of types that Debezium does not support, as PostgreSQL's text in bytes. If false, "
-        "they are left out and the log names them.",
+        description="Send columns whose types Debezium does not support as bytes that contain PostgreSQL's text. If false, "
+        "they are omitted, and the log names them.",
     )
     unavailable_value_placeholder: str = Field(
         default="__debezium_unavailable_value", description="Placeholder for a TOASTed value that was not sent."
     )
     reselect_unavailable_values: bool = Field(
         default=False,
-        description="Read a row again if an update of it was sent without a TOASTed value: an event r with all values "
-        "follows. Needs snapshot.mode = initial or on_command, and SELECT on the tables.",
+        description="Read a row again if an update of it was sent without a TOASTed value: an `r` event with all "
+        "values follows. Needs snapshot.mode = initial or on_command, and SELECT on the tables.",
     )
     event_converting_failure_handling_mode: Literal["warn", "fail", "skip"] = Field(
         default="warn",
-        description="What happens to a value that its Connect type cannot represent (NaN in a decimal). warn: null, "
+        description="What happens to a value that its Kafka Connect type cannot represent (NaN in a decimal). warn: null, "
         "with a warning. fail: the gateway stops. skip: null.",
     )
     tombstones_on_delete: bool = Field(default=True, description="Write a tombstone (a null value) after each delete.")
@@ -50,8 +50,8 @@ class DebeziumSettings(Section):
     )
     provide_transaction_metadata: bool = Field(
         default=False,
-        description="Write BEGIN and END events to `prefix.transaction`, and the position in its transaction to each "
-        "record.",
+        description="Write BEGIN and END events to `prefix.transaction`, and add to each record its position in "
+        "the transaction.",
     )
     format: Literal["avro", "json"] = Field(
         default="avro",

@@ -18,11 +18,15 @@ from __future__ import annotations
 from typing import Final
 
 ACCEPT_GAP: Final = (
-    "run walgate accept-gap, which gives up the lost changes and resumes where the gap ends, with the same prefix, and "
-    "writes a GAP marker for consumers; or use a new source.slot and a new kafka.prefix. In both cases, load the tables again "
+    "run walgate accept-gap, which accepts the loss and writes a GAP marker for consumers (the prefix stays the same); "
+    "or use a new source.slot and a new kafka.prefix. In both cases, then start the gateway and load the tables again "
     "(docs/operations.md, After a data gap)"
 )
-UNTIL_NOW: Final = ACCEPT_GAP.replace("accept-gap", "accept-gap --until-now", 1)
+UNTIL_NOW: Final = ACCEPT_GAP.replace(
+    "accept-gap, which accepts the loss",
+    "accept-gap --until-now, which drops and recreates the slot, discards all committed changes that have not been delivered,",
+    1,
+)
 
 
 class WalgateError(Exception):

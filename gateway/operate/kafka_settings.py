@@ -41,14 +41,14 @@ class KafkaSettings(TokenSettings):
         description="at_least_once: lower latency, but records and markers may be repeated after a crash. The Spark "
         "data source does not accept such topics.",
     )
-    partitions: int = Field(default=3, ge=1, description="Number of partitions of new change topics.")
+    partitions: int = Field(default=3, ge=1, description="Number of partitions of new topics for tables.")
     replication_factor: int = Field(
         default=-1, ge=-1, description="Replication factor of new topics. -1: the broker's default."
     )
     retention_ms: int | None = Field(
         default=None,
         ge=-1,
-        description="retention.ms of new change and marker topics. -1: keep forever. unset: the broker's default.",
+        description="retention.ms of new topics with the prefix. -1: keep forever. unset: the broker's default.",
     )
     topics: tuple[TopicOverride, ...] = Field(
         default=(),
@@ -103,8 +103,9 @@ class KafkaSettings(TokenSettings):
     )
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "AWS_MSK_IAM"] = Field(
         default="SCRAM-SHA-512",
-        description="SASL mechanism. PLAIN sends the password in cleartext, and OAUTHBEARER the token: allowed only "
-        "with SASL_SSL. AWS_MSK_IAM: the AWS identity of the process; needs `pip install 'walgate[msk]'`.",
+        description="SASL mechanism. PLAIN sends the password, and OAUTHBEARER the token, in cleartext: both are allowed only "
+        "with SASL_SSL. AWS_MSK_IAM: IAM authentication with the AWS credentials of the process; needs "
+        "`pip install 'walgate[msk]'`.",
     )
     aws_region: str | None = Field(default=None, description="AWS region of the cluster, for AWS_MSK_IAM.")
     sasl_username: str | None = Field(default=None, description="Required for PLAIN and SCRAM.")

@@ -51,7 +51,7 @@ class Progress:
     undelivered_transactions: int = 0
     """Received, and not durable."""
     heartbeat_time: float | None = None
-    """Commit time of the newest heartbeat that the position in Kafka has passed."""
+    """Commit time of the newest heartbeat that the resume LSN in Kafka has passed."""
 
 
 class WalClock:

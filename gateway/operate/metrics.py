@@ -20,30 +20,30 @@ REGISTRY = CollectorRegistry()
 EVENTS = Counter(
     "walgate_events", "Change events and logical decoding messages that are durable in Kafka.", registry=REGISTRY
 )
-MESSAGES_LEFT_OUT = Counter(
-    "walgate_messages_left_out",
+MESSAGES_EXCLUDED = Counter(
+    "walgate_messages_excluded",
     "Logical decoding messages that were too large for Kafka and are not in it.",
     registry=REGISTRY,
 )
 EXCLUDED = Counter(
     "walgate_excluded_events",
-    "Changes of a table in quarantine that were counted and left out.",
+    "Changes of a table in quarantine that were counted and excluded.",
     ["table"],
     registry=REGISTRY,
 )
 UNCONVERTIBLE = Counter(
     "walgate_unconvertible_values",
-    "Values that were sent as null in Debezium's dialect because their Connect type cannot represent them.",
+    "Values that were sent as null, with kafka.dialect = debezium, because their Kafka Connect type cannot represent them.",
     registry=REGISTRY,
 )
-RELEASES = Counter(
-    "walgate_wal_releases",
-    "Number of times that a slot was advanced at source.wal_budget_bytes: changes are lost.",
+ADVANCES = Counter(
+    "walgate_slot_advances",
+    "Number of times that the slot was advanced at source.wal_budget_bytes: changes are lost.",
     registry=REGISTRY,
 )
-RELEASED_BYTES = Counter(
-    "walgate_wal_released_bytes",
-    "WAL that was released when a slot was advanced, from the delivered LSN to the slot's new position.",
+ADVANCED_BYTES = Counter(
+    "walgate_slot_advanced_bytes",
+    "WAL that was skipped when the slot was advanced: the changes in it are lost.",
     registry=REGISTRY,
 )
 TRANSACTIONS = Counter("walgate_transactions", "Committed transactions that are durable in Kafka.", registry=REGISTRY)
@@ -56,9 +56,9 @@ SNAPSHOT_STALE_ROWS = Counter(
     "Snapshot rows that were discarded because they had changed since they were read; they are read again.",
     registry=REGISTRY,
 )
-ATTEMPTS = Counter(
-    "walgate_attempts",
-    "New sessions after an error, by the class of the error that ended the last one.",
+RESTARTS = Counter(
+    "walgate_restarts",
+    "Restarts of replication after an error, by the class of the error.",
     ["ended_by"],
     registry=REGISTRY,
 )
@@ -71,47 +71,47 @@ TABLE_LABELS: Final = 100
 OTHER_TABLES: Final = "other"
 MIRROR_LAG_TEXT: Final = "Age of the oldest commit that is in Kafka and not in the mirror, by the server's clock."
 HOLDER_TEXT: Final = (
-    "Age of the oldest transaction, and of the oldest prepared transaction, that keeps the slot from advancing (slot) or from "
-    "being created (start)."
+    "Age of the oldest transaction, and of the oldest prepared transaction, that keeps the slot's restart_lsn from advancing "
+    "(advance) or the slot from being created (creation)."
 )
 _NAN: Final = float("nan")
 
 GAUGES: Final[dict[str, str]] = {
-    "walgate_connected": "1 while the replication stream is read, otherwise 0.",
-    "walgate_epoch": "Epoch of the gateway, as in every record: it increases with each start and each new session.",
+    "walgate_connected": "1 while the replication stream is being read, otherwise 0.",
+    "walgate_epoch": "Epoch of the gateway, as in every record: it increases each time that replication starts.",
     "walgate_lag_seconds": "Age of the oldest commit that is not durable in Kafka, by the server's clock; 0 if there is "
-    "none. While nothing is connected it keeps rising from the last moment at which everything was "
+    "none. While there is no connection, it keeps rising, counted from the last time everything had been "
     "delivered.",
-    "walgate_lag_bytes": "WAL between the delivered position and the server's end of WAL.",
+    "walgate_lag_bytes": "WAL between the delivered LSN and the server's end of WAL.",
     "walgate_received_lsn_bytes": "Newest LSN that was received from PostgreSQL.",
     "walgate_delivered_lsn_bytes": "LSN before which every commit is durable in Kafka.",
-    "walgate_flush_lsn_bytes": "LSN that was confirmed to PostgreSQL, which may remove the WAL before it.",
+    "walgate_flush_lsn_bytes": "Confirmed flush LSN of the slot: transactions that committed before it are not sent again.",
     "walgate_server_lsn_bytes": "The server's end of WAL, read over a separate connection.",
     "walgate_server_lsn_age_seconds": "Time since the server's end of WAL was last read.",
     "walgate_last_commit_timestamp_seconds": "Commit time of the newest transaction that is durable in Kafka (Unix).",
-    "walgate_heartbeat_timestamp_seconds": "Commit time of the newest heartbeat that the position in Kafka has passed (Unix).",
+    "walgate_heartbeat_timestamp_seconds": "Commit time of the newest heartbeat that the resume LSN in Kafka has passed (Unix).",
     "walgate_undelivered_transactions": "Committed transactions that were received and are not yet durable in Kafka.",
     "walgate_waiting_seconds": "Time for which the stream has not been read or delivered; 0 while it is.",
-    "walgate_last_error_timestamp_seconds": "Time at which a session last ended with an error (Unix); the error "
+    "walgate_last_error_timestamp_seconds": "Time of the last error after which replication was restarted (Unix); it "
     "is in /status and in the log.",
     "walgate_in_flight_bytes": "Bytes of batches that Kafka has not acknowledged; reading pauses at "
     "kafka.memory_bytes.",
-    "walgate_open_streams": "Transactions in progress whose rows have been received.",
-    "walgate_oldest_open_stream_seconds": "Time since the first rows of the oldest of these were received.",
+    "walgate_streamed_transactions": "In-progress transactions that are being streamed.",
+    "walgate_oldest_streamed_transaction_seconds": "Time since the first rows of the oldest of these were received.",
     "walgate_prepared_transactions": "Prepared transactions that are neither committed nor rolled back.",
-    "walgate_wal_held_bytes": "WAL that the server retains for the slot.",
+    "walgate_wal_retained_bytes": "WAL that the server retains for the slot.",
     "walgate_wal_limit_bytes": "Limit on that WAL: max_slot_wal_keep_size or source.wal_budget_bytes, whichever "
     "is less.",
     "walgate_wal_seconds_to_full": "Time until that limit is reached, at the rate of the last minute.",
-    "walgate_oldest_holder_seconds": "Age of the oldest transaction, prepared or not, that keeps the slot from "
-    "advancing.",
+    "walgate_oldest_blocker_seconds": "Age of the oldest transaction, prepared or not, that keeps the slot's "
+    "restart_lsn from advancing.",
 }
 
 
 def _values(board: Board, now: Snapshot) -> dict[str, float | None]:
     wal = now.wal
-    oldest = min((stream.since for stream in now.open_streams), default=None)
-    held_since = min((holder.since for holder in now.holders if holder.since is not None), default=None)
+    oldest = min((stream.since for stream in now.streamed_transactions), default=None)
+    held_since = min((holder.since for holder in now.blockers if holder.since is not None), default=None)
     return {
         "walgate_connected": float(board.state() == "streaming"),
         "walgate_epoch": now.epoch,
@@ -128,13 +128,13 @@ def _values(board: Board, now: Snapshot) -> dict[str, float | None]:
         "walgate_waiting_seconds": max(now.time - now.waiting_since, 0.0) if now.waiting_since is not None else 0.0,
         "walgate_last_error_timestamp_seconds": now.last_error.time if now.last_error else None,
         "walgate_in_flight_bytes": now.in_flight_bytes,
-        "walgate_open_streams": len(now.open_streams),
-        "walgate_oldest_open_stream_seconds": max(now.time - oldest, 0.0) if oldest is not None else 0.0,
+        "walgate_streamed_transactions": len(now.streamed_transactions),
+        "walgate_oldest_streamed_transaction_seconds": max(now.time - oldest, 0.0) if oldest is not None else 0.0,
         "walgate_prepared_transactions": now.prepared_transactions,
-        "walgate_wal_held_bytes": wal.held_bytes if wal else None,
+        "walgate_wal_retained_bytes": wal.retained_bytes if wal else None,
         "walgate_wal_limit_bytes": wal.limit_bytes if wal else None,
         "walgate_wal_seconds_to_full": wal.seconds_to_full if wal else None,
-        "walgate_oldest_holder_seconds": max(_server_now(now) - held_since, 0.0) if held_since is not None else 0.0,
+        "walgate_oldest_blocker_seconds": max(_server_now(now) - held_since, 0.0) if held_since is not None else 0.0,
     }
 
 
@@ -156,7 +156,9 @@ class BoardCollector(Collector):
         for each in STATES:
             state.add_metric([each], float(each == now.state))
         yield state
-        up = GaugeMetricFamily("walgate_up", "1 while a server answers probes, 0 while it does not.", labels=["server"])
+        up = GaugeMetricFamily(
+            "walgate_up", "1 while a service answers probes, 0 while it does not.", labels=["service"]
+        )
         for part in now.parts:
             up.add_metric([part.name], _NAN if part.up is None else float(part.up))
         yield up
@@ -172,14 +174,14 @@ def _server_now(now: Snapshot) -> float:
 
 def _holders(now: Snapshot) -> Metric:
     """Only the oldest of each sort, at most four: each process ID is a series of its own in Prometheus."""
-    family = GaugeMetricFamily("walgate_holder_seconds", HOLDER_TEXT, labels=["holds", "kind", "holder"])
+    family = GaugeMetricFamily("walgate_blocker_seconds", HOLDER_TEXT, labels=["blocks", "kind", "blocker"])
     oldest: dict[tuple[str, str], Holder] = {}
-    for holder in sorted(now.holders, key=lambda one: one.since or 0.0):
+    for holder in sorted(now.blockers, key=lambda one: one.since or 0.0):
         if holder.kind in ("transaction", "prepared"):
-            oldest.setdefault(("start" if holder.blocks else "slot", holder.kind), holder)
-    for (holds, kind), holder in oldest.items():
+            oldest.setdefault(("creation" if holder.blocks else "advance", holder.kind), holder)
+    for (blocks, kind), holder in oldest.items():
         age_s = _NAN if holder.since is None else max(_server_now(now) - holder.since, 0.0)
-        family.add_metric([holds, kind, holder.title], age_s)
+        family.add_metric([blocks, kind, holder.title], age_s)
     return family
 
 

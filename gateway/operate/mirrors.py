@@ -40,7 +40,10 @@ class MirrorStatus:
 def read_mirror(url: str, told: Any) -> MirrorStatus:
     """What its /status says. Raises ValueError where that is no status of a mirror."""
     if not isinstance(told, Mapping) or told.get("state") not in MIRROR_STATES:
-        raise ValueError("not the status of a mirror: http.mirrors needs the address that its --http names")
+        raise ValueError(
+            "the response is not a mirror's status: http.mirrors must contain the address that was given to walgate mirror "
+            "with --http"
+        )
     error = told.get("last_error") or {}
     return MirrorStatus(
         url=url,

@@ -60,7 +60,7 @@ class SourceSettings(Section):
     )
     slot: str = Field(default="walgate", description="Replication slot. It is created on the first start.")
     publications: Names = Field(default=("walgate",), description="Publications. They must exist.")
-    adopt_slot: bool = Field(default=False, description="Use an existing slot although no position is stored for it.")
+    adopt_slot: bool = Field(default=False, description="Use an existing slot although no resume LSN is stored for it.")
     two_phase: bool = Field(
         default=False,
         description="Create the slot with two_phase: transactions are sent at PREPARE TRANSACTION (PostgreSQL 15 and "
@@ -82,13 +82,16 @@ class SourceSettings(Section):
     )
     messages: bool = Field(default=True, description="Logical decoding messages.")
     message_prefixes: Names = Field(
-        default=(), description="Publish only messages with one of these prefixes. none: publish all."
+        default=(),
+        description="Write only logical decoding messages with one of these prefixes to Kafka. none: write all except "
+        "heartbeats.",
     )
     heartbeat_interval_s: float = Field(
         default=0.0,
         ge=0,
-        description="Write a logical decoding message `walgate.heartbeat` at this interval, so that lag can be measured if "
-        "nothing else commits. 0: never. It is published only if message_prefixes includes it.",
+        description="Write a heartbeat, a logical decoding message with the prefix `walgate.heartbeat`, at this interval, so "
+        "that lag can be measured if nothing else commits. 0: never. It is written to Kafka only if message_prefixes "
+        "includes this prefix.",
     )
     origin: Literal["any", "none"] = Field(
         default="any", description="none: skip changes that have a replication origin (PostgreSQL 16 and later)."
@@ -99,9 +102,9 @@ class SourceSettings(Section):
         description="Amount of WAL that the slot may retain. As it fills, the log and the metrics warn with "
         "rising severity. unset: only the server's max_slot_wal_keep_size applies.",
     )
-    on_wal_budget: Literal["warn", "release"] = Field(
+    on_wal_budget: Literal["warn", "advance"] = Field(
         default="warn",
-        description="What happens when wal_budget_bytes is reached. warn: nothing more. release: advance the slot "
+        description="What happens when wal_budget_bytes is reached. warn: nothing more. advance: advance the slot "
         "although changes have not been delivered. A GAP marker names the lost range, and every table is "
         "read again if snapshot.mode allows it.",
     )
@@ -120,8 +123,8 @@ class SourceSettings(Section):
 
     @model_validator(mode="after")
     def _budget(self) -> Self:
-        if self.on_wal_budget == "release" and self.wal_budget_bytes is None:
-            raise ValueError("on_wal_budget = release needs wal_budget_bytes")
+        if self.on_wal_budget == "advance" and self.wal_budget_bytes is None:
+            raise ValueError("on_wal_budget = advance needs wal_budget_bytes")
         return self
 
     @model_validator(mode="after")
@@ -134,14 +137,14 @@ class SourceSettings(Section):
     @classmethod
     def _slot_name(cls, value: str) -> str:
         if not is_slot(value):
-            raise ValueError(f"a slot's name has {SLOT_RULE}")
+            raise ValueError(f"a slot name must consist of {SLOT_RULE}")
         return value
 
     @field_validator("publications")
     @classmethod
     def _some(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value or not all(map(is_identifier, value)):
-            raise ValueError(f"name at least one publication; each name has {IDENTIFIER_RULE}")
+            raise ValueError(f"name at least one publication; each name must be {IDENTIFIER_RULE}")
         return value
 
 
@@ -221,8 +224,8 @@ class SchemaSettings(Section):
 
     on_incompatible: Literal["stop", "register"] = Field(
         default="stop",
-        description="register: register a schema with which older events cannot be read, and continue. stop: exit "
-        "instead.",
+        description="register: register an incompatible schema (one with which older events cannot be read), and continue. "
+        "stop: exit instead.",
     )
 
 
@@ -248,17 +251,17 @@ class SnapshotSettings(Section):
     may_lock: bool = Field(
         default=False,
         description="If a table that is read in one transaction (it has no key, or its access method is neither heap nor "
-        "tde_heap) changes during each of three attempts to read it, lock it (LOCK TABLE ... IN SHARE MODE) for the next "
-        "ones: writers wait until it has been read. Needs UPDATE, DELETE or (from 17 on) MAINTAIN on the table.",
+        "tde_heap) changes during each of three attempts to read it, lock it (LOCK TABLE ... IN SHARE MODE) for "
+        "further attempts: writers wait until it has been read. Needs UPDATE, DELETE or (from 17 on) MAINTAIN on the table.",
     )
     readers: int = Field(default=2, ge=1, le=16, description="Number of sessions that read tables in parallel.")
     rows_per_s: int | None = Field(default=None, gt=0, description="Limit on the rows read per second.")
     chunk_bytes: int = Field(
         default=4 << 20,
         ge=8192,
-        description="Approximate amount of a table that is read in one transaction; at most 1 MB (unless to verify) while "
-        "other transactions arrive, because they wait until its rows are sent. Its rows need four times as much memory until "
-        "they are sent, in each session that reads.",
+        description="Approximate number of bytes of a table that are read in one transaction. While other transactions "
+        "arrive, at most 1 MB is read (except for VERIFY), because those transactions wait until the rows have been sent. In "
+        "each reading session, the rows occupy four times this amount of memory until they are sent.",
     )
 
 
@@ -274,8 +277,8 @@ class ErrorSettings(Section):
 
     on_error: Literal["stop", "quarantine"] = Field(
         default="stop",
-        description="quarantine: leave the table out from that transaction on, and record this in every manifest. "
-        "stop: exit instead.",
+        description="quarantine: leave the table out from that transaction on, and record this in the "
+        "marker of each transaction that changes it. stop: exit instead.",
     )
     tables: tuple[TableErrors, ...] = Field(
         default=(),
@@ -299,7 +302,7 @@ class ErrorSettings(Section):
 
 
 class HttpSettings(Section):
-    """`/livez`, `/readyz`, `/status` (JSON) and `/metrics` (Prometheus). Disabled unless a port is set."""
+    """The web UI (`/`), `/livez`, `/readyz`, `/status` (JSON) and `/metrics` (Prometheus). Disabled unless a port is set."""
 
     host: str = Field(default="127.0.0.1", description="Address to listen on. 0.0.0.0: all interfaces.")
     port: int | None = Field(
@@ -307,7 +310,7 @@ class HttpSettings(Section):
     )
     mirrors: Names = Field(
         default=(),
-        description="Addresses of mirrors (`walgate mirror --http HOST:PORT`) whose state the live page, `walgate status` and "
+        description="Addresses of mirrors (`walgate mirror --http HOST:PORT`) whose state the web UI, `walgate status` and "
         "`/metrics` show: http://mirror.example:9465",
     )
 
@@ -378,9 +381,9 @@ class Settings(_Sources, extra="forbid"):
                 raise ValueError("kafka.dialect = debezium writes only committed rows: set source.two_phase = false")
             if self.errors.may_quarantine:
                 raise ValueError(
-                    "kafka.dialect = debezium cannot record that changes were left out: set errors.on_error = stop"
+                    "kafka.dialect = debezium cannot record that changes were excluded: set errors.on_error = stop"
                 )
-            if self.source.on_wal_budget == "release":
+            if self.source.on_wal_budget == "advance":
                 raise ValueError("kafka.dialect = debezium cannot record a gap: set source.on_wal_budget = warn")
             if self.debezium.reselect_unavailable_values and not self.takes_snapshots:
                 raise ValueError(

@@ -83,7 +83,8 @@ class GapSeen:
 @dataclass(frozen=True, slots=True)
 class Holder:
     """Somebody who keeps WAL or old rows from being removed, or lets us wait. `kind`: transaction, prepared, slot, standby;
-    `pid` 0: no process. `held_bytes`: WAL since its oldest LSN, None: not known. `blocks`: our slot's creation waits for it."""
+    `pid` 0: no process. `retained_bytes`: WAL since its oldest LSN, None: not known. `blocks`: our slot's creation waits for
+    it."""
 
     kind: str
     name: str
@@ -94,7 +95,7 @@ class Holder:
     since: float | None = None
     query_since: float | None = None
     xmin_age: int | None = None
-    held_bytes: int | None = None
+    retained_bytes: int | None = None
     remedy: str = ""
     blocks: bool = False
 
@@ -124,7 +125,7 @@ class WalHeld:
     """WAL that the server keeps for the slot. `limit_by`: the setting that the limit comes from. `seconds_to_full`: at the rate
     of the last minute, None where it does not grow or nothing limits it."""
 
-    held_bytes: int
+    retained_bytes: int
     bytes_per_s: float
     limit_bytes: int | None = None
     limit_by: str = ""
@@ -190,17 +191,17 @@ class Snapshot:
     last_commit_time: float | None
     epoch: int
     in_flight_bytes: int
-    open_streams: tuple[OpenStream, ...]
+    streamed_transactions: tuple[OpenStream, ...]
     prepared_transactions: int
     wal: WalHeld | None
     slot: SlotStatus | None
-    holders: tuple[Holder, ...]
+    blockers: tuple[Holder, ...]
     topics: tuple[TopicCount, ...]
     """Those with most records first."""
     records_per_s: float
     """Of all topics."""
     heartbeat_time: float | None
-    """Commit time of the newest heartbeat that the position in Kafka has passed."""
+    """Commit time of the newest heartbeat that the resume LSN in Kafka has passed."""
 
     recent_errors: tuple[LastError, ...]
     """Oldest first; one that came again and again is there once, with the time of the last."""
@@ -262,7 +263,7 @@ class Board:
         self.wal = WalClock()
         self.slot: SlotStatus | None = None
         self.held: WalHeld | None = None
-        self.holders: tuple[Holder, ...] = ()
+        self.blockers: tuple[Holder, ...] = ()
         self.last_error: LastError | None = None
         self.error_count = 0
         self._recent_errors: deque[LastError] = deque(maxlen=RECENT_ERRORS)
@@ -426,8 +427,8 @@ class Board:
         server_lsn = self.wal.lsn
         state, since = self._state
         waiting_for = self.waiting_for()
-        blockers = {(one.kind, one.title) for one in self._blocked_by}
-        holders = self._blocked_by + tuple(one for one in self.holders if (one.kind, one.title) not in blockers)
+        known = {(one.kind, one.title) for one in self._blocked_by}
+        blockers = self._blocked_by + tuple(one for one in self.blockers if (one.kind, one.title) not in known)
         return Snapshot(
             time=self._clock(),
             version=self._version,
@@ -453,11 +454,11 @@ class Board:
             last_commit_time=progress.last_commit_time,
             epoch=self.epoch,
             in_flight_bytes=counts.in_flight_bytes,
-            open_streams=counts.open_streams,
+            streamed_transactions=counts.open_streams,
             prepared_transactions=counts.prepared,
             wal=self.held,
             slot=self.slot,
-            holders=holders,
+            blockers=blockers,
             topics=self._topics(listed_topics),
             records_per_s=self._rates.per_s(clock, ALL_TOPICS, sum(self.topic_records.values())),
             heartbeat_time=progress.heartbeat_time,

@@ -33,7 +33,7 @@ class TokenSettings(Section):
 
     token_file: Path | None = Field(
         default=None,
-        description="File that contains a bearer token. It is read at each login, so the token can change.",
+        description="File that contains a bearer token. It is read at each authentication, so the token can change.",
     )
     oauth_token_url: str | None = Field(
         default=None,
@@ -107,7 +107,7 @@ class Tokens:
             reason = getattr(error, "strerror", None) or type(error).__name__
             raise RetrySlowly(f"{self._section}.token_file {path}: {reason}") from error
         if not token or any(character.isspace() for character in token):
-            raise RetrySlowly(f"{self._section}.token_file {path} holds no token: one line is expected")
+            raise RetrySlowly(f"{self._section}.token_file {path} contains no token: expected one line")
         return token
 
     async def _renew(self) -> None:

@@ -76,7 +76,7 @@ class Cursor:
         """An LSN of which `proto.c` says `elog(ERROR, "... not set in ... message")` when it is 0/0."""
         lsn = self.read_lsn(field)
         if not lsn:
-            raise self.error(field, self.position - 8, "an LSN that is set", "0/0")
+            raise self.error(field, self.position - 8, "a nonzero LSN", "0/0")
         return lsn
 
     def read_time(self, field: str) -> int:
@@ -119,11 +119,11 @@ class Cursor:
         start = self.position
         end = self.payload.find(b"\0", start)
         if end < 0:
-            raise self.error(field, start, "a string ended by NUL", f"{self.remaining()} bytes without NUL")
+            raise self.error(field, start, "a NUL-terminated string", f"{self.remaining()} bytes without NUL")
         try:
             text = self.payload[start:end].decode()
         except UnicodeDecodeError as error:
-            raise self.error(field, start + error.start, "UTF-8", f"a byte that is not ({error.reason})") from None
+            raise self.error(field, start + error.start, "UTF-8", f"an invalid byte ({error.reason})") from None
         self.position = end + 1
         return text
 

@@ -150,7 +150,7 @@ def read_truncate(cursor: Cursor, in_stream: bool) -> Truncate:
         raise cursor.error("number of relations", cursor.position - 4, "1 or more", str(count))
     options = cursor.read_byte("option bits")
     if options & ~(_CASCADE | _RESTART_IDENTITY):
-        raise cursor.error("option bits", cursor.position - 1, "no bits but 1 and 2", f"0x{options:02x}")
+        raise cursor.error("option bits", cursor.position - 1, "no bits other than 1 and 2", f"0x{options:02x}")
     if cursor.remaining() != 4 * count:
         raise cursor.error(
             "relation_oids", cursor.position, f"{4 * count} bytes for {count} relations", f"{cursor.remaining()} bytes"

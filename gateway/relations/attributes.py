@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 ATTRIBUTES_QUERY: Final = """
-select a.attnum::pg_catalog.int4,
+select c.oid::pg_catalog.int8,
+       a.attnum::pg_catalog.int4,
        case when a.attisdropped then null else a.attname::pg_catalog.text end,
        a.attgenerated <> '',
        a.xmin::pg_catalog.text::pg_catalog.int8,
@@ -39,11 +40,12 @@ select a.attnum::pg_catalog.int4,
                where r.prrelid = c.oid and pg_catalog.to_jsonb(r) ->> 'prattrs' is not null)
 from pg_catalog.pg_class c
 join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0
-where c.oid = $1::pg_catalog.oid
-order by a.attnum
+where c.oid = any ($1::pg_catalog.oid[])
+order by c.oid, a.attnum
 """
-"""$1: relation oid. Of each column there ever was: number, name (null: dropped), whether it is generated, the transaction of its
-row in pg_attribute, PostgreSQL's text of attmissingval, and whether a publication sends only some columns of the relation.
+"""$1: relation oids. Of each column there ever was: relation, number, name (null: dropped), whether it is generated, the
+transaction of its row in pg_attribute, PostgreSQL's text of attmissingval, and whether a publication sends only some columns of
+the relation.
 
 attmissingval is an array of one element, which its text form quotes where need be. A partitioned table has none: its
 partitions do, all the same if the column was added to all of them at once."""
@@ -54,7 +56,8 @@ _LONGEST_LAG: Final = 1 << 27
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One row of ATTRIBUTES_QUERY. `name` None: dropped, by `xid`; else `xid` has made it or changed it last."""
+    """One row of ATTRIBUTES_QUERY, without the relation. `name` None: dropped, by `xid`; else `xid` has made it or changed it
+    last."""
 
     number: int
     name: str | None
@@ -64,9 +67,12 @@ class Attribute:
     is_in_list: bool
 
 
-def read_attributes(rows: Iterable[Sequence[Any]]) -> list[Attribute]:
-    """Rows of ATTRIBUTES_QUERY."""
-    return [Attribute(*row) for row in rows]
+def read_attributes(rows: Iterable[Sequence[Any]]) -> dict[int, list[Attribute]]:
+    """Rows of ATTRIBUTES_QUERY, by relation oid."""
+    found: dict[int, list[Attribute]] = {}
+    for relation_oid, *row in rows:
+        found.setdefault(relation_oid, []).append(Attribute(*row))
+    return found
 
 
 def needs_earlier(names: Sequence[str], attributes: Sequence[Attribute], xid: int | None) -> bool:

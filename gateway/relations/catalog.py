@@ -104,14 +104,15 @@ order by a.attnum
 A deferrable key is none, as for PostgreSQL itself: within a statement two rows may have the same one."""
 
 GENERATED_KEY_QUERY: Final = """
-select a.attname::pg_catalog.text
+select c.oid::pg_catalog.int8, a.attname::pg_catalog.text
 from pg_catalog.pg_class c
 join pg_catalog.pg_index i on i.indrelid = c.oid
 join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = any (i.indkey[0:i.indnkeyatts - 1])
-where c.oid = $1::pg_catalog.oid and a.attgenerated <> ''
+where c.oid = any ($1::pg_catalog.oid[]) and a.attgenerated <> ''
   and case c.relreplident when 'd' then i.indisprimary and i.indimmediate when 'i' then i.indisreplident end
 """
-"""$1: relation oid. Names of the replica identity's columns that are generated: such a one may not be published."""
+"""$1: relation oids. Relation and name of each column of the replica identity that is generated: such a one may not be
+published."""
 
 BUILT_IN_QUERY: Final = """
 select oid::pg_catalog.int8 from pg_catalog.pg_type

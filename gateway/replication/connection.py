@@ -17,7 +17,7 @@ from gateway.operate.errors import Retry
 from gateway.replication.driver import Address, HandedOver, address_of, transport_of
 from gateway.replication.feedback import LEAVE_AFTER_S, LONGEST_SILENCE_S
 from gateway.replication.inbox import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW
-from gateway.replication.login import log_in
+from gateway.replication.login import log_in, shown
 from gateway.replication.password import Login
 from gateway.replication.stream import PINNED_REPORTS, ReplicationStream, check_report
 
@@ -109,8 +109,7 @@ async def connect_replication(
 
 def address_text(connection: asyncpg.Connection) -> str:
     """host:port, or the path of the socket."""
-    address = address_of(connection)
-    return ":".join(map(str, address)) if isinstance(address, tuple) else str(address)
+    return shown(address_of(connection))
 
 
 def _login(login: Login | str) -> Login:
@@ -144,7 +143,9 @@ def leave_with(sql: asyncpg.Connection, stream: ReplicationStream) -> None:
     def leave() -> None:
         if stream.failure is None:
             stream.fail(
-                Retry("PostgreSQL closed the SQL connection: it is shutting down, or an administrator terminated it")
+                Retry(
+                    "PostgreSQL closed the regular connection: it is shutting down, or an administrator terminated it"
+                )
             )
 
     def ended(_: Any) -> None:

@@ -20,13 +20,15 @@ from gateway.replication.server_message import ServerMessage
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 """What asyncpg and the socket raise: for `except`, then `classify_exception`."""
 
-_FULL = "raise {} (requires a server restart), or free unused ones"
-_UNKNOWN = "this is an unexpected error; nothing was skipped. Restart, and report the error if it occurs again"
+_FULL = "raise {} (requires a server restart), or {}"
+_UNKNOWN = (
+    "this is an unexpected error; nothing was skipped. Restart the gateway, and report the error if it occurs again"
+)
 _POOLER = "the gateway needs a direct connection to the server: check that there is no connection pooler in between"
 _UNPRINTABLE = "PostgreSQL 14 cannot print intervals above 2^31 hours: set source.binary = on"
 _UNTRANSLATABLE = (
-    "the server cannot convert a text value to UTF8, so it cannot send this transaction: correct the row or leave "
-    f"its column out of the publication, then {UNTIL_NOW}"
+    "the server cannot convert a text value to UTF8, so it cannot send this transaction: correct the value, or leave "
+    f"the column that contains it out of the publication, then {UNTIL_NOW}"
 )
 
 _TABLE: dict[str, tuple[type[WalgateError], str]] = {
@@ -35,7 +37,7 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "08P01": (StopForOperator, _POOLER),
     "28": (RetrySlowly, "check user, password and pg_hba.conf: logical replication needs a record for the database itself"),
     "3D000": (RetrySlowly, "check the name of the database in source.dsn"),
-    "42501": (RetrySlowly, "ALTER ROLE <user> REPLICATION; on a managed service grant its replication role"),
+    "42501": (RetrySlowly, "ALTER ROLE <user> REPLICATION; on a managed service, grant the service's replication role instead"),
     "42601": (StopForOperator, _POOLER),
     # The server stops, starts, or has no room
     "57014": (Retry, ""),
@@ -49,19 +51,19 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "55P03": (Retry, ""),
     "53100": (RetrySlowly, "free disk space on the server"),
     "53200": (RetrySlowly, "the server is out of memory: lower logical_decoding_work_mem or the number of connections"),
-    "53300": (RetrySlowly, _FULL.format("max_wal_senders or max_connections")),
-    "53400": (RetrySlowly, _FULL.format("max_replication_slots")),
+    "53300": (RetrySlowly, _FULL.format("max_wal_senders or max_connections", "close unused connections")),
+    "53400": (RetrySlowly, _FULL.format("max_replication_slots", "drop unused replication slots")),
     "58030": (RetrySlowly, "the server cannot read or write its files: see its log"),
     "25006": (RetrySlowly, "the server is read-only or a standby: point the DSN to the primary (target_session_attrs=primary)"),
     # Slot and publication
     "42704": (Retry, ""),
     "42710": (Retry, "another process has created it in the meantime"),
-    "55006": (Retry, "another process reads the slot: see active_pid in pg_replication_slots"),
-    "55000": (RetrySlowly, "check wal_level = logical and the slot in pg_replication_slots"),
+    "55006": (Retry, "another process is reading the slot: see active_pid in pg_replication_slots"),
+    "55000": (RetrySlowly, "check that wal_level is logical, and look at the slot in pg_replication_slots"),
     "58P01": (RetrySlowly, "a file is missing on the server: see its log"),
     "58P02": (RetrySlowly, "a file already exists on the server: see its log"),
     "0A000": (RetrySlowly, "this server does not support that: check whether it is a standby"),
-    "22023": (StopForOperator, "the server rejects the value of a setting: check those after the ? in source.dsn"),
+    "22023": (StopForOperator, "the server rejects the value of a setting: check the settings after the ? in source.dsn"),
     "22008": (StopForOperator, _UNPRINTABLE),
     "22P05": (StopForOperator, _UNTRANSLATABLE),
     "22021": (StopForOperator, _UNTRANSLATABLE),
@@ -72,7 +74,7 @@ _LOST_SLOT = re.compile("can no longer (access|get changes)|cannot read from log
 _WEDGED = re.compile("could not map filenumber")
 _FINDS_PUBLICATION = "get_publication_oid"
 _OPENS_WAL = "WalSndSegmentOpen"
-_TOO_LARGE = re.compile("invalid memory alloc request size|out of memory|enlarge string buffer")
+_TOO_LARGE = re.compile("invalid memory alloc request size")  # of elog, which is not translated
 
 
 def classify(said: ServerMessage, doing: str) -> WalgateError:
@@ -83,14 +85,15 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
     if said.sqlstate == "XX000" and _WEDGED.search(said.message):
         return StopForOperator(
             text,
-            hint="this happens on PostgreSQL 18 when a table is truncated while transactions are prepared; the slot is "
-            f"now unusable: set source.two_phase = false, and {UNTIL_NOW}",
+            hint="this happens on PostgreSQL 18 when a table is truncated while there are prepared transactions; the slot is "
+            f"now unusable. Set source.two_phase = false. Then {UNTIL_NOW}",
         )
-    if said.sqlstate in ("XX000", "54000") and _TOO_LARGE.search(said.message):
+    if said.sqlstate == "54000" or (said.sqlstate == "XX000" and _TOO_LARGE.search(said.message)):
         return StopForOperator(
             text,
-            hint="a row is too large to be sent as text: set source.binary = on. If it is already on, leave the large column "
-            f"out of the publication (ALTER PUBLICATION ... SET TABLE t (columns)), and {UNTIL_NOW}",
+            hint="a row is too large to be sent as text: set source.binary = on. If it is already on, leave the large columns "
+            "out of the publication (from PostgreSQL 15 on, ALTER PUBLICATION ... DROP TABLE t, then ADD TABLE t (columns)), "
+            f"and {UNTIL_NOW}",
         )
     known = _TABLE.get(said.sqlstate) or _TABLE.get(said.sqlstate[:2])
     if known is None:
@@ -116,7 +119,7 @@ def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool) -> Walg
     if said.sqlstate == "42883" and binary:
         return NeedsText(
             f"{doing}: a type has no binary output function; continuing with the text format: {said}",
-            hint="set source.binary = off to avoid this restart of the session",
+            hint="set source.binary = off to avoid this restart",
         )
     return classify(said, doing)
 
@@ -167,7 +170,9 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
     if isinstance(error, OSError):
         return Retry(text)
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return RetrySlowly(text, hint="none of the hosts in the DSN is a primary: a failover may be in progress")
+        return RetrySlowly(
+            text, hint="no host in the DSN satisfies target_session_attrs: a failover may be in progress"
+        )
     if isinstance(error, asyncpg.InternalClientError):
         return Retry(text)  # asyncpg on a connection that a crash of the server cut off in the middle of an answer
     if isinstance(error, asyncpg.InterfaceError):

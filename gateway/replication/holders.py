@@ -58,7 +58,7 @@ async def read_clock(sql: asyncpg.Connection, timeout_s: float) -> tuple[float, 
     try:
         row = await sql.fetchrow(CLOCK_QUERY, timeout=timeout_s)
     except DRIVER_ERRORS as error:
-        raise classify_exception(error, "reading the server's WAL position") from error
+        raise classify_exception(error, "reading the server's end of WAL") from error
     return float(row[0]), int(row[1])
 
 
@@ -67,7 +67,7 @@ async def holders(sql: asyncpg.Connection, slot: str) -> tuple[Holder, ...]:
     try:
         rows = await sql.fetch(_HOLDERS, slot, OLD_S, _HELD_LEAST)
     except DRIVER_ERRORS as error:
-        raise classify_exception(error, "querying what holds WAL back") from error
+        raise classify_exception(error, "querying what keeps the slot's restart_lsn from advancing") from error
     return tuple(_holder(row) for row in rows)
 
 
@@ -83,7 +83,7 @@ def _holder(row: asyncpg.Record) -> Holder:
         since=since,
         query_since=query_since,
         xmin_age=xmin_age,
-        held_bytes=held,
+        retained_bytes=held,
         remedy=_remedy(kind, name, pid, state),
     )
 

@@ -125,8 +125,8 @@ async def _log_in_at(address: Address, target: _Target, place: str) -> asyncpg.C
     if not is_wanted and wanted != SessionAttribute.prefer_standby:
         connection.terminate()
         raise RetrySlowly(
-            f"{place}: this server does not meet target_session_attrs={wanted.value}",
-            hint="none of the hosts in the DSN does: a failover may be in progress",
+            f"{place}: this server does not satisfy target_session_attrs={wanted.value}",
+            hint="no host in the DSN satisfies target_session_attrs: a failover may be in progress",
         )
     _caution(address, target, connection)
     return connection
@@ -216,9 +216,9 @@ def _classified(error: BaseException, dsn: str, place: str) -> WalgateError:
     if isinstance(error, asyncpg.UndefinedObjectError):
         return StopForOperator(
             f"{place}: source.dsn has a parameter that the server does not know: {error.args[0]}",
-            hint="allowed after the ? are sslmode, sslrootcert, sslcert, sslkey, target_session_attrs, passfile, "
-            "channel_binding and server settings; not libpq's connect_timeout or keepalives, for which the "
-            "gateway has its own values",
+            hint="the parameters allowed after the ? are sslmode, sslrootcert, sslcert, sslkey, target_session_attrs, "
+            "passfile, channel_binding and server settings. libpq's connect_timeout and keepalives are not allowed: the "
+            "gateway uses values of its own",
         )
     if isinstance(error, (FileNotFoundError, PermissionError)):
         return _unreadable_file(dsn, place) or classify_exception(error, place)

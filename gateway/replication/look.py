@@ -7,13 +7,19 @@ from collections.abc import Sequence
 import asyncpg
 
 from gateway.judgement.facts import Facts
-from gateway.replication.publication import publication_facts
+from gateway.replication.publication import PublicationLook, publication_facts
 from gateway.replication.server import server_facts
 from gateway.replication.slot import slot_facts
 
 
-async def load_facts(sql: asyncpg.Connection, slot: str, publications: Sequence[str], moment: int = 0) -> Facts:
-    """The server last: its end of the WAL must not be older than the slot's LSNs."""
-    publications_now = await publication_facts(sql, publications)
+async def load_facts(
+    sql: asyncpg.Connection, slot: str, publications: Sequence[str] | PublicationLook, moment: int = 0
+) -> Facts:
+    """The server last: its end of the WAL must not be older than the slot's LSNs. A `PublicationLook` is for who comes again: its
+    first look costs more."""
+    if isinstance(publications, PublicationLook):
+        publications_now = await publications.facts(sql)
+    else:
+        publications_now = await publication_facts(sql, publications)
     slot_now = await slot_facts(sql, slot)
     return Facts(await server_facts(sql), slot_now, publications_now, moment)

@@ -27,10 +27,16 @@ class Login:
         come back, or be repaired."""
         if self.password_file is not None:
             return _one_line(
-                await asyncio.to_thread(_read, self.password_file), f"source.password_file {self.password_file}"
+                await asyncio.to_thread(_read, self.password_file),
+                f"source.password_file {self.password_file} contains",
+                "it must consist of the password and nothing else",
             )
         if self.password_command:
-            return _one_line(await _output(self.password_command), "source.password_command")
+            return _one_line(
+                await _output(self.password_command),
+                "source.password_command returned",
+                "the command must print the password and nothing else",
+            )
         return None
 
 
@@ -76,14 +82,15 @@ async def _output(command: str) -> bytes:
     return output
 
 
-def _one_line(content: bytes, where: str) -> str:
+def _one_line(content: bytes, said: str, hint: str) -> str:
+    """`said`: where the content is from, and the verb."""
     try:
         password = content.decode().rstrip("\r\n")
     except UnicodeDecodeError:
-        raise RetrySlowly(f"{where} returned text that is not UTF-8") from None
+        raise RetrySlowly(f"{said} text that is not UTF-8") from None
     if not password or "\n" in password or "\0" in password:
         raise RetrySlowly(
-            f"{where} returned {'more than one line' if password else 'nothing'}",
-            hint="it must contain the password and nothing else",
+            f"{said} {'more than one line' if password else 'nothing'}",
+            hint=hint,
         )
     return password

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any, Final
@@ -9,7 +10,9 @@ from typing import Any, Final
 import asyncpg
 
 from gateway.judgement.facts import PublicationFacts, PublishedColumn, PublishedRelation
+from gateway.names import quote_identifier
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
+from gateway.replication.repeated import Repeated
 
 # Read from the catalog alone: pg_publication_tables and pg_get_expr open each table, and so wait for whoever has locked one.
 PUBLICATION_QUERY: Final = """
@@ -116,6 +119,43 @@ async def published_tables(sql: asyncpg.Connection, names: Sequence[str], limit:
     return [(row[0], row[1]) for row in rows]
 
 
+# `$1`: publications, `$2`: the table. It is listed there itself, or a table that it is a partition of.
+_HELD_ROWS: Final = """
+SELECT EXISTS (SELECT FROM {table} AS t WHERE pg_catalog.age(t.xmin) > (
+    SELECT max(pg_catalog.age(r.xmin))
+    FROM pg_catalog.pg_publication_rel AS r JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid
+    WHERE p.pubname = ANY ($1::text[])
+      AND r.prrelid IN (SELECT $2::oid UNION ALL SELECT relid FROM pg_catalog.pg_partition_ancestors($2::oid::regclass))))
+"""
+_UNKNOWN: Final = (
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.UndefinedTableError,
+)
+
+
+async def tables_that_held_rows(
+    sql: asyncpg.Connection, names: Sequence[str], relations: Sequence[PublishedRelation]
+) -> list[str]:
+    """Those of `relations` with rows from before they were listed in a publication of `names`: PostgreSQL does not send them.
+
+    A table of which nothing can be found out soon (rights, locks, size) is not among them. Raises classified errors."""
+    found = []
+    for relation in relations:
+        table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
+        try:
+            async with sql.transaction(readonly=True):
+                await sql.execute("SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '1s'")
+                if await sql.fetchval(_HELD_ROWS.format(table=table), list(names), relation.relation_oid):
+                    found.append(relation.full_name)
+        except _UNKNOWN:
+            continue
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, "querying the rows of new tables") from error
+    return found
+
+
 def parse_publications(
     publications: Sequence[dict[str, Any]], relations: Sequence[dict[str, Any]]
 ) -> dict[str, PublicationFacts]:
@@ -160,3 +200,32 @@ async def publication_facts(
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the publications") from error
     return parse_publications([json.loads(row[0]) for row in publications], [json.loads(row[0]) for row in relations])
+
+
+class PublicationLook:
+    """`publication_facts` again and again, of the same names: the loop is not held by what has not changed."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = list(names)
+        self._turn = asyncio.Lock()
+        self._relations = Repeated()
+        self._publications: list[dict[str, Any]] = []
+        self._facts: dict[str, PublicationFacts] = {}
+
+    async def facts(self, sql: asyncpg.Connection) -> dict[str, PublicationFacts]:
+        """By name; names that do not exist are missing. Raises classified errors."""
+        async with self._turn:
+            try:
+                async with sql.transaction(isolation="repeatable_read", readonly=True):
+                    publications = [json.loads(row[0]) for row in await sql.fetch(PUBLICATION_QUERY, self._names)]
+                    if publications != self._publications:
+                        self._relations = Repeated()
+                    query = relation_query(sql.get_server_version().major)
+                    relations = await self._relations.fetch(sql, query, self._names)
+            except DRIVER_ERRORS as error:
+                self._relations = Repeated()
+                raise classify_exception(error, "querying the publications") from error
+            if relations is not None:
+                self._publications = publications
+                self._facts = parse_publications(publications, [json.loads(row[0]) for row in relations])
+            return self._facts

@@ -89,9 +89,9 @@ class Scram:
         """Raises ScramError unless the server knows the password as well."""
         fields = _fields(server_final)
         if "e" in fields:
-            raise ScramError(f"the server says {fields['e'][:80]}")
+            raise ScramError(f"the server reported the error {fields['e'][:80]}")
         if not self._server_signature or not hmac.compare_digest(_decoded(fields.get("v", "")), self._server_signature):
-            raise ScramError("the server does not know the password itself")
+            raise ScramError("the server did not prove that it knows the password")
 
 
 def certificate_hash(certificate: bytes) -> bytes | None:

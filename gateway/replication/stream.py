@@ -334,7 +334,7 @@ def check_report(name: str, value: str, place: str) -> WalgateError | None:
         return None
     return StopForOperator(
         f"{place}: {name} is {value!r}, but the gateway requires {pinned!r}",
-        hint=f"make sure that no connection pooler and no login event trigger sets {name} for this session",
+        hint=f"make sure that neither a connection pooler nor a login event trigger sets {name} for this session",
     )
 
 

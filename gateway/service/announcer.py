@@ -6,8 +6,8 @@ All of this waits, and the reading waits with it; the slot is kept alive by the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import asyncpg
 import structlog
@@ -20,7 +20,13 @@ from gateway.kafka.topics import Name, Topics, compacted_without_key, topic_of_a
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
-from gateway.relations.attributes import ATTRIBUTES_QUERY, attribute_numbers, needs_earlier, read_attributes
+from gateway.relations.attributes import (
+    ATTRIBUTES_QUERY,
+    Attribute,
+    attribute_numbers,
+    needs_earlier,
+    read_attributes,
+)
 from gateway.relations.catalog import (
     BUILT_IN_QUERY,
     GENERATED_KEY_QUERY,
@@ -50,6 +56,20 @@ log = structlog.get_logger()
 
 _ASKED_AT_ONCE = 50
 """Questions to the registry."""
+_REGISTERED_AT_ONCE = 8
+"""Relations, each with up to two subjects."""
+_NAMED = 3
+"""Relations, in an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Catalog:
+    """What the catalog says of some relations: facts of their types by oid, generated columns of their replica identities, and
+    all attributes, both by relation oid."""
+
+    types: dict[int, TypeFacts]
+    generated: dict[int, list[str]]
+    attributes: dict[int, list[Attribute]]
 
 
 class Announcer:
@@ -101,14 +121,16 @@ class Announcer:
                 deleted += [topic for topic, schema in zip(some, found, strict=True) if schema is not None]
         await self._topics.refuse_deleted(deleted)
 
-    async def _topic(self, relation: Name) -> str:
+    async def _make_topics(self, relations: Sequence[Name]) -> None:
         """A new table seldom comes alone: the topics of all that are published by now are made with its own."""
-        if await self._topics.without_topic([relation]):
+        if await self._topics.without_topic(relations):
             publications = await publication_facts(self._sql, self._publications)
             published = {(r.namespace, r.name) for facts in publications.values() for r in facts.relations}
-            await self.prepare([relation, *sorted(published)])
+            await self.prepare([*relations, *sorted(published)])
         else:
-            await self.prepare([relation])
+            await self.prepare(relations)
+
+    async def _topic(self, relation: Name) -> str:
         topic = self._topics.of_relation(relation)
         if self._debezium is not None:
             other = self._topics.shared_with(relation)
@@ -134,20 +156,62 @@ class Announcer:
         """`in_force`: what changes of the relation were encoded with so far. The newest schema of the topic may be another:
         one of a savepoint or transaction that was rolled back, by which later ones are not bound. `xid`: of the transaction
         of the message; None: the relation is as the catalog has it now."""
-        earlier = None if in_force is None else in_force.encoder.description
-        if earlier is not None and (earlier.namespace, earlier.name) != (relation.namespace, relation.name):
-            earlier = None  # renamed: another topic
         with classified_schema_errors():
-            topic = await self._topic((relation.namespace, relation.name))
-            description = await self._describe(relation, topic)
-            if self._debezium is None:
-                in_use = None if in_force is None else in_force.encoder.description
-                description = await self._with_attributes(description, topic, in_use, xid)
-            relation_ = None if self._debezium is None else await self._debezium.relation(description)
-            if relation_ is not None:
-                check_key(description, relation_.key, self._columns)
-            if relation_ is not None and not relation_.key and self._topics.makes_compacted(topic):
-                raise compacted_without_key(topic, description.qualified_name)
+            await self._make_topics([(relation.namespace, relation.name)])
+            catalog = await self._look([relation])
+            description, relation_ = await self._described(relation, in_force, xid, catalog)
+        return await self._registered(description, relation_, in_force)
+
+    async def announce_all(self, relations: Sequence[tuple[Relation, RelationVersion | None]]) -> list[RelationVersion]:
+        """Relations as the catalog has them now, with what is in force of each: the catalog is asked for all of them, and several
+        are registered at once. Raises the first error when none is under way any more."""
+        with classified_schema_errors():
+            await self._make_topics([(relation.namespace, relation.name) for relation, _ in relations])
+            catalog = await self._look([relation for relation, _ in relations])
+            described = [
+                (*await self._described(relation, in_force, None, catalog), in_force)
+                for relation, in_force in relations
+            ]
+        turns = asyncio.Semaphore(_REGISTERED_AT_ONCE)
+
+        async def registered(
+            description: RelationDescription, relation_: ConnectRelation | None, in_force: RelationVersion | None
+        ) -> RelationVersion:
+            async with turns:
+                return await self._registered(description, relation_, in_force)
+
+        found = await asyncio.gather(*(registered(*each) for each in described), return_exceptions=True)
+        versions = []
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+            versions.append(each)
+        return versions
+
+    async def _described(
+        self, relation: Relation, in_force: RelationVersion | None, xid: int | None, catalog: _Catalog
+    ) -> tuple[RelationDescription, ConnectRelation | None]:
+        """The second is of Debezium's dialect."""
+        topic = await self._topic((relation.namespace, relation.name))
+        description = await self._describe(relation, topic, catalog)
+        if self._debezium is None:
+            in_use = None if in_force is None else in_force.encoder.description
+            attributes = catalog.attributes.get(relation.relation_oid, [])
+            return await self._with_attributes(description, topic, in_use, xid, attributes), None
+        relation_ = await self._debezium.relation(description)
+        check_key(description, relation_.key, self._columns)
+        if not relation_.key and self._topics.makes_compacted(topic):
+            raise compacted_without_key(topic, description.qualified_name)
+        return description, relation_
+
+    async def _registered(
+        self, description: RelationDescription, relation_: ConnectRelation | None, in_force: RelationVersion | None
+    ) -> RelationVersion:
+        earlier = None if in_force is None else in_force.encoder.description
+        if earlier is not None and (earlier.namespace, earlier.name) != (description.namespace, description.name):
+            earlier = None  # renamed: another topic
+        topic = self._topics.of_relation((description.namespace, description.name))
+        with classified_schema_errors():
             failpoint("before_registry_call")
             try:
                 if self._debezium is not None and relation_ is not None:
@@ -158,7 +222,7 @@ class Announcer:
                 if self._debezium is not None:
                     raise
                 recorded = await self._registry.latest(value_subject(topic)) or {}
-                if earlier is None and recorded_oid(recorded) not in (None, relation.relation_oid):
+                if earlier is None and recorded_oid(recorded) not in (None, description.oid):
                     value_schema_id, key_schema_id = await self._register_anew(topic, description, recorded, error)
                 else:
                     as_first_met = _with_types_as_first_met(description, recorded)
@@ -225,7 +289,7 @@ class Announcer:
         """A table of another oid under the name is another table: its rows need not be read as those of the former one. The key
         comes first: the newest schema of the value is what says that this is another table, also after a crash in between."""
         log.warning(
-            "table_made_anew",
+            "table_recreated",
             relation=description.qualified_name,
             relation_oid=description.oid,
             former_oid=recorded_oid(recorded),
@@ -238,44 +302,59 @@ class Announcer:
         value = change_schema(description, self._prefix)
         return await self._registry.register(value_subject(topic), value, regardless=True), key_schema_id
 
-    async def _describe(self, relation: Relation, topic: str) -> RelationDescription:
+    async def _look(self, relations: Sequence[Relation]) -> _Catalog:
+        failpoint("before_catalog_query")
+        oids = [relation.relation_oid for relation in relations]
+        types = sorted({column.type_oid for relation in relations for column in relation.columns})
+        generated: dict[int, list[str]] = {}
+        try:
+            facts = read_types(await self._sql.fetch(TYPES_QUERY, types))
+            for relation_oid, name in await self._sql.fetch(GENERATED_KEY_QUERY, oids):
+                generated.setdefault(relation_oid, []).append(name)
+            attributes = {} if self._debezium else read_attributes(await self._sql.fetch(ATTRIBUTES_QUERY, oids))
+        except DRIVER_ERRORS as error:
+            names = ", ".join(f"{relation.namespace}.{relation.name}" for relation in relations[:_NAMED])
+            more = f" and {len(relations) - _NAMED} more" if len(relations) > _NAMED else ""
+            raise classify_exception(error, f"querying the columns of {names}{more}") from error
+        failpoint("after_catalog_query")
+        return _Catalog(facts, generated, attributes)
+
+    async def _describe(self, relation: Relation, topic: str, catalog: _Catalog) -> RelationDescription:
         """The catalog is as of now, the message as of the change: what the catalog has forgotten meanwhile (a dropped type,
         the key of a dropped table or of one whose key column was renamed) comes from the newest schema of the topic, and what
         that never knew from the Type message."""
-        failpoint("before_catalog_query")
-        oids = sorted({column.type_oid for column in relation.columns})
+        oids = {column.type_oid for column in relation.columns}
+        facts = catalog.types
         primary_key: list[str] = []
         is_key_known = is_key_whole = True
         names = {column.name for column in relation.columns}
-        try:
-            facts = read_types(await self._sql.fetch(TYPES_QUERY, oids))
-            if relation.replica_identity is ReplicaIdentity.FULL:
+        if relation.replica_identity is not ReplicaIdentity.FULL:
+            is_key_whole = names.issuperset(catalog.generated.get(relation.relation_oid, ()))
+        else:
+            try:
                 primary_key = [row[0] for row in await self._sql.fetch(PRIMARY_KEY_QUERY, relation.relation_oid)]
                 is_key_known = names.issuperset(primary_key)
                 if not primary_key:
                     is_key_known = bool(await self._sql.fetch(RELATION_QUERY, relation.relation_oid))
-            else:
-                generated = await self._sql.fetch(GENERATED_KEY_QUERY, relation.relation_oid)
-                is_key_whole = names.issuperset(row[0] for row in generated)
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, f"querying the types of {relation.namespace}.{relation.name}") from error
-        failpoint("after_catalog_query")
-        if not (is_key_known and facts.keys() >= set(oids)):
+            except DRIVER_ERRORS as error:
+                raise classify_exception(error, f"querying the key of {relation.namespace}.{relation.name}") from error
+        if not (is_key_known and facts.keys() >= oids):
             recorded = await self._registry.latest(value_subject(topic)) or {}
-            facts = {**await self._bases_of_domains(set(oids) - facts.keys()), **recorded_types(recorded), **facts}
+            facts = {**await self._bases_of_domains(oids - facts.keys()), **recorded_types(recorded), **facts}
             if not is_key_known and recorded_oid(recorded) == relation.relation_oid:
                 primary_key = recorded_key(recorded)
         description = describe(relation, facts, primary_key, self._announced_types, is_key_whole=is_key_whole)
         return protect(description, self._columns)
 
     async def _with_attributes(
-        self, description: RelationDescription, topic: str, earlier: RelationDescription | None, xid: int | None
+        self,
+        description: RelationDescription,
+        topic: str,
+        earlier: RelationDescription | None,
+        xid: int | None,
+        attributes: Sequence[Attribute],
     ) -> RelationDescription:
         """With attnum and attmissingval of its columns."""
-        try:
-            attributes = read_attributes(await self._sql.fetch(ATTRIBUTES_QUERY, description.oid))
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, f"querying the columns of {description.qualified_name}") from error
         names = [column.name for column in description.columns]
         known: dict[str, tuple[int, MissingValue | None]] = {}
         if earlier is not None:

@@ -11,7 +11,7 @@ import structlog
 
 from gateway.judgement.facts import Expected, Facts, ServerFacts, SlotFacts, published_types
 from gateway.judgement.findings import OperatorWarning
-from gateway.judgement.publication import added_tables
+from gateway.judgement.publication import added_tables, rows_not_sent
 from gateway.judgement.running import check_running
 from gateway.lsn import Lsn
 from gateway.operate.failpoints import failpoint
@@ -19,6 +19,7 @@ from gateway.operate.settings import SourceSettings
 from gateway.relations.catalog import TYPES_QUERY, read_types, unknown_type
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.look import load_facts
+from gateway.replication.publication import PublicationLook, tables_that_held_rows
 from gateway.replication.slot import advance_slot, create_slot, drop_slot, slot_facts
 from gateway.transactions.position import Position
 from gateway.values.codec import has_binary_decoder
@@ -33,19 +34,27 @@ class Catalog:
     `logged`."""
 
     def __init__(
-        self, sql: asyncpg.Connection, source: SourceSettings, moment: Callable[[], int], logged: set[OperatorWarning]
+        self,
+        sql: asyncpg.Connection,
+        source: SourceSettings,
+        moment: Callable[[], int],
+        logged: set[OperatorWarning],
+        *,
+        reads_new_tables: bool = True,
     ) -> None:
         self._sql = sql
         self._source = source
         self._moment = moment
         self._logged = logged
+        self._reads_new_tables = reads_new_tables
         self._facts: Facts | None = None
+        self.publications = PublicationLook(source.publications)
         self.expected = Expected(
             slot=source.slot, publications=source.publications, two_phase=source.two_phase, failover=source.failover
         )
 
     async def look(self) -> Facts:
-        self._facts = await load_facts(self._sql, self._source.slot, self._source.publications, self._moment())
+        self._facts = await load_facts(self._sql, self._source.slot, self.publications, self._moment())
         return self._facts
 
     @property
@@ -82,7 +91,7 @@ class Catalog:
         for warning in warnings:
             if warning not in self._logged:
                 self._logged.add(warning)
-                log.warning("caution", message=warning.message, hint=warning.hint)
+                log.warning("warning", message=warning.message, hint=warning.hint)
 
     async def create_slot(self) -> Lsn:
         source = self._source
@@ -149,7 +158,11 @@ class Catalog:
             check(now)
             added = added_tables(last, now)
             if added:
-                log.info("tables_added", count=len(added), tables=added[:_NAMED_TABLES])
+                names = [relation.full_name for relation in added]
+                log.info("tables_added", count=len(names), tables=names[:_NAMED_TABLES])
+            if added and not self._reads_new_tables:
+                held = await tables_that_held_rows(self._sql, self._source.publications, added)
+                self.warn((rows_not_sent(held),) if held else ())
             report = check_running(before, now, expected)
             self.warn(report.warnings)
             report.raise_errors()

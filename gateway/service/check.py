@@ -50,7 +50,7 @@ from gateway.replication.password import login_of
 from gateway.replication.role import role_facts
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.transactions.position import Position, decode_position, position_schema_id
-from schemas.names import POSITION_TOPIC, message_topic, transaction_topic, value_subject
+from schemas.names import POSITION_TOPIC, counted, message_topic, transaction_topic, value_subject
 from schemas.registry import RegistryClient
 
 Area = Literal["settings", "postgresql", "kafka", "registry", "position"]
@@ -174,7 +174,7 @@ class _Check:
         )
         tables = {r.relation_oid for p in facts.publications.values() for r in p.relations}
         if tables:
-            self._ok("postgresql", f"{len(tables)} tables are published by {', '.join(facts.publications)}")
+            self._ok("postgresql", f"{counted(len(tables), 'table')} published by {', '.join(facts.publications)}")
 
     async def _holders(self, sql: asyncpg.Connection) -> None:
         """The creation of the slot waits for every transaction that has written."""
@@ -203,7 +203,7 @@ class _Check:
                 Checked(
                     "postgresql",
                     "waits",
-                    "the replication connection reached a different server from the SQL connection",
+                    "the replication connection and the regular connection reached different servers",
                     "use one host in source.dsn, or add target_session_attrs=primary",
                 )
             )
@@ -254,7 +254,9 @@ class _Check:
             self._add("kafka", check(facts, expected))
         self._add("kafka", cautions(_durability(facts), facts.broker_count))
         known = [name for name in (*own, *tables) if name in facts.topics]
-        self._ok("kafka", f"{facts.broker_count} brokers; {len(known)} of {len(own) + len(tables)} topics exist")
+        self._ok(
+            "kafka", f"{counted(facts.broker_count, 'broker')}; {len(known)} of {len(own) + len(tables)} topics exist"
+        )
         return facts
 
     async def _listener(self, address: str, expected: KafkaExpected, *, advertised: bool = False) -> bool:
@@ -334,7 +336,8 @@ class _Check:
             )
             return
         self._ok(
-            "position", f"changes of slot {known.slot} are delivered up to {known.resume_lsn}, epoch {known.epoch}"
+            "position",
+            f"changes of slot {known.slot} have been delivered up to {known.resume_lsn}, epoch {known.epoch}",
         )
         if after.slot is not None and after.slot.active_pid is not None:
             return  # a gateway reads it: the position moves on while we look
@@ -374,7 +377,7 @@ def no_login(error: WalgateError, kafka: KafkaSettings) -> WalgateError:
     if "bootstrap" not in error.message:
         return error
     return RetrySlowly(
-        f"Kafka rejects the login of {kafka.sasl_username}",
+        f"SASL authentication of {kafka.sasl_username} failed",
         hint="check kafka.sasl_username and its password; the broker's log gives the reason",
     )
 
@@ -403,7 +406,7 @@ def render(checked: list[Checked]) -> str:
     verdict = (
         "the gateway would start"
         if not wrong
-        else f"{wrong} {'problem prevents' if wrong == 1 else 'problems prevent'} a start"
+        else f"{wrong} {'problem prevents' if wrong == 1 else 'problems prevent'} the gateway from starting"
     )
     lines.append(f"{verdict}; {warnings} {'warning' if warnings == 1 else 'warnings'}")
     return "\n".join(lines)

@@ -60,7 +60,7 @@ class DebeziumRelations:
         except NameCollision as error:
             raise UnwritableRelation(
                 f"{description.qualified_name}: {error}",
-                hint="Debezium's dialect replaces every character that Avro does not allow with an underscore: use "
+                hint="in Debezium's record format, an underscore replaces each character that Avro does not allow: use "
                 "kafka.dialect = walgate with another slot and prefix. Renaming a column helps only for later rows; "
                 "rows already committed keep the old names",
             ) from None

@@ -172,7 +172,8 @@ class _Schemas:
             return value["op"], source["txId"], int(commit_lsn or 0), int(lsn)
         except (SchemaError, ValueError, KeyError, TypeError, IndexError, EOFError) as error:
             raise StopForOperator(
-                f"adopt: the record at offset {record.offset} of {record.topic} is not of a Debezium connector for PostgreSQL",
+                f"adopt: the record at offset {record.offset} of {record.topic} was not written by a Debezium "
+                "connector for PostgreSQL",
                 hint="use the topics that the connector wrote, and debezium.format as it wrote them",
             ) from error
 

@@ -20,7 +20,7 @@ class MirrorFolder:
         elif not Path(path).is_dir():
             raise StopForOperator(
                 f"--mirror {path} is not a directory",
-                hint="specify the path that was given to walgate mirror with --to, as seen from this host",
+                hint="specify the path that was given to walgate mirror with --path, as seen from this host",
             )
 
     def verdict(self, table: str) -> Verdict | None:
@@ -52,7 +52,7 @@ class MirrorFolder:
             return None
         except OSError as error:
             raise Retry(
-                f"the mirror's verdicts cannot be read: {path}: {error.strerror or type(error).__name__}"
+                f"the mirror's results cannot be read: {path}: {error.strerror or type(error).__name__}"
             ) from error
 
 
@@ -69,7 +69,7 @@ def _file_system(url: str) -> tuple[Any, str]:
         from pyarrow.fs import FileSystem
     except ImportError:
         raise StopForOperator(
-            f"--mirror {url}: reading it needs PyArrow", hint="pip install 'walgate[spark]', or mount the folder"
+            f"--mirror {url}: reading it needs PyArrow", hint="pip install 'walgate[spark]', or mount the directory"
         ) from None
     scheme, _, rest = url.partition("://")
     try:
@@ -77,6 +77,6 @@ def _file_system(url: str) -> tuple[Any, str]:
     except (ValueError, OSError) as error:
         raise StopForOperator(
             f"--mirror {url}: PyArrow cannot open it ({type(error).__name__})",
-            hint="use a path or a URL that pyarrow.fs knows (file, s3, gs, abfs, hdfs), or mount the folder",
+            hint="use a path or a URL that pyarrow.fs knows (file, s3, gs, abfs, hdfs), or mount the directory",
         ) from error
     return files, root.rstrip("/")

@@ -127,7 +127,7 @@ class Monitor:
         slot = await slot_status(sql, self._settings.source.slot)
         self._board.slot = slot
         self._board.held = None if slot is None or not slot.restart_lsn else self._measure(slot, lsn)
-        self._board.holders = await holders(sql, self._settings.source.slot)
+        self._board.blockers = await holders(sql, self._settings.source.slot)
 
     def _measure(self, slot: SlotStatus, lsn: int) -> WalHeld:
         held, now = max(lsn - slot.restart_lsn, 0), time.monotonic()
@@ -144,12 +144,13 @@ class Monitor:
         if level > self._alarm[0] or (level and now - self._alarm[1] >= ALARM_AGAIN_S):
             self._alarm = level, now
             (log.warning, log.error, log.critical)[level - 1](
-                "wal_held",
-                held_bytes=wal.held_bytes,
+                "wal_retained",
+                retained_bytes=wal.retained_bytes,
                 limit_bytes=wal.limit_bytes,
                 limit_by=wal.limit_by,
                 seconds_to_full=None if wal.seconds_to_full is None else round(wal.seconds_to_full),
-                hint="walgate status shows what holds the slot back. Beyond max_slot_wal_keep_size the slot is lost",
+                hint="walgate status shows what keeps the slot's restart_lsn from advancing. Beyond max_slot_wal_keep_size, "
+                "PostgreSQL invalidates the slot",
             )
         elif level < self._alarm[0]:
             self._alarm = level, now
@@ -208,13 +209,13 @@ class Monitor:
         before = self._board.part(name)
         self._board.part_is_up(name, address)
         if before.up is False:
-            log.info("answers_again", server=TITLES[name], down_s=round(time.time() - before.since))
+            log.info("service_up", server=TITLES[name], down_s=round(time.time() - before.since))
 
     def _down(self, name: PartName, error: WalgateError, address: str = "") -> None:
         before = self._board.part(name).up
         self._board.part_is_down(name, error, address)
         if before is not False:
-            log.warning("does_not_answer", server=TITLES[name], reason=error.message, hint=error.hint)
+            log.warning("service_down", server=TITLES[name], reason=error.message, hint=error.hint)
 
 
 async def watch_mirror(url: str, board: Board) -> None:
@@ -238,7 +239,7 @@ def alarm_level(wal: WalHeld) -> int:
     """0: none; 1: half of the limit, or full within an hour; 2: four fifths, ten minutes; 3: 95 %, a minute."""
     if wal.limit_bytes is None:
         return 0
-    share, left_s = wal.held_bytes / wal.limit_bytes, wal.seconds_to_full
+    share, left_s = wal.retained_bytes / wal.limit_bytes, wal.seconds_to_full
     for level, least, soon_s in ((3, 0.95, 60.0), (2, 0.8, 600.0), (1, 0.5, 3600.0)):
         if share >= least or (left_s is not None and left_s <= soon_s and share >= WORTH_A_WORD):
             return level

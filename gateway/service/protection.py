@@ -43,7 +43,7 @@ def _check_key(description: RelationDescription, column: ColumnDescription, rule
     if rule.in_key:
         return
     if rule.action == "hash":
-        hint = "set in_key = true in the rule: the key, old_key and before then contain the hash"
+        hint = "set in_key = true in the rule: the record's key and the fields old_key and before will then contain the hash"
     else:
         hint = (
             "the action hash with in_key = true keeps keys distinct; otherwise exclude the column from the "

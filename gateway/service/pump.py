@@ -95,7 +95,7 @@ class WholeFirst(Retry):
     """Begin again, and deliver each transaction up to `whole_until` before the next one is read."""
 
     def __init__(self, error: StopForOperator, whole_until: Lsn) -> None:
-        super().__init__(f"{error.message}; what was committed before is delivered first", hint=error.hint)
+        super().__init__(f"{error.message}; everything committed before it will be delivered first", hint=error.hint)
         self.whole_until = whole_until
 
 
@@ -103,14 +103,19 @@ class ReadWhole(Retry):
     """Begin again without streaming, to learn the commit LSN of the transaction that is in the way, and whether it commits."""
 
     def __init__(self, error: StopForOperator) -> None:
-        super().__init__(f"{error.message}; its transaction is received again without streaming", hint=error.hint)
+        super().__init__(
+            f"{error.message}; the transaction will be received again, with the streaming of in-progress transactions off",
+            hint=error.hint,
+        )
 
 
 class QuarantineRelation(Retry):
     """Begin again without `relation`."""
 
     def __init__(self, error: StopForOperator, relation: Quarantined) -> None:
-        super().__init__(f"{error.message}; {relation.full_name} is in quarantine from here on", hint=error.hint)
+        super().__init__(
+            f"{error.message}; {relation.full_name} is in quarantine from this transaction on", hint=error.hint
+        )
         self.relation = relation
 
 
@@ -270,9 +275,12 @@ class Pump:
             raise QuarantineRelation(error, relation) from error
         ways = [error.hint] if error.hint else []
         if machine.records_exclusions:
-            ways.append(f"continue without the table: errors.on_error = quarantine for {full_name}")
+            ways.append(
+                "to continue without the table, quarantine it: under [[errors.tables]], set a pattern that matches "
+                f'{full_name}, and on_error = "quarantine"'
+            )
         ways.append(
-            f"continue without this transaction: walgate skip --lsn {commit_lsn} (docs/operations.md, Errors in one table)"
+            f"to continue without this transaction, run walgate skip --lsn {commit_lsn} (docs/operations.md, Errors in one table)"
         )
         error.hint = "; or ".join(ways)
 

@@ -1,4 +1,4 @@
-"""Keeps the WAL of a slot within `source.wal_budget_bytes`, where `source.on_wal_budget` is release: gateway/judgement/budget.py.
+"""Keeps the WAL of a slot within `source.wal_budget_bytes`, where `source.on_wal_budget` is advance: gateway/judgement/budget.py.
 
 The slot is moved on before Kafka is asked for anything, since Kafka that is away is what fills the WAL. What was given up is kept
 in the memory of the sessions until it is durable in Kafka. A process that ends before leaves a slot that is ahead of the
@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from gateway.judgement.budget import Released, held_bytes, release_to
+from gateway.judgement.budget import Released, release_to, retained_bytes
 from gateway.judgement.facts import Facts
 from gateway.judgement.repair import accept_gap
 from gateway.judgement.slot import check_holder
@@ -42,13 +42,13 @@ class WalBudget:
         self._memory = memory
         self._board = board
         source = settings.source
-        self._bytes = source.wal_budget_bytes if source.on_wal_budget == "release" else None
+        self._bytes = source.wal_budget_bytes if source.on_wal_budget == "advance" else None
 
     def check(self, facts: Facts) -> None:
         """While the stream is read: a slot in use cannot be moved. Raises Retry."""
         if self._target(facts) is not None and time.monotonic() >= self._memory.release_again_at:
             raise Retry(
-                f"the slot retains {held_bytes(facts)} bytes of WAL, and source.wal_budget_bytes is "
+                f"the slot retains {retained_bytes(facts)} bytes of WAL, and source.wal_budget_bytes is "
                 f"{self._bytes}: the gateway advances the slot",
                 hint="source.on_wal_budget = warn keeps the changes as long as there is disk space",
             )
@@ -60,11 +60,11 @@ class WalBudget:
             return
         facts = await catalog.look()
         end_lsn = self._target(facts)
-        if memory.released is not None and held_bytes(facts) < self._bytes:
+        if memory.released is not None and retained_bytes(facts) < self._bytes:
             memory.released = replace(memory.released, has_freed=True)
         if end_lsn is None or any(check_holder(facts, catalog.expected)):
             return
-        self._board.wait_for("PostgreSQL, which advances the slot")
+        self._board.wait_for("PostgreSQL, which is advancing the slot")
         assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
         first_lsn = facts.slot.confirmed_flush_lsn
         is_again = memory.released is not None and memory.released.end_lsn == end_lsn
@@ -78,23 +78,23 @@ class WalBudget:
 
     def _tell(self, before: Facts, after: Facts, released: Released, *, is_again: bool) -> None:
         if not is_again:
-            metrics.RELEASES.inc()
-            metrics.RELEASED_BYTES.inc(released.end_lsn - released.first_lsn)
+            metrics.ADVANCES.inc()
+            metrics.ADVANCED_BYTES.inc(released.end_lsn - released.first_lsn)
             log.critical(
-                "wal_released",
+                "slot_advanced",
                 first_lsn=str(released.first_lsn),
                 end_lsn=str(released.end_lsn),
-                held_bytes=held_bytes(before),
+                retained_bytes=retained_bytes(before),
                 budget_bytes=self._bytes,
                 hint="changes committed between these LSNs will not reach Kafka: a GAP marker records this as "
                 "soon as Kafka answers",
             )
-        if held_bytes(after) >= (self._bytes or 0):
+        if retained_bytes(after) >= (self._bytes or 0):
             log.error(
                 "wal_not_freed_yet",
-                held_bytes=held_bytes(after),
+                retained_bytes=retained_bytes(after),
                 hint="restart_lsn advances when the server logs its running transactions (every 15 s); open transactions "
-                "prevent that: see walgate status",
+                "keep it from advancing: see walgate status",
             )
 
     def _target(self, facts: Facts) -> Lsn | None:
@@ -124,4 +124,4 @@ class WalBudget:
             log.error("no_snapshot_queued", hint="load the tables again wherever copies are kept; see snapshot.mode")
             return
         await emit_command(login_of(settings.source), encode_command("start", (), "REPLACE", settings.source.slot))
-        log.warning("snapshot_queued", purpose="REPLACE", note="every published table is read again")
+        log.warning("snapshot_queued", purpose="REPLACE", note="every published table will be read again")

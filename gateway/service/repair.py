@@ -42,7 +42,7 @@ async def repair(settings: Settings, steps: Repair) -> Position:
         except Retry as error:
             told = repeats.again(error.message, datetime.now(UTC).isoformat(timespec="seconds"))
             if told is not None:
-                log.info("trying_again", reason=error.message, **told)
+                log.info("retrying", reason=error.message, **told)
             await asyncio.sleep(random.uniform(0.1, 1.5))
     return await _attempt(settings, steps)
 

@@ -31,5 +31,5 @@ def classified_schema_errors() -> Iterator[None]:
         raise RetrySlowly(error.message, hint=error.hint) from error
     except (IncompatibleSchema, RegistryRefused) as error:
         if isinstance(error, IncompatibleSchema):
-            log.error("refused_schema", subject=error.subject, schema=error.schema_text)
+            log.error("schema_rejected", subject=error.subject, schema=error.schema_text)
         raise UnwritableRelation(error.message, hint=error.hint) from error

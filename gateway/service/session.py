@@ -6,6 +6,7 @@ The steps of the start and their order: gateway/judgement/start.py.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -103,7 +104,7 @@ class Session:
 
     def _leave(self) -> None:
         self._board.leave()
-        self._wait_for("the next session")
+        self._wait_for("the restart of replication")
 
     def _wait_for(self, what: str) -> None:
         self._board.wait_for(what)
@@ -113,7 +114,8 @@ class Session:
         self._wait_for("PostgreSQL")
         failpoint("before_preflight")
         self._sql = sql = await self._connect_sql(stack)
-        catalog = Catalog(sql, settings.source, memory.next_moment, memory.logged)
+        reads_new_tables = settings.snapshot.mode == "initial"
+        catalog = Catalog(sql, settings.source, memory.next_moment, memory.logged, reads_new_tables=reads_new_tables)
         budget = WalBudget(settings, memory, self._board)
         await budget.keep(catalog)
         await budget.record(catalog)
@@ -174,7 +176,7 @@ class Session:
                 table=relation.full_name,
                 reason=relation.reason,
                 since_commit_lsn=str(Lsn(relation.since_lsn)),
-                hint=f"its changes are counted and left out; walgate readmit {relation.full_name} ends the quarantine",
+                hint=f"its changes are counted and excluded; walgate readmit {relation.full_name} ends the quarantine",
             )
         self._memory.quarantine.clear()
         if position.quarantined:
@@ -184,13 +186,12 @@ class Session:
     def _stop_if_again(self, behind: Lsn, error: TransactionTimedOut) -> None:
         """Once may be chance; the same transaction a second time will not fit a third time either."""
         if self._memory.timed_out_behind == behind:
-            streams = self._settings.streams_open_transactions or self._settings.writes_debezium
-            smaller = "source.messages = false" if streams else "source.large_transactions = stream"
+            has_streams = self._settings.streams_open_transactions or self._settings.writes_debezium
+            smaller = "" if has_streams else "; or set source.large_transactions = stream, so that it is sent in parts"
             raise StopForOperator(
                 f"receiving and delivering the transaction after {behind} has twice taken longer than "
                 f"kafka.transaction_timeout_s = {self._settings.kafka.transaction_timeout_s}",
-                hint=f"set {smaller}, so that the transaction need not fit into one Kafka transaction; or raise "
-                "kafka.transaction_timeout_s (and the broker's transaction.max.timeout.ms)",
+                hint=f"raise kafka.transaction_timeout_s (and the broker's transaction.max.timeout.ms){smaller}",
             ) from error
         self._memory.timed_out_behind = behind
 
@@ -205,13 +206,16 @@ class Session:
         settings = self._settings
         if not settings.takes_snapshots:
             return None
-        self._wait_for("the state of snapshots")
+        self._wait_for("the stored snapshot state")
         states = await start.snapshot_states(position)
         announcer = start.snapshot_announcer(await self._connect_sql(stack), position, machine)
 
-        async def announce(relation: Relation, in_force: RelationVersion | None) -> tuple[RelationVersion, str]:
-            version = await announcer.announce(relation, in_force)
-            return version, start.topics.of_relation((relation.namespace, relation.name))
+        async def announce(
+            relations: Sequence[tuple[Relation, RelationVersion | None]],
+        ) -> list[tuple[RelationVersion, str]]:
+            versions = await announcer.announce_all(relations)
+            topics = [start.topics.of_relation((relation.namespace, relation.name)) for relation, _ in relations]
+            return list(zip(versions, topics, strict=True))
 
         sql = await connect_reader(login_of(settings.source))
         stack.callback(sql.terminate)
@@ -226,6 +230,7 @@ class Session:
             frame=start.snapshot_frame,
             is_first=states.stream is None and position.last_commit_lsn == 0,
             text_only=not start.catalog.may_be_binary(text_only=self._memory.text_only),
+            publications=start.catalog.publications,
         )
         await snapshot.prepare()
         return snapshot

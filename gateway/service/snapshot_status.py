@@ -15,7 +15,7 @@ from gateway.service.schema_errors import classified_schema_errors
 from gateway.snapshot.state import KNOWN, RESELECT, States, TableState, decode_states, of_slot, writer_ids
 from gateway.snapshot.table import Status
 from schemas.errors import RegistryRefused
-from schemas.names import SNAPSHOT_TOPIC
+from schemas.names import SNAPSHOT_TOPIC, counted
 from schemas.registry import RegistryClient
 
 
@@ -84,13 +84,17 @@ def status_lines(states: States) -> Iterator[str]:
         return
     tables = _started(states)
     left = sum(state.status != Status.DONE.value for state in tables)
-    paused = ", paused" if states.stream.paused else ""
-    yield f"{len(tables)} tables were started, {left} of them are unfinished{paused}"
+    paused = " (paused)" if states.stream.paused else ""
+    yield (
+        f"{'a snapshot' if len(tables) == 1 else 'snapshots'} of {counted(len(tables), 'table')} "
+        f"{'was' if len(tables) == 1 else 'were'} started; {left} {'is' if left == 1 else 'are'} unfinished{paused}"
+    )
     for state in tables:
         again = sum(map(len, states.keys.get(state.relation_oid, {}).values()))
         yield (
-            f"{state.schema}.{state.name}: {state.status.lower()}, {state.purpose}, {state.row_count} rows in "
-            f"{state.chunk_count} chunks, {state.stale_count} were stale, {again} keys to read again"
+            f"{state.schema}.{state.name}: {state.status.lower()}, {state.purpose}, {counted(state.row_count, 'row')} in "
+            f"{counted(state.chunk_count, 'chunk')}, {counted(state.stale_count, 'stale row')} discarded, "
+            f"{counted(again, 'key')} to read again"
         )
 
 

@@ -322,7 +322,7 @@ class Start:
         kafka = self._settings.kafka
         markers = transaction_topic(kafka.prefix)
         with classified_schema_errors():
-            await self._refuse_other_dialect(value_subject(markers))
+            await self._refuse_other_format(value_subject(markers))
             marker_schema = TRANSACTION_VALUE if self._settings.writes_debezium else TRANSACTION_MARKER
             marker_id = await self.registry.register(value_subject(markers), marker_schema)
             position_id = await self.registry.register(value_subject(POSITION_TOPIC), POSITION)
@@ -338,8 +338,8 @@ class Start:
         self.writer = BatchWriter(self.producer.create_batch, kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
         self.delivery = Delivery(self.producer, self.writer, frames, markers, CommitPolicy(kafka.memory_bytes))
 
-    async def _refuse_other_dialect(self, subject: str) -> None:
-        """Records of both dialects in one topic would be readable for nobody."""
+    async def _refuse_other_format(self, subject: str) -> None:
+        """No consumer could read records of both formats in one topic."""
         found = await self.registry.latest(subject)
         if found is None:
             return
@@ -347,8 +347,8 @@ class Start:
         written = "debezium" if found.get("name") == TRANSACTION_VALUE["name"] else "walgate"
         if written != dialect:
             raise StopForOperator(
-                f"the topics of kafka.prefix = {self._settings.kafka.prefix} are written in the dialect {written}, but "
-                f"kafka.dialect is {dialect}",
+                f"the records in the topics of kafka.prefix = {self._settings.kafka.prefix} were written with "
+                f"kafka.dialect = {written}, but kafka.dialect is {dialect}",
                 hint=f"set kafka.dialect = {written}, or another kafka.prefix with another slot",
             )
 
@@ -516,16 +516,16 @@ def _holder(blocker: Blocker, now: float) -> Holder:
 
 
 def _log_left_out(message: LeftOutMessage) -> None:
-    metrics.MESSAGES_LEFT_OUT.inc()
+    metrics.MESSAGES_EXCLUDED.inc()
     log.warning(
-        "message_left_out",
+        "message_excluded",
         reason="a logical decoding message is larger than kafka.max_record_bytes",
         prefix=message.prefix,
         message_bytes=message.message_bytes,
         message_lsn=str(Lsn(message.message_lsn)),
         xid=message.xid,
-        hint="the manifest of its transaction records this; source.message_prefixes limits which messages are "
-        "published",
+        hint="the marker of its transaction records this in its field `excluded`; source.message_prefixes limits which "
+        "logical decoding messages are written to Kafka",
     )
 
 

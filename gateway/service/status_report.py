@@ -75,9 +75,9 @@ async def _ask_servers(settings: Settings) -> dict[str, Any]:
         await _ask_of_slot(settings, board, position)
     pid = board.slot.active_pid if board.slot else None
     board.wait_for(
-        f"{UNKNOWN}: a gateway reads the slot as process {pid}, but http.port is not set or does not answer"
+        f"{UNKNOWN}: a gateway is reading the slot as process {pid}, but http.port is not set or does not answer"
         if pid
-        else "a gateway: nothing reads the slot"
+        else "a gateway: nothing is reading the slot"
     )
     return board.snapshot().as_json()
 
@@ -93,7 +93,7 @@ async def _ask_postgresql(settings: Settings, board: Board) -> list[tuple[str, s
             slot = board.slot = await slot_status(sql, settings.source.slot)
             if slot is not None and slot.restart_lsn:
                 board.held = wal_held(slot, max(lsn - slot.restart_lsn, 0), 0.0, settings.source.wal_budget_bytes)
-            board.holders = await holders(sql, settings.source.slot)
+            board.blockers = await holders(sql, settings.source.slot)
             tables = await published_tables(sql, settings.source.publications, _LISTED_TABLES)
         finally:
             sql.terminate()

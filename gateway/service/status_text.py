@@ -34,12 +34,12 @@ def _lines(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "server", f"{Lsn(now['server_lsn'])}, read {_span(age)} ago" if now["server_lsn"] else "never reached"
     yield from _wal(now)
     yield from _gap(now)
-    for holder in now["holders"]:
-        yield "waits for" if holder["blocks"] else "held back by", _holder(holder, now["server_time"] or now["time"])
+    for holder in now["blockers"]:
+        yield "waits for" if holder["blocks"] else "blocked by", _holder(holder, now["server_time"] or now["time"])
         yield "", holder["remedy"]
-    for stream in now["open_streams"]:
+    for stream in now["streamed_transactions"]:
         yield (
-            "open stream",
+            "in progress",
             (f"xid {stream['xid']}: {stream['event_count']:,} events in {_span(now['time'] - stream['since'])}"),
         )
     if now["prepared_transactions"]:
@@ -99,18 +99,18 @@ def _wal(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "slot", f"{slot['name']}: {used}, {slot['wal_status'] or '?'}, confirmed {Lsn(slot['confirmed_flush_lsn'])}"
     if wal is None:
         return
-    text = f"{_size(wal['held_bytes'])}, {_size(wal['bytes_per_s'])}/s"
+    text = f"{_size(wal['retained_bytes'])}, {_size(wal['bytes_per_s'])}/s"
     if wal["limit_bytes"] is not None:
-        share = 100 * wal["held_bytes"] / max(wal["limit_bytes"], 1)
+        share = 100 * wal["retained_bytes"] / max(wal["limit_bytes"], 1)
         text += f": {share:.0f} % of {_size(wal['limit_bytes'])} ({wal['limit_by']})"
         if wal["seconds_to_full"] is not None:
             text += f", FULL in {_span(wal['seconds_to_full'])}"
-    yield "WAL held", text
+    yield "WAL retained", text
 
 
 def _holder(holder: Mapping[str, Any], now: float) -> str:
     if holder["kind"] == "slot":
-        return f"slot {holder['name']} ({holder['state']}), which retains {_size(holder['held_bytes'])} of WAL"
+        return f"slot {holder['name']} ({holder['state']}), which retains {_size(holder['retained_bytes'])} of WAL"
     prepared = holder["kind"] == "prepared"
     parts = [f"prepared transaction {holder['name']!r}" if prepared else f"process {holder['pid']}"]
     for title, name in (("user", "user"), ("application", "application"), ("database" if prepared else "", "state")):
@@ -137,7 +137,10 @@ def _mirrors(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             merged = f", merged up to {Lsn(each['merged_lsn'])}" if each["merged_lsn"] else ""
             yield "", f"written up to {Lsn(each['commit_lsn'])}{at}{merged}, {_mirror_lag(each, now)}"
         if each["stale_tables"] or each["filling_tables"]:
-            yield "", f"tables: {each['stale_tables']} stale, {each['filling_tables']} still being filled"
+            yield (
+                "",
+                f"tables: {each['stale_tables']} not up to date, {each['filling_tables']} whose snapshot is not complete yet",
+            )
         if each["last_error"]:
             yield "", f"last error at {_clock(each['last_error_time'])}: {each['last_error']}"
 

@@ -104,15 +104,15 @@ async def _sessions(settings: Settings, board: Board, stop: asyncio.Event) -> No
             await _until_stopped(session, stop)
             return
         except (Retry, RetrySlowly) as error:
-            metrics.ATTEMPTS.labels(type(error).__name__).inc()
+            metrics.RESTARTS.labels(type(error).__name__).inc()
             board.failed(error)
-            board.wait_for(f"the next session; the last one ended with: {error.message}")
+            board.wait_for(f"the restart of replication, after this error: {error.message}")
             delay = backoff.delay_s(error, time.monotonic() - begun)
             if session.is_streaming:
                 repeats.forget()
             told = repeats.again(error.message, datetime.now(UTC).isoformat(timespec="seconds"))
             if told is not None:
-                log.warning("starting_again", reason=error.message, hint=error.hint, delay_s=round(delay, 1), **told)
+                log.warning("restarting", reason=error.message, hint=error.hint, delay_s=round(delay, 1), **told)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), delay)
             failpoint("reconnect")

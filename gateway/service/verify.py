@@ -25,7 +25,7 @@ from gateway.service.snapshot_status import snapshot_states
 from gateway.snapshot.commands import emit_command, encode_command
 from gateway.snapshot.state import KNOWN, States
 from gateway.snapshot.table import Status
-from schemas.names import format_relation
+from schemas.names import counted, format_relation
 from schemas.verdict import Verdict
 
 POLL_S: Final = 1.0
@@ -99,7 +99,7 @@ def choose_tables(publications: Mapping[str, PublicationFacts], patterns: Sequen
     if not chosen:
         raise StopForOperator(
             "no published table matches --table" if patterns else "the publications have no tables",
-            hint="walgate check lists the publications; a pattern is schema.table or table, with * and ?",
+            hint="the view pg_publication_tables lists the published tables; a pattern is schema.table or table, with * and ?",
         )
     return chosen
 
@@ -184,9 +184,9 @@ class _Verification:
         elif now - waiting.moved_at > self.patience_s:
             names = ", ".join(sorted(waiting.tables)[:10])
             raise Retry(
-                f"no verdict on {names}: neither the gateway nor the mirror has advanced for {self.patience_s:g} s",
+                f"no result for {names}: neither the gateway nor the mirror has advanced for {self.patience_s:g} s",
                 hint="check that the gateway (walgate status) and the mirror are running, that --mirror is the mirror's path, "
-                "and that the gateway's log does not contain table_can_not_be_read",
+                "and that the gateway's log does not contain table_unreadable",
             )
 
 
@@ -205,9 +205,10 @@ class _Waiting:
 
 def line_of(verdict: Verdict) -> str:
     if not verdict.difference_count:
-        return f"{verdict.table}: equal, {verdict.row_count:,} rows compared"
+        return f"{verdict.table}: equal, {counted(verdict.row_count, 'row')} compared"
     kinds = f"{verdict.changed:,} changed, {verdict.missing:,} missing, {verdict.surplus:,} surplus"
-    return f"{verdict.table}: {verdict.difference_count:,} differences in {verdict.row_count:,} rows compared: {kinds}"
+    differences = counted(verdict.difference_count, "difference")
+    return f"{verdict.table}: {differences} in {counted(verdict.row_count, 'row')} compared: {kinds}"
 
 
 def render(outcome: Outcome) -> str:
@@ -217,7 +218,7 @@ def render(outcome: Outcome) -> str:
         lines.append(line_of(verdict))
         for each in verdict.keys[:_SHOWN_KEYS]:
             columns = f" ({', '.join(each.columns)})" if each.columns else ""
-            lines.append(f"  {each.kind} {each.key or 'a row of a table without key'}{columns}")
+            lines.append(f"  {each.kind} {each.key or 'a row of a table without a key'}{columns}")
         if verdict.difference_count > _SHOWN_KEYS:
             lines.append("  more: --json, and <mirror>/differences")
         if verdict.table in repaired:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.pgoutput import Relation
@@ -9,6 +10,9 @@ from gateway.transactions.transaction import RelationVersion
 
 
 class Announce(Protocol):
-    async def __call__(self, relation: Relation, in_force: RelationVersion | None) -> tuple[RelationVersion, str]:
-        """The version that the relation's rows are encoded with, and its topic: both are there when it returns."""
+    async def __call__(
+        self, relations: Sequence[tuple[Relation, RelationVersion | None]]
+    ) -> list[tuple[RelationVersion, str]]:
+        """Of each relation, given with what is in force of it, the version that its rows are encoded with, and its topic: both
+        are there when it returns."""
         ...

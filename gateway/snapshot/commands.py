@@ -45,9 +45,9 @@ def parse_command(content: bytes) -> Command:
     try:
         found = json.loads(content)
     except ValueError:
-        raise NotACommand("no JSON") from None
+        raise NotACommand("not valid JSON") from None
     if not isinstance(found, dict) or not found.keys() <= {"command", "tables", "purpose", "slot"}:
-        raise NotACommand("not an object of command, tables, purpose, slot")
+        raise NotACommand("not an object with only the fields command, tables, purpose and slot")
     tables = found.get("tables", [])
     if not isinstance(tables, list):
         raise NotACommand("tables is not a list")

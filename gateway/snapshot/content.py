@@ -9,6 +9,7 @@ none, and cannot be told from a VACUUM FULL.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import asyncpg
@@ -48,7 +49,11 @@ def unsent(before: Content, now: Content) -> str:
     return "a partition was rewritten or truncated" if rewritten else ""
 
 
-def read_content(row: asyncpg.Record) -> Content:
-    """From a row of statements.CONTENT."""
+def read_contents(rows: Iterable[asyncpg.Record]) -> dict[int, Content]:
+    """Rows of statements.CONTENT, by relation oid."""
+    return {row["oid"]: _content(row) for row in rows}
+
+
+def _content(row: asyncpg.Record) -> Content:
     leaves = (LeafContent(*leaf) for leaf in json.loads(row["leaves"] or "[]"))
     return Content(row["nspname"], row["relname"], row["is_partitioned"], tuple(leaves))

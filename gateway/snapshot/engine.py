@@ -1,7 +1,7 @@
 """The tasks that read tables, and the hand-over of what they read where its commit stands in the stream.
 
     conduct    finds tables that are published and not read, begins and ends them by messages of their own, looks, tells progress
-    readers    chunk after chunk: take, read, commit, wait until it was handed over
+    readers    chunk after chunk: take, read, commit; wait until it was handed over, but for a few small ones
     hand_over  called by the replication loop where such a transaction commits: only there anything counts
 
 What is durable goes with the Kafka transaction that holds the rows (`take_states`). Nothing here stops the stream: a table that
@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Final
 
 import asyncpg
@@ -21,7 +24,6 @@ import structlog
 
 from gateway.events.manifest import Manifest, SnapshotChunk
 from gateway.events.marker import Marker, readable_time
-from gateway.judgement.facts import PublishedRelation
 from gateway.kafka.delivery import Delivery
 from gateway.operate import metrics
 from gateway.operate.errors import NeedsText
@@ -30,10 +32,11 @@ from gateway.operate.settings import Settings
 from gateway.operate.table_status import LISTED_TABLES, SnapshotStatus
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.password import login_of
-from gateway.replication.publication import publication_facts
+from gateway.replication.publication import PublicationLook
+from gateway.replication.repeated import Repeated
 from gateway.snapshot.announcing import Announce
 from gateway.snapshot.commands import Command, NotACommand, choose, parse_command
-from gateway.snapshot.content import Content, unsent
+from gateway.snapshot.content import Content, read_contents, unsent
 from gateway.snapshot.judge import Judge
 from gateway.snapshot.keys import KeyList
 from gateway.snapshot.reader import NotYet, Outdated, TooMuch, Waiting, connect_reader, new_id, read_chunk
@@ -48,9 +51,18 @@ from gateway.snapshot.state import (
     encode_content,
     encode_stream,
 )
-from gateway.snapshot.statements import EMIT, LOOK, NEW_XID
-from gateway.snapshot.survey import Recipe, Surveyed, as_message, content, recipe, survey
+from gateway.snapshot.statements import CONTENT, EMIT, LOOK, NEW_XID
+from gateway.snapshot.survey import Recipe, Surveyed, as_message, recipe, survey
 from gateway.snapshot.table import Chunk, Status
+from gateway.snapshot.telling import (
+    CHANGED_ATTEMPTS,
+    Progress,
+    Waits,
+    count_change,
+    tell_late,
+    tell_owing,
+    tell_unsent,
+)
 from gateway.snapshot.tracking import Listening, Tracking
 from gateway.snapshot.visibility import parse_visibility
 from gateway.transactions.debezium import DebeziumMachine
@@ -68,16 +80,14 @@ SLICE_ROWS: Final = 2000
 SHARED_BYTES: Final = 1 << 20
 """A chunk has no more where other transactions come in the stream: they wait until its rows are handed over (docs/performance.md,
 SL). Not for a VERIFY: a mirror compares each chunk by itself, in seconds whatever its size."""
+AHEAD_BYTES: Final = 1 << 16
+AHEAD_CHUNKS: Final = 8
+"""A reader goes on before its chunks are handed over while they are so small and few: small tables would wait for the stream
+longer than it takes to read them."""
 TICK_S: Final = 0.5
-PROGRESS_S: Final = 10.0
 NOT_YET_S: Final = 0.1
 BLOCKED_S: Final = 10.0
 """A table that cannot be read is tried again after so long."""
-NAMED_TABLES: Final = 10
-CHANGED_ATTEMPTS: Final = 3
-"""A table without a key that has changed in so many attempts is locked, or named."""
-WAITS_S: Final = 10.0
-"""Waiting for a transaction to end is told after so long."""
 
 _BLOCKS: Final = {
     "42501": "GRANT SELECT ON the table TO the gateway's role; or, under row security, ALTER ROLE ... BYPASSRLS",
@@ -88,6 +98,11 @@ _BLOCKS: Final = {
 def is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def is_far_ahead(chunks: Collection[Waiting]) -> bool:
+    """They are as much as one reader may have read and not handed over."""
+    return len(chunks) > AHEAD_CHUNKS or sum(each.byte_count for each in chunks) > AHEAD_BYTES
 
 
 @dataclass(slots=True, eq=False)
@@ -117,6 +132,7 @@ class Snapshot:
         frame: bytes,
         is_first: bool,
         text_only: bool,
+        publications: PublicationLook,
     ) -> None:
         self._settings = settings.snapshot
         self._reselects = settings.writes_debezium and settings.debezium.reselect_unavailable_values
@@ -133,15 +149,23 @@ class Snapshot:
         self._frame = frame
         self._is_first = is_first
         self._text_only = text_only
+        self._publications = publications
         self._stream_state = states.stream
         self._snapshot_id = states.stream.snapshot_id if states.stream is not None else ""
         self._readings: dict[int, Reading] = {}
         """Those that are not done."""
+        self._begun: dict[int, Reading] = {}
+        """Of these, the few that were set up: looked at again and again, where ten thousand may wait."""
+        self._queued: list[Reading] = []
+        """They wait, and that is not written yet."""
         self._finished: list[Reading] = []
         """Done, and not written yet."""
         self._known = {oid for oid, state in states.tables.items() if state.status in (KNOWN, Status.DONE.value)}
         self._contents: dict[int, Content] = dict(states.contents)
         """Of the relations that are known: what their rows stood on."""
+        self._content_rows = Repeated()
+        self._found: dict[int, Content] = {}
+        """Of the last look at what is known."""
         self._unwritten: set[int] = set()
         """Those whose content is not written yet."""
         self._begun_ids = {state.snapshot_id for state in states.tables.values()}
@@ -156,15 +180,17 @@ class Snapshot:
         self._arriving: dict[bytes, Waiting | Mark] = {}
         self._wake = asyncio.Event()
         self._more = asyncio.Event()
-        self._discovered_at = -1e9
-        self._told_at = 0.0
-        self._told_rows = 0
+        self._discovered_at = self._begun_at = self._ended_at = self._looked_at = -1e9
+        self._finds_nothing = True
+        """A reader, when it last looked for something to read."""
+        self._progress = Progress()
+        self._waits = Waits()
         self._rows = 0
         self._free_at = 0.0
         self._is_shared = False
         """Other transactions came in the stream between the last two chunks."""
         self._next_transaction = 0
-        self._not_yet_since: float | None = None
+        self._turn = asyncio.Lock()
 
     def status(self) -> SnapshotStatus:
         """Of what is under way. For any thread."""
@@ -175,6 +201,10 @@ class Snapshot:
     def _whole_tables(self) -> list[Reading]:
         """Without those of which only rows are read that UPDATEs left values out of."""
         return [reading for reading in list(self._readings.values()) if not reading.is_reselect]
+
+    @property
+    def _reads_tables(self) -> bool:
+        return any(not reading.is_reselect for reading in self._readings.values())
 
     # -- before the stream ------------------------------------------------------------------------------------------------
 
@@ -193,27 +223,33 @@ class Snapshot:
     async def _resume(self, unfinished: list[TableState]) -> None:
         await self._activate()
         found = await self._survey([state.relation_oid for state in unfinished])
+        taken_up = []
         for state in unfinished:
-            if state.relation_oid in found:
-                await self._take_up(state, found[state.relation_oid])
-            else:
+            if state.relation_oid not in found:
                 self._left.add(state.relation_oid)
+            elif self._take_up(state, found[state.relation_oid]):
+                taken_up.append(found[state.relation_oid])
+        for made in await self._recipes(taken_up):
+            self._go_on(self._readings[made.surveyed.relation.relation_oid], made)
         log.info("snapshot_resumed", tables=len(self._readings), snapshot_id=self._snapshot_id)
 
-    async def _take_up(self, state: TableState, surveyed: Surveyed) -> None:
+    def _take_up(self, state: TableState, surveyed: Surveyed) -> bool:
+        """Whether it may go on where it was."""
         segments = self._states.keys.get(state.relation_oid, {})
         reading = self._readings[state.relation_oid] = Reading(
             state, encoded=state, void_segments=list(segments), misses_keys=True
         )
         under_way = state.status in (Status.READING.value, Status.ENDING.value)
-        if not under_way or (state.fingerprint != surveyed.fingerprint and not reading.is_reselect):
-            return
+        return under_way and (state.fingerprint == surveyed.fingerprint or reading.is_reselect)
+
+    def _go_on(self, reading: Reading, made: Recipe) -> None:
         assert self._judge is not None and self._tracking is not None
-        made = await self._recipe(surveyed)
+        segments = self._states.keys.get(reading.oid, {})
         if reading.is_reselect and not self._has_its_keys(reading, made):
             return
         if reading.is_reselect or not made.is_read_at_once:
             table = reading.resume(made, self._judge, self._settings.chunk_bytes, segments, reselects=self._reselects)
+            self._begun[reading.oid] = reading
             reading.void_segments.clear()
             self._tracking.begin(reading.oid, table, [made.version.schema_id])
 
@@ -253,10 +289,26 @@ class Snapshot:
         except DRIVER_ERRORS as error:
             raise classify_exception(error, "querying the tables of the snapshot") from error
 
-    async def _recipe(self, surveyed: Surveyed) -> Recipe:
-        relation = as_message(surveyed.relation)
-        version, topic = await self._announce(relation, self._machine.in_force(relation.relation_oid))
-        return recipe(surveyed, version, topic, self._prefix, text_only=self._text_only, keeps_tuples=self._in_debezium)
+    async def _recipes(self, surveyed: Iterable[Surveyed]) -> list[Recipe]:
+        tables = list(surveyed)
+        relations = [as_message(each.relation) for each in tables]
+        if not relations:
+            return []
+        announced = await self._announce([(each, self._machine.in_force(each.relation_oid)) for each in relations])
+        text_only, keeps_tuples = self._text_only, self._in_debezium
+        return [
+            recipe(each, version, topic, self._prefix, text_only=text_only, keeps_tuples=keeps_tuples)
+            for each, (version, topic) in zip(tables, announced, strict=True)
+        ]
+
+    async def _with_recipes(self, readings: list[Reading], now: float) -> list[tuple[Reading, Recipe]]:
+        """Those whose tables are there; the others wait for the next check."""
+        found = await self._survey([reading.oid for reading in readings]) if readings else {}
+        for reading in readings:
+            if reading.oid not in found:
+                reading.blocked_until = now + self._source.check_interval_s
+        there = [reading for reading in readings if reading.oid in found]
+        return list(zip(there, await self._recipes(found[reading.oid] for reading in there), strict=True))
 
     # -- the stream's side ------------------------------------------------------------------------------------------------
 
@@ -265,7 +317,8 @@ class Snapshot:
         if prefix == COMMAND_PREFIX:
             return self._command(content, in_stream)
         arrived = self._arriving.get(content)
-        if arrived is None or arrived.xid != xid:
+        # A stream may bring it before the server's answer with its xid. It only leads to one more attempt, whoever emitted it.
+        if arrived is None or (arrived.xid != xid and not (in_stream and not arrived.xid)):
             return None
         del self._arriving[content]
         if in_stream:  # seen as part of a stream, where the server had little memory left: once more
@@ -291,7 +344,7 @@ class Snapshot:
             log.warning("command_refused", command=command.command, reason=reason)
             return None
         if command.purpose == "VERIFY" and self._in_debezium:
-            reason = "readers of Debezium's dialect cannot compare rows with what they have"
+            reason = "kafka.dialect is debezium: consumers of Debezium's format cannot compare rows with their copies"
             log.warning("command_refused", command=command.command, reason=reason)
             return None
         return command
@@ -330,7 +383,11 @@ class Snapshot:
         if is_under_way:
             self._cancel(oid)
         self._known.discard(oid)
-        self._readings[oid] = Reading(state, misses_keys=is_under_way)
+        self._wait(Reading(state, misses_keys=is_under_way))
+
+    def _wait(self, reading: Reading) -> None:
+        self._readings[reading.oid] = reading
+        self._queued.append(reading)
 
     def _begin_snapshot(self, count: int) -> None:
         if not self._snapshot_id:
@@ -350,16 +407,11 @@ class Snapshot:
                 self._begin_reselect(reading.recipe.version.encoder.description, keys)
         self._snapshot_id = ""
         if owing:
-            log.warning(
-                "values_not_sent",
-                count=len(owing),
-                tables=owing[:NAMED_TABLES],
-                reason="these tables are not read any more, and UPDATEs may have left values out before their rows were noted",
-                hint="`walgate snapshot start schema.table` reads a table with all its values",
-            )
+            tell_owing(owing)
 
     def _cancel(self, oid: int) -> None:
         reading = self._readings.pop(oid)
+        self._begun.pop(oid, None)
         void = reading.void_segments
         if reading.table is not None:
             reading.table.begin_again()
@@ -378,7 +430,12 @@ class Snapshot:
             arrived.chunk.table.give_back(arrived.chunk)
         else:
             self._unmark(arrived)
+        self._tell_done(arrived)
+
+    def _tell_done(self, arrived: Waiting | Mark) -> None:
         arrived.done.set()
+        self._wake.set()
+        self._more.set()
 
     async def hand_over(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         """The transaction of a chunk, or of a mark, is about to be committed in the state machine."""
@@ -395,9 +452,9 @@ class Snapshot:
         reading = self._readings.get(waiting.recipe.surveyed.relation.relation_oid)
         if reading is None or reading.table is not table or not table.admits(chunk):
             table.give_back(chunk)
-            waiting.done.set()
+            self._tell_done(waiting)
             if reading is not None and chunk.whole:
-                self._count_change(reading)
+                count_change(reading, may_lock=self._settings.may_lock)
             return
         count = self._machine.transaction_count
         self._is_shared, self._next_transaction = count > self._next_transaction, count + 1
@@ -406,8 +463,7 @@ class Snapshot:
         self._rows += len(rows)
         metrics.SNAPSHOT_ROWS.inc(len(rows))
         metrics.SNAPSHOT_STALE_ROWS.inc(len(waiting.rows) - len(rows))
-        waiting.done.set()
-        self._wake.set()
+        self._tell_done(waiting)
         if not rows:
             return
         transaction = self._machine.current
@@ -461,29 +517,30 @@ class Snapshot:
                 if reading.state.purpose != "VERIFY":
                     self._note_content(reading.oid, reading.recipe.surveyed.content)
                 self._finished.append(self._readings.pop(reading.oid))
+                del self._begun[reading.oid]
                 log.info("table_read", table=reading.full_name, rows=table.row_count, stale=table.stale_count)
                 if keys:
                     self._begin_reselect(reading.recipe.version.encoder.description, keys)
-        if mark.is_last and not self._whole_tables:
+        if mark.is_last and not self._reads_tables:
             owe("SNAPSHOT_END", None)
             log.info("snapshot_done", snapshot_id=self._snapshot_id, rows=self._rows)
             self._snapshot_id = ""
             self._ends = False
         if mark.kind == "begin":
             log.info("tables_begun", count=len(mark.readings))
-        mark.done.set()
-        self._wake.set()
-        self._more.set()
+        self._tell_done(mark)
 
     def take_states(self) -> dict[bytes, bytes]:
         """What goes with the Kafka transaction that is closed now."""
         states: dict[bytes, bytes] = {}
         prepared = {xid for _, xid in self._machine.prepared}
-        for reading in (*self._finished, *self._readings.values()):
+        queued = [reading for reading in self._queued if self._readings.get(reading.oid) is reading]
+        for reading in (*self._finished, *queued, *self._begun.values()):
             if reading.table is not None or reading.encoded is None:
                 states |= reading.take_states(self._frame, self._position_key, prepared)
         self._states.tables |= {reading.oid: reading.state for reading in self._finished}
         self._finished.clear()
+        self._queued.clear()
         for oid in self._unwritten:
             states[content_key(self._position_key, oid)] = encode_content(self._frame, oid, self._contents[oid])
         self._unwritten.clear()
@@ -521,13 +578,15 @@ class Snapshot:
                 await self._begin_some()
                 await self._end_some()
                 self._tell_progress()
-            if self._snapshot_id and not self._ends and not self._whole_tables:
+            if self._snapshot_id and not self._ends and not self._reads_tables:
                 self._ends = True
                 await self._activate()
                 await self._mark(Mark("end", [], is_last=True))
             elif self._judge is not None and not (self._readings or self._snapshot_id or self._reselects):
                 self._deactivate()
-            if self._judge is not None:
+            if self._judge is not None and (self._is_idle or now - self._looked_at >= TICK_S):
+                # Else the chunks have looked.
+                self._looked_at = now
                 self._judge.observe(parse_visibility(await self._fetch(LOOK)))
                 self._more.set()
             self._wake.clear()
@@ -535,9 +594,14 @@ class Snapshot:
                 async with asyncio.timeout(TICK_S):
                     await self._wake.wait()
 
+    def _tell_progress(self) -> None:
+        if self._progress.is_due and self._reads_tables:
+            keys = sum(len(reading.table.again) for reading in self._begun.values() if reading.table is not None)
+            self._progress.tell(len(self._whole_tables), self._rows, keys)
+
     async def _discover(self) -> None:
         """Tables that are published and were never read."""
-        publications = await publication_facts(self._sql, self._source.publications)
+        publications = await self._publications.facts(self._sql)
         relations = {r.relation_oid: r for facts in publications.values() for r in facts.relations}
         for oid in [oid for oid in {*self._readings, *self._known} if oid not in relations]:
             self._leave(oid)
@@ -545,7 +609,7 @@ class Snapshot:
         new = [relation for oid, relation in relations.items() if oid not in self._known and oid not in self._readings]
         is_late = self._is_late or self._settings.mode != "initial"
         if self._is_late and new and self._settings.mode == "initial":
-            self._tell_late(new)
+            tell_late([f"{relation.namespace}.{relation.name}" for relation in new])
         elif new and not is_late:
             self._begin_snapshot(len(new))
         self._is_late = False
@@ -557,7 +621,7 @@ class Snapshot:
                 self._finished.append(Reading(replace(state, status=KNOWN)))
             elif oid in self._left:
                 self._left.discard(oid)
-                self._readings[oid] = Reading(replace(state, purpose="REPLACE"), misses_keys=True)
+                self._wait(Reading(replace(state, purpose="REPLACE"), misses_keys=True))
             else:  # waiting needs no record: what is published and not known, is read
                 is_first = self._is_first and self._discovered_at < 0
                 self._readings[oid] = Reading(state, encoded=state, misses_keys=not is_first)
@@ -566,15 +630,23 @@ class Snapshot:
     async def _compare(self) -> None:
         """Whether rows of what is known have come, gone or changed without an event."""
         try:
-            found = await content(self._sql, sorted(self._known))
+            async with self._sql.transaction(isolation="repeatable_read", readonly=True):
+                rows = await self._content_rows.fetch(self._sql, CONTENT, sorted(self._known))
         except DRIVER_ERRORS as error:
             raise classify_exception(error, "querying files and partitions") from error
-        changed = [(oid, now, self._contents.get(oid)) for oid, now in found.items() if now != self._contents.get(oid)]
+        if rows is not None:
+            self._found = read_contents(rows)
+        found, known = self._found, self._contents
+        changed = [
+            (oid, now, known.get(oid))
+            for oid, now in found.items()
+            if now is not known.get(oid) and now != known.get(oid)
+        ]
         reads = self._settings.mode == "initial" and self._settings.read_again
         for oid, now, before in changed:
             reason = "" if before is None else unsent(before, now)
             if reason:
-                self._tell_unsent(now, reason, reads=reads)
+                tell_unsent(now, reason, reads=reads)
             if reason and reads:
                 self._begin_snapshot(1)
                 self._queue(oid, now.schema, now.name, "REPLACE")
@@ -588,6 +660,7 @@ class Snapshot:
     def _leave(self, oid: int) -> None:
         """It is not published any more: its changes do not come, and what is known of it is void."""
         reading = self._readings.pop(oid, None)
+        self._begun.pop(oid, None)
         self._known.discard(oid)
         self._contents.pop(oid, None)
         self._unwritten.discard(oid)
@@ -600,33 +673,45 @@ class Snapshot:
             self._tracking.end(oid)
         self._finished.append(Reading(TableState(oid, "", "", "", purpose="REPLACE")))
 
+    @property
+    def _is_idle(self) -> bool:
+        """A reader has nothing to read, and what was read is handed over."""
+        return self._finds_nothing and not any(isinstance(each, Waiting) for each in self._arriving.values())
+
+    def _is_time(self, count: int, last_at: float) -> bool:
+        """Tables begin and end together, as each time costs looks at the catalog and a transaction: half of those that may be
+        under way, or fewer where a reader has nothing else to do, or some time has passed."""
+        return count >= MOST_AT_ONCE // 2 or self._is_idle or time.monotonic() - last_at >= TICK_S
+
     async def _begin_some(self) -> None:
         """All that were found together, in one transaction."""
         now = time.monotonic()
-        busy = sum(reading.status is not Status.WAITING for reading in self._whole_tables)
-        waiting = [
+        busy = sum(
+            not reading.is_reselect and (reading.is_marked or reading.status is not Status.WAITING)
+            for reading in self._begun.values()
+        )
+        ready = (
             reading
             for reading in self._readings.values()
             if reading.status is Status.WAITING and not reading.is_marked and reading.blocked_until <= now
-        ][: max(MOST_AT_ONCE - busy, 0)]
-        if not waiting:
+        )
+        waiting = list(islice(ready, max(MOST_AT_ONCE - busy, 0)))
+        if not (waiting and self._is_time(len(waiting), self._begun_at)):
             return
+        self._begun_at = now
         for reading in waiting:
             if reading.is_reselect:
                 self._read_whole(reading)
-        found = await self._survey([reading.oid for reading in waiting])
         begun = []
-        for reading in waiting:
-            surveyed = found.get(reading.oid)
-            if surveyed is None:
-                reading.blocked_until = now + self._source.check_interval_s
-                continue
+        for reading, made in await self._with_recipes(waiting, now):
             assert self._judge is not None
-            made = await self._recipe(surveyed)
+            if self._readings.get(reading.oid) is not reading:  # cancelled
+                continue
             reading.set_up(made, self._judge, self._settings.chunk_bytes, reselects=self._reselects)
+            self._begun[reading.oid] = reading
             begun.append(reading)
-            if not surveyed.is_heap:
-                reason = "its table access method is not heap, so its blocks are not known to be ranges of rows"
+            if not made.surveyed.is_heap:
+                reason = "its table access method is not heap, so it cannot be read in ranges of blocks"
                 log.warning("table_read_at_once", table=reading.full_name, reason=reason)
         if begun:
             await self._mark(Mark("begin", begun))
@@ -634,14 +719,15 @@ class Snapshot:
     async def _end_some(self) -> None:
         complete = [
             reading
-            for reading in self._readings.values()
+            for reading in self._begun.values()
             if not reading.is_marked and reading.table is not None and reading.table.is_complete
         ]
         for reading in [reading for reading in complete if reading.is_reselect]:
             complete.remove(reading)
             self._end_reselect(reading)
-        if not complete:
+        if not (complete and self._is_time(len(complete), self._ended_at)):
             return
+        self._ended_at = time.monotonic()
         found = await self._survey([reading.oid for reading in complete])
         ended = []
         for reading in complete:
@@ -653,7 +739,12 @@ class Snapshot:
                 table.status = Status.ENDING
                 ended.append(reading)
         if ended:
-            await self._mark(Mark("end", ended, is_last=len(ended) == len(self._whole_tables)))
+            await self._mark(Mark("end", ended, is_last=self._are_all(ended)))
+
+    def _are_all(self, readings: list[Reading]) -> bool:
+        """No other table is read, or waits for it."""
+        oids = {reading.oid for reading in readings}
+        return all(reading.is_reselect or oid in oids for oid, reading in self._readings.items())
 
     def _begin_again(self, reading: Reading) -> None:
         log.info("table_begins_again", table=reading.full_name, reason="its columns, files or publication have changed")
@@ -686,7 +777,7 @@ class Snapshot:
 
     def _begin_reselect(self, description: RelationDescription, keys: KeyList) -> None:
         assert self._judge is not None and self._tracking is not None
-        reading = self._readings[description.oid] = reselection(description)
+        reading = self._readings[description.oid] = self._begun[description.oid] = reselection(description)
         table = reading.reselect(self._judge, self._settings.chunk_bytes, keys)
         self._tracking.begin(reading.oid, table, [])
         self._wake.set()
@@ -698,16 +789,10 @@ class Snapshot:
         now = time.monotonic()
         new = [
             reading
-            for reading in self._readings.values()
+            for reading in self._begun.values()
             if reading.status is Status.READING and reading.recipe is None and reading.blocked_until <= now
         ]
-        found = await self._survey([reading.oid for reading in new]) if new else {}
-        for reading in new:
-            surveyed = found.get(reading.oid)
-            if surveyed is None:
-                reading.blocked_until = now + self._source.check_interval_s
-                continue
-            made = await self._recipe(surveyed)
+        for reading, made in await self._with_recipes(new, now):
             if self._has_its_keys(reading, made):
                 reading.recipe = made
             elif self._readings.get(reading.oid) is reading:
@@ -726,7 +811,7 @@ class Snapshot:
     def _end_reselect(self, reading: Reading) -> None:
         """All of them were read; what was known of the table before counts again."""
         assert reading.table is not None and self._tracking is not None
-        del self._readings[reading.oid]
+        del self._readings[reading.oid], self._begun[reading.oid]
         self._known.add(reading.oid)
         reading.table.end()
         self._tracking.end(reading.oid)
@@ -741,8 +826,8 @@ class Snapshot:
             reading.is_marked = True
         try:
             async with self._sql.transaction():
-                mark.xid = int(await self._sql.fetchval(EMIT, number)) & 0xFFFFFFFF
                 self._arriving[number.encode()] = mark
+                mark.xid = int(await self._sql.fetchval(EMIT, number)) & 0xFFFFFFFF
                 failpoint("snapshot_mark_emitted")
         except DRIVER_ERRORS as error:
             self._arriving.pop(number.encode(), None)
@@ -758,13 +843,18 @@ class Snapshot:
 
     async def _read_on(self) -> None:
         sql: asyncpg.Connection | None = None
+        ahead: deque[Waiting] = deque()
         try:
             while True:
+                while ahead and (ahead[0].done.is_set() or is_far_ahead(ahead)):
+                    await ahead.popleft().done.wait()
                 reading, chunk = await self._next()
                 try:
                     if sql is None or sql.is_closed():
                         sql = await connect_reader(self._login)
-                    await self._read(sql, reading, chunk)
+                    waiting = await self._read(sql, reading, chunk)
+                    if waiting is not None:
+                        ahead.append(waiting)
                 except DRIVER_ERRORS as error:
                     chunk.table.give_back(chunk)
                     if is_cancelled():  # asyncpg fails at the ROLLBACK of a COPY that was cancelled
@@ -783,20 +873,25 @@ class Snapshot:
             if delay > 0:
                 await asyncio.sleep(delay)
             now = time.monotonic()
-            for reading in () if self._paused else self._readings.values():
+            for reading in () if self._paused else self._begun.values():
                 table = reading.table
                 is_set_up = reading.recipe is not None and reading.blocked_until <= now
                 if table is not None and table.status is Status.READING and is_set_up:
                     chunk = table.take()
                     if chunk is not None:
+                        self._finds_nothing = False
                         return reading, chunk
+            if not self._finds_nothing:
+                self._finds_nothing = True
+                self._wake.set()
             self._more.clear()
             await self._more.wait()
 
-    async def _read(self, sql: asyncpg.Connection, reading: Reading, chunk: Chunk) -> None:
+    async def _read(self, sql: asyncpg.Connection, reading: Reading, chunk: Chunk) -> Waiting | None:
+        """None: it is to be read once more."""
         if reading.recipe is None or reading.table is not chunk.table:  # it has changed while the session was opened
             chunk.table.give_back(chunk)
-            return
+            return None
         chunk.is_locked = bool(chunk.whole) and self._settings.may_lock and reading.changed_count >= CHANGED_ATTEMPTS
         sizer, yields = chunk.table.sizer, self._is_shared and reading.state.purpose != "VERIFY"
         sizer.chunk_bytes = min(SHARED_BYTES, sizer.most_bytes) if yields else sizer.most_bytes
@@ -807,7 +902,8 @@ class Snapshot:
             self._arriving[number.encode()] = found
 
         try:
-            found = await read_chunk(sql, chunk, reading.recipe, list(self._source.publications), waits)
+            turn = self._turn if self._is_shared else None
+            found = await read_chunk(sql, chunk, reading.recipe, list(self._source.publications), waits, turn)
         except Outdated:
             chunk.table.give_back(chunk)
             if reading.is_reselect:
@@ -816,7 +912,7 @@ class Snapshot:
                 self._begin_again(reading)
         except NotYet:
             chunk.table.give_back(chunk)
-            self._tell_waiting()
+            self._waits.tell()
             await asyncio.sleep(NOT_YET_S)
         except TooMuch:
             chunk.table.give_back(chunk)
@@ -832,14 +928,14 @@ class Snapshot:
                 self._arriving.pop(number, None)
             raise
         else:
-            self._not_yet_since = None
+            self._waits.end()
             reading.attempts = 0
-            self._more.set()
-            await found.done.wait()
             self._more.set()
             if self._settings.rows_per_s is not None:
                 begin = max(self._free_at, time.monotonic())
                 self._free_at = begin + len(found.rows) / self._settings.rows_per_s
+            return found
+        return None
 
     def _set_up_again(self, reading: Reading) -> None:
         reading.recipe = None
@@ -854,66 +950,4 @@ class Snapshot:
         reading.attempts = min(reading.attempts + 1, 16)
         reading.blocked_until = time.monotonic() + pause
         hint = _BLOCKS.get(sqlstate, found.hint)
-        log.warning("table_can_not_be_read", table=reading.full_name, reason=found.message, hint=hint, again_in_s=pause)
-
-    # -- what is told -----------------------------------------------------------------------------------------------------
-
-    def _tell_late(self, relations: list[PublishedRelation]) -> None:
-        """Once: it is durable that they are known."""
-        names = [f"{relation.namespace}.{relation.name}" for relation in relations]
-        log.warning(
-            "tables_not_read",
-            count=len(names),
-            tables=names[:NAMED_TABLES],
-            reason="changes were delivered before snapshots were enabled: consumers may already have these rows",
-            hint="to read them, run `walgate snapshot start schema.table`; tables that are published later are "
-            "read automatically",
-        )
-
-    def _tell_unsent(self, now: Content, reason: str, *, reads: bool) -> None:
-        name = f"{now.schema}.{now.name}"
-        if reads:
-            log.warning("table_read_again", table=name, reason=f"{reason}: PostgreSQL sends no events for its rows")
-        else:
-            hint = f"`walgate snapshot start {name}` reads the table again"
-            log.warning(
-                "rows_not_sent", table=name, reason=f"{reason}: PostgreSQL sends no events for its rows", hint=hint
-            )
-
-    def _count_change(self, reading: Reading) -> None:
-        """It is told at the third attempt, and at each later one that doubles their number."""
-        reading.changed_count += 1
-        count = reading.changed_count
-        if count % CHANGED_ATTEMPTS or (count // CHANGED_ATTEMPTS) & (count // CHANGED_ATTEMPTS - 1):
-            return
-        lock = "set snapshot.may_lock = true, so that writers wait"
-        has_key = reading.recipe is not None and reading.recipe.key_columns
-        hint = "" if self._settings.may_lock else lock if has_key else f"add a primary key, or {lock}"
-        log.warning("table_changes_while_read", table=reading.full_name, attempts=count, hint=hint)
-
-    def _tell_waiting(self) -> None:
-        now = time.monotonic()
-        if self._not_yet_since is None:
-            self._not_yet_since = now
-        elif now - self._not_yet_since >= WAITS_S:
-            self._not_yet_since = now
-            log.info(
-                "snapshot_waits",
-                note="waiting for transactions that were in progress when the snapshot began, or that are waiting "
-                "for a synchronous standby",
-            )
-
-    def _tell_progress(self) -> None:
-        now = time.monotonic()
-        if now - self._told_at < PROGRESS_S or not self._whole_tables:
-            return
-        rows, self._told_rows = self._rows - self._told_rows, self._rows
-        tables = [reading.table for reading in self._readings.values() if reading.table is not None]
-        log.info(
-            "snapshot_progress",
-            tables_left=len(self._whole_tables),
-            rows=self._rows,
-            rows_per_s=round(rows / (now - self._told_at)) if self._told_at else 0,
-            keys_to_read_again=sum(len(table.again) for table in tables),
-        )
-        self._told_at = now
+        log.warning("table_unreadable", table=reading.full_name, reason=found.message, hint=hint, again_in_s=pause)

@@ -136,11 +136,12 @@ class Plan:
 class Sizer:
     """How many blocks or keys make a chunk: as many as give `chunk_bytes`, which may be lowered, and no more than `max_rows`."""
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, first: int = 1) -> None:
+        """`first`: so many times FIRST_BLOCKS and FIRST_KEYS."""
         self.chunk_bytes = self.most_bytes = most_bytes
         self.max_rows = MOST_ROWS
-        self.blocks = max(1, min(FIRST_BLOCKS, most_bytes >> 13))
-        self.keys = FIRST_KEYS
+        self.blocks = max(1, min(FIRST_BLOCKS * first, most_bytes >> 13))
+        self.keys = FIRST_KEYS * first
 
     def read_blocks(self, count: int, row_count: int, byte_count: int) -> None:
         self.blocks = self._next(self.blocks, count, row_count, byte_count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,7 +34,10 @@ _MOST_BYTES_FACTOR: Final = 6
 """A chunk that grows beyond so many times its size is given up and read in smaller ones."""
 _COPY_TIMEOUT_S: Final = 7 * 86_400.0
 _STEP_BYTES: Final = 1 << 15
-"""Encoded in one step: 1 ms. A session gives up to 256 kB at once, and the stream would wait for that."""
+"""Encoded in one step: 1 ms. A session gives up to 256 kB at once."""
+_SHARED_STEP_BYTES: Final = 1 << 13
+"""And where other transactions come in the stream: each takes dozens of rounds of the event loop until it is durable, and a
+round takes as long as the steps within it (docs/performance.md, SL)."""
 
 
 class Outdated(WalgateError):
@@ -55,6 +59,7 @@ class Waiting:
     chunk: Chunk
     recipe: Recipe
     rows: list[tuple[bytes | None, bytes]]
+    byte_count: int = 0
     xid: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -78,9 +83,11 @@ async def read_chunk(
     recipe: Recipe,
     publications: list[str],
     waits: Callable[[str, Waiting], None],
+    turn: asyncio.Lock | None = None,
 ) -> Waiting:
-    """`waits(id, waiting)` is called before the commit. Raises Outdated, NotYet, TooMuch, what the encoders raise and what the
-    driver raises."""
+    """`waits(id, waiting)` is called before the stream can bring it. `turn`: where other transactions come in the stream; one
+    reader encodes in a round of the event loop. Raises Outdated, NotYet, TooMuch, what the encoders raise and what the driver
+    raises."""
     table = chunk.table
     async with sql.transaction(isolation="repeatable_read"):
         await sql.execute(_lock(chunk, recipe))
@@ -101,29 +108,32 @@ async def read_chunk(
         if not table.taken(chunk, parse_visibility(row["snapshot"])):
             raise NotYet("a transaction that the snapshot must see has not ended")
         failpoint("chunk_snapshot_taken")
-        copied = await _copy(sql, chunk, recipe, table_blocks)
+        copied = await _copy(sql, chunk, recipe, table_blocks, turn)
         failpoint("chunk_read")
-        waiting = Waiting(chunk, recipe, copied.rows)
+        waiting = Waiting(chunk, recipe, copied.rows, copied.byte_count)
         number = new_id()
-        xid = await sql.fetchval(EMIT, number)
-        waiting.xid = int(xid) & 0xFFFFFFFF
         waits(number, waiting)
+        waiting.xid = int(await sql.fetchval(EMIT, number)) & 0xFFFFFFFF
         failpoint("chunk_emitted")
     failpoint("chunk_committed")
     return waiting
 
 
-async def _copy(sql: asyncpg.Connection, chunk: Chunk, recipe: Recipe, table_blocks: int) -> CopiedRows:
+async def _copy(
+    sql: asyncpg.Connection, chunk: Chunk, recipe: Recipe, table_blocks: int, turn: asyncio.Lock | None
+) -> CopiedRows:
     sizer = chunk.table.sizer
     copied = CopiedRows(recipe.version.encoder, recipe.is_binary, keeps_tuples=recipe.keeps_tuples)
     rest = None if chunk.range is None else halves(chunk.range, table_blocks)[1]
     wanted = frozenset(chunk.keys if not recipe.finds_keys else ())
+    step_bytes = _STEP_BYTES if turn is None else _SHARED_STEP_BYTES
 
     async def feed(piece: bytes) -> None:
         data = memoryview(piece)
-        for start in range(0, len(data), _STEP_BYTES):
-            copied.feed(bytes(data[start : start + _STEP_BYTES]))
-            await asyncio.sleep(0)
+        for start in range(0, len(data), step_bytes):
+            async with turn or nullcontext():
+                copied.feed(bytes(data[start : start + step_bytes]))
+                await asyncio.sleep(0)
         if wanted:
             copied.keep(wanted)
         elif copied.byte_count > _MOST_BYTES_FACTOR * sizer.most_bytes and (rest is not None or len(chunk.keys) > 1):

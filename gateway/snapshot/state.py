@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import fastavro
@@ -73,12 +73,12 @@ class States:
 
 
 def encode_stream(frame: bytes, state: StreamState) -> bytes:
-    return _encode(frame, stream={**asdict(state), "unseen": list(state.unseen)})
+    return _encode(frame, stream={**_fields(state), "unseen": list(state.unseen)})
 
 
 def encode_table(frame: bytes, state: TableState) -> bytes:
     begun = [{"leaf": each.leaf, "first": each.first, "end": each.end} for each in state.begun]
-    return _encode(frame, table={**asdict(state), "begun": begun, "suspects": list(state.suspects)})
+    return _encode(frame, table={**_fields(state), "begun": begun, "suspects": list(state.suspects)})
 
 
 def encode_keys(frame: bytes, relation_oid: int, segment: int, keys: list[bytes]) -> bytes:
@@ -87,8 +87,13 @@ def encode_keys(frame: bytes, relation_oid: int, segment: int, keys: list[bytes]
 
 def encode_content(frame: bytes, relation_oid: int, content: Content) -> bytes:
     return _encode(
-        frame, content={**asdict(content), "relation_oid": relation_oid, "leaves": [*map(asdict, content.leaves)]}
+        frame, content={**_fields(content), "relation_oid": relation_oid, "leaves": [*map(_fields, content.leaves)]}
     )
+
+
+def _fields(of: StreamState | TableState | Content | LeafContent) -> dict[str, Any]:
+    """As `asdict`, which copies every value: each table of a snapshot is written several times."""
+    return {name: getattr(of, name) for name in of.__slots__}
 
 
 def table_key(position_key: bytes, relation_oid: int) -> bytes:
@@ -160,8 +165,9 @@ def _decode(key: bytes, value: bytes, writers: Mapping[int, Schema]) -> dict[str
     except (SchemaError, SchemaResolutionError, *_MALFORMED) as error:
         name = key.decode("utf-8", "replace")
         raise StopForOperator(
-            f"the record of {SNAPSHOT_TOPIC} with the key {name} is not a state of a snapshot: {type(error).__name__}",
+            f"the record of {SNAPSHOT_TOPIC} with the key {name} does not contain the state of a snapshot: "
+            f"{type(error).__name__}",
             hint="if a newer version of the gateway wrote it, use that version. Otherwise another program did: send a record "
-            f"with the key {name} and no value to {SNAPSHOT_TOPIC}, start the gateway, and read the tables again: walgate "
+            f"with the key {name} and a null value to {SNAPSHOT_TOPIC}, start the gateway, and read the tables again: walgate "
             "snapshot start",
         ) from error

@@ -103,8 +103,7 @@ WHERE c.oid = ANY ($1::oid[])
 
 # Of heap, and of what is heap but for its encryption, rows keep their place until they change.
 FILES: Final = """
-SELECT coalesce(sum(greatest(c.relpages, 0)), 0)::int8 AS blocks,
-       coalesce(bool_and(h.proname IN ('heap_tableam_handler', 'pg_tdeam_handler')), true) AS is_heap
+SELECT c.oid::int8 AS oid, greatest(c.relpages, 0) AS blocks, h.proname IN ('heap_tableam_handler', 'pg_tdeam_handler') AS is_heap
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_am AS m ON m.oid = c.relam
 JOIN pg_catalog.pg_proc AS h ON h.oid = m.amhandler

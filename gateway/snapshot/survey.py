@@ -14,7 +14,7 @@ import fastavro
 from gateway.judgement.facts import PublicationFacts, PublishedRelation
 from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity
 from gateway.replication.publication import publication_facts
-from gateway.snapshot.content import Content, read_content
+from gateway.snapshot.content import Content, read_contents
 from gateway.snapshot.plan import Leaf
 from gateway.snapshot.statements import CONTENT, FILES, column_list, facts_query, key_condition, qualified
 from gateway.transactions.transaction import RelationVersion
@@ -69,30 +69,27 @@ async def _survey(
             sent.setdefault(relation.relation_oid, []).append(relation)
     wanted = [oid for oid in relation_oids if oid in sent]
     rows = await sql.fetch(facts_query(sql.get_server_version().major), wanted, list(publications), None)
-    contents = await content(sql, wanted)
+    contents = read_contents(await sql.fetch(CONTENT, wanted))
+    leaves_of = {row["oid"]: json.loads(row["leaves"] or "[]") for row in rows}
+    files = {
+        file["oid"]: file for file in await sql.fetch(FILES, [leaf[0] for each in leaves_of.values() for leaf in each])
+    }
     found = {}
     for row in rows:
-        leaves = json.loads(row["leaves"] or "[]")
-        files = await sql.fetchrow(FILES, [leaf[0] for leaf in leaves])
-        share = files["blocks"] // max(len(leaves), 1)
+        leaves = leaves_of[row["oid"]]
         relations = sent[row["oid"]]
         is_filtered = all(relation.row_filter is not None for relation in relations)
         found[row["oid"]] = Surveyed(
             relation=relations[0],
             is_partitioned=row["relkind"] == "p",
-            is_heap=files["is_heap"],
-            leaves=tuple(Leaf(oid, filenode, share) for oid, filenode, _, _ in leaves),
+            is_heap=all(files[leaf[0]]["is_heap"] for leaf in leaves),
+            leaves=tuple(Leaf(oid, filenode, files[oid]["blocks"]) for oid, filenode, _, _ in leaves),
             leaf_names=tuple(qualified(namespace, name) for _, _, namespace, name in leaves),
             row_filter=(row["row_filter"] or "") if is_filtered else "",
             fingerprint=fingerprint(row),
             content=contents[row["oid"]],
         )
     return found
-
-
-async def content(sql: asyncpg.Connection, relation_oids: Sequence[int]) -> dict[int, Content]:
-    """Of those that are there. Raises what the driver raises."""
-    return {row["oid"]: read_content(row) for row in await sql.fetch(CONTENT, relation_oids)}
 
 
 def as_message(relation: PublishedRelation) -> Relation:

@@ -24,6 +24,9 @@ MAX_AGAIN = 50_000
 KEYS_FIRST = MAX_AGAIN // 2
 """From so many on, keys are read before blocks: their number falls as long as reading is faster than the updates."""
 
+FEW_CHUNKS = 8
+"""So many times as large is the first chunk where chunks are to be few."""
+
 
 class Status(Enum):
     WAITING = "WAITING"
@@ -56,7 +59,8 @@ class Chunk:
 
 class Table:
     """The reading of one relation. Not thread-safe, no I/O; `judge` is that of the stream. Without `leaves`, only keys are read.
-    `reselects`: each row of which an UPDATE left values out is read again."""
+    `reselects`: each row of which an UPDATE left values out is read again. `in_few_chunks`: they begin larger, and keys wait
+    until no other chunk is under way."""
 
     def __init__(
         self,
@@ -66,17 +70,19 @@ class Table:
         *,
         is_read_at_once: bool = False,
         reselects: bool = False,
+        in_few_chunks: bool = False,
     ) -> None:
         self.judge = judge
         self.is_read_at_once = is_read_at_once
         self.reselects = reselects
+        self.in_few_chunks = in_few_chunks
         self.status = Status.WAITING
         self.generation = 0
         self.plan = Plan(leaves)
         self.again = KeyList()
         self.late: set[bytes] = set()
         """Of `again`: keys that are read when the table is complete."""
-        self.sizer = Sizer(chunk_bytes)
+        self.sizer = Sizer(chunk_bytes, FEW_CHUNKS if in_few_chunks else 1)
         self.track: Track | None = None
         self.chunk_count = self.row_count = self.stale_count = 0
         self._taken: set[bytes] = set()
@@ -185,7 +191,8 @@ class Table:
         """What to read next, if anything."""
         if self.status is not Status.READING:
             return None
-        if self.again and (len(self.again) >= KEYS_FIRST or not self.plan.has_more):
+        is_rest = not self.plan.has_more and not (self.in_few_chunks and self._chunks)
+        if self.again and (len(self.again) >= KEYS_FIRST or is_rest):
             keys = self.again.first(self.sizer.keys, self._is_ready)
             if keys:
                 self._taken.update(keys)

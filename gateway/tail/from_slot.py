@@ -90,7 +90,7 @@ async def _copy(
                 data = await _unless_ended(stream.read(), output)
             except LossReported as error:
                 raise StopForOperator(
-                    error.message, hint="check whether a publication was dropped, and start again without it"
+                    error.message, hint="check whether a publication was dropped, and run walgate tail again without it"
                 ) from error
             if data is not None:
                 last, shown = _show(data, shower, chosen)
@@ -137,7 +137,7 @@ async def _check_publications(sql: asyncpg.Connection, names: Sequence[str]) -> 
     missing = [name for name in names if name not in there]
     if missing:
         raise StopForOperator(
-            f"publication {', '.join(missing)} does not exist",
+            f"publications that do not exist: {', '.join(missing)}",
             hint=f"use --publication with one of: {', '.join(there)}"
             if there
             else "CREATE PUBLICATION walgate FOR TABLE ...",

@@ -57,7 +57,7 @@ def _lines(text: str) -> Iterator[Given]:
         if match is None:
             raise WalgateError(
                 f"line {number} is not a message in hexadecimal",
-                hint="expected an even number of digits, with or without \\x, alone or after LSN and xid",
+                hint="expected an even number of hexadecimal digits, with or without \\x, alone or after LSN and xid",
             )
         yield Given(f"line {number}", bytes.fromhex(match[2]), None if match[1] is None else Lsn.parse(match[1]))
 

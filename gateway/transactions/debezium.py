@@ -480,8 +480,8 @@ class DebeziumMachine(TransactionMachine):
     def _begin_prepare(self, message: BeginPrepare, change_lsn: int) -> None:
         raise StopForOperator(
             f"the slot sends prepared transactions before they commit (transaction {message.xid}), and "
-            "consumers of Debezium's dialect would treat them as committed",
-            hint="use a slot that was created without two_phase; on PostgreSQL 18 and later, "
+            "with kafka.dialect = debezium, consumers would treat them as committed",
+            hint="use a new source.slot (created without two_phase) and a new kafka.prefix; on PostgreSQL 18 and later, "
             "ALTER_REPLICATION_SLOT ... (TWO_PHASE false) over a replication connection disables it",
         )
 

@@ -421,9 +421,7 @@ class TransactionMachine:
     def commit(self, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         transaction = self._demand_transaction("Commit")
         if self._current_is_prepare is not None or transaction.commit_lsn != commit_lsn:
-            raise self._out_of_order(
-                f"Commit at {Lsn(commit_lsn)}", f"of the transaction {transaction.xid} that was begun"
-            )
+            raise self._out_of_order(f"Commit at {Lsn(commit_lsn)}", f"of the open transaction {transaction.xid}")
         self._current = None
         self._finish(transaction, "COMMIT", commit_lsn, end_lsn, commit_time)
         if self.watch is not None:
@@ -626,7 +624,8 @@ class TransactionMachine:
             raise RolledBackMessages(
                 f"transaction {message.xid} was streamed with logical decoding messages, and its subtransaction "
                 f"{message.subxid} was rolled back: "
-                "it is received again without streaming, which shows which messages were rolled back"
+                "the transaction will be received again, with the streaming of in-progress transactions off, to find out "
+                "which messages were rolled back"
             )
         self.relations.abort_stream(message.xid, message.subxid)
         manifest = transaction.manifest

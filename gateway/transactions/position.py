@@ -108,15 +108,15 @@ def decode_position(key: bytes, value: bytes, writer: Schema) -> Position:
 
 def _not_a_position(key: bytes, error: Exception) -> StopForOperator:
     return StopForOperator(
-        f"the record of {POSITION_TOPIC} with the key {key.decode('utf-8', 'replace')} is not a position: "
-        f"{type(error).__name__}",
+        f"the record of {POSITION_TOPIC} with the key {key.decode('utf-8', 'replace')} does not contain a resume LSN that "
+        f"can be read: {type(error).__name__}",
         hint=f"if a newer version of the gateway wrote it, use that version. Otherwise {not_a_position_hint(key)}",
     )
 
 
 def not_a_position_hint(key: bytes) -> str:
     return (
-        f"another program wrote it: send a record with the key {key.decode('utf-8', 'replace')} and no value to "
+        f"another program wrote this record: send a record with the key {key.decode('utf-8', 'replace')} and a null value to "
         f"{POSITION_TOPIC}, set another kafka.prefix and source.adopt_slot = true, and load the tables again"
     )
 

@@ -118,9 +118,9 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
             last = max(last, lsn)
         elif lsn != commit_lsn:
             raise MirrorError(
-                f"{folder} has no file _SUCCESS: it was not completed, and this batch, which ends at "
-                f"{format_lsn(commit_lsn)}, is a different one and cannot replace it",
-                hint="Remove the directory and start again: changes that the changelog already has are not written twice.",
+                f"{folder} has no _SUCCESS file: writing this micro-batch was interrupted. The current micro-batch, which ends "
+                f"at {format_lsn(commit_lsn)}, is a different one and cannot replace it",
+                hint="Remove the directory and restart the query: changes that the changelog already has are not written twice.",
             )
     return last
 
@@ -135,5 +135,6 @@ def _append_to_delta(changes: DataFrame, location: str, table: TableName, commit
         raise MirrorError(
             f"the changelog of {table} at {location} cannot store a column in its current type: "
             f"{str(problem).splitlines()[0]}",
-            hint="Delta can only widen a type. Move the table to another path: a new one begins with this batch.",
+            hint="Delta can only widen a type. Move the existing table to another path. A new table, which begins with this "
+            "micro-batch, is then created in its place.",
         ) from problem

@@ -39,7 +39,7 @@ class Cursor:
         raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
         starts, ends = offsets[:-1] + skip, offsets[1:]
         if (starts > ends).any():
-            raise MalformedRecord(f"a record is shorter than its {skip} bytes of framing")
+            raise MalformedRecord(f"a record is shorter than the {skip} bytes of its header (Confluent's wire format)")
         return cls(np.concatenate([raw, _PADDING]), starts, ends.copy())
 
     def select(self, rows: Longs) -> Cursor:

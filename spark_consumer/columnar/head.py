@@ -58,16 +58,18 @@ def _decode_heads(values: pa.Array, skip: int) -> Heads:
     cursor = Cursor.over(values, skip)
     operation, xid, subxid, epoch, change_lsn, ordinal = (cursor.varint(None) for _ in range(6))
     if len(values) and (int(operation.min()) < 0 or int(operation.max()) >= len(OPERATIONS)):
-        raise MalformedRecord(f"an operation beyond the {len(OPERATIONS)} of the envelope")
+        raise MalformedRecord(
+            f"a change event has an `op` that is not one of the {len(OPERATIONS)} symbols of its enum"
+        )
     if (cursor.positions > cursor.ends).any():
-        raise MalformedRecord("a record ends within the first fields of its envelope")
+        raise MalformedRecord("a record ends within its first fields")
     return Heads(operation, xid, subxid, epoch, change_lsn, ordinal, cursor)
 
 
 def schema_ids(values: pa.Array) -> Longs:
-    """The schema id in each record's Confluent framing. Raises MalformedRecord."""
+    """The schema id in the header of each record (Confluent's wire format). Raises MalformedRecord."""
     cursor = Cursor.over(values, 5)  # each has 5 bytes at least
     framing = cursor.buffer[(cursor.positions - 5)[:, None] + np.arange(5)]
     if framing[:, 0].any():
-        raise MalformedRecord("a record is not in Confluent framing")
+        raise MalformedRecord("a record is not in Confluent's wire format")
     return np.ascontiguousarray(framing[:, 1:]).view(">u4")[:, 0].astype(np.int64)

@@ -30,7 +30,7 @@ class RecordDecoder:
 
     def __init__(self, schema: dict[str, Any]) -> None:
         if schema.get("type") != "record":
-            raise UnsupportedSchema("the schema of a record topic is not a record")
+            raise UnsupportedSchema("the schema of a table's topic is not an Avro record")
         self.fields = dict(_record_fields(schema, {}, ""))
 
     def decode(self, values: pa.Array, *, skip: int) -> dict[str, pa.Array]:

@@ -16,12 +16,13 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from schemas.names import counted
 from spark_consumer.errors import ConsumerError, OptionError, told_by
 from spark_consumer.jobs.run import Run, facts_of, line_of
 from spark_consumer.jobs.settings_file import Settings, load_settings
 from spark_consumer.jobs.status import serve
 from spark_consumer.lsn import parse_lsn
-from spark_consumer.mirror.merging import RETENTION_S
+from spark_consumer.mirror.merging import MERGE_EVERY_S, RETENTION_S
 from spark_consumer.source.options import MAX_CHANGES
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -36,9 +37,12 @@ Path_ = Annotated[
 ]
 Checkpoint = Annotated[str, typer.Option(help="Checkpoint location of the query. Default: <path>/checkpoint.")]
 Limit = Annotated[
-    int, typer.Option(help="Maximum number of changes per batch. A larger transaction is a batch of its own.")
+    int,
+    typer.Option(help="Maximum number of changes per micro-batch. A larger transaction is a micro-batch of its own."),
 ]
-Start = Annotated[str, typer.Option(help="Where a new checkpoint starts: earliest, latest, marker:, lsn:, time:.")]
+Start = Annotated[
+    str, typer.Option(help="Where a query without a checkpoint starts: earliest, latest, marker:, lsn:, time:.")
+]
 Until = Annotated[str, typer.Option(help="Stop when everything up to this LSN has been written (16/B374D848).")]
 Once = Annotated[bool, typer.Option("--once", help="Process the records that are in the topics now, then stop.")]
 ProgressKind = Annotated[str, typer.Option(help="lines or json.")]
@@ -50,10 +54,12 @@ Master = Annotated[
     str,
     typer.Option(help="Spark master: spark://host:7077, yarn, k8s://... Default: this computer, or spark-submit's."),
 ]
-Conf = Annotated[list[str], typer.Option("--conf", help="A setting of Spark, as name=value. May be repeated.")]
+Conf = Annotated[
+    list[str], typer.Option("--conf", help="A Spark configuration property, as name=value. May be repeated.")
+]
 Memory = Annotated[int, typer.Option(help="Heap size of Spark's JVM, in MB. Does not apply with spark-submit.")]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Show Spark's error log, and the complete error that ends the job.")
+    bool, typer.Option("--verbose", help="Show Spark's error log, and the complete error that ends the command.")
 ]
 Cores = Annotated[int, typer.Option(help="Cores of this computer that Spark uses without --master. 0: all.")]
 
@@ -84,7 +90,8 @@ Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        help="TOML file with these options, and tables named options (of the data source) and conf (of Spark).",
+        help="TOML file with these options, and TOML tables named options (of the data source) and conf (Spark "
+        "configuration properties).",
         is_eager=True,
         callback=_load,
     ),
@@ -94,12 +101,14 @@ MergeEvery = Annotated[
     float,
     typer.Option(
         help="Seconds between merges, which is how far the Delta tables lag behind for programs that read them "
-        "directly. 0: merge every batch. inf: leave merging to walgate merge."
+        "directly. 0: merge every micro-batch. inf: leave merging to walgate merge."
     ),
 ]
 Retention = Annotated[
     float,
-    typer.Option(help="Seconds for which the tables can be read as of an earlier commit. Older versions are removed."),
+    typer.Option(
+        help="Seconds for which a version of the mirror can be read after it was replaced. Older versions are removed."
+    ),
 ]
 NoVectors = Annotated[
     bool,
@@ -108,8 +117,14 @@ NoVectors = Annotated[
         help="Create new tables without Delta's deletion vectors, which some readers do not support.",
     ),
 ]
+CatalogName = Annotated[
+    str,
+    typer.Option(
+        "--catalog",
+        help="Register each table as schema.table in this catalog of Spark, over its directory. Default: none.",
+    ),
+]
 
-_MERGE_EVERY_BATCH = 0.0
 DIFFERS = 3  # exit code: a VERIFY has found differences
 
 
@@ -178,7 +193,7 @@ def mirror(
     on_recreated: Annotated[
         str,
         typer.Option(
-            help="What happens when a table was dropped and created again: empty, stop, or keep-as (copy the old "
+            help="What happens when a table was dropped and recreated: empty, stop, or keep-as (copy the old "
             "rows first)."
         ),
     ] = "empty",
@@ -187,14 +202,16 @@ def mirror(
     starting_position: Start = "earliest",
     until_lsn: Until = "",
     once: Once = False,
-    merge_every: MergeEvery = _MERGE_EVERY_BATCH,
+    merge_every: MergeEvery = MERGE_EVERY_S,
     retention: Retention = RETENTION_S,
     no_deletion_vectors: NoVectors = False,
+    catalog: CatalogName = "",
     strict: Annotated[
         bool,
         typer.Option(
             "--strict",
-            help="Stop at an ALTER TABLE if it is unknown what it did to existing rows. Otherwise the job reports it.",
+            help="Stop at an ALTER TABLE whose effect on existing rows is unknown. Without this option, the mirror only "
+            "reports it.",
         ),
     ] = False,
     progress: ProgressKind = "lines",
@@ -208,9 +225,10 @@ def mirror(
     http: Http = "",
     config: Config = None,
 ) -> None:
-    """Keep Delta tables equal to the source: each batch applies complete transactions."""
+    """Keep Delta tables equal to the source: each micro-batch applies complete transactions."""
     from spark_consumer.mirror.appending import AppendingMirror, taken_in
     from spark_consumer.mirror.batch import EMPTY, KEEP_AS, STOP, Mirror
+    from spark_consumer.mirror.catalog import Catalog
     from spark_consumer.reader.registry import SchemaCache
 
     if on_recreated not in (EMPTY, STOP, KEEP_AS):
@@ -230,6 +248,7 @@ def mirror(
             not no_deletion_vectors,
             strict,
             retention,
+            Catalog(catalog, path) if catalog else None,
         )
         if not merge_every:
             return Mirror(*facts).apply
@@ -275,7 +294,10 @@ def mirror(
 
 def _told_of_merges(merge_every: float) -> str:
     merged = f"every {merge_every:g} s" if math.isfinite(merge_every) else "by walgate merge"
-    return f"tables are merged {merged}: programs that read them directly see the last merge, pictures.read sees every batch"
+    return (
+        f"tables are merged {merged}: programs that read them directly see the "
+        "state as of the last merge; versions.read sees every micro-batch"
+    )
 
 
 @app.command()
@@ -283,6 +305,7 @@ def merge(
     context: typer.Context,
     path: Annotated[str, typer.Option("--path", "--to", help="Directory of a mirror.")],
     retention: Retention = RETENTION_S,
+    catalog: CatalogName = "",
     progress: ProgressKind = "lines",
     master: Master = "",
     conf: Conf = [],  # noqa: B006
@@ -292,9 +315,10 @@ def merge(
     verbose: Verbose = False,
     config: Config = None,
 ) -> None:
-    """Merge the changes that a mirror has appended into its tables. A running mirror continues to append,
+    """Merge appended changes into the tables of a mirror. A running mirror continues to append,
     and leaves these merges to this command."""
     from spark_consumer.mirror.appending import merge_once
+    from spark_consumer.mirror.catalog import Catalog
 
     def say(report: Any) -> None:
         print(line_of(report) if progress == "lines" else json.dumps(facts_of(report)), flush=True)
@@ -302,7 +326,7 @@ def merge(
     try:
         _check_progress(progress)
         spark = SparkChoice(master, conf, jars, memory_mb, cores, verbose, _settings(context)).session("walgate merge")
-        merge_once(spark, path, say, retention)
+        merge_once(spark, path, say, retention, Catalog(catalog, path) if catalog else None)
         spark.stop()
     except ConsumerError as problem:
         _fail(problem)
@@ -478,7 +502,10 @@ def _keep_up(job: Job, run: Run) -> None:
         job.finish(spark, is_done=(job.once or bool(job.until_lsn)) and not run.stopping.is_set())
     spark.stop()
     if run.differences:
-        _fail(f"{run.differences} differences between the source and the mirror: see <path>/differences", DIFFERS)
+        _fail(
+            f"{counted(run.differences, 'difference')} between the source and the mirror: see <path>/differences",
+            DIFFERS,
+        )
 
 
 def _check_progress(progress: str) -> None:

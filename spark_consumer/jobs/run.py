@@ -16,7 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from schemas.framing import FRAME_BYTES
-from schemas.names import POSITION_TOPIC
+from schemas.names import POSITION_TOPIC, counted
 from schemas.records import POSITION
 from spark_consumer.errors import BatchInterrupted, RangeExpired, SourceUnavailable, slow_start_in, told_by
 from spark_consumer.jobs.status import Status
@@ -218,10 +218,10 @@ def facts_of(report: BatchReport) -> dict[str, Any]:
 def line_of(report: BatchReport) -> str:
     lsn = format_lsn(report.commit_lsn)
     if report.is_merge:
-        return f"merged to {lsn} in {report.seconds:.1f} s ({', '.join(report.tables)})"
+        return f"merged up to {lsn} in {report.seconds:.1f} s ({', '.join(report.tables)})"
     tables = ", ".join(f"{name} {changes:,}" for name, changes in report.tables.items())
-    counts = f"{report.transactions:,} transactions, {report.changes:,} changes"
-    return f"batch {report.batch}: {counts} to {lsn} in {report.seconds:.1f} s ({tables})"
+    counts = f"{counted(report.transactions, 'transaction')}, {counted(report.changes, 'change')}"
+    return f"micro-batch {report.batch}: {counts}, up to {lsn} in {report.seconds:.1f} s ({tables})"
 
 
 def resume_lsn(options: Options, schemas: SchemaCache) -> int:

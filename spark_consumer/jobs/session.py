@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_consumer.jvm import submitted_settings
+from spark_consumer.jvm import connect_refused, submitted_settings
 from spark_consumer.mirror.tuning import tune
 from spark_consumer.source.datasource import register
 
@@ -30,6 +30,8 @@ NEEDED = {
 }
 # Batches are small and many. Shuffle and snapshot partitions: mirror/tuning.py.
 _CHEAP_BATCHES = {
+    # A merge compiles dozens of classes, a version of a Delta table as many: with Spark's 100 each would compile them all anew.
+    "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.sql.inMemoryColumnarStorage.compressed": "false",  # a batch is kept for a moment, and read once or twice
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.sql.streaming.pollingDelay": "50ms",
@@ -98,13 +100,15 @@ def job_session(
     """A session with both data sources registered; the driver is this process. `settings` win over what the jobs rely on.
 
     `master` empty: spark-submit has said it, with the rest of its settings, which win too. `secrets`: settings that the list of
-    processes must not show.
+    processes must not show. Raises MirrorError.
     """
     os.environ["PYTHONSAFEPATH"] = "1"
     packages = str(Path(__file__).resolve().parents[2])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
     submitted = submitted_settings() if is_submitted() else {}
     given = {**submitted, **(settings or {})}
+    if master.startswith("sc://") or "SPARK_REMOTE" in os.environ or "spark.remote" in given:
+        raise connect_refused()
     wanted: dict[str, Any] = {**NEEDED, **_CHEAP_BATCHES, **given, "spark.sql.extensions": _with_delta(given)}
     if master:
         wanted["spark.master"] = master

@@ -53,7 +53,7 @@ def load_settings(path: Path, names: Iterable[str]) -> Settings:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             raise OptionError(
-                f"--config {path}: unknown setting {name!r}", hint=f"Did you mean {near[0]}?" if near else ""
+                f"--config {path}: unknown option {name!r}", hint=f"Did you mean {near[0]}?" if near else ""
             )
     command = {name: ",".join(value) if isinstance(value, list) else value for name, value in found.items()}
     texts = {name: _text(path, name, value) for name, value in conf.items()}
@@ -71,7 +71,7 @@ def _table(path: Path, found: dict[str, Any], name: str) -> dict[str, Any]:
     table = found.pop(name, {})
     if not isinstance(table, dict):
         raise OptionError(
-            f"--config {path}: {name} is not a table", hint=f"Write [{name}], followed by names and values."
+            f"--config {path}: {name} is not a TOML table", hint=f"Write [{name}], followed by names and values."
         )
     return table
 

@@ -43,7 +43,7 @@ METRICS = {
         "Changes in Kafka after the last transaction that was read; estimated if more than 2000 markers wait.",
     ),
     "walgate_job_lag_markers": ("gauge", "Markers in the marker topic after the last one that was read."),
-    "walgate_job_batches_total": ("counter", "Batches with changes that were written."),
+    "walgate_job_batches_total": ("counter", "Micro-batches with changes that were written."),
     "walgate_job_transactions_total": ("counter", "Transactions that were written."),
     "walgate_job_changes_total": ("counter", "Changes that were written."),
     "walgate_job_batch_seconds_total": ("counter", "Time spent writing them, in seconds."),

@@ -1,7 +1,7 @@
 """A mirror whose batches are appended, all tables at once, and merged into their tables later, beside them.
 
 A batch is one Delta commit, however many tables it has: nothing is decoded or folded on its way. Every `merge_every_s`
-seconds a thread takes in what was appended (batch.Mirror), from `changes` instead of Kafka. pictures.py reads through both.
+seconds a thread takes in what was appended (batch.Mirror), from `changes` instead of Kafka. versions.py reads through both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pyspark.sql import functions as f
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, fence, manifest
-from spark_consumer.mirror.batch import EMPTY, BatchReport, Mirror, too_late
+from spark_consumer.mirror.batch import EMPTY, TABLES_AT_ONCE, BatchReport, Mirror, too_late
+from spark_consumer.mirror.catalog import Catalog
 from spark_consumer.mirror.form import APPENDED_FORM
 from spark_consumer.mirror.layout import changes_path, manifest_path
 from spark_consumer.mirror.merging import MERGE_EVERY_S, RETENTION_S, Merging
@@ -39,8 +40,8 @@ MANY_CHANGES = 2_000_000
 class AppendingMirror:
     """`apply` is the function for foreachBatch, `finish` comes behind the last batch. Most fields are those of Mirror.
 
-    `merge_every_s`: seconds from one merge to the next; infinite: others merge, or `finish`. `retention_s`: for how long pictures
-    can be read, at any commit LSN.
+    `merge_every_s`: seconds from one merge to the next; infinite: others merge, or `finish`. `retention_s`: for how long
+    versions of the mirror can be read, at any commit LSN.
     """
 
     path: str
@@ -52,6 +53,7 @@ class AppendingMirror:
     deletion_vectors: bool = True
     strict: bool = False
     retention_s: float = RETENTION_S
+    catalog: Catalog | None = None
     merge_every_s: float = MERGE_EVERY_S
     _merger: Mirror = field(init=False)
     _merging: Merging = field(init=False)
@@ -63,8 +65,18 @@ class AppendingMirror:
     _waiting: int = field(default=0, init=False)  # changes
 
     def __post_init__(self) -> None:
-        facts = (self.tables, self.exclude, self.on_recreated, self.deletion_vectors, self.strict, self.retention_s)
-        self._merger = Mirror(self.path, {}, self._report_merge, *facts)
+        self._merger = Mirror(
+            self.path,
+            {},
+            self._report_merge,
+            self.tables,
+            self.exclude,
+            self.on_recreated,
+            self.deletion_vectors,
+            self.strict,
+            self.retention_s,
+            self.catalog,
+        )
         self._merging = Merging(self._merge, self.merge_every_s)
 
     def apply(self, raw: DataFrame, batch: int) -> None:
@@ -92,6 +104,7 @@ class AppendingMirror:
         changes.create(session, self.path)
         self._epoch = fence.claim_appends(session, self.path, changes.nothing(session))
         self._merger.open(session, appends=False)
+        self._merger.tables_at_once = max(1, min(TABLES_AT_ONCE, spark.sparkContext.defaultParallelism // 2))
         fence.note_form(session, self.path, APPENDED_FORM, manifest.nothing(session))
         self._appended = changes.appended_lsn(session, self.path)
         last = self._merger.last
@@ -128,7 +141,7 @@ class AppendingMirror:
         tables = {part["table"]: part["changes"] for part in sorted(parts, key=lambda part: -part["changes"])}
         self._report_batch(total, tables, time.monotonic() - began)
         if math.isfinite(self.merge_every_s):
-            # The end of a snapshot is told by a merge alone, and a mirror is soon known by its first picture.
+            # The end of a snapshot is told by a merge alone, and a mirror is soon known by its first version.
             soon = bool(total["ends"]) or self._waiting >= MANY_CHANGES or self._merger.last is None
             self._merging.want(at_once=soon)
 
@@ -179,6 +192,7 @@ class AppendingMirror:
         """Waits for the merge that runs; `merge`: and takes in all that was appended. Raises MirrorError."""
         self._merging.end()
         self._merging.check()
+        self._merger.tables_at_once = TABLES_AT_ONCE
         if merge and self._session is not None:
             self._merge()
         elif merge and exists(spark, changes_path(self.path)):
@@ -203,16 +217,26 @@ def contents(rows: DataFrame) -> list[dict[str, Any]]:
 
 
 def merge_once(
-    spark: SparkSession, path: str, report: Callable[[BatchReport], None], retention_s: float = RETENTION_S
+    spark: SparkSession,
+    path: str,
+    report: Callable[[BatchReport], None],
+    retention_s: float = RETENTION_S,
+    catalog: Catalog | None = None,
 ) -> None:
     """Merges what waits, with the tables that the mirror has now, and removes what the retention ends. Raises MirrorError."""
     last = manifest.picture(spark, path)
     if last is None and not exists(spark, changes_path(path)):
-        raise MirrorError(f"there is no mirror at {path}, or it has no batch yet")
+        raise MirrorError(f"there is no mirror at {path}, or it has no micro-batch yet")
     scope = [TableName.parse(name) for name in last.scope] if last is not None else []
     excludes = Standing.of(last.standing).excludes if last is not None else []
     merger = Mirror(
-        path, {}, lambda made: report(replace(made, is_merge=True)), scope, excludes, retention_s=retention_s
+        path,
+        {},
+        lambda made: report(replace(made, is_merge=True)),
+        scope,
+        excludes,
+        retention_s=retention_s,
+        catalog=catalog,
     )
     merger.open(spark, appends=False)
     merger.upkeep.compact(spark)

@@ -1,4 +1,4 @@
-"""One micro-batch of all tables into the mirror: whole transactions, each table one Delta commit, then one picture of all.
+"""One micro-batch of all tables into the mirror: whole transactions, each table one Delta commit, then one version of all.
 
 Idempotent: a batch that is run again (Spark repeats the last one after a crash) skips what it has written, table by table. See
 merge.py for how, and manifest.py for what readers see meanwhile.
@@ -24,13 +24,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
+from schemas.names import counted
 from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import changes, fence, identity, manifest, seen, target, verdicts, verify
+from spark_consumer.mirror.catalog import Catalog
 from spark_consumer.mirror.changes import COLUMNS
 from spark_consumer.mirror.columns import ColumnChange, change_of_columns, doubts_of, missing_values, texts_of
-from spark_consumer.mirror.layout import changes_path, kept_path, manifest_path, seen_path, table_path
+from spark_consumer.mirror.layout import changes_path, kept_path, seen_path, table_path
 from spark_consumer.mirror.log import large_log, log_table_schema, not_yet, small_log
 from spark_consumer.mirror.merge import despite_conflicts, flat, laid_over, merge, once, rows, write_once
 from spark_consumer.mirror.merging import RETENTION_S
@@ -73,6 +75,9 @@ from spark_consumer.reader.signs import EXCLUDED, GAP, KINDS, SKIP, SNAPSHOT_END
 from spark_consumer.tables import TableName, is_one_of
 
 TABLES_AT_ONCE = 2
+# Sources of merges with no more rows in all are not copied by Delta first. That copy is a job, but without it every step of
+# Spark's planning carries the rows: with 10,000 of them some tenths of a second of CPU time.
+FEW_CHANGES = 1000
 NEW = -1
 EMPTY, STOP, KEEP_AS = "empty", "stop", "keep-as"
 
@@ -147,9 +152,10 @@ class Mirror:
     """Applies batches; `apply` is the function for foreachBatch. One writer a mirror.
 
     `tables`, `exclude`: the same as the options of the reader; a mirror cannot be given more tables later. `on_recreated`: what
-    to do where a table was dropped and created again, EMPTY, STOP or KEEP_AS (a copy of the old rows is kept).
+    to do where a table was dropped and recreated, EMPTY, STOP or KEEP_AS (a copy of the old rows is kept).
     `deletion_vectors`: whether new tables get them. `strict`: an ALTER TABLE of which the stream does not tell what it did to the
-    rows is an error, else it is reported. `retention_s`: for how long pictures can be read.
+    rows is an error, else it is reported. `retention_s`: for how long versions of the mirror can be read. `catalog`: gives the
+    tables names. `tables_at_once`: how many tables are written at the same time.
     """
 
     path: str
@@ -161,6 +167,8 @@ class Mirror:
     deletion_vectors: bool = True
     strict: bool = False
     retention_s: float = RETENTION_S
+    catalog: Catalog | None = None
+    tables_at_once: int = TABLES_AT_ONCE
     last: manifest.Picture | None = field(default=None, init=False)
     upkeep: Upkeep = field(init=False)
     _standing: Standing = field(default_factory=Standing, init=False)
@@ -200,14 +208,15 @@ class Mirror:
         """Takes in what was appended to `changes` since the last merge. Raises MirrorError."""
         behind_lsn = -1 if self.last is None else self.last.commit_lsn
         last_lsn = changes.appended_lsn(spark, self.path)
-        rows = changes.pinned(spark, self.path)
-        if rows is not None and last_lsn > behind_lsn:
+        rows = changes.waiting(spark, self.path, behind_lsn, last_lsn) if last_lsn > behind_lsn else None
+        if rows is not None:
             try:
-                self._apply_all(changes.between(rows, behind_lsn, last_lsn), batch)
+                self._apply_all(rows, batch)
             except ConcurrentTransactionException as problem:
                 raise fence.taken_over(self.path) from problem
 
     def _apply_all(self, raw: DataFrame, batch: int) -> None:
+        tune(raw.sparkSession)
         is_sign = f.col("op").isin(list(KINDS))
         raw = raw.where(f.col("table").isNotNull() | is_sign)
         if self.last is not None:  # a new checkpoint begins early: those transactions are in the mirror
@@ -224,6 +233,8 @@ class Mirror:
 
         Raises MirrorError where the tables are not those that it was made for.
         """
+        if self.catalog is not None:
+            self.catalog.check(spark)
         tune(spark, compacts=True)
         fence.check_form(spark, self.path)
         last = manifest.picture(spark, self.path)
@@ -234,7 +245,7 @@ class Mirror:
                 raise MirrorError(
                     f"{new[0]} is new to the mirror at {self.path}, which was created for {', '.join(last.scope)} "
                     "only: earlier changes are missing",
-                    hint="Use another path and checkpoint for these tables, or give the same tables as before.",
+                    hint="Use another path and checkpoint for these tables, or specify the same tables as before.",
                 )
             no_more = [pattern for pattern in Standing.of(last.standing).excludes if pattern not in self.exclude]
             if no_more:
@@ -252,9 +263,10 @@ class Mirror:
             self.schemas.update(changes.kept_schemas(spark, self.path))
             self.merge_waiting(spark)
         self._leave_out()
+        self._register(spark)
 
     def _leave_out(self) -> None:
-        """Tables that are no longer wanted leave the pictures."""
+        """Tables that are no longer wanted are in no new version of the mirror."""
         if self.last is not None:
             stay = [name for name in self.last.tables if not is_one_of(TableName.parse(name), self.exclude)]
             stay = [name for name in stay if not self.tables or TableName.parse(name) in self.tables]
@@ -271,24 +283,20 @@ class Mirror:
         began = time.monotonic()
         spark = raw.sparkSession
         found = read = None
-        with ThreadPoolExecutor(1) as beside:  # 0.2 s of waiting less
-            loaded = None if self.last is None else beside.submit(target.load_state, spark, manifest_path(self.path))
-            size = batch_size(raw)
-            marks = marks_in(raw) if size.signs else []
-            cut = first_cut(self._standing, marks, size.first_lsn, size.last_lsn)
-            told = without_signs(raw) if marks else raw
-            chunks = verified_chunks(marks)
-            if chunks:
-                later = verify.first_later_change(told, chunks)
-                cut = min((lsn for lsn in (cut, later) if lsn is not None), default=None)
-            if cut is None and chunks:
-                compared, told = divided(told, chunks)
-                read = look_at(compared, batch_size(compared))
-                found = look_at(told, batch_size(told))
-            elif cut is None:
-                found = look_at(told, size)
-            if loaded is not None:
-                loaded.result()
+        size = batch_size(raw)
+        marks = marks_in(raw) if size.signs else []
+        cut = first_cut(self._standing, marks, size.first_lsn, size.last_lsn)
+        told = without_signs(raw) if marks else raw
+        chunks = verified_chunks(marks)
+        if chunks:
+            later = verify.first_later_change(told, chunks)
+            cut = min((lsn for lsn in (cut, later) if lsn is not None), default=None)
+        if cut is None and chunks:
+            compared, told = divided(told, chunks)
+            read = look_at(compared, batch_size(compared))
+            found = look_at(told, batch_size(told))
+        elif cut is None:
+            found = look_at(told, size)
         if cut is None and found is None and not marks:
             return None
         content, records = found or (BatchContent(size.last_lsn, None, 0, 0, []), {})
@@ -318,6 +326,7 @@ class Mirror:
         fence.check(spark, self.path, self._epoch)
         self._conclude(spark, piece, ended)
         self._record(spark, piece, standing, ended)
+        self._register(spark)
         for name, window in ended.items():
             target.remove(spark, seen_path(self.path, TableName.parse(name), window.begin_lsn))
         tables = Counter({str(part.table): part.changes for part in content.parts})
@@ -325,12 +334,12 @@ class Mirror:
             {str(part.table): part.changes for part in piece.verified.content.parts} if piece.verified else {}
         )
         notes = [
-            f"{table} was dropped and created again: the rows of the old table were removed" for table in self._emptied
+            f"{table} was dropped and recreated: the rows of the old table were removed" for table in self._emptied
         ]
         self._emptied.clear()
         notes += self._doubts
         self._doubts.clear()
-        notes += notes_of(piece.marks, ended) + ([f"{differences} differences"] if differences else [])
+        notes += notes_of(piece.marks, ended) + ([counted(differences, "difference")] if differences else [])
         seconds = time.monotonic() - began
         report = BatchReport(
             piece.batch,
@@ -487,7 +496,7 @@ class Mirror:
         if doubts and self.strict:
             raise MirrorError(
                 f"{table}: {doubts}",
-                hint="Load the table again with a snapshot of the gateway, and start once without --strict.",
+                hint="Run walgate snapshot start for this table, and start the mirror once without --strict.",
             )
         if doubts:
             self._doubts.append(f"{table}: {doubts}. A snapshot of the table corrects that")
@@ -500,7 +509,10 @@ class Mirror:
         own = {part.table: own_records(raw, records, part.table) for part in content.parts}
         work = [self._prepare(spark, part, own[part.table], content.commit_lsn) for part in content.parts]
         work = [item for item in work if item.applied < content.commit_lsn]
-        with once(spark, content.commit_lsn), ThreadPoolExecutor(TABLES_AT_ONCE) as threads:
+        with (
+            once(spark, content.commit_lsn, has_few=records is not None and content.changes <= FEW_CHANGES),
+            ThreadPoolExecutor(self.tables_at_once) as threads,
+        ):
             for future in [
                 threads.submit(
                     despite_conflicts, partial(_write, spark, item, own[item.part.table], content.commit_lsn)
@@ -524,11 +536,11 @@ class Mirror:
         applied = self._applied_commit_lsn(spark, part.table, location)
         if applied > commit_lsn:
             raise MirrorError(
-                f"{location} has reached {format_lsn(applied)}, but this batch ends at {format_lsn(commit_lsn)}: "
-                "the mirror was killed during a batch, its checkpoint was lost, and batches now end at other "
+                f"{location} has reached {format_lsn(applied)}, but this micro-batch ends at {format_lsn(commit_lsn)}: "
+                "the mirror was killed during a micro-batch, its checkpoint was lost, and micro-batches now end at other "
                 "LSNs",
-                hint="Remove the checkpoint and start again after the last complete batch (walgate mirror does so "
-                "automatically), with batches at least as large as before (--max-changes).",
+                hint="Remove the checkpoint and restart the query so that it begins after the last complete micro-batch (walgate "
+                "mirror does so automatically), with micro-batches at least as large as before (--max-changes).",
             )
         if applied < commit_lsn:
             part = self._of_one_relation(spark, location, part, own)
@@ -631,6 +643,10 @@ class Mirror:
         manifest.record(spark, self.path, picture)
         self.last, self._standing = picture, standing
 
+    def _register(self, spark: SparkSession) -> None:
+        if self.catalog is not None and self.last is not None:
+            self._doubts += self.catalog.register(spark, self.last.complete)
+
 
 @dataclass(frozen=True, slots=True)
 class Verified:
@@ -669,9 +685,9 @@ class Piece:
 def too_late(table: str, path: str, commit_lsn: int) -> MirrorError:
     """A table is met whose changes up to `commit_lsn`, where the mirror stands, are not in it."""
     return MirrorError(
-        f"{table} is new to the mirror at {path}, which is at {format_lsn(commit_lsn)} already",
-        hint="Use another path for it, or start after the mirror's last complete batch "
-        f"(startingPosition lsn:{format_lsn(commit_lsn)}) to take only later changes.",
+        f"{table} is new to the mirror at {path}, which has already reached {format_lsn(commit_lsn)}",
+        hint="Use another path for it, or start after the mirror's last complete micro-batch "
+        f"(startingPosition lsn:{format_lsn(commit_lsn)}) to read only later changes.",
     )
 
 
@@ -683,7 +699,8 @@ def notes_of(marks: Sequence[Mark], ended: Mapping[str, Window]) -> list[str]:
     for mark in marks:
         if mark.kind == GAP:
             notes.append(
-                f"changes before {format_lsn(mark.commit_lsn)} are lost: every table is stale until it is loaded again"
+                f"changes in the gap that ends at {format_lsn(mark.commit_lsn)} are lost: no table is up to date until it is "
+                "loaded again"
             )
         if mark.kind == SKIP:
             notes.append(f"the transaction at {format_lsn(mark.commit_lsn)} was skipped: {mark.facts.get('detail')}")

@@ -8,8 +8,11 @@ schemas: neither merging nor reading asks Kafka or the registry.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 from delta.tables import DeltaTable
@@ -18,9 +21,11 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.arrow import to_frame
+from spark_consumer.mirror import delta_log
 from spark_consumer.mirror.layout import changes_path, schemas_path
 from spark_consumer.mirror.merge import despite_conflicts, write_once
 from spark_consumer.mirror.target import APPLICATION, DELETION_VECTORS, at_version, exists, transaction_version, version
+from spark_consumer.mirror.tuning import settings
 from spark_consumer.reader.registry import Schema
 from spark_consumer.source.frames import RAW
 
@@ -34,6 +39,10 @@ _PROPERTIES = {
     **DELETION_VECTORS,
 }
 _CHANGES_A_FILE = 250_000
+# More entries of the log are not read one by one: a merge comes about once a minute.
+_COMMITS = 300
+_LISTS_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+_GLOB = re.compile(r"[\[\]{}*?\\]")
 
 
 def nothing(spark: SparkSession) -> DataFrame:
@@ -67,6 +76,47 @@ def pinned(spark: SparkSession, path: str) -> DataFrame | None:
     return at_version(spark, location, version(spark, location)) if exists(spark, location) else None
 
 
+def waiting(spark: SparkSession, path: str, behind_lsn: int, last_lsn: int) -> DataFrame | None:
+    """What was appended behind one commit LSN and up to another, which is not later than `appended_lsn`.
+
+    Read from the files of the last commits where their entries in the log are there: for a version of `changes` as a whole Delta
+    would read its log, which is three jobs. None: this mirror has none.
+    """
+    location = changes_path(path)
+    files = _files_behind(spark, location, behind_lsn) if exists(spark, location) else None
+    if files is None:
+        rows = pinned(spark, path)
+    else:
+        with settings(spark, {_LISTS_BY_A_JOB: str(len(files) + 1)}):
+            rows = spark.read.schema(from_arrow_schema(_SCHEMA)).parquet(*files)
+    return None if rows is None else between(rows, behind_lsn, last_lsn)
+
+
+def _files_behind(spark: SparkSession, location: str, behind_lsn: int) -> list[str] | None:
+    """Files of the table that have every change behind a commit LSN, and maybe others. None: the table has to be asked."""
+    if _GLOB.search(location):
+        return None
+    newest: list[list[dict[str, Any]]] = []
+    for number, actions in delta_log.commits(spark, location):
+        marks = [found["txn"] for found in actions if "txn" in found]
+        if any(mark["appId"] == APPLICATION and mark["version"] <= behind_lsn for mark in marks):
+            break
+        newest.append(actions)
+        if number == 0:
+            break
+        if len(newest) == _COMMITS:
+            return None
+    else:
+        return None
+    names: dict[str, None] = {}
+    for actions in reversed(newest):
+        for found in actions:
+            if "remove" in found:
+                names.pop(found["remove"]["path"], None)
+        names |= {found["add"]["path"]: None for found in actions if "add" in found}
+    return [f"{location}/{unquote(name)}" for name in names] or None
+
+
 def between(rows: DataFrame, behind_lsn: int, last_lsn: int) -> DataFrame:
     return rows.where((f.col("commit_lsn") > behind_lsn) & (f.col("commit_lsn") <= last_lsn))
 
@@ -79,7 +129,7 @@ def last_before(rows: DataFrame, time: datetime | None) -> int:
 
 
 def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
-    """Removes what is not behind `commit_lsn`, which must be that of a picture."""
+    """Removes what is not behind `commit_lsn`, which must be that of a version of the mirror."""
     if exists(spark, changes_path(path)):
         table = DeltaTable.forPath(spark, changes_path(path))
         despite_conflicts(lambda: table.delete(f.col("commit_lsn") <= commit_lsn))

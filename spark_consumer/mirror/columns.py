@@ -99,7 +99,7 @@ def doubts_of(before: TableShape, after: TableShape, change: ColumnChange) -> st
     if change.by_name:
         found.append(
             "columns were added or dropped, and their attribute numbers are unknown: "
-            f"{', '.join(change.by_name)}. Existing rows were matched by name"
+            f"{', '.join(change.by_name)}. In existing rows, columns were matched by name"
         )
     if cast:
         found.append(f"the type was changed: {', '.join(cast)}. Values of existing rows were cast")

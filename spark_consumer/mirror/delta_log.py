@@ -6,14 +6,16 @@ own clean-up goes by time alone, and keeps up to a day more.
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_consumer.jvm import file_names, hadoop_path
+from spark_consumer.jvm import file_names, hadoop_path, java, java_session
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
@@ -30,9 +32,27 @@ def committed_at(spark: SparkSession, location: str, version: int) -> datetime:
     return datetime.fromtimestamp(files.getFileStatus(path).getModificationTime() / 1000, UTC)
 
 
+def _versions(names: Sequence[str]) -> list[int]:
+    """Of the commits among these names, in the order of the names."""
+    return [int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))]
+
+
+def commits(spark: SparkSession, location: str) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Version and actions of each commit, newest first; it ends before the first one that is not there."""
+    versions = set(_versions(entries(spark, location)))
+    version = max(versions, default=-1)
+    store = java(spark).org.apache.spark.sql.delta.DeltaLog.forTable(java_session(spark), location).store()
+    settings = java_session(spark).sessionState().newHadoopConf()
+    while version in versions:
+        path, _ = hadoop_path(spark, f"{_folder(location)}/{version:020}.json")
+        lines = store.read(path, settings).mkString("\n").split("\n")
+        yield version, [json.loads(line) for line in lines if line]
+        version -= 1
+
+
 def version_at(spark: SparkSession, location: str, names: Sequence[str], time: datetime) -> int:
     """The newest version that was committed before `time`, or the oldest that is there."""
-    versions = [int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))]
+    versions = _versions(names)
     later = bisect_right(versions, time, key=lambda version: committed_at(spark, location, version))
     return versions[max(later - 1, 0)]
 

@@ -32,7 +32,7 @@ TextRow = tuple[str | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class DumpedTable:
-    """One table of the mirror's newest picture."""
+    """One table of the mirror's newest version."""
 
     name: str
     commit_lsn: int
@@ -78,29 +78,33 @@ class DumpedTable:
             held[row] += -1 if word in OUT else 1
         if words["UPDATE"] != words["UPDATE_BEFORE"] or any(count < 0 for count in held.values()):
             raise MirrorError(
-                f"the log of {self.name} cannot be reduced to rows: old rows were not sent, or a column was added "
-                "or changed",
-                hint="Old rows are sent under REPLICA IDENTITY FULL. Read the log itself with Spark, or use --to.",
+                f"the current rows of {self.name} cannot be computed from its append-only log (the table has no key, so "
+                "every change is appended): old rows were not sent, or a column was added or changed",
+                hint="Old rows are sent only with REPLICA IDENTITY FULL. Read the append-only log itself with Spark, or write "
+                "it to a Parquet file (walgate dump --to DIRECTORY).",
             )
         return held.elements()
 
 
 def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
-    """The tables of the newest picture, all or those with these names. Raises MirrorError."""
+    """The tables of the newest version, all or those with these names. Raises MirrorError."""
     folder = Path(manifest_path(str(path)))
     if not folder.is_dir():
-        raise MirrorError(f"there is no mirror at {path}", hint="Its first batch creates it: see walgate mirror --to.")
+        raise MirrorError(
+            f"there is no mirror at {path}",
+            hint="Specify the path that was given to walgate mirror with --path; the first micro-batch creates the mirror.",
+        )
     files = open_delta(folder)
     refuse_newer(str(path), files.transactions.get(FORM))
     manifest = [row for table in files.batches() for row in table.to_pylist()]
     if not manifest:
-        raise MirrorError(f"the mirror at {path} has no batch yet")
+        raise MirrorError(f"the mirror at {path} has no micro-batch yet")
     picture = max(manifest, key=lambda row: row["commit_lsn"])
     filling = Standing.of(picture.get("standing")).filling
     versions = {name: version for name, version in dict(picture["tables"]).items() if name not in filling}
     missing = [name for name in names if name not in versions]
     if missing:
-        still = " yet: a snapshot is filling it" if missing[0] in filling else ""
+        still = " yet: its snapshot is not complete" if missing[0] in filling else ""
         raise MirrorError(f"the mirror has no table {missing[0]}{still}", hint=f"It has {', '.join(sorted(versions))}.")
     return [
         DumpedTable(

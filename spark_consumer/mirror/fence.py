@@ -76,7 +76,7 @@ class TakenOver(MirrorError):
 
 def taken_over(path: str) -> TakenOver:
     return TakenOver(
-        f"another writer has taken over the mirror at {path}: this one stops, and has written nothing since then",
+        f"another writer has taken over the mirror at {path}: this writer is stopping, and has written nothing since then",
         hint="A mirror has one writer: the one that was started last. Stop the other one before you start "
         "this one again.",
     )

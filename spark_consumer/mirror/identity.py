@@ -24,10 +24,10 @@ from spark_consumer.mirror.target import properties, quoted
 from spark_consumer.tables import TableName
 
 COPY = (
-    "Stop the mirror, overwrite this Delta table with the current rows of the source (its columns, "
-    "and a map _special that is null), and start again: changes that the copy already contains are "
-    "harmless, if no column was added or dropped since. Or continue without the table: list all the others "
-    "with --tables."
+    "Stop the mirror, and overwrite this Delta table with the current rows of the source table: its columns, and a map column "
+    "_special that is null in every row. Then restart the mirror: changes that the copy already contains are harmless, "
+    "provided that no column has been added or dropped since. Or continue without the table: restart the mirror with "
+    "--exclude and the table's name."
 )
 
 
@@ -117,9 +117,9 @@ def keep(spark: SparkSession, location: str, kept: str) -> None:
 
 def recreated(table: TableName, location: str) -> MirrorError:
     return MirrorError(
-        f"{table} was dropped and created again, or another table was renamed to this name: PostgreSQL "
+        f"{table} was dropped and recreated, or another table was renamed to this name: PostgreSQL "
         f"does not report which of the rows in {location} belong to it",
-        hint=f"{COPY} If it was dropped and created again, --on-recreated empty continues without its old rows.",
+        hint=f"{COPY} If it was dropped and recreated, --on-recreated empty continues without its old rows.",
     )
 
 
@@ -146,7 +146,7 @@ def change_of_key(
         raise MirrorError(
             f"{table} has changes before and after a change of its replica identity within one transaction, "
             f"at {format_lsn(min(others))}: the mirror applies a transaction as a whole, under one key",
-            hint="Continue without the table: list all the others with --tables.",
+            hint="Continue without the table: restart the mirror with --exclude and its name.",
         )
     return min(others)
 
@@ -208,8 +208,9 @@ def added_up(log: DataFrame, table: TableName, location: str) -> DataFrame:
     words = {found["_op"]: found["count"] for found in log.groupBy("_op").count().collect()}
     if odd or words.get("UPDATE", 0) != words.get("UPDATE_BEFORE", 0):
         raise MirrorError(
-            f"{table} now has a replica identity, but its log at {location} cannot be reduced to rows: not all of its "
-            "old rows were sent, or a column was added or changed without an event",
+            f"{table} now has a replica identity, but its current rows cannot be computed from its append-only log at "
+            f"{location} (every change was appended, since the table had no key): "
+            "not all of its old rows were sent, or a column was added or changed without an event",
             hint=COPY,
         )
     return held.select("row.*")
@@ -239,8 +240,9 @@ def check_log_names(table: TableName, shape: TableShape) -> None:
     own = [name for name in LOG_COLUMNS if name in shape.columns]
     if own and (not shape.key or is_log(own)):
         raise MirrorError(
-            f"{table} has the columns {_listed(own)}, which the mirror reserves for its logs",
-            hint="Rename them in the source, or leave the table out: list all the others with --tables.",
+            f"{table} has the columns {_listed(own)}, which the mirror reserves for its append-only logs (of "
+            "tables without a key, where every change is appended)",
+            hint="Rename them in the source, or leave the table out with --exclude.",
         )
 
 
@@ -253,7 +255,7 @@ def check_names(table: TableName, columns: Iterable[str]) -> None:
             raise MirrorError(
                 f"{table} has the columns {_listed((other, name))}: Delta does not distinguish names that differ "
                 "only in case",
-                hint="Rename one in the source, or leave the table out: list all the others with --tables.",
+                hint="Rename one in the source, or leave the table out with --exclude.",
             )
 
 

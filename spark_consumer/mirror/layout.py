@@ -1,9 +1,9 @@
 """Where the parts of a mirror lie.
 
 <path>/tables/<schema>/<table>    one Delta table for each relation; parts of names are escaped as in topics
-<path>/manifest                   one row a merge: see pictures.py
+<path>/manifest                   one row a merge: see versions.py
 <path>/changes, <path>/schemas    committed changes that were appended, and their value schemas: see changes.py
-<path>/kept/<schema>/<table>/<oid> a relation that was dropped and created again, as it was before (--on-recreated keep-as)
+<path>/kept/<schema>/<table>/<oid> a relation that was dropped and recreated, as it was before (--on-recreated keep-as)
 <path>/seen/<schema>/<table>/...  keys met while a snapshot replaces or verifies a table: see seen.py
 <path>/differences                what a VERIFY has found: see verify.py
 <path>/verdicts                   what each snapshot of a table came to: see schemas/verdict.py

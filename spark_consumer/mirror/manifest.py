@@ -71,12 +71,12 @@ class Picture:
 
 
 def nothing(spark: SparkSession) -> DataFrame:
-    """No picture."""
+    """No version."""
     return to_frame(spark, _SCHEMA.empty_table())
 
 
 def record(spark: SparkSession, path: str, picture: Picture) -> None:
-    """Appends a picture, once for its commit LSN."""
+    """Appends a version of the mirror, once for its commit LSN."""
     maps = {name: list(getattr(picture, name).items()) for name in ("tables", "keys", "oids", "schema_ids")}
     row = {**asdict(picture), **maps, "merged_at": datetime.now(UTC)}
     frame = to_frame(spark, pa.Table.from_pylist([row], schema=_SCHEMA))
@@ -84,9 +84,9 @@ def record(spark: SparkSession, path: str, picture: Picture) -> None:
 
 
 def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> Picture | None:
-    """The newest picture that is not behind `at`: "latest", a commit LSN (text or number) or a commit time. None: no batch yet.
+    """The newest version that is not behind `at`: "latest", a commit LSN (text or number) or a commit time. None: no batch yet.
 
-    Raises MirrorError when the mirror has pictures, but none as old as `at`.
+    Raises MirrorError when the mirror has versions, but none as old as `at`.
     """
     location = manifest_path(path)
     if not exists(spark, location):
@@ -103,7 +103,7 @@ def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest")
 
 
 def find(spark: SparkSession, path: str, at: str | int | datetime) -> Picture | None:
-    """As `picture`, of a mirror that has a manifest; None where no picture is as old as `at`."""
+    """As `picture`, of a mirror that has a manifest; None where no version is as old as `at`."""
     chosen = spark.read.format("delta").load(manifest_path(path))
     if isinstance(at, datetime):
         chosen = chosen.where(f.col("commit_time") <= f.lit(at))
@@ -122,20 +122,20 @@ def find(spark: SparkSession, path: str, at: str | int | datetime) -> Picture | 
 
 
 def merged_before(spark: SparkSession, path: str, time: datetime) -> int | None:
-    """Commit LSN of the last picture that was recorded before `time`, by this computer's clock."""
+    """Commit LSN of the last version of the mirror that was recorded before `time`, by this computer's clock."""
     chosen = spark.read.format("delta").load(manifest_path(path)).where(f.col("merged_at") < f.lit(time))
     found = chosen.agg(f.max("commit_lsn")).head()
     return None if found is None else found[0]
 
 
 def oldest_versions(spark: SparkSession, path: str) -> dict[str, int]:
-    """Of every table, the oldest version that a picture has."""
+    """Of every table, the oldest Delta version that a version of the mirror has."""
     rows = spark.read.format("delta").load(manifest_path(path)).select(f.explode("tables").alias("name", "version"))
     return {row["name"]: row["oldest"] for row in rows.groupBy("name").agg(f.min("version").alias("oldest")).collect()}
 
 
 def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
-    """Removes the pictures before that at `commit_lsn`."""
+    """Removes the versions of the mirror before that at `commit_lsn`."""
     table = DeltaTable.forPath(spark, manifest_path(path))
     despite_conflicts(lambda: table.delete(f.col("commit_lsn") < commit_lsn))
 

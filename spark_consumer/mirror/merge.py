@@ -22,10 +22,13 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from spark_consumer.mirror import direct
 from spark_consumer.mirror.shape import TableShape, special_key
 from spark_consumer.mirror.target import APPLICATION, quoted
+from spark_consumer.mirror.tuning import settings
 
 _CONF = "spark.databricks.delta.write."
+_COPIES_SOURCE = "spark.databricks.delta.merge.materializeSource"
 # Of a merge's source: prefixes of the columns that have a state's key and row.
 KEY, ROW = "key.", "row."
 
@@ -56,15 +59,15 @@ def despite_conflicts(write: Callable[[], object], pause: Callable[[float], None
 
 
 @contextmanager
-def once(spark: SparkSession, commit_lsn: int) -> Iterator[None]:
-    """Every Delta write of this session within is done once for this commit LSN."""
-    spark.conf.set(f"{_CONF}txnAppId", APPLICATION)
-    spark.conf.set(f"{_CONF}txnVersion", str(commit_lsn))
-    try:
+def once(spark: SparkSession, commit_lsn: int, *, has_few: bool = False) -> Iterator[None]:
+    """Every Delta write of this session within is done once for this commit LSN.
+
+    `has_few`: the sources of merges are few rows in this process. Delta would copy them first, which is a job, lest they change
+    meanwhile.
+    """
+    wanted = {f"{_CONF}txnAppId": APPLICATION, f"{_CONF}txnVersion": str(commit_lsn)}
+    with settings(spark, {**wanted, **({_COPIES_SOURCE: "none"} if has_few else {})}):
         yield
-    finally:
-        spark.conf.unset(f"{_CONF}txnAppId")
-        spark.conf.unset(f"{_CONF}txnVersion")
 
 
 def write_once(
@@ -79,6 +82,8 @@ def write_once(
     properties: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Append to, or overwrite, a Delta table, once for this commit LSN. `properties`: of the table, if this write makes it."""
+    if mode == "append" and not properties and direct.append(frame, location, application, commit_lsn):
+        return
     writer = frame.write.format("delta").mode(mode).option("mergeSchema", merge_schema).options(**properties)
     if overwrite_schema:
         writer = writer.option("overwriteSchema", True)

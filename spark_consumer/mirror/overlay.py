@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 def lay_over(
     spark: SparkSession, path: str, base: Picture, waiting: DataFrame
 ) -> tuple[Picture, dict[str, Callable[[], DataFrame]]]:
-    """The picture behind `waiting` (changes.COLUMNS, all behind `base`), and how to get each table that they change."""
+    """The version behind `waiting` (changes.COLUMNS, all behind `base`), and how to get each table that they change."""
     size = batch_size(waiting)
     marks = marks_in(waiting) if size.signs else []
     standing = Standing.of(base.standing)

@@ -1,6 +1,6 @@
 """What the tables of a mirror are worth: which are still being filled, compared or replaced, and which stand still and why.
 
-    FILL       the table is in no picture before its SNAPSHOT_END
+    FILL       the table is in no version of the mirror before its SNAPSHOT_END
     REPLACE    at SNAPSHOT_END the keys without a change since SNAPSHOT_BEGIN go
     VERIFY     its rows are compared with what the table holds, and written nowhere but into the report
     excluded   the table stands still at its last state, until a FILL or REPLACE has ended
@@ -151,7 +151,7 @@ def first_unreadable(standing: Standing, marks: Sequence[Mark]) -> int | None:
     """Commit LSN from which on only a merge knows the tables.
 
     There a snapshot ends that replaces rows, whose keys are not kept with the changes, or a copy of a table that stood still,
-    whose rows meanwhile are in no picture.
+    whose rows meanwhile are in no version.
     """
     made = standing.copy()
     for mark in marks:

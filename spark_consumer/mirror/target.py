@@ -17,6 +17,8 @@ from pyspark.sql.types import DataType, StructType
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import hadoop_path, java, java_session
+from spark_consumer.mirror.direct import noted_versions
+from spark_consumer.mirror.tuning import settings
 
 # Application ids of Delta's transactions: a table belongs to one mirror or changelog, and versions are commit LSNs, which rise.
 APPLICATION = "walgate-mirror"
@@ -25,7 +27,7 @@ CHANGELOG = "walgate-changelog"
 MAPPED = {"delta.columnMapping.mode": "name"}
 # Of a table in which rows are changed: a merge writes which rows went beside the files, instead of the files anew.
 DELETION_VECTORS = {"delta.enableDeletionVectors": "true"}
-# upkeep.py removes log entries by version; Delta's own clean-up goes by their age, whatever pictures need.
+# upkeep.py removes log entries by version; Delta's own clean-up goes by their age, whatever versions of the mirror need.
 _NO_CLEANUP = {"delta.enableExpiredLogCleanup": "false"}
 _TOMBSTONES = "delta.deletedFileRetentionDuration"
 _REFUSES_OLD = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
@@ -127,16 +129,9 @@ def version(spark: SparkSession, location: str) -> int:
 
 def at_version(spark: SparkSession, location: str, number: int) -> DataFrame:
     """Delta refuses a version that was committed more than a week ago, even where it was replaced a moment ago."""
-    before = spark.conf.get(_REFUSES_OLD, None)
-    spark.conf.set(_REFUSES_OLD, "false")
-    try:
+    with settings(spark, {_REFUSES_OLD: "false"}):
         reader: Any = spark.read.format("delta").option("versionAsOf", number)
         frame: DataFrame = reader.load(location)
-    finally:
-        if before is None:
-            spark.conf.unset(_REFUSES_OLD)
-        else:
-            spark.conf.set(_REFUSES_OLD, before)
     return frame
 
 
@@ -147,9 +142,13 @@ def was_overwritten(spark: SparkSession, location: str, since: int) -> bool:
     return not later.where(whole).isEmpty()
 
 
-def files_below(spark: SparkSession, location: str, size: int) -> int:
-    """How many of its files are smaller."""
-    return int(_snapshot(spark, location).allFiles().where(f"size < {size}").count())
+def files_below(spark: SparkSession, location: str, size: int, enough: int = 0) -> int:
+    """How many of its files are smaller. Where there are fewer than `enough` in all: those, which costs no job."""
+    snapshot = _snapshot(spark, location)
+    checksum = snapshot.checksumOpt()
+    if checksum.isDefined() and checksum.get().numFiles() < enough:
+        return int(checksum.get().numFiles())
+    return int(snapshot.allFiles().where(f"size < {size}").count())
 
 
 def own_retention_s(spark: SparkSession, location: str) -> float:
@@ -180,11 +179,6 @@ def keep_tombstones(spark: SparkSession, location: str, hours: int) -> None:
     spark.sql(f"ALTER TABLE {sql_table(location)} SET TBLPROPERTIES ('{_TOMBSTONES}' = 'interval {hours} hours')")
 
 
-def load_state(spark: SparkSession, location: str) -> None:
-    """What the next write to a table asks Delta for, which is a job: it may run beside something else before."""
-    _snapshot(spark, location).transactions()
-
-
 def transaction_version(spark: SparkSession, location: str, application: str) -> int | None:
     """What an application last noted of itself in a table; None: nothing."""
     return transaction_versions(spark, location, application)[0]
@@ -192,8 +186,11 @@ def transaction_version(spark: SparkSession, location: str, application: str) ->
 
 def transaction_versions(spark: SparkSession, location: str, *applications: str) -> list[int | None]:
     """The same of several, at once."""
-    noted = _snapshot(spark, location).transactions()
-    found = [noted.get(application) for application in applications]
+    snapshot = _snapshot(spark, location)
+    noted = noted_versions(snapshot)
+    if noted is not None:  # else Delta reads the log, which is a job
+        return [noted.get(application) for application in applications]
+    found = [snapshot.transactions().get(application) for application in applications]
     return [int(version.get()) if version.isDefined() else None for version in found]
 
 

@@ -6,27 +6,50 @@ batch instead of 3.5, measured on two cores. Each write leaves a file or two, so
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 from pyspark.sql import SparkSession
 
 from spark_consumer.jvm import java_session
 
 _SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+_OURS = "spark.walgate.shuffle.partitions"  # what we have set it to
 COMPACT = "spark.databricks.delta.autoCompact.enabled"
 
 
+@contextmanager
+def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Of this session, within."""
+    before = {name: spark.conf.get(name, None) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
+
+
 def tune(spark: SparkSession, *, compacts: bool | None = None) -> None:
-    """Of this session alone; what it has set already stays.
+    """Of this session alone; what it has set already stays. Again for each batch: the executors of a cluster, whose cores are
+    counted, come after the session, and more may come later.
 
     `compacts`: whether a write compacts the small files of its table; None: who writes says that.
     """
     settings = java_session(spark).sessionState().conf()
-    ours = {
-        _SHUFFLE_PARTITIONS: str(max(2, spark.sparkContext.defaultParallelism)),
-        _SNAPSHOT_PARTITIONS: "2",
-    }
+    ours = {_SNAPSHOT_PARTITIONS: "2"}
     if compacts is not None:
         ours[COMPACT] = str(compacts).lower()
     for name, value in ours.items():
         if not settings.contains(name):
             spark.conf.set(name, value)
+    partitions = str(max(2, spark.sparkContext.defaultParallelism))
+    chosen = spark.conf.get(_SHUFFLE_PARTITIONS) if settings.contains(_SHUFFLE_PARTITIONS) else None
+    if chosen is None or (chosen != partitions and chosen == spark.conf.get(_OURS, None)):
+        spark.conf.set(_SHUFFLE_PARTITIONS, partitions)
+        spark.conf.set(_OURS, partitions)

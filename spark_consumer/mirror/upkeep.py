@@ -1,10 +1,10 @@
 """What a mirror compacts and removes, so that its files, Delta logs and manifest do not grow with its age.
 
-manifest   pictures older than the retention are removed, except the newest of them: what is read as of the beginning of the
-           retention starts from it
-changes    what that picture contains is removed; small files are compacted after merges, in two sizes, so that a change is
+manifest   versions of the mirror older than the retention are removed, except the newest of them: what is read as of the
+           beginning of the retention starts from it
+changes    what that version contains is removed; small files are compacted after merges, in two sizes, so that a change is
            rewritten about twice
-tables     log entries and files that no remaining picture needs are removed; Delta's auto compaction compacts small files when
+tables     log entries and files that no remaining version needs are removed; Delta's auto compaction compacts small files when
            they are written
 """
 
@@ -27,7 +27,7 @@ from spark_consumer.tables import TableName
 
 _EVERY_S = 3600.0
 _FOREVER_S = 1e9
-# How long a write, or a reader of a picture, may take: its files stay for that time, whatever the retention.
+# How long a write, or a reader of a version, may take: its files stay for that time, whatever the retention.
 GRACE_S = 3600.0
 # The same of who reads a log. Each batch lists that of `changes`: 7,000 entries would cost it 0.1 s or more.
 LOG_GRACE_S = 900.0
@@ -60,7 +60,7 @@ class Upkeep:
         is_due = time.monotonic() >= self._due
         steps = {
             "compact changes": self.compact if compacts and (is_due or not self._failed) else None,
-            "remove what is too old": self.remove if is_due else None,
+            "remove versions that are past the retention": self.remove if is_due else None,
         }
         failed = []
         for name, step in steps.items():
@@ -75,7 +75,7 @@ class Upkeep:
         return tuple(failed)
 
     def remove(self, spark: SparkSession) -> None:
-        """What no picture of the retention needs."""
+        """What no version of the mirror in the retention needs."""
         remove(self._own_session(spark), self.path, timedelta(seconds=min(self.retention_s, _FOREVER_S)))
 
     def compact(self, spark: SparkSession) -> None:
@@ -101,7 +101,7 @@ def compact(spark: SparkSession, path: str) -> None:
         return
     table = DeltaTable.forPath(spark, location)
     for size, count in _SMALL_FILES:
-        if target.files_below(spark, location, size) >= count:
+        if target.files_below(spark, location, size, count) >= count:
             spark.conf.set(f"{_DELTA}optimize.minFileSize", str(size))
             despite_conflicts(lambda: table.optimize().executeCompaction())
     delta_log.remove(spark, location, _old_log(spark, location, datetime.now(UTC)))

@@ -1,6 +1,6 @@
 """What `walgate verify` reads: for each snapshot of a table that has ended, what it came to (schemas/verdict.py).
 
-Written before the picture of the batch: a batch that is run again writes the same.
+Written before the batch's version of the mirror: a batch that is run again writes the same.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ class _Reading:
                 self.values.append(value)
                 self.value_bytes += len(value)
             elif not self.stretch.skip_tombstones:
-                raise MalformedRecord(f"{self.stretch} {offset}: a record without a value")
+                raise MalformedRecord(f"{self.stretch} {offset}: a record with a null value")
         return self.position - before
 
     def _reached_by(self, error: KafkaError, offset: int | None) -> int:
@@ -289,9 +289,10 @@ class _Reading:
             return offset if offset is not None and offset > stretch.last_offset else self.position
         if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise RangeExpired(
-                f"{stretch} no longer has offset {self.position}, but a manifest lists {self.position}..{stretch.last_offset}",
-                hint="Retention has removed records that were never read, or the topic was created again. "
-                "Raise the retention, then start again from a later position.",
+                f"{stretch} no longer has offset {self.position}, but the markers list "
+                f"{self.position}..{stretch.last_offset}",
+                hint="Retention has removed records that were never read, or the topic was recreated. "
+                "Raise the retention, and start from a later position (in Spark, with a new checkpoint).",
             )
         if error.retriable() or code in _PASSING or code in _MISSING:
             self.trouble(error)
@@ -307,9 +308,9 @@ class _Reading:
         if self.trouble.last is not None:
             return unavailable(f"{self.stretch} from offset {self.position} on", self.trouble.last)
         return TransactionIncomplete(
-            f"{self.stretch}: no record at offset {self.position} for {no_progress_s:g} s, but a manifest "
-            f"lists records up to {self.stretch.last_offset}",
-            hint="The topic has fewer records than its manifests list, or the broker is slow: see the option "
+            f"{self.stretch}: no record at offset {self.position} for {no_progress_s:g} s, but the markers "
+            f"list records up to {self.stretch.last_offset}",
+            hint="The topic has fewer records than the manifests specify, or the broker is slow: see the option "
             "noProgressTimeout.",
         )
 

@@ -58,7 +58,7 @@ def decode_head(value: bytes, place: str) -> Head:
     try:
         found: Any = fastavro.schemaless_reader(data, _HEAD, None)
     except Exception as problem:  # fastavro raises a dozen kinds
-        raise MalformedRecord(f"{place}: a record ends within the first fields of its envelope") from problem
+        raise MalformedRecord(f"{place}: a record ends within its first fields") from problem
     names = ("op", "xid", "subxid", "epoch", "change_lsn", "ordinal", "key_change")
     return Head(*(found[name] for name in names))
 
@@ -99,8 +99,8 @@ def check_counts(read: Read, seen: Sequence[int]) -> None:
     key = read.transaction_keys[at]
     raise TransactionIncomplete(
         f"{read.topic}[{read.partition}] {read.first_offsets[at]}..{read.last_offsets[at]}: {seen[at]} records "
-        f"of xid {key & 0xFFFFFFFF}, gateway epoch {key >> 32} (commit_lsn {format_lsn(read.commit_lsns[at])}), but its "
-        f"manifest says {read.record_counts[at]} ({len(wrong)} of {len(seen)} ranges of this read are wrong)",
-        hint="Records are missing or duplicated, or belong to another topic of this name. Nothing of this "
-        "read was used.",
+        f"of xid {key & 0xFFFFFFFF}, gateway epoch {key >> 32} (commit_lsn {format_lsn(read.commit_lsns[at])}), but the "
+        f"manifest in its marker says {read.record_counts[at]} ({len(wrong)} of {len(seen)} ranges of this read are wrong)",
+        hint="Records are missing or duplicated, or belong to an earlier or later topic of the same name (the topic was "
+        "recreated). No records from this read were used.",
     )

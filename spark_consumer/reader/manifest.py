@@ -16,6 +16,7 @@ from typing import Any
 import fastavro
 
 from schemas.framing import FRAME_BYTES
+from schemas.names import counted
 from schemas.records import TRANSACTION_MARKER
 from spark_consumer.errors import MarkerError
 from spark_consumer.lsn import format_lsn
@@ -158,7 +159,7 @@ class MarkerDecoder:
 
     def _decode_avro(self, offset: int, value: bytes) -> dict[str, Any]:
         if len(value) < FRAME_BYTES or value[0] != 0:
-            raise MarkerError(f"record {offset} of the marker topic is not in Confluent framing")
+            raise MarkerError(f"record {offset} of the marker topic is not in Confluent's wire format")
         schema_id = int.from_bytes(value[1:FRAME_BYTES], "big")
         if schema_id not in self._parsed:
             self._parsed[schema_id] = _parsed(self._writer_schemas[schema_id])
@@ -198,9 +199,11 @@ def check_ranges(transaction: CommittedTransaction) -> None:
     for item in sorted(transaction.ranges, key=lambda item: (item.topic, item.partition, item.first_offset)):
         place = (item.topic, item.partition)
         if not 0 < item.record_count <= item.last_offset - item.first_offset + 1 or item.first_offset < 0:
-            raise MarkerError(f"{transaction}: the manifest claims {item.record_count} records in {item}")
+            raise MarkerError(
+                f"{transaction}: the manifest in its marker lists {counted(item.record_count, 'record')} in {item}"
+            )
         if item.first_offset <= last.get(place, -1):
-            raise MarkerError(f"{transaction}: two ranges of the manifest overlap at {item}")
+            raise MarkerError(f"{transaction}: two ranges of the manifest in its marker overlap at {item}")
         last[place] = item.last_offset
 
 
@@ -212,7 +215,8 @@ def check_order(transactions: Iterable[CommittedTransaction], after_commit_lsn: 
         if transaction.commit_lsn <= after_commit_lsn:
             raise MarkerError(
                 f"{transaction} does not come after commit_lsn {format_lsn(after_commit_lsn)}",
-                hint="The marker topic contains the markers of two slots, or was created again: "
-                "read it with a new checkpoint from a known position.",
+                hint="The marker topic contains the markers of two slots, or was recreated: "
+                "read it with a new checkpoint from a known position (startingPosition "
+                "marker:<offset>).",
             )
         after_commit_lsn = transaction.commit_lsn

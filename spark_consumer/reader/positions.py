@@ -46,7 +46,7 @@ def parse_position(option: str, text: str) -> Position:
     raise OptionError(
         f"{option} is {text!r}",
         hint="Write earliest, latest, marker:<offset>, lsn:16/B374D848 or time:2026-01-31T12:00:00Z "
-        "(a time without zone is UTC).",
+        "(a time without a time zone is UTC).",
     )
 
 

@@ -43,8 +43,9 @@ def refuse_debezium(registry: Registry, prefix: str) -> None:
     found = registry.find(value_subject(transaction_topic(prefix)))
     if found is not None and found[1].get("name") == TRANSACTION_VALUE["name"]:
         raise OptionError(
-            f"the topics of prefix {prefix!r} are in Debezium's dialect, without the manifests that this source reads: set "
-            "kafka.dialect = walgate in a gateway with a slot and a prefix of its own"
+            f"the topics of prefix {prefix!r} have Debezium's record format (kafka.dialect = debezium), which has no "
+            "markers; this source needs the manifests in them. Set kafka.dialect = walgate in a gateway with a slot and a "
+            "prefix of its own"
         )
 
 

@@ -87,7 +87,7 @@ class Transaction:
 
 class TransactionReader:
     """`position`: marker offset to begin at; None: the first that Kafka has. `after_commit_lsn`: of the last transaction before
-    it, so that a restart notices a topic that was created again, and checks the order too. `kafka`: more options of aiokafka
+    it, so that a restart notices a topic that was recreated, and checks the order too. `kafka`: more options of aiokafka
     (security); `registry`: of confluent_kafka's registry client. `no_progress_s`: a record of a manifest must come within this
     time of waiting."""
 
@@ -176,9 +176,9 @@ class TransactionReader:
     def _check_topic(self, offset: int, facts: CommittedTransaction | None) -> None:
         if facts is None or (offset + 1, facts.commit_lsn) != (self._position, self._commit_lsn):
             raise MarkerError(
-                f"the marker before position {self._position} is not that of the transaction with commit_lsn "
+                f"the marker before offset {self._position} is not that of the transaction with commit_lsn "
                 f"{format_lsn(self._commit_lsn)}",
-                hint="The marker topic was created again, or belongs to another cluster: what was committed meanwhile "
+                hint="The marker topic was recreated, or belongs to another Kafka cluster: changes committed in the meantime "
                 "may be missing.",
             )
 
@@ -288,7 +288,7 @@ def _read_record(value: bytes, parsed: Any, place: str) -> Any:
     except Exception as problem:  # fastavro raises a dozen kinds
         raise MalformedRecord(f"{place}: the record cannot be decoded ({type(problem).__name__})") from problem
     if data.tell() != len(value):
-        raise MalformedRecord(f"{place}: the record has {len(value) - data.tell()} bytes too many")
+        raise MalformedRecord(f"{place}: the record has {len(value) - data.tell()} extra bytes")
     return record
 
 

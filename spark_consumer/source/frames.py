@@ -138,8 +138,8 @@ class TableFrame:
             place = f"{chunk.read.topic}[{chunk.read.partition}]"
             if schema_id not in schemas:
                 raise MalformedRecord(
-                    f"{place} offset {chunk.offsets[rows[0]]}: a record with schema {schema_id}, which the manifests do "
-                    "not list for its table"
+                    f"{place} offset {chunk.offsets[rows[0]]}: a record with schema {schema_id}, which the manifests in "
+                    "the markers do not list for its table"
                 )
             whole = len(rows) == len(ids)
             values = chunk.values if whole else chunk.values.take(numbers(rows))
@@ -222,8 +222,8 @@ def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise UnsupportedSchema(
                 f"column {field.name!r} was written as {child.type} and does not fit into {field.type}",
-                hint="The type of the column was changed in a way that would lose values: read it in the raw format, "
-                "or restart the query.",
+                hint="The type of the column was changed, and the conversion would lose values. Restart the query, or read "
+                "the records as they are stored, in the column value (omit the option table).",
             ) from None
     if not children:
         return pa.array([{}] * len(array), target)

@@ -85,15 +85,15 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Option
         )
     if "table" in values and _flag(values, "includeMarkers"):
         raise OptionError(
-            "includeMarkers applies to the raw format only",
-            hint="The typed columns of one table cannot represent them.",
+            "table and includeMarkers cannot be combined",
+            hint="The typed columns of one table cannot represent markers.",
         )
     if "table" in values and "exclude" in values:
-        raise OptionError("table and exclude cannot be combined", hint="exclude leaves tables out of the raw format.")
+        raise OptionError("table and exclude cannot be combined", hint="exclude applies if table is not set.")
     if "table" in values and "tables" in values:
         raise OptionError(
             "table and tables cannot be combined",
-            hint="table returns typed columns of one table; tables selects some in the raw format.",
+            hint="table returns the typed columns of one table; tables returns the records of several, as stored in Kafka.",
         )
     return Options(
         broker=Broker(_kafka_settings(values), _seconds(values, "noProgressTimeout", 30.0)),

@@ -39,8 +39,8 @@ async def test_the_next_host_is_tried_behind_an_old_primary(
             await left_behind.close()
             own = new.database_dsn(topic_prefix)
             await stage.gateway.streaming(source__dsn=own.replace("@", f"@127.0.0.1:{old.port},"))
-            (again,) = stage.gateway.events("starting_again")
-            assert "left behind by a failover" in again["reason"]
+            (again,) = stage.gateway.events("restarting")
+            assert "is an old primary" in again["reason"]
             await stage.sql.execute("INSERT INTO t VALUES (1)")
             found = await asyncio.wait_for(stage.delivered(lambda found: bool(found.committed("t"))), 60)
             found.close()

@@ -37,5 +37,5 @@ async def test_a_slot_that_is_advanced_during_the_start_is_noticed(
         await scene.workload.one_transaction("plain", 1)
         await scene.sql("SELECT pg_replication_slot_advance($1, pg_current_wal_lsn())", f"slot_{topic_prefix}")
         scene.gateway.signal(signal.SIGCONT)
-        await scene.gateway.logged("was moved to")
+        await scene.gateway.logged("was advanced to")
         await scene.ends("is confirmed up to")

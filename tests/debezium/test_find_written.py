@@ -102,7 +102,7 @@ async def test_a_record_without_a_schema_id_is_not_of_a_connector(
 ) -> None:
     await asyncio.to_thread(send, kafka, topic_prefix, [b"text"])
     settings = settings_of("postgresql://nowhere/", kafka, registry, topic_prefix, "t")
-    with pytest.raises(StopForOperator, match=f"offset 0 of {topic_prefix} is not of a Debezium connector"):
+    with pytest.raises(StopForOperator, match=f"offset 0 of {topic_prefix} was not written by a Debezium connector"):
         await written_beyond(Lsn(1), settings, topic_prefix)
 
 

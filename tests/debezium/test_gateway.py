@@ -59,12 +59,12 @@ async def test_a_reader_by_key_has_the_table_after_kills(
     places = [(r.value["source"]["lsn"], r.value["op"]) for r in records if r.value is not None]
     assert len(set(places)) == len(places), "an event came twice"
     assert await gateway.stop() == 0, gateway.log_tail()
-    with pytest.raises(OptionError, match="Debezium's dialect"):
+    with pytest.raises(OptionError, match="Debezium's record format"):
         refuse_debezium(Registry({"url": registry.url}), topic_prefix)
     del gateway.settings["debezium__compacted_topics"], gateway.settings["debezium__format"]
     gateway.start(kafka__dialect="walgate")
     assert await gateway.wait() == 78
-    assert "written in the dialect debezium" in gateway.log()
+    assert "written with kafka.dialect = debezium" in gateway.log()
 
 
 def cleanup_policy(kafka: Kafka, topic: str) -> str:

@@ -355,7 +355,9 @@ def test_an_identity_column_that_was_not_sent_stops() -> None:
 
 def test_a_value_that_is_not_of_its_type_is_named_but_not_shown() -> None:
     description = relation((INT8, BOOL))
-    with pytest.raises(UnreadableValue, match=r"column c0: the value at byte 8 is not a int8 in text form") as caught:
+    with pytest.raises(
+        UnreadableValue, match=r"column c0: the value at byte 8 is not a valid int8 in text format"
+    ) as caught:
         encode(encoder_of(description), "insert", new((Text(b"secret"), None)))
     assert "secret" not in str(caught.value)
     with pytest.raises(UnreadableValue, match="int8 in binary form"):

@@ -32,7 +32,7 @@ async def played(
         await stage.play({BEGINS_AGAIN: COMPATIBLE[BEGINS_AGAIN]})
         found = await stage.end()
         assert await stage.gateway.stop() == 0, log.read_text()
-        attempts = [event["reason"] for event in stage.gateway.events("starting_again")]
+        attempts = [event["reason"] for event in stage.gateway.events("restarting")]
         own = [
             reason for reason in attempts if "is in use by process" not in reason
         ]  # its own walsender, a little longer
@@ -53,6 +53,6 @@ async def registered(
         await stage.play(INCOMPATIBLE)
         found = await stage.end()
         assert await stage.gateway.stop() == 0, log.read_text()
-        assert "starting_again" not in log.read_text(), log.read_text()
+        assert "restarting" not in log.read_text(), log.read_text()
         yield found
         found.close()

@@ -63,11 +63,11 @@ async def test_tables_and_types_made_anew_and_generated_keys_stop_nothing(
         short = found.rows("short")
         assert short == [{"id": 1, "a": 41, "l": [1, None], "p": short[0]["p"]}]
         assert Decimal(short[0]["p"]) == Decimal("1.50")  # as text: the Type message lacks precision and scale
-        told = stage.gateway.events("table_made_anew")
+        told = stage.gateway.events("table_recreated")
         # Twice, if the restart in text mode comes before these rows are delivered.
         assert 1 <= len(told) <= 2
         assert all(each["relation"] == "public.made" and "column c changed" in each["note"] for each in told)
-        cautions = [event["message"] for event in stage.gateway.events("caution")]
+        cautions = [event["message"] for event in stage.gateway.events("warning")]
         assert any("public.halves is written without a key" in said for said in cautions), cautions
         texts = [event["types_without_binary_decoder"] for event in stage.gateway.events("text_tuples")]
         assert texts == [], "the tables' types have binary decoders"

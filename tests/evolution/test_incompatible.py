@@ -115,7 +115,7 @@ async def test_the_second_way_registers_this_change_by_hand_and_loses_nothing(st
     for statement in IN_TRANSACTION:
         await stage.sql.execute(statement)
     await stopped(stage)
-    (refused,) = stage.gateway.events("refused_schema")
+    (refused,) = stage.gateway.events("schema_rejected")
     await asyncio.to_thread(register_by_hand, stage.registry.url, refused["subject"], refused["schema"])
     await stage.gateway.streaming()
     await stage.sql.execute(AFTER)
@@ -139,7 +139,7 @@ async def test_a_change_that_is_rolled_back_in_the_source_needs_no_decision(stag
     await stage.sql.execute(IN_TRANSACTION[2])
     await stage.sql.execute(f"INSERT INTO t SELECT n, 'new', 5 FROM generate_series(10, {9 + MANY}) n")
     await stage.flush()
-    await stage.gateway.logged("its transaction is received again without streaming")
+    await stage.gateway.logged("the transaction will be received again, with the streaming")
     await transaction.rollback()
     await stage.sql.execute("INSERT INTO t VALUES (4, 'old', '4')")
     assert await rows(stage, 4) == EXPECTED[:4]

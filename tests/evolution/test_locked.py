@@ -40,7 +40,7 @@ async def test_a_locked_table_stops_neither_the_others_nor_a_start(
         (await stage.delivered(lambda found: found.rows("locked") == [{"id": 1, "more": 2}])).close()
         await holder.close()
         assert await stage.gateway.stop() == 0
-        assert "starting_again" not in stage.gateway.log()
+        assert "restarting" not in stage.gateway.log()
 
 
 async def test_a_registry_that_is_away_is_waited_for(

@@ -94,7 +94,7 @@ async def test_what_is_well_is_said_to_be_and_nothing_is_changed(place: Place) -
     assert process.returncode == told["exit_code"] == 0, told
     said = " ".join(finding["message"] for finding in told["findings"] if finding["outcome"] == "ok")
     for words in (
-        "1 tables are published",
+        "1 table published",
         "accepts replication connections",
         "answers as a schema registry",
         "the first start",
@@ -119,7 +119,7 @@ async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
     await place.finds("stops", "is physical, not logical", "another source.slot")
     await sql.execute("SELECT pg_drop_replication_slot($1)", place.prefix)
     await sql.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", place.prefix)
-    await place.finds("stops", "no position is stored for it", "source.adopt_slot = true")
+    await place.finds("stops", "no resume LSN is stored for it", "source.adopt_slot = true")
     await sql.execute("SELECT pg_drop_replication_slot($1)", place.prefix)
     writer = await place.database.connect()
     await writer.execute("BEGIN; INSERT INTO t VALUES (1)")

@@ -41,11 +41,11 @@ async def a_transaction_that_holds_the_start(watcher: Watcher) -> None:
     await scene.gateway.logged('"http"')
     begun = time.monotonic()
     earliest = await watcher.clock()
-    naming = asyncio.create_task(watcher.is_named("WalgateStartHeld", process, "nightly", begun=begun))
+    naming = asyncio.create_task(watcher.is_named("WalgateSlotCreationBlocked", process, "nightly", begun=begun))
     found = await watcher.until(
-        lambda seen: any(holder["blocks"] for holder in seen["holders"]), "who holds the start", NAMED_S
+        lambda seen: any(holder["blocks"] for holder in seen["blockers"]), "who holds the start", NAMED_S
     )
-    (holder,) = (holder for holder in found["holders"] if holder["blocks"])
+    (holder,) = (holder for holder in found["blockers"] if holder["blocks"])
     assert (holder["pid"], holder["application"]) == (foreign.get_server_pid(), "nightly") and holder["since"]
     assert process in found["waiting_for"] and "pg_terminate_backend" in holder["remedy"]
     await watcher.readyz_names("nightly", begun=begun)
@@ -73,7 +73,7 @@ async def an_outage(watcher: Watcher, proxy: FaultProxy, server: str, title: str
     await proxy.refuse()
     naming = asyncio.gather(
         watcher.readyz_names(title, "127.0.0.1", begun=begun),
-        watcher.is_named("WalgateServerDown", server, begun=begun),
+        watcher.is_named("WalgateServiceDown", server, begun=begun),
     )
     await naming
     found = await watcher.status()
@@ -88,7 +88,7 @@ async def an_outage(watcher: Watcher, proxy: FaultProxy, server: str, title: str
 async def no_registry(watcher: Watcher, proxy: FaultProxy) -> None:
     begun = time.monotonic()
     await proxy.refuse()
-    naming = asyncio.create_task(watcher.is_named("WalgateServerDown", "registry", begun=begun))
+    naming = asyncio.create_task(watcher.is_named("WalgateServiceDown", "registry", begun=begun))
     found = await watcher.until(lambda seen: seen["parts"][2]["up"] is False, "the registry is down", NAMED_S)
     assert found["parts"][2]["name"] == "registry" and found["parts"][2]["error"] and found["waiting_for"] == ""
     await watcher.there_is_no_lag()
@@ -105,14 +105,14 @@ async def a_forgotten_prepared_transaction(watcher: Watcher) -> None:
     await sql.execute("PREPARE TRANSACTION 'forgotten one'")
     begun = time.monotonic()
     naming = asyncio.create_task(
-        watcher.is_named("WalgateSlotHeld", "prepared transaction forgotten one", begun=begun, older_s=FORGOTTEN_S)
+        watcher.is_named("WalgateSlotBlocked", "prepared transaction forgotten one", begun=begun, older_s=FORGOTTEN_S)
     )
     found = await watcher.until(
-        lambda seen: any(holder["kind"] == "prepared" for holder in seen["holders"]), "the prepared one", NAMED_S
+        lambda seen: any(holder["kind"] == "prepared" for holder in seen["blockers"]), "the prepared one", NAMED_S
     )
-    holder = next(holder for holder in found["holders"] if holder["kind"] == "prepared")
+    holder = next(holder for holder in found["blockers"] if holder["kind"] == "prepared")
     assert holder["name"] == "forgotten one" and "ROLLBACK PREPARED 'forgotten one'" in holder["remedy"]
-    await watcher.command_names("held back by", "ROLLBACK PREPARED 'forgotten one'")
+    await watcher.command_names("blocked by", "ROLLBACK PREPARED 'forgotten one'")
     await watcher.there_is_no_lag()
     await naming
     await sql.execute("ROLLBACK PREPARED 'forgotten one'")
@@ -129,18 +129,18 @@ async def a_slot_near_its_limit(watcher: Watcher) -> None:
     begun = time.monotonic()
     naming = asyncio.gather(
         watcher.is_named("WalgateWalNearLimit", begun=begun),
-        watcher.is_named("WalgateSlotHeld", process, "import", begun=begun),
+        watcher.is_named("WalgateSlotBlocked", process, "import", begun=begun),
     )
     found = await watcher.until(
-        lambda seen: bool(seen["wal"]) and seen["wal"]["held_bytes"] >= 0.95 * BUDGET_BYTES
-        and any(holder["pid"] == holding.get_server_pid() for holder in seen["holders"]),
+        lambda seen: bool(seen["wal"]) and seen["wal"]["retained_bytes"] >= 0.95 * BUDGET_BYTES
+        and any(holder["pid"] == holding.get_server_pid() for holder in seen["blockers"]),
         "the WAL that is held, and who holds it",
         NAMED_S,
     )  # fmt: skip
     assert found["wal"]["limit_bytes"] == BUDGET_BYTES and found["wal"]["limit_by"] == "source.wal_budget_bytes"
-    await scene.gateway.logged('"wal_held"')
-    assert scene.gateway.events("wal_held")[-1]["hint"]
-    await watcher.command_names("held back by", process, "import", "WAL held", "source.wal_budget_bytes")
+    await scene.gateway.logged('"wal_retained"')
+    assert scene.gateway.events("wal_retained")[-1]["hint"]
+    await watcher.command_names("blocked by", process, "import", "WAL retained", "source.wal_budget_bytes")
     await watcher.there_is_no_lag()
     await naming
     await holding.execute("ROLLBACK")
@@ -169,7 +169,7 @@ async def no_gateway(watcher: Watcher) -> None:
     begun = time.monotonic()
     assert await scene.stop() == 0
     code, text = await status_of(scene)
-    assert code == 1 and "nothing reads the slot" in text and "NOT IN USE" in text and "last commit" in text
+    assert code == 1 and "nothing is reading the slot" in text and "NOT IN USE" in text and "last commit" in text
     told = json.loads((await status_of(scene, "--json"))[1])
     assert told["asked"] == "servers" and told["delivered_lsn"] > 0 and told["last_commit_time"] > 0
     assert all(part["up"] for part in told["parts"])

@@ -148,7 +148,7 @@ async def test_connections_to_the_server_that_are_cut_at_any_byte_lose_nothing(p
                 place.proxy.cut()
         place.proxy.heal()
         print(await scene.finish())
-        cautions = [event["message"] for event in scene.gateway.events("caution")]
+        cautions = [event["message"] for event in scene.gateway.events("warning")]
         assert len(scene.gateway.events("streaming")) > 1
         assert len(cautions) == len(set(cautions)) > 0, "said again with every attempt"
 
@@ -165,7 +165,7 @@ async def test_a_black_hole_is_noticed_and_left(place: Place, lost: str) -> None
             place.proxy.black_hole(lost)  # type: ignore[arg-type]
         xid = await scene.workload.one_transaction("plain", 10)
         begun = time.monotonic()
-        await scene.gateway.logged('"starting_again"', timeout_s=40)
+        await scene.gateway.logged('"restarting"', timeout_s=40)
         print(f"black hole ({lost}) noticed after {time.monotonic() - begun:.1f} s")
         place.proxy.heal()
         place.proxy.cut()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -65,7 +66,7 @@ async def test_a_registry_that_is_away_at_the_start_is_waited_for(place: Place) 
     await place.proxy.refuse()
     async with place.scene() as scene:
         scene.gateway.start()
-        await scene.gateway.logged('"starting_again"', times=2)
+        await scene.gateway.logged('"restarting"', times=2)
         await place.proxy.accept()
         await scene.gateway.logged('"streaming"')
         await scene.commits()
@@ -81,7 +82,7 @@ async def test_a_registry_that_goes_away_holds_back_only_what_is_new(place: Plac
         await scene.commits()
         await scene.connection.execute("ALTER TABLE work.plain ADD COLUMN extra int")
         xid = await scene.workload.one_transaction("plain", 10)
-        await scene.gateway.logged('"starting_again"', times=2)
+        await scene.gateway.logged('"restarting"', times=2)
         assert scene.gateway.is_running
         await place.proxy.accept()
         await scene.delivered(xid)
@@ -158,6 +159,35 @@ async def test_another_registry_behind_the_url_is_refused(place: Place) -> None:
         await scene.finish()
 
 
+@pytest.mark.long
+async def test_a_registry_that_was_emptied_is_restored(place: Place) -> None:
+    """From its backup: every schema has the id that it had."""
+    async with Registry() as emptied, place.scene() as scene:
+        await scene.streaming()
+        await scene.commits()
+        await scene.gateway.stop()
+        backup = await asyncio.to_thread(_exported, place.registry)
+        place.proxy.target_port = emptied.port
+        scene.gateway.start()
+        await scene.ends("registry.url", "restore the registry")
+        await asyncio.to_thread(_import, emptied, backup)
+        await scene.streaming()
+        await scene.commits()
+        await scene.finish()
+
+
+def _exported(registry: Registry) -> bytes:
+    with urlopen(f"http://{HOST}:{registry.port}/apis/registry/v3/admin/export") as answer:
+        found: bytes = answer.read()
+        return found
+
+
+def _import(registry: Registry, backup: bytes) -> None:
+    url = f"http://{HOST}:{registry.port}/apis/registry/v3/admin/import"
+    with urlopen(Request(url, backup, {"Content-Type": "application/zip"}, method="POST")) as answer:
+        assert answer.status < 300
+
+
 def _answer(status: str, body: dict[str, Any]) -> bytes:
     content = json.dumps(body).encode()
     return f"HTTP/1.1 {status}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
@@ -225,8 +255,8 @@ async def test_a_registry_with_bad_answers_is_never_half_believed(place: Place, 
     async with server, place.scene() as scene:
         place.proxy.target_port = server.sockets[0].getsockname()[1]
         scene.gateway.start()
-        await scene.gateway.logged('"starting_again"', times=2)
-        assert all("registry" in entry["reason"] for entry in scene.gateway.events("starting_again"))
+        await scene.gateway.logged('"restarting"', times=2)
+        assert all("registry" in entry["reason"] for entry in scene.gateway.events("restarting"))
         place.proxy.target_port = place.registry.port
         place.proxy.cut()
         await scene.gateway.logged('"streaming"')

@@ -114,7 +114,7 @@ async def _publication_dropped(place: Place) -> None:
         (_slot_dropped, "no longer exists", ""),
         pytest.param(_slot_created_anew, "by another process, or the slot was dropped", "", marks=pytest.mark.long),
         pytest.param(_slot_advanced, "by another process, or the slot was dropped", "", marks=pytest.mark.long),
-        pytest.param(_wal_removed, "is invalid: wal_removed", "", marks=pytest.mark.long),
+        pytest.param(_wal_removed, "has been invalidated: wal_removed", "", marks=pytest.mark.long),
         (_publication_dropped, "a publication did not exist", " --until-now"),
     ],
 )
@@ -184,11 +184,11 @@ async def test_a_position_is_adopted_after_pg_upgrade_and_nothing_is_lost_or_dou
             lsns = await written.commit_lsns()
             assert len(lsns) == 401 and all(a < b for a, b in pairwise(lsns))
             epochs = [marker["detail"] for marker in await written.markers("EPOCH")]
-            assert epochs == [None, f"adopted from system {from_system}", None]
+            assert epochs == [None, f"adopted from system identifier {from_system}", None]
             await place.stop()
             await gateway.streaming()
             await place.stop()
-            assert "no position is stored" in await walgate(gateway, *command.split()[1:], code=78)
+            assert "no resume LSN is stored" in await walgate(gateway, *command.split()[1:], code=78)
         finally:
             await gateway.end()
 

@@ -92,24 +92,24 @@ async def _kept(place: Place) -> None:
     await place.insert(1)
     await place.written.has("flows", {1})
     behind = await place.exceed(2)
-    await place.gateway.logged('"starting_again"')
-    await place.gateway.logged('"wal_held"')
-    assert place.gateway.events("wal_held")[-1]["level"] == "critical"
+    await place.gateway.logged('"restarting"')
+    await place.gateway.logged('"wal_retained"')
+    assert place.gateway.events("wal_retained")[-1]["level"] == "critical"
     assert await place.confirmed() < behind
     await place.proxy.accept()
     await place.written.has("flows", {1, 2})
-    assert not place.gateway.events("wal_released") and not await place.written.markers("GAP")
+    assert not place.gateway.events("slot_advanced") and not await place.written.markers("GAP")
 
 
 async def _released(place: Place) -> None:
     before = await place.insert(3)
     await place.written.has("flows", {1, 2, 3})
     lost = await place.exceed(4)
-    await place.gateway.logged('"wal_released"')
+    await place.gateway.logged('"slot_advanced"')
     await _until_confirmed(place, lost)
     await place.insert(5)  # behind the gap
     metrics = await asyncio.to_thread(_metrics, place.gateway.settings["http__port"])
-    assert metrics["walgate_wal_releases_total"] == 1 and metrics["walgate_wal_released_bytes_total"] > BUDGET_BYTES
+    assert metrics["walgate_slot_advances_total"] == 1 and metrics["walgate_slot_advanced_bytes_total"] > BUDGET_BYTES
     await place.proxy.accept()
     await place.gateway.logged('"snapshot_queued"')
     await place.written.has("flows", {1, 2, 3, 4, 5})
@@ -139,7 +139,7 @@ async def test_wal_is_given_up_only_where_the_setting_says_so_and_never_silently
     await place.gateway.streaming()
     await _kept(place)
     await place.stop()
-    place.gateway.settings["source__on_wal_budget"] = "release"
+    place.gateway.settings["source__on_wal_budget"] = "advance"
     await place.gateway.streaming()
     await _released(place)
     await place.stop()

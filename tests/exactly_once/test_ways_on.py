@@ -23,6 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewPartitions,
     NewTopic,
     ResourceType,
 )
@@ -104,6 +105,9 @@ class Place:
     async def new_topic(self, topic: str, partitions: int = 1, **config: str) -> None:
         new = NewTopic(topic, partitions, 1, config={name.replace("_", "."): value for name, value in config.items()})
         await asyncio.to_thread(self.admin.create_topics([new])[topic].result, 30)
+
+    async def add_partition(self, topic: str) -> None:
+        await asyncio.to_thread(self.admin.create_partitions([NewPartitions(topic, 2)])[topic].result, 30)
 
     async def delete_topic(self, topic: str) -> None:
         await asyncio.to_thread(self.admin.delete_topics([topic])[topic].result, 30)
@@ -389,8 +393,8 @@ def _junk_position(value: bytes) -> Cause:
 
 
 async def _taken_away_as_told(place: Place, said: str) -> str:
-    """`send a record with the key ... and no value to ...`"""
-    found = re.search(r"send a record with the key (\S+) and no value to (\S+?),", said)
+    """`send a record with the key ... and a null value to ...`"""
+    found = re.search(r"send a record with the key (\S+) and a null value to (\S+?),", said)
     assert found, said
     await place.send(found[2], found[1], None)
     return said.partition(found[0])[2]
@@ -449,17 +453,21 @@ async def _load_again(place: Place) -> None:
 
 
 STATES: dict[str, Walk] = {
-    "slot dropped": Walk("so how far it was read is unknown", _slot_without_position, _run_as_told, first=True),
-    "slot adopted": Walk("so how far it was read is unknown", _slot_without_position, _set_as_told, first=True),
+    "slot dropped": Walk(
+        "so it is not known how far the slot has been read", _slot_without_position, _run_as_told, first=True
+    ),
+    "slot adopted": Walk(
+        "so it is not known how far the slot has been read", _slot_without_position, _set_as_told, first=True
+    ),
     "physical": Walk("is physical, not logical", _physical_slot, _another_slot, first=True),
     "plugin": Walk("has the output plugin", _slot_of_another_plugin, _another_slot, first=True),
     "database": Walk("belongs to database", _slot_of_another_database, _another_slot, first=True),
-    "position lost": Walk("has been used before, but no position", _position_lost, _another_prefix),
+    "position lost": Walk("has been used before, but no resume LSN", _position_lost, _another_prefix),
     "prefix of another": Walk("belongs to slot", _prefix_of_another_slot, _prefix_of_its_own),
     "topic collides": Walk("could not be created", _topic_that_collides, _colliding_topic_deleted, first=True),
     "markers split": Walk("has 2 partitions", _markers_of_two_partitions, _topic_deleted_as_told, first=True),
-    "positions deletable": Walk("retention would delete positions", _positions_may_be_deleted, _topic_as_told),
-    "markers deleted": Walk("it was deleted and created again", _markers_deleted, _loaded_again),
+    "positions deletable": Walk("retention would delete the resume LSNs", _positions_may_be_deleted, _topic_as_told),
+    "markers deleted": Walk("it was deleted and recreated", _markers_deleted, _loaded_again),
     "topic refused": Walk("could not be created", _refused_config, _left_out, first=True),
     "key in part": Walk(", part of its replica identity", _key_sent_in_part, _identity_full_as_told, first=True),
     "topic given": Walk("but the topic contains changes of", _table_given_the_topic_of_another, _topic_of_its_own),
@@ -469,11 +477,11 @@ STATES: dict[str, Walk] = {
 
 
 FOREIGN: dict[str, Walk] = {
-    "position of no frame": Walk("is not a position", _junk_position(b"junk"), _adopted_and_loaded),
+    "position of no frame": Walk("does not contain a resume LSN", _junk_position(b"junk"), _adopted_and_loaded),
     "position of no schema": Walk(
         "was not written with a schema of this registry", _junk_position(frame(1 << 30) + b"junk"), _adopted_and_loaded
     ),
-    "snapshot": Walk("is not a state of a snapshot", _junk_state, _read_again, first=True),
+    "snapshot": Walk("does not contain the state of a snapshot", _junk_state, _read_again, first=True),
 }
 
 
@@ -527,7 +535,7 @@ async def test_a_lost_slot_of_an_older_server_is_left_behind(old_place: Place) -
         await sql.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
         await sql.execute("SELECT pg_reload_conf()")
     said = await old_place.ends()
-    assert "is lost: WAL that it needs was removed" in said and "run walgate accept-gap" in said
+    assert "has been invalidated: WAL that it needs was removed" in said and "run walgate accept-gap" in said
     await old_place.accept_gap()
     old_place.inserted.discard(lost)
     await old_place.gateway.streaming()
@@ -580,7 +588,8 @@ async def test_a_server_that_was_set_back_is_read_on(
         said = await place.ends()
         assert "the server was reset to an earlier state" in said and "walgate accept-gap --until-now" in said
         while (
-            "before the position" in (told := await command(place.gateway.settings, "accept-gap", "--until-now")).stderr
+            "before the resume LSN"
+            in (told := await command(place.gateway.settings, "accept-gap", "--until-now")).stderr
         ):
             assert told.returncode == 78 and "SELECT pg_switch_wal() after a write" in told.stderr
             await place.sql.execute("CREATE TABLE IF NOT EXISTS written (); INSERT INTO written DEFAULT VALUES")
@@ -667,9 +676,18 @@ async def test_what_postgresql_14_cannot_print_is_sent_in_binary(old_place: Plac
     await old_place.stop()
 
 
+async def _row_corrected(place: Place) -> None:
+    await place.sql.execute("UPDATE flows SET v = '' WHERE id = 1000")
+
+
+async def _column_left_out(place: Place) -> None:
+    await place.sql.execute("DROP PUBLICATION walgate; CREATE PUBLICATION walgate FOR TABLE flows (id)")
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("remove", [_row_corrected, _column_left_out])
 async def test_text_that_cannot_be_sent_is_given_up(
-    postgres: Postgres, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+    remove: Cause, postgres: Postgres, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
     """A byte that is no character of the database's encoding, and that no check refuses."""
     server = await postgres.connect()
@@ -682,11 +700,15 @@ async def test_text_that_cannot_be_sent_is_given_up(
             await place.stop()
             await place.sql.execute("INSERT INTO flows VALUES (1000, chr(129))")
             said = await place.ends()
-            assert "the server cannot convert a text value to UTF8" in said and "correct the row" in said, said
-            await place.sql.execute("UPDATE flows SET v = '' WHERE id = 1000")
+            assert "the server cannot convert a text value to UTF8" in said, said
+            assert "leave the column that contains it out of the publication" in said, said
+            await remove(place)
             assert "run walgate accept-gap --until-now" in said
             await place.accept_gap("--until-now")
             await place.streams()
+            value = "chr(129)" if remove is _column_left_out else "''"
+            await place.sql.execute(f"INSERT INTO flows VALUES (1001, {value})")
+            await Written(place.topics, place.prefix).has("flows", place.inserted | {1001})
             await place.stop()
             await place.sql.execute("SELECT pg_drop_replication_slot($1)", place.slot)
     finally:
@@ -721,8 +743,8 @@ async def test_a_command_that_is_refused_leaves_everything_as_it_was(place: Plac
         "nothing has been committed at": ("skip", "--lsn", "FFFF/1"),
         "is not in quarantine": ("readmit", "public.flows"),
         "has everything that committed after": ("accept-gap",),
-        "adopt: no position is stored for slot": ("adopt", "--from-system", "1"),
-        "already has a position": ("adopt", "--from-system", system),
+        "adopt: no resume LSN is stored for slot": ("adopt", "--from-system", "1"),
+        "already has a resume LSN": ("adopt", "--from-system", system),
     }
     await place.streams()
     await place.stop()
@@ -748,7 +770,7 @@ async def test_a_command_that_is_refused_leaves_everything_as_it_was(place: Plac
     right = dict(place.gateway.settings)
     for said, wrong in {
         "writes to the prefix": {"kafka__prefix": f"{place.prefix}_other"},
-        "no position is stored for slot": {"source__slot": f"{place.slot}_other"},
+        "no resume LSN is stored for slot": {"source__slot": f"{place.slot}_other"},
     }.items():
         await place.insert()
         place.set(**wrong)
@@ -774,7 +796,7 @@ async def test_a_verification_that_is_refused_is_asked_for_as_the_message_says(p
     for said, hint, words, environment in (
         ("is not a directory", "the path that was given to walgate mirror", (*folder[:1], "/none"), {}),
         ("PyArrow cannot open it", "use a path or a URL that pyarrow.fs knows (file, ", (*folder[:1], "none://x"), {}),
-        ("reading it needs PyArrow", "or mount the folder", url, {"PYTHONPATH": str(place.folder)}),
+        ("reading it needs PyArrow", "or mount the directory", url, {"PYTHONPATH": str(place.folder)}),
         ("no published table matches --table", "a pattern is schema.table or table", (*folder, "--table", "none"), {}),
     ):
         refused = await command(place.gateway.settings, "verify", *words, environment=environment)

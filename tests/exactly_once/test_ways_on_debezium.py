@@ -15,6 +15,7 @@ from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.debezium.scene import Reader
 from tests.exactly_once.test_ways_on import Place, Walk, _place, _set_as_told, _with, offsets
+from tests.exactly_once.test_ways_on_instead import begin_anew
 from tests.exactly_once.written import walgate
 from tests.gateway_process import OPTIONS
 from tests.service.test_error_context import SEEDED
@@ -126,6 +127,31 @@ async def _skip(place: Place, said: str) -> None:
     await walgate(place.gateway, *found.groups())
 
 
+async def _date_beyond_nanoseconds(place: Place) -> None:
+    place.set(debezium__time_precision_mode="nanoseconds")
+    await place.sql.execute("CREATE TABLE dated (t timestamp PRIMARY KEY); INSERT INTO dated VALUES ('9999-01-01')")
+
+
+async def _coarser(place: Place, said: str) -> None:
+    assert "or a coarser debezium.time_precision_mode" in said, said
+    assert "and schemas.on_incompatible = register" in said, said
+    place.set(debezium__time_precision_mode="microseconds", schemas__on_incompatible="register")
+
+
+async def _slot_without_two_phase(place: Place, said: str) -> None:
+    assert "use a new source.slot (created without two_phase) and a new kafka.prefix" in said, said
+    await begin_anew(place)
+
+
+async def _in_our_dialect(place: Place, said: str) -> None:
+    assert re.search("kafka.dialect = walgate with another slot|or another kafka.prefix with another slot", said), said
+    place.__class__ = Place
+    for name in [name for name in place.gateway.settings if name.startswith("debezium__")]:
+        del place.gateway.settings[name]
+    place.set(kafka__dialect="walgate")
+    await begin_anew(place)
+
+
 async def _unreadable(place: Place) -> None:
     """To an encoder that is broken."""
     place.gateway.command = (sys.executable, "-P", "-c", SEEDED.format(error="ValueError"), *OPTIONS)
@@ -146,9 +172,17 @@ WALKS: Mapping[str, Walk] = {
     "not a number, in a key": Walk("column v is part of the key: ", _not_a_number_in_the_key, _text_key),
     "no key": Walk("has no key, but with debezium.compacted_topics", _no_key, _topic_not_compacted),
     "prepared": Walk("sends prepared transactions before they commit", _prepared, _two_phase_taken_away, first=True),
-    "dialect": Walk("are written in the dialect debezium", _with(kafka__dialect="walgate"), _set_as_told),
+    "dialect": Walk("were written with kafka.dialect = debezium", _with(kafka__dialect="walgate"), _set_as_told),
     "unreadable": Walk("column b: the value at byte", _unreadable, _left_out_and_reported),
     "columns of one name": Walk("cols: ", _columns_of_one_name, _skipped_as_told),
+    "columns of one name, in our dialect": Walk("cols: ", _columns_of_one_name, _in_our_dialect),
+    "dialect, and a new prefix": Walk(
+        "were written with kafka.dialect = debezium", _with(kafka__dialect="walgate"), _in_our_dialect
+    ),
+    "a date in a key": Walk("column t is part of the key: ", _date_beyond_nanoseconds, _coarser),
+    "prepared, and a new slot": Walk(
+        "sends prepared transactions before they commit", _prepared, _slot_without_two_phase, first=True
+    ),
 }
 
 
@@ -164,7 +198,7 @@ async def test_an_offset_that_is_no_use_leaves_everything_as_it_was(place: Place
     path = place.folder / "offsets.json"
     path.write_bytes(offsets(place.prefix))
     said = await walgate(place.gateway, "adopt", "--from-debezium", str(path), code=78)
-    assert "already has a position" in said and "use the slot that the connector read last" in said, said
+    assert "already has a resume LSN" in said and "use the slot that the connector read last" in said, said
     await place.streams()
     await place.stop()
 
@@ -179,7 +213,7 @@ async def test_a_record_that_the_connector_did_not_write_leaves_everything_as_it
     await place.new_topic(topic)
     await place.send(topic, "foreign", b"{}")
     said = await walgate(place.gateway, "adopt", "--from-debezium", str(path), code=78)
-    assert f"the record at offset 0 of {topic} is not of a Debezium connector" in said, said
+    assert f"the record at offset 0 of {topic} was not written by a Debezium connector" in said, said
     assert "use the topics that the connector wrote" in said, said
     await place.delete_topic(topic)
     await walgate(place.gateway, "adopt", "--from-debezium", str(path))

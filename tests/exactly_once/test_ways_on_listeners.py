@@ -50,7 +50,7 @@ async def test_a_server_that_cannot_be_verified_is_when_the_certificate_is_there
         certificate(tmp_path)
         place.gateway.start()
         await place.gateway.logged("certificate verify failed")
-        assert "check sslrootcert, the host name" in place.gateway.events("starting_again")[-1]["hint"]
+        assert "check sslrootcert, the host name" in place.gateway.events("restarting")[-1]["hint"]
         root.write_bytes(tls.root.read_bytes())
         await place.gateway.logged('"streaming"')
         await place.insert()
@@ -91,11 +91,29 @@ LISTENERS: Mapping[str, Listener] = {
         "it supports PLAIN, SCRAM-SHA-512",
         {"sasl_mechanism": "SCRAM-SHA-256"},
     ),
+    "listener without login": Listener(
+        "LOGIN",
+        "does not use SASL",
+        "or use a listener with SASL",
+        {"bootstrap_servers": "{plain}"},
+    ),
+    "listener without TLS": Listener(
+        "TLS",
+        "expects no TLS",
+        "or use the listener with TLS",
+        {"bootstrap_servers": "{plain}"},
+    ),
+    "another host name": Listener(
+        "TLS",
+        "is not trusted",
+        "in kafka.bootstrap_servers, use a host name from the certificate",
+        {"bootstrap_servers": "127.1:{tls_port}"},
+    ),
     "another service": Listener(
         "PLAINTEXT",
         "answers, but not with Kafka's protocol",
         "check that this is Kafka's port",
-        {"bootstrap_servers": "PostgreSQL"},
+        {"bootstrap_servers": "{postgresql}"},
     ),
     "missing file": Listener(
         "TLS",
@@ -120,10 +138,15 @@ async def test_a_listener_is_met_as_the_check_says(
         await place.stop()
         await place.insert()
         fitting = dict(place.gateway.settings)
+        addresses = {
+            "plain": brokers.broker.bootstrap_servers,
+            "tls_port": brokers.broker.ports["TLS"],
+            "postgresql": f"{HOST}:{database.server.port}",
+        }
         for setting, value in listener.wrong.items():
             place.gateway.settings.pop(f"kafka__{setting}", None)
             if value is not None:
-                place.set(**{f"kafka__{setting}": value.replace("PostgreSQL", f"{HOST}:{database.server.port}")})
+                place.set(**{f"kafka__{setting}": value.format(**addresses)})
         said = await checked(place.gateway, 78)
         assert listener.said in said and listener.hint in said, said
         place.gateway.settings = fitting

@@ -133,6 +133,29 @@ async def _encoded_as_told(place: Place, said: str) -> None:
     place.set(source__dsn=_as_role(place, "p@ss".replace(found[2], found[1])))
 
 
+async def _in_a_file(place: Place, said: str) -> None:
+    assert "or remove the password from the DSN: use source.password_file" in said, said
+    (place.folder / "password").write_text("p@ss\n")
+    place.set(source__dsn=_without_password(place), source__password_file=str(place.folder / "password"))
+
+
+async def _from_a_command(place: Place, said: str) -> None:
+    assert "source.password_command" in said, said
+    place.set(source__dsn=_without_password(place), source__password_command="printf p@ss")
+
+
+async def _in_a_passfile(place: Place, said: str) -> None:
+    assert "or passfile=" in said, said
+    passfile = place.folder / "pgpass"
+    passfile.write_text("*:*:*:*:p@ss\n")
+    passfile.chmod(0o600)
+    place.set(source__dsn=f"{_without_password(place)}?passfile={passfile}")
+
+
+def _without_password(place: Place) -> str:
+    return _as_role(place, "").replace(":@", "@")
+
+
 async def _sets_date_style(place: Place) -> None:
     await place.sql.execute("""
         CREATE FUNCTION at_login() RETURNS event_trigger LANGUAGE plpgsql
@@ -142,7 +165,7 @@ async def _sets_date_style(place: Place) -> None:
 
 
 async def _trigger_dropped(place: Place, said: str) -> None:
-    assert "no login event trigger sets DateStyle" in said, said
+    assert "nor a login event trigger sets DateStyle" in said, said
     await place.sql.execute("DROP EVENT TRIGGER at_login; DROP FUNCTION at_login")
 
 
@@ -157,6 +180,9 @@ WALKS: Mapping[str, Walk] = {
     "library": Walk("relies on internals of 0.14.x", _another_library, _library_as_told),
     "port taken": Walk("http: ", _port_taken, _another_port),
     "password not encoded": Walk("is not percent-encoded", _password_not_encoded, _encoded_as_told),
+    "password to a file": Walk("is not percent-encoded", _password_not_encoded, _in_a_file),
+    "password to a command": Walk("is not percent-encoded", _password_not_encoded, _from_a_command),
+    "password to a passfile": Walk("is not percent-encoded", _password_not_encoded, _in_a_passfile),
     "no such parameter": Walk(
         "has a parameter that the server does not know", _with(source__dsn="{dsn}?no_such=1"), _left_out
     ),
@@ -164,7 +190,7 @@ WALKS: Mapping[str, Walk] = {
     "DateStyle": Walk("but the gateway requires", _sets_date_style, _trigger_dropped),
     "value": Walk("the server rejects the value", _with(source__dsn="{dsn}?work_mem=perhaps"), _left_out),
     "prefix": Walk("writes to the prefix", _with(kafka__prefix="{prefix}_other"), _set_as_told),
-    "dialect": Walk("are written in the dialect", _with(kafka__dialect="debezium"), _set_as_told),
+    "dialect": Walk("were written with kafka.dialect", _with(kafka__dialect="debezium"), _set_as_told),
     "transaction": Walk("lower kafka.transaction_timeout_s", _with(kafka__transaction_timeout_s=1000), _left_out),
 }
 
@@ -235,12 +261,12 @@ class Unsendable:
 UNSENDABLE: Mapping[str, Unsendable] = {
     "text": Unsendable(_TOO_LARGE, b"binary 'off'", "set source.binary = on.", {"source__binary": "off"}, False),
     "binary": Unsendable(
-        _TOO_LARGE, b"binary 'on'", "If it is already on, leave the large column out", {"source__binary": "on"}
+        _TOO_LARGE, b"binary 'on'", "If it is already on, leave the large columns out", {"source__binary": "on"}
     ),
     "two-phase": Unsendable(
         'could not map filenumber "base/5/16400" to relation OID',
         b"two_phase 'on'",
-        "set source.two_phase = false, and run walgate accept-gap",
+        "Set source.two_phase = false. Then run walgate accept-gap",
         {"source__two_phase": True},
     ),
 }

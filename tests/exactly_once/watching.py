@@ -33,7 +33,7 @@ ALMOST_NOTHING_S: Final = 1.5
 
 _FOLDER: Final = Path(__file__).parents[2] / "monitoring"
 RULES: Final[dict[str, dict[str, Any]]] = {
-    rule["alert"]: rule for rule in yaml.safe_load((_FOLDER / "alarms.yml").read_text())["groups"][0]["rules"]
+    rule["alert"]: rule for rule in yaml.safe_load((_FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
 }
 SCRAPE_S: Final = seconds(yaml.safe_load((_FOLDER / "prometheus.yml").read_text())["global"]["scrape_interval"])
 
@@ -99,7 +99,7 @@ def _scraped(port: int) -> dict[Labels, float]:
 
 
 def _older(labels: Labels, values: Samples, more_s: float) -> Samples:
-    if (NAME, "walgate_holder_seconds") not in labels:
+    if (NAME, "walgate_blocker_seconds") not in labels:
         return values
     return [(at, value if value is STALE else value + more_s) for at, value in values]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.judgement.budget import Released, held_bytes, release_to
+from gateway.judgement.budget import Released, release_to, retained_bytes
 from gateway.judgement.facts import Facts
 from gateway.lsn import Lsn
 from tests.judgement.facts import ACTIVE, SERVER, with_server, with_slot, without_slot
@@ -46,7 +46,7 @@ def test_only_the_slot_whose_position_was_read_is_moved(facts: Facts) -> None:
 
 def test_the_gap_names_the_setting_and_where_it_ends() -> None:
     reason = Released(Lsn(16), Lsn(32)).reason
-    assert "source.wal_budget_bytes" in reason and "before 0/20 was released" in reason
+    assert "source.wal_budget_bytes" in reason and "was advanced to 0/20" in reason
 
 
 def test_without_a_position_nothing_is_moved() -> None:
@@ -68,4 +68,4 @@ def test_a_release_goes_forward_and_could_free_half_of_what_is_held(restart: int
     facts = held(restart=restart, confirmed=confirmed)
     end_lsn = release_to(facts, ACTIVE, None, budget)
     if end_lsn is not None:
-        assert held_bytes(facts) >= budget and confirmed <= end_lsn and 2 * (end_lsn - confirmed) >= END - restart
+        assert retained_bytes(facts) >= budget and confirmed <= end_lsn and 2 * (end_lsn - confirmed) >= END - restart

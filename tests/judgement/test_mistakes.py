@@ -208,8 +208,14 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
     ("slot's database", slot(database="other"), STOP, "belongs to database other", "another source.slot"),
     ("slot in use", slot(active_pid=99), WARN, "in use by process 99", "pg_terminate_backend(99)"),
     ("slot's failover", slot(failover=True), WARN, "failover = true", "FAILOVER false"),
-    ("slot about to be lost", slot(wal_status="unreserved"), WARN, "about to be lost", "max_slot_wal_keep_size = -1"),
-    ("slot extended", slot(wal_status="extended"), WARN, "retains more WAL", "keeps up"),
+    (
+        "slot about to be lost",
+        slot(wal_status="unreserved"),
+        WARN,
+        "about to be invalidated",
+        "max_slot_wal_keep_size = -1",
+    ),
+    ("slot extended", slot(wal_status="extended"), WARN, "retains more WAL", "keeping up"),
     # the publications
     (
         "no publication",
@@ -247,7 +253,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         ),
         SLOW,
         "different column lists",
-        "the same columns",
+        "the same column list in both publications",
     ),
     # the role and the way
     (
@@ -350,6 +356,13 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "kafka.replication_factor = 2",
     ),
     (
+        "replicas on one broker",
+        broker(1, wanted(replication_factor=3), transaction_state_log_replication_factor="1"),
+        SLOW,
+        "is 3, but there is 1 broker",
+        "kafka.replication_factor = 1",
+    ),
+    (
         "one replica",
         broker(3, wanted(replication_factor=1), min_insync_replicas="1"),
         WARN,
@@ -414,7 +427,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         topic("walgate.position", partitions=3),
         STOP,
         "walgate.position has 3 partitions",
-        "another kafka.prefix",
+        "a new source.slot and a new kafka.prefix",
     ),
     (
         "markers in parts",
@@ -427,7 +440,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "positions deleted",
         topic("walgate.position", cleanup_policy="delete"),
         STOP,
-        "retention would delete positions",
+        "retention would delete the resume LSNs",
         "cleanup.policy=compact",
     ),
     (
@@ -448,7 +461,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "rows die before markers",
         topic("cdc.shop.orders", retention_ms="3600000"),
         WARN,
-        "keeps records for 1 h, but cdc.transaction keeps them for ever",
+        "keeps records for 1 h, but cdc.transaction keeps them forever",
         "retention.ms=-1",
     ),
     (
@@ -462,7 +475,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "topic never in sync",
         topic("cdc.shop.orders", replicas=1),
         SLOW,
-        "1 replicas, but its min.insync.replicas is 2",
+        "1 replica, but its min.insync.replicas is 2",
         "min.insync.replicas=1",
     ),
     # what we may do
@@ -506,7 +519,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         refused("Create", "cdc.shop.orders", "PolicyViolationError", "at least 6 partitions"),
         STOP,
         "at least 6 partitions",
-        "create.topic.policy",
+        "change kafka.partitions, kafka.replication_factor or kafka.topics",
     ),
 ]
 

@@ -113,8 +113,8 @@ def test_a_release_is_recorded_where_the_slot_was_moved_on_and_nowhere_else() ->
 
 def test_a_repair_needs_the_gateways_own_position() -> None:
     for known, said in (
-        (Stored({}, marker_topic_used=False), "no position is stored for slot s"),
-        (stored(FRESH), "no position is stored"),  # only an intent
+        (Stored({}, marker_topic_used=False), "no resume LSN is stored for slot s"),
+        (stored(FRESH), "no resume LSN is stored"),  # only an intent
         (stored(replace(ACTIVE, prefix="other")), "writes to the prefix 'other'"),
     ):
         with pytest.raises(StopForOperator, match=said):
@@ -129,7 +129,7 @@ def test_everything_before_now_is_given_up_only_on_demand() -> None:
 
 def test_what_a_marker_cannot_repair_is_refused() -> None:
     for facts, known, said in (
-        (without_slot(), replace(STORED, marker_topic_used=False), "was deleted and created again"),
+        (without_slot(), replace(STORED, marker_topic_used=False), "was deleted and recreated"),
         (with_slot(plugin="wal2json"), STORED, "wal2json"),
         (with_server(flush_lsn=Lsn(1200)), STORED, "would repeat"),
     ):
@@ -155,11 +155,11 @@ def test_another_server_is_not_adopted() -> None:
     former = replace(ACTIVE, system_identifier="17")
     for facts, known, said in (
         (without_slot(), stored(former), "has no slot"),
-        (with_slot(confirmed_flush_lsn=Lsn(1400)), stored(former), "was not upgraded from that one"),
+        (with_slot(confirmed_flush_lsn=Lsn(1400)), stored(former), "is not an upgrade of the one"),
         (with_server(version_num=160000), stored(former), "from PostgreSQL 17 on"),
         (FACTS, stored(replace(former, prefix="other")), "prefix 'other'"),
-        (FACTS, Stored({former.key: former, ACTIVE.key: ACTIVE}, marker_topic_used=True), "already has a position"),
-        (FACTS, STORED, "no position is stored"),
+        (FACTS, Stored({former.key: former, ACTIVE.key: ACTIVE}, marker_topic_used=True), "already has a resume LSN"),
+        (FACTS, STORED, "no resume LSN is stored"),
     ):
         with pytest.raises(StopForOperator, match=said):
             done(adopt(fresh, EXPECTED, "17"), facts, known)
@@ -192,7 +192,7 @@ def test_a_connector_whose_place_is_not_the_slots_is_not_adopted() -> None:
         (with_slot(confirmed_flush_lsn=Lsn(1701)), NONE_STORED, OFFSET, "outdated, or another process"),
         (with_server(flush_lsn=Lsn(1650)), NONE_STORED, OFFSET, "belongs to another server"),
         (FACTS, NONE_STORED, replace(OFFSET, of_snapshot=True, in_snapshot=True), "has not finished its snapshot"),
-        (FACTS, STORED, OFFSET, "already has a position"),
+        (FACTS, STORED, OFFSET, "already has a resume LSN"),
         (FACTS, stored(other), OFFSET, "belongs to slot other"),
     ):
         with pytest.raises(StopForOperator, match=said):

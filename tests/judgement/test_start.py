@@ -82,7 +82,7 @@ def test_a_slot_that_another_process_is_creating_is_waited_for() -> None:
 
 
 def test_a_slot_without_a_position_is_adopted_only_on_demand() -> None:
-    with pytest.raises(StopForOperator, match="how far it was read is unknown"):
+    with pytest.raises(StopForOperator, match="it is not known how far the slot has been read"):
         started(FACTS, NOTHING_STORED)
     position, _ = started(FACTS, NOTHING_STORED, adopt_slot=True)
     assert position.resume_lsn == 1000
@@ -143,11 +143,11 @@ def test_a_prefix_with_markers_of_a_lost_position_is_refused(facts: Facts) -> No
     [
         (without_slot(), STORED, "no longer exists; changes up to 0/5DC were delivered"),
         (with_slot(confirmed_flush_lsn=Lsn(1501)), STORED, "1 bytes of WAL were read by another process"),
-        (with_slot(wal_status="lost"), STORED, "is lost"),
-        (with_slot(invalidation_reason="wal_removed"), STORED, "is invalid: wal_removed"),
+        (with_slot(wal_status="lost"), STORED, "has been invalidated"),
+        (with_slot(invalidation_reason="wal_removed"), STORED, "has been invalidated: wal_removed"),
         (with_slot(wal_status="lost", conflicting=True), STORED, "conflicted"),
         (with_server(flush_lsn=Lsn(1499)), STORED, "the server was reset to an earlier state"),
-        (FACTS, replace(STORED, marker_topic_used=False), "it was deleted and created again"),
+        (FACTS, replace(STORED, marker_topic_used=False), "it was deleted and recreated"),
     ],
 )
 def test_a_gap_is_named_only_by_a_gateway_that_still_owns_the_fence(facts: Facts, stored: Stored, said: str) -> None:
@@ -177,7 +177,7 @@ def test_nothing_is_judged_while_another_process_holds_the_slot(look: int, gone:
 
 def test_a_server_that_a_failover_left_behind_is_waited_for() -> None:
     stored = Stored({ACTIVE.key: replace(ACTIVE, timeline=2)}, marker_topic_used=True)
-    with pytest.raises(RetrySlowly, match="left behind by a failover"):
+    with pytest.raises(RetrySlowly, match="is an old primary"):
         started(without_slot(), stored)
 
 
@@ -218,10 +218,10 @@ def test_another_sender_is_refused(
     assert type(caught.value) is kind
 
 
-@pytest.mark.parametrize(("publications", "now"), [(FACTS.publications, "created again"), ({}, "p does not exist now")])
+@pytest.mark.parametrize(("publications", "now"), [(FACTS.publications, "recreated"), ({}, "still do not exist: p")])
 def test_left_out_changes_are_a_gap_once_something_was_delivered(publications: Any, now: str) -> None:
     facts = replace(FACTS, publications=publications)
-    with pytest.raises(DataGap, match=f"left out changes.*{now}"):
+    with pytest.raises(DataGap, match=f"skipped changes.*{now}"):
         started(facts, STORED, reported=LeftOut("skipped", ends_stream=False))
 
 
@@ -231,7 +231,7 @@ def test_an_adopted_slot_that_is_older_than_its_publication_has_lost_nothing() -
     with pytest.raises(StopForOperator, match="was created before its publication") as caught:
         started(FACTS, nothing, adopt_slot=True, reported=LeftOut("does not exist", ends_stream=True))
     assert not isinstance(caught.value, DataGap)
-    with pytest.raises(DataGap, match="left out changes"):
+    with pytest.raises(DataGap, match="skipped changes"):
         started(FACTS, nothing, reported=LeftOut("skipped", ends_stream=False))
 
 

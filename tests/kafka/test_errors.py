@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from aiokafka.admin import NewTopic
-from aiokafka.errors import InvalidTransactionTimeout
+from aiokafka.errors import InvalidTransactionTimeout, TopicAuthorizationFailedError
 
 from gateway.kafka.driver import Admin
 from gateway.kafka.errors import classify
@@ -30,6 +30,16 @@ def test_a_topic_that_may_not_be_made_names_the_right_and_is_waited_for() -> Non
     for code in (29, 31):  # TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
         error = refused_topic(Refusal("t", code, ""))
         assert type(error) is RetrySlowly and "grant Create" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("names", "topics"),
+    [((), "the topics of the prefix"), (("t",), "topic t"), (({"t", "s"},), "topics s, t")],
+)
+def test_a_denied_access_names_the_topics(names: tuple[object, ...], topics: str) -> None:
+    error = classify(TopicAuthorizationFailedError(*names), "writing")
+    assert type(error) is RetrySlowly and error.message == f"writing: the broker denies access to {topics}"
+    assert error.hint == f"grant Write and Describe on {topics}"
 
 
 CODES = {

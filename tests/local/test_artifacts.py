@@ -8,6 +8,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from gateway.local import artifacts
@@ -36,7 +37,8 @@ def test_junk_is_no_coordinate(text: str) -> None:
 
 def test_the_lock_has_every_set_with_hashes_and_no_address() -> None:
     lock = load_lock()
-    assert set(lock) == {"kafka", "registry", "delta", "debezium", "postgres-14", "postgres-15", "postgres-16"}
+    postgres = {"postgres-14", "postgres-15", "postgres-16"}
+    assert set(lock) == {"kafka", "registry", "delta", "s3a", "s3proxy", "debezium"} | postgres
     assert all(len(one.sha256) == 64 and one.size > 0 for files in lock.values() for one in files)
     assert "://" not in artifacts.LOCK_PATH.read_text()
 
@@ -46,6 +48,11 @@ def test_kafka_and_its_log_binding_fit_each_other() -> None:
     assert locked_version("kafka", "log4j-slf4j-impl") == locked_version("kafka", "log4j-core")
     with pytest.raises(KeyError):
         locked_version("kafka", "zookeeper")
+
+
+def test_s3a_is_of_the_hadoop_that_spark_brings() -> None:
+    (client,) = (Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")
+    assert client.stem == f"hadoop-client-api-{locked_version('s3a', 'hadoop-aws')}"
 
 
 def test_the_cache_is_where_the_user_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

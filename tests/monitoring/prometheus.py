@@ -1,7 +1,8 @@
-"""What Prometheus does with alarm rules, as far as ours need it: instant vectors, comparison, `and or unless`, arithmetic, a few
-functions, and `for`. The grammar is Prometheus's own (promql-parser); the meaning follows its manual (Querying, Alerting rules).
+"""What Prometheus does with alerting rules, as far as ours need it: instant vectors, comparison, `and or unless`, arithmetic,
+a few functions, and `for`. The grammar is Prometheus's own (promql-parser); the meaning follows its manual (Querying, Alerting
+rules).
 
-promtool is no package of PyPI or Maven. Where it is installed, test_alarms.py lets it judge the same situations.
+promtool is no package of PyPI or Maven. Where it is installed, test_alerts.py lets it judge the same situations.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def _nameless(labels: Iterable[tuple[str, str]]) -> Labels:
 
 
 def firing(rules: list[dict[str, Any]], series: Series, until_s: float, step_s: float) -> set[Labels]:
-    """The alarms that are raised at the end, each with its labels and `alertname`, when rules are evaluated every `step_s`."""
+    """The alerts that fire at the end, each with its labels and `alertname`, when rules are evaluated every `step_s`."""
     raised: set[Labels] = set()
     for rule in rules:
         expression, wait_s = promql_parser.parse(rule["expr"]), seconds(rule.get("for", "0s"))

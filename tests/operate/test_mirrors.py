@@ -134,7 +134,8 @@ def test_what_is_worth_a_word_is_printed() -> None:
     text = printed(board)
     assert "http://new: not queried yet" in text and "http://m: WAITING for Kafka" in text
     assert (
-        "written up to 0/9, merged up to 0/8, lag unknown" in text and "tables: 2 stale, 0 still being filled" in text
+        "written up to 0/9, merged up to 0/8, lag unknown" in text
+        and "tables: 2 not up to date, 0 whose snapshot is not complete yet" in text
     )
 
 

@@ -105,12 +105,12 @@ async def test_what_is_wrong_is_seen_at_once(board: Board) -> None:
         board.held = WalHeld(95, 1.0, 100, "max_slot_wal_keep_size", 5.0, "extended")
         await expect(verdict).to_contain_text("95 % of max_slot_wal_keep_size")
         board.held = WalHeld(5, 1.0)
-        board.holders = (
+        board.blockers = (
             Holder("prepared", EVIL, since=time.time() - 4000, remedy="COMMIT PREPARED or ROLLBACK PREPARED"),
         )
         await expect(verdict).to_contain_text(f"Prepared transaction {EVIL}")  # as text, not as HTML
         await expect(page.locator("#open")).to_contain_text("ROLLBACK PREPARED")
-        board.holders = ()
+        board.blockers = ()
         board.failed(Retry("the way is lost", hint="look for it"))
         await expect(page.locator("#errors")).to_contain_text("look for it")
         board.mirror(MirrorStatus("http://m:9465", up=True, state="running", commit_lsn=16, lag_seconds=1.5))

@@ -90,7 +90,7 @@ def test_the_file_of_a_password_is_a_setting_and_not_a_secret_that_is_read_now(
     [
         ({"PASSWORD_COMMAND": "echo 'x"}, "source.password_command: not a command line"),
         ({"PASSWORD_COMMAND": "echo", "PASSWORD_FILE": "/x"}, "password_file or password_command, not both"),
-        ({"ON_WAL_BUDGET": "release"}, "on_wal_budget = release needs wal_budget_bytes"),
+        ({"ON_WAL_BUDGET": "advance"}, "on_wal_budget = advance needs wal_budget_bytes"),
     ],
 )
 def test_settings_of_the_source_that_do_not_fit_together_are_refused(

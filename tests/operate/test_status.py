@@ -80,7 +80,7 @@ def test_ten_thousand_topics_share_labels() -> None:
     for number in range(10_000):
         EXCLUDED.labels(quarantined_label(f"public.t{number}")).inc()
     status.quarantined = tuple(QuarantinedTable(f"public.t{number}", "a reason", 1) for number in range(10_000))
-    status.holders = tuple(Holder("transaction", "", pid, since=1.0) for pid in range(1, 9))
+    status.blockers = tuple(Holder("transaction", "", pid, since=1.0) for pid in range(1, 9))
     families = {family.name: family for family in REGISTRY.collect()}
     assert sum(len(family.samples) for family in families.values()) < 1000
     excluded = [
@@ -99,16 +99,16 @@ def test_the_oldest_of_each_sort_that_holds_the_slot_has_its_name_in_the_metrics
     status = board(clock)
     show(status)
     status.blocked_by((Holder("transaction", "", 7, application="nightly", since=900.0, blocks=True),))
-    status.holders = (
+    status.blockers = (
         Holder("transaction", "", 7, application="nightly", since=900.0),  # of which the start tells already
         Holder("transaction", "", 9, since=990.0),
         Holder("transaction", "", 8, since=980.0),
         Holder("prepared", "of_nobody", since=None),
-        Holder("slot", "another", held_bytes=1 << 30),
+        Holder("slot", "another", retained_bytes=1 << 30),
     )
-    assert [holder.pid for holder in status.snapshot().holders] == [7, 9, 8, 0, 0]
-    (family,) = (family for family in REGISTRY.collect() if family.name == "walgate_holder_seconds")
-    found = {(sample.labels["holds"], sample.labels["holder"]): sample.value for sample in family.samples}
-    assert math.isnan(found.pop(("slot", "prepared transaction of_nobody")))
-    assert found == {("start", "process 7 (nightly)"): 100.0, ("slot", "process 8"): 20.0}
+    assert [holder.pid for holder in status.snapshot().blockers] == [7, 9, 8, 0, 0]
+    (family,) = (family for family in REGISTRY.collect() if family.name == "walgate_blocker_seconds")
+    found = {(sample.labels["blocks"], sample.labels["blocker"]): sample.value for sample in family.samples}
+    assert math.isnan(found.pop(("advance", "prepared transaction of_nobody")))
+    assert found == {("creation", "process 7 (nightly)"): 100.0, ("advance", "process 8"): 20.0}
     show(Board())

@@ -54,7 +54,7 @@ async def test_what_gives_no_token_is_named_without_a_secret(provider: Provider,
     with pytest.raises(Retry, match="does not answer"):
         await settings(provider, oauth_token_url="http://127.0.0.1:1/token").tokens("kafka", None).token()
     (tmp_path / "empty").write_text("\n")
-    for file, said in ((tmp_path / "missing", "No such file"), (tmp_path / "empty", "holds no token")):
+    for file, said in ((tmp_path / "missing", "No such file"), (tmp_path / "empty", "contains no token")):
         with pytest.raises(RetrySlowly, match=said):
             await TokenSettings(token_file=file).tokens("kafka", None).token()
 

@@ -102,9 +102,9 @@ class Load:
         assert self.gateway.exit_code == 78, self.gateway.log_tail()
         said = self.gateway.last_words()
         assert "could not read" in said and re.search(r"column .* changed from", said), said
-        assert "or register the rejected schema" in said, said
+        assert "register the rejected schema" in said, said
         self.stops.append(said.splitlines()[0])
-        refused = self.gateway.events("refused_schema")[-1]
+        refused = self.gateway.events("schema_rejected")[-1]
         await asyncio.to_thread(self._register, refused["subject"], refused["schema"])
         await self.gateway.streaming()
 

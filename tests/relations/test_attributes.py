@@ -29,7 +29,7 @@ def numbers(names: str, now: list[Attribute], xid: int | None = 800, earlier: st
 
 
 def test_rows_of_the_query_are_attributes() -> None:
-    assert read_attributes([(1, None, False, 900, b"x", True)]) == [Attribute(1, None, False, 900, b"x", True)]
+    assert read_attributes([(7, 1, None, False, 900, b"x", True)]) == {7: [Attribute(1, None, False, 900, b"x", True)]}
 
 
 def test_columns_that_the_catalog_has_now_have_its_numbers() -> None:
@@ -99,7 +99,7 @@ ALTER TABLE rewritten ADD c int DEFAULT 7;
 
 async def found_of(connection: asyncpg.Connection, table: str) -> list[Attribute]:
     oid = await connection.fetchval("SELECT $1::text::regclass::oid::int8", table)
-    return read_attributes([tuple(row) for row in await connection.fetch(ATTRIBUTES_QUERY, oid)])
+    return read_attributes([tuple(row) for row in await connection.fetch(ATTRIBUTES_QUERY, [oid])])[oid]
 
 
 async def check(database: Database) -> None:
@@ -124,7 +124,7 @@ async def check(database: Database) -> None:
         if connection.get_server_version().major >= 15:
             await connection.execute("ALTER PUBLICATION p SET TABLE t (id, many)")
             assert all(each.is_in_list for each in await found_of(connection, "t"))
-        assert await connection.fetch(ATTRIBUTES_QUERY, 999_999) == []
+        assert await connection.fetch(ATTRIBUTES_QUERY, [999_999]) == []
     finally:
         await connection.close()
 

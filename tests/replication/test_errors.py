@@ -86,8 +86,17 @@ def test_the_stream_knows_more_of_some_codes(sqlstate: str, binary: bool, kind: 
     assert f"ERROR {sqlstate}: text" in error.message
 
 
-def test_row_that_is_too_large_gets_a_way_out() -> None:
-    error = classify(ServerMessage("ERROR", "XX000", "invalid memory alloc request size 1080000003"), "read")
+@pytest.mark.parametrize(
+    ("sqlstate", "message"),
+    [
+        ("XX000", "invalid memory alloc request size 1080000003"),
+        ("54000", "out of memory"),  # to 17
+        ("54000", "string buffer exceeds maximum allowed length (1073741823 bytes)"),
+        ("54000", "Zeichenkettenpuffer überschreitet die maximale Länge"),
+    ],
+)
+def test_row_that_is_too_large_gets_a_way_out(sqlstate: str, message: str) -> None:
+    error = classify(ServerMessage("ERROR", sqlstate, message), "read")
     assert type(error) is StopForOperator and "source.binary" in error.hint
 
 

@@ -236,7 +236,7 @@ async def test_slot_that_was_advanced_or_made_again_by_somebody_is_a_gap(
     await create_slot(sql, source.name, version_num=140000)
     (error,) = await judged(sql, position)
     assert isinstance(error, DataGap)
-    assert "created again" in error.message
+    assert "recreated" in error.message
 
 
 async def test_position_after_the_end_of_the_wal_is_a_gap(sql: asyncpg.Connection, source: Database) -> None:
@@ -263,7 +263,7 @@ async def test_periodic_check_sees_what_happens_to_the_publication(sql: asyncpg.
     await sql.execute("DROP PUBLICATION p")
     assert await changes() == ["publication p does not exist"]
     await sql.execute("CREATE PUBLICATION p FOR TABLE t, u")
-    assert await changes() == ["publication p was dropped and created again"]
+    assert await changes() == ["publication p was dropped and recreated"]
 
 
 async def test_server_that_is_not_set_up_says_what_to_do(start_postgres: Callable[..., Awaitable[Postgres]]) -> None:

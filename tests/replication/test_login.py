@@ -58,7 +58,7 @@ async def test_all_hosts_are_named_when_none_lets_us_in(database: Database) -> N
     with pytest.raises(Retry) as caught:
         await connect_sql(with_hosts(database, NOBODY, "", target_session_attrs="standby"))
     assert f"at {NOBODY}: ConnectionRefusedError" in caught.value.message
-    assert f"at 127.0.0.1:{database.server.port}: this server does not meet" in caught.value.message
+    assert f"at 127.0.0.1:{database.server.port}: this server does not satisfy" in caught.value.message
     assert "failover" in caught.value.hint
 
 

@@ -14,7 +14,7 @@ import pytest
 from gateway.judgement.facts import PublicationFacts
 from gateway.local import Postgres
 from gateway.replication.connection import connect_sql
-from gateway.replication.publication import publication_facts
+from gateway.replication.publication import PublicationLook, publication_facts
 from tests.conftest import Database
 
 pytestmark = pytest.mark.integration
@@ -190,3 +190,38 @@ async def test_nothing_waits_for_a_table_that_is_locked(source: Database) -> Non
         finally:
             sql.terminate()
     assert {relation.full_name for each in facts.values() for relation in each.relations} == {"public.t"}
+
+
+CHANGES = (
+    "CREATE TABLE u (id int PRIMARY KEY, v varchar(3))",
+    "ALTER TABLE u ADD w int",
+    "ALTER TABLE u RENAME v TO words",
+    "ALTER TABLE u ALTER words TYPE varchar(4)",
+    "ALTER TABLE u DROP words",
+    "ALTER TABLE u REPLICA IDENTITY FULL",
+    "ALTER TABLE u RENAME TO v",
+    "CREATE SCHEMA s; ALTER TABLE v SET SCHEMA s",
+    "ALTER TABLE t DROP CONSTRAINT t_pkey",
+    "ALTER PUBLICATION p SET (publish = 'insert')",
+    "DROP PUBLICATION p; CREATE PUBLICATION p FOR ALL TABLES WITH (publish = 'insert')",
+    "ALTER PUBLICATION q ADD TABLE s.v",
+    "DROP TABLE t",
+    "DROP PUBLICATION p",
+    "DROP PUBLICATION q",
+    "CREATE PUBLICATION q FOR TABLE s.v",
+)
+
+
+async def test_looks_again_and_again_see_what_a_first_look_sees(source: Database) -> None:
+    sql = await source.connect()
+    await sql.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR ALL TABLES; CREATE PUBLICATION q FOR TABLE t"
+    )
+    look = PublicationLook(["p", "q"])
+    last = await look.facts(sql)
+    for statement in CHANGES:
+        assert await look.facts(sql) is last
+        await sql.execute(statement)
+        now = await look.facts(sql)
+        assert now == await publication_facts(sql, ["p", "q"]) and now != last, statement
+        last = now

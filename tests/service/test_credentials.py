@@ -73,7 +73,7 @@ async def test_a_token_that_expires_is_renewed_without_a_gap(
     await end_walsender(sql, topic_prefix)
     await sql.execute(f"INSERT INTO {topic_prefix} VALUES (3)")
     await gateway.logged("28P01")
-    refused = gateway.events("starting_again")[-1]
+    refused = gateway.events("restarting")[-1]
     assert (
         f"at 127.0.0.1:{tls.server.port}" in refused["reason"] and refused["delay_s"] >= 1
     )  # 2 s, and up to half of it less

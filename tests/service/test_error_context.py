@@ -57,7 +57,7 @@ async def test_an_encoder_error_says_where_it_was_met(
     assert await gateway.wait() == 78
     said = gateway.last_words()
     found = re.search(
-        r"public\.t, column b: the value at byte (\d+) is not a bytea in binary form \(ValueError\) "
+        r"public\.t, column b: the value at byte (\d+) is not a valid bytea in binary format \(ValueError\) "
         r"\(INSERT of public\.t, transaction (\d+), commit LSN ([0-9A-F]+/[0-9A-F]+), LSN ([0-9A-F]+/[0-9A-F]+)\)",
         said,
     )

@@ -80,7 +80,7 @@ async def test_a_huge_message_is_left_out_with_a_trace_and_the_rest_goes_on(
     rows = [value for _, value in await asyncio.to_thread(topics.read, f"{topic_prefix}.public.t")]
     assert sorted(row["after"]["id"] for row in rows) == [1, 2]
     assert {row["epoch"] for row in rows} == {1}
-    told = [(entry["prefix"], entry["message_bytes"] > size) for entry in gateway.events("message_left_out")]
+    told = [(entry["prefix"], entry["message_bytes"] > size) for entry in gateway.events("message_excluded")]
     assert told == [("outside", True), ("inside", True), ("alone", True)]
     await sql.close()
 

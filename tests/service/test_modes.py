@@ -155,7 +155,7 @@ async def test_only_messages_with_a_prefix_of_the_list_are_published(
     assert [manifest["excluded"] for manifest in manifests] == [[], [], []]
     messages = [value for _, value in await asyncio.to_thread(topics.read, f"{topic_prefix}.message")]
     assert sorted(message["prefix"] for message in messages) == ["also mine"] * 2 + ["mine"] * 2
-    assert gateway.events("message_left_out") == []
+    assert gateway.events("message_excluded") == []
     await sql.close()
 
 
@@ -220,6 +220,6 @@ async def test_a_stop_ends_a_start_that_waits(database: Database, new_gateway: N
     await sql.execute(PUBLICATION)
     gateway = new_gateway(kafka__bootstrap_servers="127.0.0.1:9")
     gateway.start()
-    await gateway.logged("starting_again")
+    await gateway.logged("restarting")
     assert await gateway.stop() == 0
     await sql.close()

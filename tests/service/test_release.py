@@ -26,11 +26,11 @@ def budget(memory: SessionMemory, action: str) -> WalBudget:
 def test_a_stream_is_ended_at_the_budget_where_the_setting_says_so() -> None:
     memory = SessionMemory(position=ACTIVE)
     budget(memory, "warn").check(FULL)
-    budget(memory, "release").check(with_slot(restart_lsn=Lsn(1900), confirmed_flush_lsn=Lsn(1950)))
+    budget(memory, "advance").check(with_slot(restart_lsn=Lsn(1900), confirmed_flush_lsn=Lsn(1950)))
     with pytest.raises(Retry, match=r"source\.wal_budget_bytes is 500"):
-        budget(memory, "release").check(FULL)
+        budget(memory, "advance").check(FULL)
 
 
 def test_a_stream_goes_on_while_the_slot_would_not_be_moved_yet() -> None:
-    budget(SessionMemory(position=ACTIVE, release_again_at=time.monotonic() + 60), "release").check(FULL)
-    budget(SessionMemory(), "release").check(FULL)  # no position was read
+    budget(SessionMemory(position=ACTIVE, release_again_at=time.monotonic() + 60), "advance").check(FULL)
+    budget(SessionMemory(), "advance").check(FULL)  # no position was read

@@ -21,5 +21,5 @@ def test_a_schema_that_readers_could_not_read_stops_and_is_in_the_log_as_a_whole
         raise error
     assert stop.value.hint == "the way on"
     assert [(entry["event"], entry["subject"], entry["schema"]) for entry in logged] == [
-        ("refused_schema", "cdc.t-value", '{"type":1}')
+        ("schema_rejected", "cdc.t-value", '{"type":1}')
     ]

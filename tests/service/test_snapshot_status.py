@@ -17,5 +17,5 @@ def test_rows_that_are_read_again_are_no_unfinished_table() -> None:
     assert told(states).left == 1
     assert [table.table for table in told(states).tables] == ["public.b"]
     first, *rest = status_lines(states)
-    assert first == "2 tables were started, 1 of them are unfinished"
+    assert first == "snapshots of 2 tables were started; 1 is unfinished"
     assert [line.partition(":")[0] for line in rest] == ["public.a", "public.b"]

@@ -60,7 +60,7 @@ def test_long_lists_are_cut_and_say_so() -> None:
 def test_who_is_away_and_who_holds_is_named_with_the_remedy() -> None:
     board = Board()
     board.part_is_down("registry", Retry("no answer", hint="is it up?"), "http://r")
-    board.holders = (Holder("prepared", "forgotten", since=1.0, remedy="ROLLBACK PREPARED"),)
+    board.blockers = (Holder("prepared", "forgotten", since=1.0, remedy="ROLLBACK PREPARED"),)
     text = printed(board)
     assert "DOWN for" in text and "at http://r: no answer" in text and "is it up?" in text
-    assert "held back by  prepared transaction 'forgotten'" in text and "ROLLBACK PREPARED" in text
+    assert "blocked by    prepared transaction 'forgotten'" in text and "ROLLBACK PREPARED" in text

@@ -17,4 +17,4 @@ def test_a_standby_that_has_waited_for_long_does_not_wait_long_for_what_is_new()
     backoff = Backoff()
     for _ in range(100):
         backoff.delay_s(Retry("slot s is in use by process 7"), 0.1)
-    assert backoff.delay_s(RetrySlowly("this server was left behind by a failover"), 0.1) <= 2.0
+    assert backoff.delay_s(RetrySlowly("this server is an old primary"), 0.1) <= 2.0

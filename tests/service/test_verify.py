@@ -82,7 +82,7 @@ def test_an_outcome_is_shown_with_its_keys() -> None:
         (30, 30, True), (0, 0, False),
     ]  # fmt: skip
     keyless = Verdict("a.b", "VERIFY", "one", 1, 2, 3, surplus=1, keys=(Difference("SURPLUS", None),))
-    assert render(Outcome((keyless,))).splitlines()[1] == "  SURPLUS a row of a table without key"
+    assert render(Outcome((keyless,))).splitlines()[1] == "  SURPLUS a row of a table without a key"
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])

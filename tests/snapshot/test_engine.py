@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 import pytest
 
 from gateway.operate.settings import Settings
-from gateway.snapshot.engine import Snapshot
+from gateway.snapshot.engine import (
+    AHEAD_BYTES,
+    AHEAD_CHUNKS,
+    MOST_AT_ONCE,
+    TICK_S,
+    Mark,
+    Snapshot,
+    is_far_ahead,
+)
 from gateway.snapshot.judge import Judge
 from gateway.snapshot.keys import KeyList
 from gateway.snapshot.plan import Leaf, Plan
+from gateway.snapshot.reader import Waiting
 from gateway.snapshot.reading import Reading
 from gateway.snapshot.state import RESELECT, States, TableState
+from gateway.snapshot.statements import EMIT
 from gateway.snapshot.table import Table
 from gateway.snapshot.visibility import parse_visibility
+from gateway.transactions.transaction import CHUNK_PREFIX
 
 NOT_ASKED: Any = None
 """PostgreSQL and the stream have no part in it."""
@@ -32,7 +45,7 @@ def snapshot() -> Snapshot:
     )
     return Snapshot(
         settings, NOT_ASKED, NOT_ASKED, NOT_ASKED, NOT_ASKED, States(),
-        position_key=b"", frame=b"", is_first=True, text_only=False,
+        position_key=b"", frame=b"", is_first=True, text_only=False, publications=NOT_ASKED,
     )  # fmt: skip
 
 
@@ -81,3 +94,83 @@ def test_a_table_knows_whether_values_are_owed_that_it_has_no_keys_for(judge: Ju
     assert not table.again
     table.begin_again()
     assert (reading.notes_keys, reading.may_owe_more) == (False, True)
+
+
+class StreamsAtOnce:
+    """Its stream brings a message before the answer to the statement that emitted it; no server can be made to do so."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def transaction(self, **_: object) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    async def fetchval(self, query: str, number: str) -> str:
+        assert query == EMIT
+        assert self._snapshot._on_message(CHUNK_PREFIX, number.encode(), 7, True) is None
+        return "7"
+
+
+async def test_a_mark_that_is_streamed_before_its_xid_is_known_is_sent_once_more(snapshot: Snapshot) -> None:
+    reading = Reading(TableState(1, "a", "b", ""))
+    mark = Mark("begin", [reading])
+    snapshot._sql = StreamsAtOnce(snapshot)
+    await snapshot._mark(mark)
+    assert mark.done.is_set() and not reading.is_marked and not snapshot._arriving
+
+
+def test_a_message_that_is_not_streamed_needs_the_xid(snapshot: Snapshot) -> None:
+    """It was committed, so its xid was known: it is somebody else's."""
+    snapshot._arriving[b"1"] = Mark("begin", [])
+    assert snapshot._on_message(CHUNK_PREFIX, b"1", 7, False) is None and snapshot._arriving
+
+
+def waiting_chunk(judge: Judge, byte_count: int = 1) -> Waiting:
+    table = Table(judge, [Leaf(1, 1, 1)], 1 << 20)
+    table.begin()
+    chunk = table.take()
+    assert chunk is not None
+    return Waiting(chunk, NOT_ASKED, [], byte_count)
+
+
+def test_tables_begin_and_end_together_while_there_is_something_to_read(snapshot: Snapshot, judge: Judge) -> None:
+    now = time.monotonic()
+    assert snapshot._is_time(1, now)
+    snapshot._arriving[b"1"] = waiting_chunk(judge)
+    assert not snapshot._is_time(MOST_AT_ONCE // 2 - 1, now)
+    assert snapshot._is_time(MOST_AT_ONCE // 2, now) and snapshot._is_time(1, now - TICK_S)
+    snapshot._arriving.clear()
+    snapshot._finds_nothing = False
+    assert not snapshot._is_time(1, now)
+
+
+def test_readers_look_again_when_a_chunk_has_come_back(snapshot: Snapshot, judge: Judge) -> None:
+    """None of them waits for it."""
+    waiting = waiting_chunk(judge)
+    snapshot._more.clear()
+    snapshot._return(waiting)
+    assert waiting.done.is_set() and snapshot._more.is_set()
+    assert waiting.chunk.table.take() is not None
+
+
+def test_a_reader_is_ahead_by_a_few_small_chunks_or_by_one(judge: Judge) -> None:
+    assert not is_far_ahead([waiting_chunk(judge)] * AHEAD_CHUNKS)
+    assert is_far_ahead([waiting_chunk(judge)] * (AHEAD_CHUNKS + 1))
+    assert not is_far_ahead([waiting_chunk(judge, AHEAD_BYTES)])
+    assert is_far_ahead([waiting_chunk(judge, AHEAD_BYTES + 1)])
+
+
+def test_keys_of_a_table_that_is_compared_wait_for_its_chunks(judge: Judge) -> None:
+    """Each chunk of keys costs a mirror a comparison."""
+    for gathers in (False, True):
+        table = Table(judge, [Leaf(1, 1, 1)], 1 << 20, in_few_chunks=gathers)
+        table.begin()
+        chunk = table.take()
+        assert chunk is not None and table.take() is None
+        table.note_unchanged(b"1", b"1")
+        taken = table.take()
+        assert (taken is None) == gathers
+        table.taken(chunk, parse_visibility("10:10:"))
+        table.handed_over(chunk, 1, 0)
+        rest = taken or table.take()
+        assert rest is not None and rest.keys == (b"1",)

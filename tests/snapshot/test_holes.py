@@ -390,8 +390,8 @@ async def test_a_table_that_can_not_be_read_is_named_and_one_that_joins_is_read(
         try:
             await scene.gateway.streaming()
             await scene.gateway.logged('"table_read"', times=4)
-            await scene.gateway.logged('"table_can_not_be_read"', times=2)
-            named = {event["table"] for event in scene.gateway.events("table_can_not_be_read")}
+            await scene.gateway.logged('"table_unreadable"', times=2)
+            named = {event["table"] for event in scene.gateway.events("table_unreadable")}
             assert named == {"shop.full_key", "shop.item"}
             await scene.sql.execute(
                 f"GRANT SELECT ON shop.full_key TO {role}; ALTER TABLE shop.item DISABLE ROW LEVEL SECURITY"

@@ -1,4 +1,4 @@
-"""400,000 rows in 30 tables, read while they change, their shape too, and the gateway is killed again and again."""
+"""Two million rows in 30 tables, read while they change, their shape too, and the gateway is killed again and again."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300
 
 SHOP_ROWS = 4000
 """Of four tables."""
-SIZES = {"big": 300_000, **{f"t{number:02}": 4_000 for number in range(1, 24)}}
-KILLS = 12
-ROWS_BETWEEN = 5000
+SIZES = {"big": 2_000_000, **{f"t{number:02}": 4_000 for number in range(1, 24)}}
+KILLS = 20
+ROWS_BETWEEN = 80_000
 """At least, of the large table, between two kills."""
 SHAPES = (
     "ALTER TABLE shop.t01 ADD COLUMN extra text DEFAULT 'there'",
@@ -41,7 +41,7 @@ async def test_what_is_read_of_many_rows_is_the_source(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
     generator = random.Random(11)
-    settings = {"source__two_phase": True, "snapshot__rows_per_s": 4_000, "snapshot__chunk_bytes": 250_000}
+    settings = {"source__two_phase": True, "snapshot__rows_per_s": 25_000, "snapshot__chunk_bytes": 250_000}
     async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
         await set_up(scene.sql, SHOP_ROWS)
         await _fill(scene.sql)

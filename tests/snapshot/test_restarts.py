@@ -115,7 +115,7 @@ async def test_a_gateway_that_stands_by_takes_over(
         async def take_over() -> None:
             await _in_the_middle(scene)
             second.start()
-            await second.logged('"starting_again"')
+            await second.logged('"restarting"')
             before.update(await _beginnings(scene))
             await scene.gateway.kill()
             await second.logged('"snapshot_done"', timeout_s=240)

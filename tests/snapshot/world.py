@@ -90,6 +90,7 @@ class World:
     def __init__(self, seed: int, broken: str = "") -> None:
         assert broken in ("", *self.RULES)
         self.random = random.Random(seed)
+        self.in_few_chunks = seed % 2 == 1
         self.broken = broken
         self.source = self.SOURCE(self.random)
         for _ in range(self.random.randrange(60)):
@@ -126,7 +127,7 @@ class World:
                 self._segment(entry)
 
     def _new_table(self) -> Table:
-        return Table(self.judge, [Leaf(1, self.live.filenode, 0)], 1 << 20)
+        return Table(self.judge, [Leaf(1, self.live.filenode, 0)], 1 << 20, in_few_chunks=self.in_few_chunks)
 
     def _look(self) -> Visibility:
         found = self.source.snapshot()

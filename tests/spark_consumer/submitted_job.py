@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import spark_consumer
-from spark_consumer.mirror import pictures
+from spark_consumer.mirror import versions
 from spark_consumer.mirror.batch import Mirror
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.source.datasource import register
@@ -34,7 +34,7 @@ def main(options: dict[str, str], folder: str, table: str) -> None:
     stream = spark.readStream.format("walgate").options(**options).load()
     writer = stream.writeStream.foreachBatch(mirror.apply).option("checkpointLocation", f"{folder}/checkpoint")
     writer.trigger(availableNow=True).start().awaitTermination()
-    rows = pictures.read(spark, f"{folder}/mirror")[table].drop("_special").collect()
+    rows = versions.read(spark, f"{folder}/mirror")[table].drop("_special").collect()
     typed = spark.read.format("walgate").options(**options, table=table).load().count()
     found = {"places": [place.asDict() for place in places], "rows": [row.asDict() for row in rows], "typed": typed}
     print(json.dumps(found))

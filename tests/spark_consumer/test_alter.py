@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from gateway.local import Kafka
 from gateway.local import Registry as LocalRegistry
-from spark_consumer.mirror import parts, pictures
+from spark_consumer.mirror import parts, versions
 from spark_consumer.mirror.appending import AppendingMirror
 from spark_consumer.mirror.batch import BatchReport, Mirror
 from spark_consumer.mirror.shape import LOG_COLUMNS, OUT, is_log
@@ -148,7 +148,7 @@ def _plain(value: Any) -> Any:
     return "NaN" if value != value else value
 
 
-def rows_in(picture: pictures.MirrorPicture, name: str) -> Counter[Any]:
+def rows_in(picture: versions.MirrorVersion, name: str) -> Counter[Any]:
     """Of a log: what its entries add up to."""
     frame = picture[name]
     if not is_log(frame.columns):
@@ -200,9 +200,9 @@ async def test_behind_each_alter_table_the_mirrors_have_what_the_source_has(
     reports: list[BatchReport] = []
     made = mirrors(world, tmp_path, reports, kinds)
 
-    def take(mirror: Mirror | AppendingMirror) -> pictures.MirrorPicture:
+    def take(mirror: Mirror | AppendingMirror) -> versions.MirrorVersion:
         mirror.apply(spark.read.format("walgate").options(**world.options, includeMarkers="true").load(), 0)
-        return pictures.read(spark, mirror.path)
+        return versions.read(spark, mirror.path)
 
     truth: dict[str, Counter[Any]] = {}
     for number, script in enumerate(scripts, 1):
@@ -218,7 +218,7 @@ async def test_behind_each_alter_table_the_mirrors_have_what_the_source_has(
     whole = Mirror(str(tmp_path / "whole"), world.schemas())
     await asyncio.to_thread(take, whole)
     for mirror in (*made.values(), whole):
-        picture = pictures.read(spark, mirror.path)
+        picture = versions.read(spark, mirror.path)
         for name, expected in truth.items():
             assert rows_in(picture, name) == expected, (mirror.path, name)
     assert not [note for report in reports for note in report.notes], "the stream has told everything"

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from schemas.description import ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
-from spark_consumer.mirror import changes, form, manifest, pictures
+from spark_consumer.mirror import changes, form, manifest, versions
 from spark_consumer.mirror.appending import AppendingMirror, merge_once, taken_in
 from spark_consumer.mirror.batch import BatchReport, Mirror
 from spark_consumer.mirror.dump import newest
@@ -48,12 +49,12 @@ def stream(spark: SparkSession, feeder: Feeder, mirror: AppendingMirror, path: P
     run_to_end(frame.writeStream.foreachBatch(mirror.apply).option("checkpointLocation", f"{path}/checkpoint"))
 
 
-def rows_of(picture: pictures.MirrorPicture, table: Table) -> Rows:
+def rows_of(picture: versions.MirrorVersion, table: Table) -> Rows:
     rows = picture[table.name].toArrow().to_pylist() if table.name in picture else []
     return {table.key(row): {name: value for name, value in row.items() if name != "_special"} for row in rows}
 
 
-def pages_of(picture: pictures.MirrorPicture) -> list[tuple[str, str]]:
+def pages_of(picture: versions.MirrorVersion) -> list[tuple[str, str]]:
     if "public.visits" not in picture:
         return []
     rows = picture["public.visits"].orderBy("_commit_lsn", "_ordinal").collect()
@@ -85,7 +86,7 @@ def test_a_picture_at_any_commit_is_the_source_behind_it(
     chosen = sorted({*random.Random(1).sample(sorted(history), min(count, len(history))), min(history), max(history)})
     visible = changes.appended_lsn(spark, str(tmp_path))
     for commit_lsn in (lsn for lsn in chosen if lsn <= visible):
-        found = pictures.read(spark, str(tmp_path), at=commit_lsn)
+        found = versions.read(spark, str(tmp_path), at=commit_lsn)
         customers, orders, pages = history[commit_lsn]
         assert rows_of(found, workload.customers) == customers, commit_lsn
         assert rows_of(found, workload.orders) == orders, commit_lsn
@@ -93,7 +94,7 @@ def test_a_picture_at_any_commit_is_the_source_behind_it(
     appending(feeder, tmp_path).finish(spark, merge=True)
     merged = manifest.picture(spark, str(tmp_path))
     assert merged is not None and merged.commit_lsn == visible
-    found = pictures.read(spark, str(tmp_path))
+    found = versions.read(spark, str(tmp_path))
     expected = history[max(commit_lsn for commit_lsn in history if commit_lsn <= visible)]
     assert found.commit_lsn == visible
     assert (rows_of(found, workload.customers), rows_of(found, workload.orders), pages_of(found)) == expected
@@ -120,6 +121,21 @@ def test_only_merges_compact(spark: SparkSession, feeder: Feeder, tmp_path: Path
     assert (session.conf.get(COMPACT), mirror._session.conf.get(COMPACT)) == ("false", "true")
 
 
+def test_shuffles_have_a_partition_for_each_core_of_executors_that_came_late(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, name = cloned(spark), "spark.sql.shuffle.partitions"
+    session.conf.unset(name)
+    found = []
+    for cores in (2, 12, 8):
+        monkeypatch.setattr(SparkContext, "defaultParallelism", cores)
+        tune(session)
+        found.append(session.conf.get(name))
+    session.conf.set(name, "5")  # from now on the user's
+    tune(session)
+    assert [*found, session.conf.get(name)] == ["2", "12", "8", "5"]
+
+
 def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     """A mirror from before, a merge that is killed, one by another program, another writer, and back to a merge a batch."""
     items, visits = feeder.table(ITEMS), feeder.table(VISITS)
@@ -134,9 +150,9 @@ def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, 
     take(spark, feeder, first)
 
     def pages() -> list[str]:
-        return [page for _, page in pages_of(pictures.read(spark, path))]
+        return [page for _, page in pages_of(versions.read(spark, path))]
 
-    assert pages() == ["/1", "/2", "/3"] and rows_of(pictures.read(spark, path), items) == items.rows
+    assert pages() == ["/1", "/2", "/3"] and rows_of(versions.read(spark, path), items) == items.rows
     merged = manifest.picture(spark, path)
     assert merged is not None and merged.commit_lsn < second_lsn
     with pytest.raises(MirrorError, match="another writer has taken over"):
@@ -167,11 +183,11 @@ def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, 
     change(feeder, items, visits, 7)
     take(spark, feeder, again)  # merges what waits, then its own
     assert pages() == [f"/{number}" for number in range(1, 8)]
-    assert rows_of(pictures.read(spark, path), items) == items.rows
-    found = pictures.read(spark, path, at=third_lsn)
+    assert rows_of(versions.read(spark, path), items) == items.rows
+    found = versions.read(spark, path, at=third_lsn)
     assert found.commit_lsn == third_lsn and set(rows_of(found, items)) == {(1,), (2,), (3,)}
     changes.prune(spark, path, fourth_lsn)
-    assert pictures.read(spark, path, at=third_lsn).commit_lsn == merged.commit_lsn  # the last merge before
+    assert versions.read(spark, path, at=third_lsn).commit_lsn == merged.commit_lsn  # the last merge before
     left = spark.read.format("delta").load(changes_path(path))
     assert left.where(f"commit_lsn <= {fourth_lsn}").isEmpty() and not left.isEmpty()
 
@@ -194,7 +210,7 @@ def test_a_release_that_does_not_know_the_form_of_a_mirror_leaves_it_alone(
         lambda: take(spark, feeder, plain),
         lambda: take(spark, feeder, appending(feeder, tmp_path)),
         lambda: merge_once(spark, path, lambda _: None),
-        lambda: pictures.read(spark, path),
+        lambda: versions.read(spark, path),
         lambda: taken_in(spark, path),
         lambda: newest(tmp_path),
     ]
@@ -205,7 +221,7 @@ def test_a_release_that_does_not_know_the_form_of_a_mirror_leaves_it_alone(
                 use()
     assert sorted(tmp_path.rglob("*")) == files
     take(spark, feeder, plain)
-    assert [page for _, page in pages_of(pictures.read(spark, path))] == ["/0", "/1", "/2"]
+    assert [page for _, page in pages_of(versions.read(spark, path))] == ["/0", "/1", "/2"]
 
 
 def test_rows_of_every_version_of_a_log_are_in_a_picture(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
@@ -222,5 +238,5 @@ def test_rows_of_every_version_of_a_log_are_in_a_picture(spark: SparkSession, fe
         feeder.kafka_commit()
         if number in (0, 3):
             take(spark, feeder, mirror)
-    picture = pictures.read(spark, str(tmp_path))["public.log"]
+    picture = versions.read(spark, str(tmp_path))["public.log"]
     assert [row["id"] for row in picture.orderBy("id").collect()] == [0, 1, 2, 3]

@@ -104,7 +104,7 @@ def test_a_tombstone_is_skipped_only_where_it_may_be(skip_tombstones: bool) -> N
         assert reading.take(messages) == 3
         assert reading.hand_out() == (0, [0, 2], [b"a", b"b"])
     else:
-        with pytest.raises(MalformedRecord, match=r"walgate.position\[0\] 1: a record without a value"):
+        with pytest.raises(MalformedRecord, match=r"walgate.position\[0\] 1: a record with a null value"):
             reading.take(messages)
 
 

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from schemas.description import ReplicaIdentity
 from spark_consumer.changelog.writer import Changelog, last_folder
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import pictures
+from spark_consumer.mirror import versions
 from spark_consumer.mirror.batch import Mirror
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.spark_consumer.feeder import INT4, INT8, TEXT, Feeder, Table, relation
@@ -88,7 +88,7 @@ def test_a_folder_that_was_not_written_to_its_end_does_not_count(spark: SparkSes
     (tmp_path / "batch=9" / "_SUCCESS").touch()
     (tmp_path / "batch=10" / "_SUCCESS").touch()
     assert last_folder(spark, str(tmp_path), 20) == 10
-    with pytest.raises(MirrorError, match=r"batch=20 has no file _SUCCESS"):
+    with pytest.raises(MirrorError, match=r"batch=20 has no _SUCCESS file"):
         last_folder(spark, str(tmp_path), 30)
 
 
@@ -135,7 +135,7 @@ def test_relations_without_key_or_columns_are_read_and_mirrored(
         assert positions(typed) == [(c.commit_lsn, c.ordinal, c.op) for c in feeder.truth if c.table is table]
     mirror = Mirror(str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})))
     mirror.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
-    logs = pictures.read(spark, str(tmp_path))
+    logs = versions.read(spark, str(tmp_path))
     for table in (notes, nothing):
         rows = logs[table.name].orderBy("_commit_lsn", "_ordinal").collect()
         assert [row["_op"] for row in rows] == [change["op"] for change in table.log]

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from delta.exceptions import ConcurrentAppendException, ConcurrentTransactionException
 from delta.tables import DeltaTable
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import batch, pictures
+from spark_consumer.jvm import java, java_frame
+from spark_consumer.mirror import batch, direct, versions
 from spark_consumer.mirror.batch import Mirror, TableWork
 from spark_consumer.mirror.layout import manifest_path, table_path
-from spark_consumer.mirror.merge import despite_conflicts
+from spark_consumer.mirror.merge import despite_conflicts, once, write_once
+from spark_consumer.mirror.target import APPLICATION, files_below, transaction_versions
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.source.datasource import register
 from spark_consumer.tables import TableName
@@ -53,7 +55,7 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
         mirrors[place].apply(frame, number)
 
     def pages() -> list[str]:
-        rows = pictures.read(spark, str(tmp_path))["public.visits"].collect()
+        rows = versions.read(spark, str(tmp_path))["public.visits"].collect()
         return sorted(row.page for row in rows)
 
     # In turn: the second begins with a checkpoint of its own, from the start of the topics.
@@ -102,7 +104,7 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
     left = Mirror(str(tmp_path), schemas, exclude=["public.vis*"])
     visit(feeder, items, visits, 6)
     left.apply(spark.read.format("walgate").options(**options).load(), 0)
-    assert set(pictures.read(spark, str(tmp_path))) == {"public.items"}
+    assert set(versions.read(spark, str(tmp_path))) == {"public.items"}
     with pytest.raises(MirrorError, match=r"tables matching public\.vis\* are not in the mirror"):
         Mirror(str(tmp_path), schemas).apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
     assert spark.read.format("delta").load(manifest_path(str(tmp_path))).count() == 6
@@ -121,3 +123,71 @@ def test_a_write_that_meets_others_is_made_again_and_one_that_meets_another_writ
     met.append(ConcurrentTransactionException("another"))
     with pytest.raises(ConcurrentTransactionException):
         despite_conflicts(write, pauses.append)
+
+
+@pytest.mark.integration
+def test_what_writers_have_noted_is_known_with_and_without_the_checksum_of_a_version(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    location = str(tmp_path)
+    for application, number in ((APPLICATION, 7), ("another", 9), (APPLICATION, 8)):
+        write_once(spark.range(1), location, "append", number, application=application)
+    wanted = [8, 9, None]
+    assert transaction_versions(spark, location, APPLICATION, "another", "nobody") == wanted
+    assert [files_below(spark, location, 1 << 20, enough) for enough in (0, 3, 4)] == [3, 3, 3]
+    assert [files_below(spark, location, 1, enough) for enough in (0, 3, 4)] == [0, 0, 3]
+    checksums = [file for file in (tmp_path / "_delta_log").glob("*.crc") if not file.name.startswith(".")]
+    assert len(checksums) == 3 and all(b"setTransactions" in file.read_bytes() for file in checksums)
+    for file in checksums:
+        file.unlink()
+    java(spark).org.apache.spark.sql.delta.DeltaLog.clearCache()
+    assert transaction_versions(spark, location, APPLICATION, "another", "nobody") == wanted
+    assert files_below(spark, location, 1, 4) == 0
+
+
+@pytest.mark.integration
+def test_an_append_is_made_once_without_a_job_that_reads_the_log(spark: SparkSession, tmp_path: Path) -> None:
+    location = str(tmp_path)
+    write_once(spark.range(1), location, "append", 1)
+    jobs = spark.sparkContext.statusTracker().getJobIdsForGroup
+    spark.sparkContext.setJobGroup(location, "appends")
+    for number in (2, 2, 3, 1):
+        assert direct.append(spark.range(number, number + 1), location, APPLICATION, number)
+    assert len(jobs(location)) == 2
+    assert not direct.append(spark.range(1).selectExpr("id", "id more"), location, APPLICATION, 4)
+    assert not direct.append(spark.range(1), str(tmp_path / "new"), APPLICATION, 4)
+    assert sorted(row.id for row in spark.read.format("delta").load(location).collect()) == [0, 2, 3]
+    assert transaction_versions(spark, location, APPLICATION) == [3]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_of_two_appends_that_began_at_once_for_one_application_the_second_is_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_direct: bool
+) -> None:
+    location = str(tmp_path)
+    write_once(spark.range(1), location, "append", 1)
+
+    def overtaken(frame: DataFrame) -> object:
+        """Between the beginning of a transaction and its commit."""
+        monkeypatch.setattr(direct, "java_frame", java_frame)
+        mode = "append" if is_direct else "overwrite"
+        write_once(spark.range(5, 6), location, mode, 3)
+        return java_frame(frame)
+
+    monkeypatch.setattr(direct, "java_frame", overtaken)
+    with pytest.raises(ConcurrentTransactionException):
+        direct.append(spark.range(2, 3), location, APPLICATION, 2)
+    assert transaction_versions(spark, location, APPLICATION) == [3]
+
+
+@pytest.mark.integration
+def test_settings_of_a_person_stay_behind_a_write_that_is_done_once(spark: SparkSession) -> None:
+    name = "spark.databricks.delta.merge.materializeSource"
+    spark.conf.set(name, "all")
+    try:
+        with once(spark, 1, has_few=True):
+            assert spark.conf.get(name) == "none"
+        assert spark.conf.get(name) == "all"
+    finally:
+        spark.conf.unset(name)

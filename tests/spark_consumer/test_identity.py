@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from schemas.description import ReplicaIdentity, TypeFacts
 from schemas.relation import change_schema
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import pictures
+from spark_consumer.mirror import versions
 from spark_consumer.mirror.batch import BatchReport, Mirror
 from spark_consumer.mirror.dump import newest
 from spark_consumer.mirror.identity import change_of_key, check_log_names, first_positions, schema_ids_behind
@@ -90,7 +90,7 @@ def both(number: int, code: int | None) -> Row:
 
 
 def mirrored(spark: SparkSession, path: Path) -> list[dict[str, Any]]:
-    rows = pictures.read(spark, str(path))["public.items"].drop("_special").toArrow().to_pylist()
+    rows = versions.read(spark, str(path))["public.items"].drop("_special").toArrow().to_pylist()
     return sorted(rows, key=lambda row: (row["id"], str(row)))
 
 
@@ -118,10 +118,10 @@ def test_a_log_that_does_not_add_up_gets_no_key(spark: SparkSession, feeder: Fee
     log = feeder.table(relation("items", COLUMNS, (), ReplicaIdentity.NOTHING))
     commit(feeder, log, (None, item(1, "a")), (None, item(2, "b")), (item(2, "b"), None))
     run_mirror(spark, feeder, tmp_path)
-    with pytest.raises(MirrorError, match=r"the log of public\.items cannot be reduced to rows"):
+    with pytest.raises(MirrorError, match=r"rows of public\.items cannot be computed from its append-only log"):
         dumped(tmp_path)
     commit(feeder, feeder.alter(log, KEYED), (None, item(3, "c")))
-    with pytest.raises(MirrorError, match=r"public\.items .* cannot be reduced to rows"):
+    with pytest.raises(MirrorError, match=r"public\.items .* cannot be computed from its append-only log"):
         run_mirror(spark, feeder, tmp_path)
 
 
@@ -134,7 +134,7 @@ def test_rows_whose_key_goes_become_the_beginning_of_a_log(spark: SparkSession, 
     commit(feeder, log, (item(1, "a"), item(1, "a2")), (item(2, "b"), None))
     run_mirror(spark, feeder, tmp_path)
     assert dumped(tmp_path) == [("1", "a2"), ("3", "c")]
-    words = [row["_op"] for row in pictures.read(spark, str(tmp_path))["public.items"].orderBy("_commit_lsn").collect()]
+    words = [row["_op"] for row in versions.read(spark, str(tmp_path))["public.items"].orderBy("_commit_lsn").collect()]
     assert sorted(words) == ["DELETE", "READ", "READ", "READ", "UPDATE", "UPDATE_BEFORE"] and words[:3] == ["READ"] * 3
     back = feeder.alter(log, KEYED)
     back.rows = {(1,): item(1, "a2"), (3,): item(3, "c")}
@@ -197,10 +197,10 @@ def test_a_mirror_takes_fewer_tables_and_refuses_more(spark: SparkSession, feede
     commit(feeder, third, (None, {"id": 1}))
     schemas = SchemaCache(Registry({"url": feeder.registry_url}))
 
-    def run(tables: str, *told: TableName) -> pictures.MirrorPicture:
+    def run(tables: str, *told: TableName) -> versions.MirrorVersion:
         frame = spark.read.format("walgate").options(**feeder.options(**({"tables": tables} if tables else {}))).load()
         Mirror(str(tmp_path), schemas, tables=told).apply(frame, 0)
-        return pictures.read(spark, str(tmp_path))
+        return versions.read(spark, str(tmp_path))
 
     assert set(run("public.items,public.third", ITEMS, third_name)) == {"public.items", "public.third"}
     commit(feeder, items, (None, item(2, "b")))
@@ -209,7 +209,7 @@ def test_a_mirror_takes_fewer_tables_and_refuses_more(spark: SparkSession, feede
         run("")
     with pytest.raises(MirrorError, match=r"public\.third is new to the mirror"):
         run("", ITEMS, third_name)
-    with pytest.raises(MirrorError, match=r"public\.others is new to the mirror .* at \w+/\w+ already"):
+    with pytest.raises(MirrorError, match=r"public\.others is new to the mirror .* which has already reached \w+/\w+"):
         run("public.items,public.others", ITEMS)  # the mirror is told less than the reader
 
 
@@ -257,14 +257,14 @@ def test_rows_of_a_relation_that_is_gone_go_or_stay_as_somebody_said(
     run_mirror(spark, feeder, tmp_path)
     assert mirrored(spark, tmp_path) == [item(4, "d")]
     commit(feeder, fourth, (None, item(5, "e")))
-    with pytest.raises(MirrorError, match=r"public\.items was dropped and created again"):
+    with pytest.raises(MirrorError, match=r"public\.items was dropped and recreated"):
         run("stop")
     location = table_path(str(tmp_path), ITEMS)
     spark.read.format("delta").load(location).where("id > 5").write.format("delta").mode("overwrite").save(location)
     run("stop")
     assert mirrored(spark, tmp_path) == [item(5, "e")]
     commit(feeder, fifth, (None, item(6, "f")))
-    assert "dropped and created again" in run("keep-as")[0]
+    assert "dropped and recreated" in run("keep-as")[0]
     assert mirrored(spark, tmp_path) == [item(6, "f")]
     kept = spark.read.format("delta").load(kept_path(str(tmp_path), ITEMS, fourth.description.oid))
     assert [row["id"] for row in kept.collect()] == [5]

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from spark_consumer.changelog.writer import Changelog
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror import manifest, parts, pictures
+from spark_consumer.mirror import manifest, parts, versions
 from spark_consumer.mirror.batch import BatchReport, Mirror
 from spark_consumer.mirror.dump import dump_json
 from spark_consumer.mirror.layout import table_path
@@ -50,7 +50,7 @@ def stream_mirror(spark: SparkSession, feeder: Feeder, path: Path, limit: int) -
 
 
 def mirrored(spark: SparkSession, path: Path, table: Table) -> dict[Any, dict[str, Any]]:
-    rows = pictures.read(spark, str(path))[table.name].toArrow().to_pylist()
+    rows = versions.read(spark, str(path))[table.name].toArrow().to_pylist()
     return {table.key(row): {name: value for name, value in row.items() if name != "_special"} for row in rows}
 
 
@@ -102,7 +102,7 @@ def test_a_mirror_equals_the_source_after_a_random_workload(
     for table in (workload.customers, workload.orders):
         assert mirrored(spark, tmp_path, table) == table.rows
     logged = (
-        pictures.read(spark, str(tmp_path))["public.visits"].orderBy("_commit_lsn", "_ordinal").toArrow().to_pylist()
+        versions.read(spark, str(tmp_path))["public.visits"].orderBy("_commit_lsn", "_ordinal").toArrow().to_pylist()
     )
     expected = [{"op": row["op"], "page": row.get("page")} for row in workload.visits.log]
     assert [{"op": row["_op"], "page": row["page"]} for row in logged] == expected
@@ -170,7 +170,7 @@ def test_a_batch_that_runs_again_changes_nothing(spark: SparkSession, feeder: Fe
     shutil.rmtree(tmp_path / "manifest")  # as if the crash had come before the picture
     run_mirror(spark, feeder, tmp_path)
     assert mirrored(spark, tmp_path, accounts) == accounts.rows
-    assert pictures.read(spark, str(tmp_path))["public.visits"].count() == 1
+    assert versions.read(spark, str(tmp_path))["public.visits"].count() == 1
 
 
 @pytest.mark.long
@@ -199,7 +199,7 @@ def test_a_new_checkpoint_that_cuts_batches_elsewhere_loses_nothing(
         crash.setattr(manifest, "record", lambda *_: 1 / 0)  # the tables are written, the picture is not
         with pytest.raises(ZeroDivisionError):
             run_mirror(spark, feeder, tmp_path)
-    with pytest.raises(MirrorError, match="batches now end at other LSNs"):
+    with pytest.raises(MirrorError, match="micro-batches now end at other LSNs"):
         run_mirror(spark, feeder, tmp_path, endingPosition=f"lsn:{middle_lsn}")
     third = feeder.begin()
     third.insert(items, {"id": 3})
@@ -278,7 +278,7 @@ def test_a_picture_shows_all_tables_behind_one_commit(spark: SparkSession, feede
         lsns.append(transaction.commit())
         feeder.kafka_commit()
         run_mirror(spark, feeder, tmp_path)
-    assert pictures.read(spark, str(tmp_path), at=lsns[1] - 1)["public.accounts"].count() == 1
-    assert pictures.read(spark, str(tmp_path), at=format_lsn(lsns[1]))["public.accounts"].count() == 2
+    assert versions.read(spark, str(tmp_path), at=lsns[1] - 1)["public.accounts"].count() == 1
+    assert versions.read(spark, str(tmp_path), at=format_lsn(lsns[1]))["public.accounts"].count() == 2
     with pytest.raises(MirrorError, match="begins at"):
-        pictures.read(spark, str(tmp_path), at=lsns[0] - 1)
+        versions.read(spark, str(tmp_path), at=lsns[0] - 1)

@@ -72,7 +72,7 @@ def test_a_topic_that_became_shorter_is_refused() -> None:
     stands = running.latestOffset({"position": 0, "commit_lsn": 0}, ReadAllAvailable())
     topic.lsns[:] = [40]
     with pytest.raises(
-        MarkerError, match=r"(?s)commit_lsn 0/1E at offset 3 of the marker topic.*topic ends at 1.*created again"
+        MarkerError, match=r"(?s)commit_lsn 0/1E at offset 3 of the marker topic.*topic ends at 1.*recreated"
     ):
         running.latestOffset(stands, ReadAllAvailable())
 
@@ -80,14 +80,14 @@ def test_a_topic_that_became_shorter_is_refused() -> None:
 @pytest.mark.parametrize("at_its_place", [25, 40, 0])
 def test_a_topic_with_another_marker_there_is_refused(at_its_place: int) -> None:
     """Also where the commit LSNs go on to rise."""
-    with pytest.raises(MarkerError, match="created again"):
+    with pytest.raises(MarkerError, match="recreated"):
         reader(topic_of(21, 22, at_its_place, 50)).latestOffset({"position": 3, "commit_lsn": 30}, ReadAllAvailable())
 
 
 def test_a_planned_batch_is_not_read_from_another_topic() -> None:
     start, end = {"position": 1, "commit_lsn": 10}, {"position": 3, "commit_lsn": 30}
     assert len(reader(topic_of(10, 20, 30)).partitions(start, end)) == 1
-    with pytest.raises(MarkerError, match="created again"):
+    with pytest.raises(MarkerError, match="recreated"):
         reader(topic_of(35, 36, 37, 38)).partitions(start, end)
 
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from gateway.local import Kafka, Registry
-from spark_consumer.mirror import manifest, pictures
+from spark_consumer.mirror import manifest, versions
 from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.delta_files import open_delta
 from spark_consumer.mirror.layout import table_path
@@ -87,6 +87,16 @@ def sums(path: Path, picture: manifest.Picture) -> dict[str, int]:
     return found
 
 
+def gateway_of(database: Database, kafka: Kafka, registry: Registry, prefix: str, folder: Path) -> GatewayProcess:
+    """It publishes TABLES."""
+    settings = {
+        "source__dsn": database.dsn, "source__slot": f"slot_{prefix}", "source__publications": "pgbench",
+        "kafka__bootstrap_servers": kafka.bootstrap_servers, "kafka__prefix": prefix,
+        "kafka__replication_factor": 1, "registry__url": registry.url,
+    }  # fmt: skip
+    return GatewayProcess(folder / "gateway.log", settings)
+
+
 @pytest.mark.parametrize(
     ("clients", "of_client", "limit"),
     [(2, 20, 50), pytest.param(8, 2500, 2000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
@@ -104,12 +114,7 @@ async def test_the_four_sums_of_pgbench_are_one_at_the_end_of_every_batch(
 ) -> None:
     connection = await database.connect()
     await connection.execute(TABLES)
-    settings = {
-        "source__dsn": database.dsn, "source__slot": f"slot_{topic_prefix}", "source__publications": "pgbench",
-        "kafka__bootstrap_servers": kafka.bootstrap_servers, "kafka__prefix": topic_prefix,
-        "kafka__replication_factor": 1, "registry__url": registry.url,
-    }  # fmt: skip
-    gateway = GatewayProcess(tmp_path / "gateway.log", settings)
+    gateway = gateway_of(database, kafka, registry, topic_prefix, tmp_path)
     try:
         await gateway.streaming()
         await fill(connection)
@@ -143,5 +148,5 @@ async def test_the_four_sums_of_pgbench_are_one_at_the_end_of_every_batch(
     assert len(seen) > 2 and len({tuple(one.values()) for one in found}) > 2
     for picture, one in zip(seen, found, strict=True):
         assert len(set(one.values())) == 1, (picture, one)
-    rows = await asyncio.to_thread(pictures.read(spark, str(tmp_path / "mirror"))["public.pgbench_history"].count)
+    rows = await asyncio.to_thread(versions.read(spark, str(tmp_path / "mirror"))["public.pgbench_history"].count)
     assert rows == committed

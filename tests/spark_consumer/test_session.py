@@ -75,8 +75,25 @@ def test_secrets_are_not_among_the_arguments_of_a_process(builder: Builder) -> N
     assert not secrets.keys() & builder.settings.keys() and "PYSPARK_SUBMIT_ARGS" not in os.environ
 
 
+REFUSED = r"(?s)do not run over Spark Connect.*spark-submit"
+
+
 def test_a_session_of_spark_connect_is_refused_by_name() -> None:
     connect: Any = SimpleNamespace()
     for look in (java, java_session):
-        with pytest.raises(MirrorError, match=r"(?s)do not run over Spark Connect.*spark-submit"):
+        with pytest.raises(MirrorError, match=REFUSED):
             look(connect)
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "remote"),
+    [("sc://spark:15002", {}, ""), ("local", {"spark.remote": "local"}, ""), ("local", {}, "sc://spark:15002")],
+)
+def test_a_server_of_spark_connect_is_refused_before_it_is_asked(
+    master: str, settings: dict[str, str], remote: str, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if remote:
+        monkeypatch.setenv("SPARK_REMOTE", remote)
+    with pytest.raises(MirrorError, match=REFUSED):
+        session.job_session("job", master, settings=settings)
+    assert not builder.settings

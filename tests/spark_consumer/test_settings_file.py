@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.error
 import urllib.request
 from datetime import UTC, datetime
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+import yaml
 from typer.testing import CliRunner
 
 from spark_consumer.errors import OptionError
@@ -37,10 +40,26 @@ def test_a_settings_file_has_options_of_the_command_and_of_the_source_and_secret
     assert found.secrets == {"spark.hadoop.fs.s3a.secret.key": "p4ss word"}
 
 
+def test_the_mirror_of_the_compose_profile_has_known_settings_and_asks_the_services_there() -> None:
+    command: Any = typer.main.get_command(cli.app)
+    root = Path(__file__).parents[2]
+    services = yaml.safe_load((root / "docker-compose.yml").read_text())["services"]
+    found = load_settings(root / "compose/mirror-s3.toml", [item.name for item in command.commands["mirror"].params])
+    lines = (root / "compose/s3proxy.conf").read_text().splitlines()
+    server: dict[str, str] = dict(line.split("=", 1) for line in lines)
+    s3a = {name.removeprefix("spark.hadoop.fs.s3a."): value for name, value in found.conf.items()}
+    assert (s3a["access.key"], s3a["secret.key"]) == (server["s3proxy.identity"], server["s3proxy.credential"])
+    assert s3a["endpoint"] == server["s3proxy.endpoint"].replace("0.0.0.0", "s3")
+    hosts = {
+        re.sub(r"^.*//|:.*$", "", str(found.command[name])) for name in ("bootstrap_servers", "registry", "master")
+    }
+    assert hosts | {"s3"} <= services.keys()
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('registri = "x"', "unknown setting 'registri'\nDid you mean registry"),
+        ('registri = "x"', "unknown option 'registri'\nDid you mean registry"),
         ("registry = ", "Invalid value"),
         ('[options]\nx = { file = "/nowhere" }', "x: /nowhere: No such file"),
     ],
@@ -105,7 +124,7 @@ def test_the_port_says_how_the_job_does(capsys: pytest.CaptureFixture[str]) -> N
         server.server_close()
     with pytest.raises(OptionError, match="HOST:PORT"):
         serve(Status(), "9000")
-    assert "batch 2" in capsys.readouterr().out
+    assert "micro-batch 2" in capsys.readouterr().out
 
 
 def test_lag_is_the_age_of_the_last_transaction_while_others_wait() -> None:

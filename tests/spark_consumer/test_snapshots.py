@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from schemas.description import ReplicaIdentity
 from schemas.verdict import decode_verdict, verdict_path
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import parts, pictures
+from spark_consumer.mirror import parts, versions
 from spark_consumer.mirror.appending import AppendingMirror
 from spark_consumer.mirror.batch import BatchReport, Mirror
 from spark_consumer.mirror.layout import differences_path
@@ -51,8 +51,8 @@ class Reader:
             mirror.finish(self.spark, merge=self.merges)
         return reports
 
-    def picture(self) -> pictures.MirrorPicture:
-        return pictures.read(self.spark, str(self.path))
+    def picture(self) -> versions.MirrorVersion:
+        return versions.read(self.spark, str(self.path))
 
     def rows(self, table: Table) -> dict[Any, Row]:
         rows = self.picture()[table.name].toArrow().to_pylist()
@@ -93,7 +93,7 @@ def test_a_table_is_in_a_picture_from_the_end_of_its_snapshot_on(
     feeder.chunk(accounts, [accounts.rows[number,] for number in (0, 1, 3)], "FILL")
     reader.take()
     assert not reader.picture() and reader.picture().filling == ["public.accounts", "public.items"]
-    with pytest.raises(MirrorError, match="still being filled"):
+    with pytest.raises(MirrorError, match="the snapshot of public.accounts is not complete yet"):
         reader.picture()["public.accounts"]
     in_one_transaction(feeder, lambda t: t.update(accounts, account(3), account(3, "c")))
     feeder.chunk(accounts, [accounts.rows[4,]], "FILL")

@@ -85,6 +85,23 @@ def test_transactions_are_a_frame_of_their_own(spark: SparkSession, feeder: Feed
     )  # fmt: skip
 
 
+def test_a_view_in_sql_has_the_typed_columns(spark: SparkSession, feeder: Feeder) -> None:
+    """As docs/spark.md has it."""
+    accounts = feeder.table(ACCOUNTS)
+    transaction = feeder.begin()
+    transaction.insert(accounts, {"id": 1, "owner": "a"})
+    transaction.insert(accounts, {"id": 2, "owner": "b"})
+    transaction.commit()
+    feeder.kafka_commit()
+    options = ", ".join(f"'{name}' '{value}'" for name, value in feeder.options(table="public.accounts").items())
+    spark.sql(f"CREATE TEMPORARY VIEW account_changes USING walgate OPTIONS ({options})")
+    try:
+        rows = spark.sql("SELECT op, after.owner FROM account_changes WHERE after.id = 2").collect()
+        assert [tuple(row) for row in rows] == [("INSERT", "b")]
+    finally:
+        spark.catalog.dropTempView("account_changes")
+
+
 def test_positions_bound_a_batch_read(spark: SparkSession, feeder: Feeder) -> None:
     accounts = feeder.table(ACCOUNTS)
     lsns = []
@@ -140,10 +157,10 @@ def spoil_manifest(marker: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (spoil_range("record_count", -1), "manifest says"),
+        (spoil_range("record_count", -1), "manifest in its marker says"),
         (spoil_range("last_offset", 50), "no record at offset"),
-        (spoil_range("partition", 1), "manifest says|no record at offset|no longer has offset|overlap"),
-        (spoil_epoch, "manifest says"),
+        (spoil_range("partition", 1), "manifest in its marker says|no record at offset|no longer has offset|overlap"),
+        (spoil_epoch, "manifest in its marker says"),
         (spoil_order, "does not come after"),
         (spoil_manifest, "has no manifest"),
     ],

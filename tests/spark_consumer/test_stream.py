@@ -93,7 +93,7 @@ async def test_a_transaction_that_does_not_add_up_raises(feeder: Feeder) -> None
 
     await asyncio.to_thread(transaction.commit, None, spoil)
     await asyncio.to_thread(feeder.kafka_commit)
-    with pytest.raises(TransactionIncomplete, match="manifest says"):
+    with pytest.raises(TransactionIncomplete, match="manifest in its marker says"):
         await asyncio.wait_for(read_until(feeder, 1), 60)
 
 
@@ -116,14 +116,14 @@ async def test_a_topic_that_is_not_there_is_named(feeder: Feeder, position: int 
 
 
 async def test_another_marker_at_the_position_to_go_on_from_raises(feeder: Feeder) -> None:
-    """The topic was created again, and has grown beyond the position."""
+    """The topic was recreated, and has grown beyond the position."""
     accounts = await asyncio.to_thread(feeder.table, ACCOUNTS)
     for number in range(3):
         transaction = feeder.begin()
         transaction.insert(accounts, {"id": number, "odd name": None})
         commit_lsn = await asyncio.to_thread(transaction.commit)
     await asyncio.to_thread(feeder.kafka_commit)
-    with pytest.raises(MarkerError, match="created again"):
+    with pytest.raises(MarkerError, match="recreated"):
         await asyncio.wait_for(read_until(feeder, commit_lsn, position=2, after_commit_lsn=1), 60)
 
 

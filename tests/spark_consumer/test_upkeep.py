@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import java
-from spark_consumer.mirror import changes, manifest, pictures, target, upkeep
+from spark_consumer.mirror import changes, manifest, target, upkeep, versions
 from spark_consumer.mirror.batch import BatchReport, Mirror
 from spark_consumer.mirror.delta_files import open_delta
 from spark_consumer.mirror.delta_log import needless
@@ -47,13 +47,13 @@ def data_files(location: Path) -> set[str]:
     return {path.name for path in location.glob("*.parquet")}
 
 
-def versions(location: Path) -> list[int]:
+def log_versions(location: Path) -> list[int]:
     return sorted(int(path.stem) for path in (location / "_delta_log").glob("*.json") if path.stem.isdigit())
 
 
 def files_since(location: Path, version: int) -> set[str]:
     """Of every version from there on."""
-    found = range(version, max(versions(location)) + 1)
+    found = range(version, max(log_versions(location)) + 1)
     return {file for number in found for file, _ in open_delta(location, number).files}
 
 
@@ -74,16 +74,59 @@ def merge(spark: SparkSession, path: str, lsn: int) -> datetime:
     properties = {} if target.exists(spark, location) else target.properties(["id"], deletion_vectors=True)
     write_once(spark.range(lsn, lsn + 2), location, "append", lsn, properties=properties)
     DeltaTable.forPath(spark, location).delete(f"id = {lsn + 1}")
-    versions = {str(ITEMS): target.version(spark, location)}
-    manifest.record(spark, path, replace(manifest.Picture.before_all(), commit_lsn=lsn, tables=versions))
+    found = {str(ITEMS): target.version(spark, location)}
+    manifest.record(spark, path, replace(manifest.Picture.before_all(), commit_lsn=lsn, tables=found))
     return datetime.now(UTC)
 
 
 def check(spark: SparkSession, path: str, lsns: Iterable[int]) -> None:
     for lsn in lsns:
-        picture = pictures.read(spark, path, at=lsn)
+        picture = versions.read(spark, path, at=lsn)
         assert picture.commit_lsn == lsn
         assert sorted(row["id"] for row in picture[str(ITEMS)].collect()) == list(range(2, lsn + 1, 2))
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(900)
+def test_the_files_of_the_last_commits_have_what_a_version_of_changes_has(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path)
+    changes.create(spark, path)
+
+    def append(lsn: int, count: int = 3) -> None:
+        row = {"op": "INSERT", "commit_lsn": lsn, "schema_id": 1, "value": b"a"}
+        rows = [{**row, "table": f"public.{word}", "ordinal": place} for place in range(count) for word in ("a", "b")]
+        schema = pa.schema([RAW.field(name) for name in changes.COLUMNS])
+        changes.append(to_frame(spark, pa.Table.from_pylist(rows, schema)), path, lsn, len(rows))
+
+    def check(*behind: int, last: int) -> None:
+        pinned = changes.pinned(spark, path)
+        assert pinned is not None
+        for lsn in behind:
+            rows = changes.waiting(spark, path, lsn, last)
+            assert rows is not None
+            wanted = sorted(map(tuple, changes.between(pinned, lsn, last).collect()), key=str)
+            assert wanted and sorted(map(tuple, rows.collect()), key=str) == wanted
+
+    for lsn in (2, 4, 6):
+        append(lsn)
+    check(-1, 1, 2, 3, 5, last=6)
+    check(-1, 2, last=4)
+    changes.prune(spark, path, 2)
+    check(2, 3, 4, last=6)
+    DeltaTable.forPath(spark, changes_path(path)).optimize().executeCompaction()
+    append(8)
+    check(2, 4, 5, 6, 7, last=8)
+    changes.prune(spark, path, 4)  # of a file that has more
+    append(10)
+    check(4, 6, 7, 9, last=10)
+    log = Path(changes_path(path), "_delta_log")
+    for version in range(3):
+        (log / f"{version:020}.json").unlink()
+    assert [bool(changes._files_behind(spark, changes_path(path), lsn)) for lsn in (1, 6, 8)] == [False, True, True]
+    monkeypatch.setattr(changes, "_COMMITS", 3)
+    assert [bool(changes._files_behind(spark, changes_path(path), lsn)) for lsn in (6, 8)] == [False, True]
 
 
 def test_what_upkeep_cannot_do_is_reported_and_tried_again_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,14 +220,14 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
     upkeep.Upkeep(path, (datetime.now(UTC) - merged[1]).total_seconds()).remove(spark)
     check(spark, path, (4, 6, 8))
     with pytest.raises(MirrorError, match="the mirror begins at"):
-        pictures.read(spark, path, at=2)
+        versions.read(spark, path, at=2)
     picture = manifest.picture(spark, path, 4)
     assert picture is not None
     needed = picture.tables[str(ITEMS)]
-    assert 0 < min(versions(items)) <= needed < min(versions(items)) + 3
+    assert 0 < min(log_versions(items)) <= needed < min(log_versions(items)) + 3
     assert files_since(items, needed) <= data_files(items)
     # Delta would refuse a version for its age, though it was replaced just now.
-    for version in versions(items):
+    for version in log_versions(items):
         if version <= needed:
             age(items / "_delta_log" / f"{version:020}.json", 10)
     java(spark).org.apache.spark.sql.delta.DeltaLog.clearCache()
@@ -193,8 +236,8 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
     check(spark, path, (8,))
     assert spark.read.format("delta").load(manifest_path(path)).count() == 1
     assert spark.read.format("delta").load(changes_path(path)).isEmpty()
-    assert len(versions(items)) <= 2 and len(versions(Path(manifest_path(path)))) <= 3
-    assert data_files(items) == files_since(items, max(versions(items)))
+    assert len(log_versions(items)) <= 2 and len(log_versions(Path(manifest_path(path)))) <= 3
+    assert data_files(items) == files_since(items, max(log_versions(items)))
     # A table's own properties may keep more.
     own = "('delta.deletedFileRetentionDuration' = 'interval 2 days')"
     spark.sql(f"ALTER TABLE delta.`{items}` SET TBLPROPERTIES {own}")

@@ -21,7 +21,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as f
 
 from gateway.local import Kafka, Registry
-from spark_consumer.mirror import pictures
+from spark_consumer.mirror import versions
 from spark_consumer.mirror.batch import BatchReport, Mirror
 from spark_consumer.mirror.layout import table_path
 from spark_consumer.mirror.merge import despite_conflicts
@@ -249,7 +249,7 @@ async def test_differences_among_half_a_million_rows_are_found_and_mended_under_
             code, outcome, _ = await scene.verify("--table", "public.s*", "--repair")
             assert code == 0 and found_keys(outcome) == wrong
         await scene.caught_up()
-        picture = await asyncio.to_thread(pictures.read, spark, str(scene.path))
+        picture = await asyncio.to_thread(versions.read, spark, str(scene.path))
         held = await asyncio.to_thread(picture["public.stock"].drop("_special").toArrow)
         rows = await scene.sql.fetch("SELECT * FROM public.stock")
         there = {row["id"]: tuple(row.values()) for row in held.to_pylist()}

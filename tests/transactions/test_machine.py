@@ -305,7 +305,7 @@ def test_a_row_outside_transactions_or_of_an_unknown_relation_is_an_error() -> N
 def test_a_commit_of_another_lsn_than_begun_is_an_error() -> None:
     stream = Stream()
     begin(stream, 5, 1000)
-    with pytest.raises(OutOfOrder, match="of the transaction 5"):
+    with pytest.raises(OutOfOrder, match="of the open transaction 5"):
         commit(stream, 1008)
 
 

@@ -86,5 +86,5 @@ def test_a_recorded_stream_ends_at_a_boundary_with_nothing_open(recorded: Record
 
 @pytest.mark.parametrize("recorded", [one for one in recordings() if is_in_doubt(one)], ids=lambda one: one.name)
 def test_a_recorded_stream_whose_messages_are_in_doubt_is_read_again(recorded: Recording) -> None:
-    with pytest.raises(RolledBackMessages, match="received again without streaming"):
+    with pytest.raises(RolledBackMessages, match="received again, with the streaming"):
         replay(recorded)

@@ -76,7 +76,7 @@ async def test_settings_of_the_database_and_its_encoding_change_no_value(
         found = await stage.delivered(lambda found: bool(found.rows("t")))
         found.close()
         assert await stage.gateway.stop() == 0
-    assert "starting_again" not in log.read_text()
+    assert "restarting" not in log.read_text()
     assert found.rows("t") == [AFTER]
 
 

@@ -36,7 +36,7 @@ async def test_every_command_does_what_the_page_says(walker: Walk) -> None:
         await tail(walker)
         await operate(walker)
         await mirrored(walker, mirror)
-    await walker.run("walgate status", "nothing reads the slot", "NOT IN USE", code=1)
+    await walker.run("walgate status", "nothing is reading the slot", "NOT IN USE", code=1)
 
 
 async def read(walker: Walk) -> None:

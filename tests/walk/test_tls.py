@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
 SECTION = ("docs/operations.md", "TLS and passwords")
 PASSWORD = "gate-secret"
+USERS = ("walgate", "mirror")
 HBA = [
     "hostssl all walgate 127.0.0.1/32 scram-sha-256",
     "hostnossl all walgate 127.0.0.1/32 reject",
@@ -41,7 +42,7 @@ HBA = [
 @asynccontextmanager
 async def guarded_registry(registry: Registry, pem: Path) -> AsyncIterator[str]:
     """URL of a proxy that takes TLS and Basic authentication only."""
-    login = b"authorization: basic " + base64.b64encode(f"walgate:{PASSWORD}".encode()).lower() + b"\r\n"
+    logins = [base64.b64encode(f"{user}:{PASSWORD}".encode()).lower() + b"\r\n" for user in USERS]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem / "server.crt", pem / "server.key")
 
@@ -55,7 +56,7 @@ async def guarded_registry(registry: Registry, pem: Path) -> AsyncIterator[str]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, ssl.SSLError, asyncio.IncompleteReadError):
             first = await reader.readuntil(b"\r\n\r\n")
-            if login not in first.lower():
+            if not any(b"authorization: basic " + login in first.lower() for login in logins):
                 writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
             else:
                 there, back = await asyncio.open_connection(HOST, registry.port)
@@ -70,9 +71,9 @@ async def guarded_registry(registry: Registry, pem: Path) -> AsyncIterator[str]:
 def credentials(kafka: Listeners) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-    user = UserScramCredentialUpsertion("walgate", scram, PASSWORD.encode())
-    for future in admin.alter_user_scram_credentials([user]).values():
-        future.result(30)
+    for user in USERS:
+        made = admin.alter_user_scram_credentials([UserScramCredentialUpsertion(user, scram, PASSWORD.encode())])
+        made[user].result(30)
 
 
 @pytest_asyncio.fixture
@@ -101,19 +102,26 @@ async def walker(tmp_path: Path) -> AsyncIterator[Walk]:
             "/etc/walgate": str(pem),
             "/run/secrets": str(pem),
             "kafka.example:9093": f"{HOST}:{kafka.ports['BOTH']}",
+            "password=...": f"password={PASSWORD}",
+            "mirror:...": f"mirror:{PASSWORD}",
             "https://registry.example": await parts.enter_async_context(guarded_registry(registry, pem)),
         }
         await made.sql(*commands("README.md", "With your own PostgreSQL and Kafka")[:3])
         yield made
 
 
-async def test_the_gateway_logs_in_as_the_page_says(walker: Walk) -> None:
-    walker.export(*commands(*SECTION)[:-1])
+async def test_gateway_and_mirror_log_in_as_the_page_says(walker: Walk) -> None:
+    *exports, mirror = commands(*SECTION)
+    walker.export(*exports)
     for left_out in ("CA_FILE", "PASSWORD_FILE", "passfile"):
         await is_refused_without(walker, left_out)
     await walker.run("walgate check", "the gateway would start")
     async with walker.gateway():
         await walker.run_again("walgate status", "cdc.public.orders: 1 records")
+    for name in ("kafka.sasl.password", "registry.ssl.ca.location"):
+        await walker.run(re.sub(rf" --option {name}=\S*", "", f"{mirror} --once"), code=1)
+    await walker.run(f"{mirror} --once", "public.orders", "public.items")
+    await walker.run("walgate dump --mirror /data/mirror --table public.orders", "was there before")
 
 
 async def is_refused_without(walker: Walk, left_out: str) -> None:

@@ -1,6 +1,6 @@
 """All tables of a mirror as one transaction of the source left them, at any commit LSN of which the changes are kept.
 
-A picture of the manifest says which versions of the tables belong together; the changes behind it lie over them: see overlay.py.
+A row of the manifest says which versions of the tables belong together; the changes after it lie over them: see overlay.py.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from spark_consumer.mirror.target import at_version, exists
 from spark_consumer.tables import TableName
 
 
-class MirrorPicture(Mapping[str, DataFrame]):
-    """The complete tables of one picture, by name: `pictures["public.orders"]`.
+class MirrorVersion(Mapping[str, DataFrame]):
+    """The complete tables as of one commit, by name: `read(...)["public.orders"]`.
 
-    `filling`: tables that a snapshot has not brought whole yet. `stale`: tables that are not what the source had, and why:
-    one that is quarantined stands still, and behind a gap every one is stale until it was copied anew.
+    `filling`: tables whose snapshot has not ended yet. `stale`: tables that differ from the source, and why: a table in
+    quarantine is not updated, and after a gap every table is stale until it has been loaded again.
     """
 
     def __init__(self, source: Picture, frames: Mapping[str, Callable[[], DataFrame]]) -> None:
@@ -41,7 +41,7 @@ class MirrorPicture(Mapping[str, DataFrame]):
 
     def __getitem__(self, name: str) -> DataFrame:
         if name not in self._makers and name in self.filling:
-            raise MirrorError(f"{name} is still being filled by a snapshot: it can be read once that has ended")
+            raise MirrorError(f"the snapshot of {name} is not complete yet: the table can be read once it is")
         if name not in self._frames:
             self._frames[name] = self._makers[name]()
         return self._frames[name]
@@ -56,14 +56,14 @@ class MirrorPicture(Mapping[str, DataFrame]):
         return name in self._makers
 
 
-def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> MirrorPicture:
-    """All tables behind the last transaction that is not behind `at`: "latest", a commit LSN (text or number) or a commit time.
+def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> MirrorVersion:
+    """All tables after the last transaction that is not after `at`: "latest", a commit LSN (text or number) or a commit time.
 
-    Where the changes up to there are not kept any more, behind the last merge before it. Raises MirrorError.
+    Where the changes up to there are not kept any more, after the last merge before it. Raises MirrorError.
     """
     check_form(spark, path)
     appended = changes.appended_lsn(spark, path)
-    kept = changes.pinned(spark, path)  # before the manifest is read: what is pruned later, a picture in there has
+    kept = changes.pinned(spark, path)  # before the manifest is read: what is pruned later, a version in there has
     found, last_lsn = None, appended
     if kept is not None and exists(spark, manifest_path(path)):
         found = find(spark, path, at)
@@ -78,11 +78,11 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
             made, over = lay_over(spark, path, found or Picture.before_all(), waiting)
             below = {name: partial(_at_version, spark, path, name, made.tables[name]) for name in made.complete}
             wanted = {name: make for name, make in over.items() if name not in Standing.of(made.standing).filling}
-            return MirrorPicture(made, below | wanted)
+            return MirrorVersion(made, below | wanted)
     found = found or picture(spark, path, at)
     if found is None:
-        raise MirrorError(f"there is no mirror at {path}, or it has no batch yet")
-    return MirrorPicture(
+        raise MirrorError(f"there is no mirror at {path}, or it has no micro-batch yet")
+    return MirrorVersion(
         found, {name: partial(_at_version, spark, path, name, version) for name, version in found.complete.items()}
     )
 

@@ -1,4 +1,4 @@
-"""Alarm rules: what they raise in situations, whether what they ask for exists, and whether somebody can read what to do."""
+"""Alerting rules: what they raise in situations, whether what they ask for exists, and whether somebody can read what to do."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.monitoring.prometheus import NAME, firing, labels_of, read_series, se
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "monitoring"
-ALARMS: list[dict[str, Any]] = yaml.safe_load((FOLDER / "alarms.yml").read_text())["groups"][0]["rules"]
-SITUATIONS: dict[str, Any] = yaml.safe_load((FOLDER / "alarms_test.yml").read_text())
+ALERTS: list[dict[str, Any]] = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
+SITUATIONS: dict[str, Any] = yaml.safe_load((FOLDER / "alerts_test.yml").read_text())
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana/dashboards/walgate.json").read_text())
 OF_PROMETHEUS = {"up", "ALERTS"}
 
@@ -42,11 +42,11 @@ def dashboard_expressions() -> list[str]:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS["tests"], ids=lambda one: str(one["name"]))
-def test_situations_raise_their_alarms_and_no_others(situation: dict[str, Any]) -> None:
+def test_situations_raise_their_alerts_and_no_others(situation: dict[str, Any]) -> None:
     series = read_series(situation["input_series"], seconds(situation["interval"]))
     for check in situation["promql_expr_test"]:
         assert check["expr"] == 'ALERTS{alertstate="firing"}'
-        found = firing(ALARMS, series, seconds(check["eval_time"]), seconds(SITUATIONS["evaluation_interval"]))
+        found = firing(ALERTS, series, seconds(check["eval_time"]), seconds(SITUATIONS["evaluation_interval"]))
         expected = {
             frozenset(pair for pair in labels_of(sample["labels"]) if pair[0] not in (NAME, "alertstate"))
             for sample in check["exp_samples"]
@@ -54,16 +54,16 @@ def test_situations_raise_their_alarms_and_no_others(situation: dict[str, Any]) 
         assert found == expected, check["eval_time"]
 
 
-def test_each_alarm_is_raised_in_a_situation() -> None:
+def test_each_alert_is_raised_in_a_situation() -> None:
     raised = {name for one in SITUATIONS["tests"] for name in re.findall(r'alertname="(\w+)"', str(one))}
-    assert raised == {rule["alert"] for rule in ALARMS} and len(ALARMS) >= 10
+    assert raised == {rule["alert"] for rule in ALERTS} and len(ALERTS) >= 10
 
 
 def test_promtool_comes_to_the_same_verdict() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: prometheus); the situations were played without it")
-    for arguments in (["check", "rules", "alarms.yml"], ["test", "rules", "alarms_test.yml"]):
+    for arguments in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
         judged = subprocess.run([promtool, *arguments], cwd=FOLDER, capture_output=True, text=True, check=False)
         assert judged.returncode == 0, judged.stdout + judged.stderr
 
@@ -71,7 +71,7 @@ def test_promtool_comes_to_the_same_verdict() -> None:
 def test_what_rules_and_dashboard_ask_for_exists() -> None:
     asked = {
         name
-        for expression in [*(rule["expr"] for rule in ALARMS), *dashboard_expressions()]
+        for expression in [*(rule["expr"] for rule in ALERTS), *dashboard_expressions()]
         for name in asked_for(expression)
     }
     assert asked - OF_PROMETHEUS <= exported()
@@ -82,22 +82,24 @@ def test_what_rules_and_dashboard_ask_for_exists() -> None:
         promql_parser.parse(expression.replace("$instance", ".*"))
 
 
-def test_each_alarm_has_a_section_that_says_what_to_do() -> None:
-    page = (ROOT / "docs/alarms.md").read_text()
+def test_each_alert_has_a_section_that_says_what_to_do() -> None:
+    page = (ROOT / "docs/alerts.md").read_text()
     sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.S | re.M))
-    assert list(sections) == [rule["alert"] for rule in ALARMS]
-    for rule in ALARMS:
+    assert list(sections) == [rule["alert"] for rule in ALERTS]
+    for rule in ALERTS:
         assert len(sections[rule["alert"]].strip()) > 20
-        assert rule["annotations"]["runbook"] == f"docs/alarms.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook"] == f"docs/alerts.md#{rule['alert'].lower()}"
         assert rule["labels"]["severity"] in ("warning", "critical")
 
 
 def test_compose_mounts_what_is_here() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-    in_profile = {name: service for name, service in services.items() if "profiles" in service}
-    assert set(in_profile) == {"prometheus", "grafana"}
-    for service in in_profile.values():
-        for volume in service["volumes"]:
+    assert {name for name, service in services.items() if service.get("profiles") == ["monitoring"]} == {
+        "prometheus",
+        "grafana",
+    }
+    for service in services.values():
+        for volume in service.get("volumes", []):
             if volume.startswith("./"):
                 assert (ROOT / volume.split(":")[0]).exists(), volume
 

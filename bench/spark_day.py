@@ -1,0 +1,147 @@
+"""What a day of batches leaves of a mirror, beside an hour: `python -m bench.spark_day`.
+
+A day is scaled: an hour takes --hour-s seconds of this computer, and every time that upkeep knows (an hour between two removals,
+what readers get, the retention of 24 hours) is scaled alike; it has 3,600 / --share batches and 60 / --share merges. The batches
+are commits of one small file that are written into the log of `changes` as Delta writes them, without Spark. A merge appends a
+file to a table, records the version and keeps the mirror up by upkeep's own code. Prints a line of JSON after each hour: files,
+log entries, and the seconds that versions.read and a count of the table took (median of 5); at last the day by the hour.
+
+What stays for an hour before VACUUM may remove it, stays here for an hour of that scale, by the property of each table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from delta.tables import DeltaTable
+
+from bench.cost import file_sizes
+from gateway.local.artifacts import jars
+from gateway.local.java import spark_java_home
+from spark_consumer.arrow import to_frame
+from spark_consumer.jobs.session import local_session
+from spark_consumer.mirror import changes, manifest, target, upkeep, versions
+from spark_consumer.mirror.layout import changes_path, table_path
+from spark_consumer.mirror.merge import write_once
+from spark_consumer.mirror.tuning import tune
+from spark_consumer.source.frames import RAW
+from spark_consumer.tables import TableName
+
+HOURS, BATCHES, MERGES = 24, 3600, 60
+ITEMS = TableName("public", "items")
+
+
+class Batches:
+    """Commits of one change each, as changes.append makes them."""
+
+    def __init__(self, location: Path) -> None:
+        self._location = location
+        self._schema = pa.schema([RAW.field(name) for name in changes.COLUMNS])
+        self.lsn = 0
+
+    def append(self, count: int) -> None:
+        log = self._location / "_delta_log"
+        version = max(int(entry.stem) for entry in log.glob("*.json"))
+        for number in range(version + 1, version + 1 + count):
+            self.lsn += 1
+            name, now = f"part-00000-{uuid4()}-c000.snappy.parquet", round(time.time() * 1000)
+            at = datetime.now(UTC)
+            row = {"table": str(ITEMS), "op": "INSERT", "commit_lsn": self.lsn, "commit_time": at, "ordinal": 0,
+                   "schema_id": 1, "value": b"a change of a few bytes" * 5}  # fmt: skip
+            pq.write_table(pa.Table.from_pylist([row], self._schema), self._location / name)
+            bound = {
+                "table": row["table"],
+                "commit_lsn": self.lsn,
+                "commit_time": at.isoformat(timespec="milliseconds"),
+            }
+            stats = {"numRecords": 1, "minValues": bound, "maxValues": bound, "nullCount": dict.fromkeys(bound, 0)}
+            size = (self._location / name).stat().st_size
+            actions: list[dict[str, Any]] = [
+                {"commitInfo": {"timestamp": now, "operation": "WRITE", "operationParameters": {"mode": "Append"}}},
+                {"txn": {"appId": target.APPLICATION, "version": self.lsn, "lastUpdated": now}},
+                {"add": {"path": name, "partitionValues": {}, "size": size, "modificationTime": now, "dataChange": True,
+                         "stats": json.dumps(stats)}},
+            ]  # fmt: skip
+            entry = log / f"{number:020}.json"
+            entry.write_text("".join(json.dumps(action) + "\n" for action in actions))
+
+
+def scale_upkeep(hour_s: float) -> None:
+    """Every time that upkeep knows; VACUUM itself knows but whole hours, and seconds only by a property of the table."""
+    upkeep._EVERY_S = upkeep.GRACE_S = hour_s
+    upkeep.LOG_GRACE_S = hour_s / 4
+
+    def vacuum(spark: Any, location: str, age: timedelta) -> None:
+        wanted = round(age.total_seconds() + hour_s)
+        if target.own_retention_s(spark, location) != wanted:
+            properties = f"'delta.deletedFileRetentionDuration' = 'interval {wanted} seconds'"
+            spark.sql(f"ALTER TABLE {target.sql_table(location)} SET TBLPROPERTIES ({properties})")
+        DeltaTable.forPath(spark, location).vacuum()
+
+    upkeep._vacuum = vacuum
+
+
+def merge(spark: Any, path: str, lsn: int) -> None:
+    location = table_path(path, ITEMS)
+    properties = {} if target.exists(spark, location) else target.properties(["id"], deletion_vectors=True)
+    rows = to_frame(spark, pa.table({"id": pa.array([lsn], pa.int64())}))
+    write_once(rows, location, "append", lsn, properties=properties)
+    tables = {str(ITEMS): target.version(spark, location)}
+    manifest.record(spark, path, replace(manifest.Picture.before_all(), commit_lsn=lsn, tables=tables))
+
+
+def measure(spark: Any, path: str) -> dict[str, float]:
+    names = [file.relative_to(path) for file in file_sizes(Path(path))]
+    in_log = sum("_delta_log" in name.parts for name in names)
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        version = versions.read(spark, path)
+        rows = version[str(ITEMS)].count()
+        took.append(time.perf_counter() - began)
+        assert rows, "an empty version"
+    return {"files": len(names) - in_log, "log_entries": in_log, "read_s": round(median(took), 2)}
+
+
+def run(hour_s: float, share: int) -> None:
+    spark = local_session("bench", java_home=spark_java_home(), jars=jars("delta"), cores=2)
+    tune(spark, compacts=True)
+    scale_upkeep(hour_s)
+    with tempfile.TemporaryDirectory(prefix="walgate-bench-") as path:
+        changes.create(spark, path)
+        batches, keeper = Batches(Path(changes_path(path))), upkeep.Upkeep(path, HOURS * hour_s)
+        figures: list[dict[str, float]] = []
+        began = time.monotonic()
+        for hour in range(1, HOURS + 1):
+            for number in range(MERGES // share):
+                batches.append(BATCHES // MERGES)
+                merge(spark, path, batches.lsn)
+                if problems := keeper.run_if_due(spark, compacts=True):
+                    raise SystemExit("; ".join(problems))
+                due = began + (hour - 1 + (number + 1) / (MERGES // share)) * hour_s
+                time.sleep(max(0.0, due - time.monotonic()))
+            figures.append(measure(spark, path))
+            late = round(time.monotonic() - began - hour * hour_s, 1)
+            print(json.dumps({"hour": hour, **figures[-1], "behind_the_clock_s": late}), flush=True)
+        ratios = {name: round(value / figures[0][name], 2) for name, value in figures[-1].items()}
+        print(json.dumps({"batches": batches.lsn, "day by hour": ratios}), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hour-s", type=float, default=30.0)
+    parser.add_argument("--share", type=int, default=4, help="divisor of 60")
+    arguments = parser.parse_args()
+    run(arguments.hour_s, arguments.share)

@@ -1,0 +1,74 @@
+"""Names in a catalog of Spark for the tables of a mirror (--catalog): external tables over their directories.
+
+A table gets its name with the first version of the mirror that has all its rows, and keeps it. The rows, columns and properties
+are in Delta's log, wherever they are read from: the catalog only says where that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from spark_consumer.errors import OptionError
+from spark_consumer.mirror.layout import table_path
+from spark_consumer.mirror.target import quoted, sql_table
+from spark_consumer.tables import TableName
+
+
+@dataclass
+class Catalog:
+    """`name`: of the catalog in Spark's settings, `spark_catalog` or another; `path`: of the mirror."""
+
+    name: str
+    path: str
+    _registered: set[str] = field(default_factory=set, init=False)
+
+    def check(self, spark: SparkSession) -> None:
+        """Raises OptionError where Spark has no such catalog, or cannot reach it."""
+        try:
+            spark.sql(f"SHOW SCHEMAS IN {quoted(self.name)}").head()
+        except PySparkException as problem:
+            raise OptionError(
+                f"--catalog {self.name}: Spark cannot use this catalog: {_first_line(problem)}",
+                hint="Configure it with --conf spark.sql.catalog.NAME=... and the catalog's own settings.",
+            ) from problem
+
+    def register(self, spark: SparkSession, tables: Iterable[str]) -> list[str]:
+        """Of these tables, those that have no name yet. What a person should know: a name that is in use, or not allowed there,
+        leaves the mirror itself as it is."""
+        notes = []
+        for text in sorted(set(tables) - self._registered):
+            self._registered.add(text)
+            table = TableName.parse(text)
+            name = f"{quoted(self.name)}.{quoted(table.namespace)}.{quoted(table.name)}"
+            location = _location(spark, sql_table(table_path(self.path, table)))
+            try:
+                spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quoted(self.name)}.{quoted(table.namespace)}")
+                spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{_literal(location)}'")
+                there = _location(spark, name)
+            except PySparkException as problem:
+                notes.append(f"{text} was not registered in catalog {self.name}: {_first_line(problem)}")
+                continue
+            if there != location:
+                notes.append(
+                    f"{text} was not registered in catalog {self.name}: the name refers to another table, at {there}"
+                )
+        return notes
+
+
+def _location(spark: SparkSession, table: str) -> str:
+    found = spark.sql(f"DESCRIBE DETAIL {table}").head()
+    assert found is not None
+    return str(found["location"])
+
+
+def _literal(text: str) -> str:
+    """What stands between single quotes in SQL."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def _first_line(problem: PySparkException) -> str:
+    return str(problem).strip().partition("\n")[0]

@@ -1,0 +1,75 @@
+"""Readers leave the event loop to the stream."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import asyncpg
+import pytest
+
+from gateway.events.row_encoder import RowEncoder
+from gateway.pgoutput.relation import Relation
+from gateway.relations.catalog import TYPES_QUERY, read_types
+from gateway.relations.description import describe
+from gateway.snapshot.copied import CopiedRows
+from gateway.snapshot.judge import Judge
+from gateway.snapshot.reader import _SHARED_STEP_BYTES, Waiting, read_chunk
+from gateway.snapshot.statements import LOOK
+from gateway.snapshot.survey import Recipe, as_message, recipe, survey
+from gateway.snapshot.table import Table
+from gateway.snapshot.visibility import parse_visibility
+from gateway.transactions.transaction import RelationVersion
+from tests.conftest import Database
+
+ROWS = 40_000
+NOT_ASKED: Any = None
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_one_reader_takes_a_small_step_in_a_round_where_others_wait(
+    is_shared: bool, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of all readers; where the stream has nothing else they are larger, and side by side."""
+    sessions = [await database.connect() for _ in range(2)]
+    made = await _recipe(sessions[0])
+    judge = Judge(parse_visibility(await sessions[0].fetchval(LOOK)), 0)
+    steps: list[int] = []
+    feed = CopiedRows.feed
+
+    def counted(rows: CopiedRows, piece: bytes) -> None:
+        steps.append(len(piece))
+        feed(rows, piece)
+
+    monkeypatch.setattr(CopiedRows, "feed", counted)
+    turn = asyncio.Lock() if is_shared else None
+    reading = [asyncio.create_task(_read(session, made, judge, turn)) for session in sessions]
+    rounds = 0
+    while not all(task.done() for task in reading):
+        await asyncio.sleep(0)
+        rounds += bool(steps)
+    found = [await task for task in reading]
+    assert [len(waiting.rows) for waiting in found] == [ROWS, ROWS]
+    assert (max(steps) <= _SHARED_STEP_BYTES) == is_shared
+    assert not is_shared or rounds >= len(steps)
+
+
+async def _recipe(sql: asyncpg.Connection) -> Recipe:
+    await sql.execute("CREATE TABLE public.t (id int PRIMARY KEY, word text)")
+    await sql.execute(f"INSERT INTO public.t SELECT i, 'row ' || i FROM generate_series(1, {ROWS}) i")
+    await sql.execute("CREATE PUBLICATION turns FOR TABLE public.t")
+    oid = await sql.fetchval("SELECT 'public.t'::regclass::oid::int8")
+    surveyed = (await survey(sql, ["turns"], [oid]))[oid]
+    relation: Relation = as_message(surveyed.relation)
+    types = read_types(await sql.fetch(TYPES_QUERY, [column.type_oid for column in relation.columns]))
+    encoder = RowEncoder(describe(relation, types, [], {}, is_key_whole=True), 7, 8)
+    return recipe(surveyed, RelationVersion("public.t", 7, encoder, NOT_ASKED), "x.public.t", "x", text_only=False)
+
+
+async def _read(sql: asyncpg.Connection, made: Recipe, judge: Judge, turn: asyncio.Lock | None) -> Waiting:
+    table = Table(judge, made.surveyed.leaves, 16 << 20)
+    table.begin()
+    table.sizer.blocks = 1 << 16
+    chunk = table.take()
+    assert chunk is not None
+    return await read_chunk(sql, chunk, made, ["turns"], lambda number, waiting: None, turn)
