@@ -19,6 +19,8 @@ from gateway.lsn import Lsn
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 DUMP_TIMEOUT_S = 180.0
+MERGE_EVERY_S = 10
+"""Less than a user's: the tables are compared at the end."""
 _PROGRAM = (sys.executable, "-P", "-m", "spark_consumer")
 
 
@@ -31,6 +33,7 @@ class MirrorProgress:
     transactions: int = 0
     changes: int = 0
     commit_lsn: Lsn = field(default_factory=lambda: Lsn(0))
+    merged_lsn: Lsn = field(default_factory=lambda: Lsn(0))
 
 
 class Mirror:
@@ -55,7 +58,7 @@ class Mirror:
             "--prefix": prefix,
             "--path": str(self.folder),
             "--progress": "json",
-            "--merge-every": "0",  # the tables are compared with the source as soon as the last batch is reported
+            "--merge-every": str(MERGE_EVERY_S),
         }
         words = [word for pair in options.items() for word in pair]
         self._child = await self._guard.start("mirror", [*_PROGRAM, "mirror", *words], environment=self._environment())
@@ -102,6 +105,8 @@ class Mirror:
             self.progress.transactions += line["transactions"]
             self.progress.changes += line["changes"]
             self.progress.commit_lsn = Lsn.parse(line["commit_lsn"])
+        if "merged_lsn" in line:
+            self.progress.merged_lsn = Lsn.parse(line["merged_lsn"])
 
     async def stop(self) -> None:
         await self.child.stop(signal.SIGTERM, STOP_TIMEOUT_S)

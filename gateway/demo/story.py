@@ -27,7 +27,7 @@ from gateway.local.guard import Child, Guard
 from gateway.operate.errors import StopForOperator
 from schemas.names import transaction_topic
 
-STEPS = ("Gateway", "Spark mirror", "Workload", "Catch up", "Comparison")
+STEPS = ("Gateway", "Spark mirror", "Workload", "Catch up", "Merge", "Comparison")
 _REFRESH_S = 0.25
 _STALL_TIMEOUT_S = 240.0
 _BATCH_TIMEOUT_S = 600.0  # a batch may be the whole import, and the machine busy
@@ -123,6 +123,9 @@ class Story:
         with self._panel.step("Catch up") as step:
             await self._catch_up()
             step.detail = f"the mirror has reached {self._mirror.progress.commit_lsn}"
+        with self._panel.step("Merge") as step:
+            await self._merge()
+            step.detail = "all changes are in the Delta tables"
         self._panel.show(self._figures())
         self._panel.forget(*self._address_lines)
         self._mirror_may_end = self._gateway_may_end = True
@@ -173,6 +176,11 @@ class Story:
         await _advance(
             self._mirror.child, _BATCH_TIMEOUT_S, lambda: mirror.commit_lsn, lambda: delivered.last_commit_lsn
         )
+
+    async def _merge(self) -> None:
+        """Until what can be read with Spark already is in the tables that any program reads."""
+        mirror, end_lsn = self._mirror.progress, self._delivered.last_commit_lsn
+        await _advance(self._mirror.child, _BATCH_TIMEOUT_S, lambda: mirror.merged_lsn, lambda: end_lsn)
 
     async def judge(self) -> list[TableVerdict]:
         with self._panel.step("Comparison") as step:
