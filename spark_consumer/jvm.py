@@ -6,6 +6,8 @@ Delta's snapshots, Hadoop's file systems and a session's own settings cannot be 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
@@ -49,9 +51,19 @@ def java_frame(frame: DataFrame) -> Any:
     return frame._jdf
 
 
-def activate(spark: SparkSession) -> None:
-    """What Java does next for this thread, it does with the settings of this session."""
-    SparkSession._get_j_spark_session_class(java(spark)).setActiveSession(java_session(spark))
+@contextmanager
+def activated(spark: SparkSession) -> Iterator[None]:
+    """What Java does within for this thread, it does with the settings of this session."""
+    sessions = SparkSession._get_j_spark_session_class(java(spark))
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(java_session(spark))
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def hadoop_path(spark: SparkSession, location: str) -> tuple[Any, Any]:

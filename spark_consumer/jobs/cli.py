@@ -57,7 +57,13 @@ Master = Annotated[
 Conf = Annotated[
     list[str], typer.Option("--conf", help="A Spark configuration property, as name=value. May be repeated.")
 ]
-Memory = Annotated[int, typer.Option(help="Heap size of Spark's JVM, in MB. Does not apply with spark-submit.")]
+Memory = Annotated[
+    int,
+    typer.Option(
+        help="Heap size of Spark's driver, in MB (spark.driver.memory). With --master, executors use spark.executor.memory. "
+        "Does not apply with spark-submit."
+    ),
+]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show Spark's error log, and the complete error that ends the command.")
 ]
@@ -121,7 +127,7 @@ CatalogName = Annotated[
     str,
     typer.Option(
         "--catalog",
-        help="Register each table as schema.table in this catalog of Spark, over its directory. Default: none.",
+        help="Register each table as schema.table in this Spark catalog, with its directory as the location. Default: none.",
     ),
 ]
 
@@ -193,8 +199,8 @@ def mirror(
     on_recreated: Annotated[
         str,
         typer.Option(
-            help="What happens when a table was dropped and recreated: empty, stop, or keep-as (copy the old "
-            "rows first)."
+            help="What to do when a table has been dropped and recreated: empty (remove the old rows), stop, or keep-as "
+            "(copy the old rows, then remove them)."
         ),
     ] = "empty",
     checkpoint: Checkpoint = "",
@@ -256,7 +262,8 @@ def mirror(
             print(_told_of_merges(merge_every), flush=True)
         while appending:
             appending.pop().stop()
-        appending.append(AppendingMirror(*facts, merge_every))
+        appending.append(AppendingMirror(*facts, merge_every, run.retrying))
+        run.check = appending[-1].check
         return appending[-1].apply
 
     def finish(spark: Any, *, is_done: bool) -> None:
@@ -296,7 +303,7 @@ def _told_of_merges(merge_every: float) -> str:
     merged = f"every {merge_every:g} s" if math.isfinite(merge_every) else "by walgate merge"
     return (
         f"tables are merged {merged}: programs that read them directly see the "
-        "state as of the last merge; versions.read sees every micro-batch"
+        "state as of the last merge; spark_consumer.mirror.versions.read sees every micro-batch"
     )
 
 
@@ -304,7 +311,13 @@ def _told_of_merges(merge_every: float) -> str:
 def merge(
     context: typer.Context,
     path: Annotated[str, typer.Option("--path", "--to", help="Directory of a mirror.")],
-    retention: Retention = RETENTION_S,
+    retention: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds for which a version of the mirror can be read after it was replaced. Default: what walgate mirror "
+            "was given."
+        ),
+    ] = None,
     catalog: CatalogName = "",
     progress: ProgressKind = "lines",
     master: Master = "",

@@ -42,6 +42,8 @@ class Run:
         self.options = options
         self.stopping = threading.Event()
         self._is_query_stopped = False
+        self.check: Callable[[], None] = lambda: None
+        """Raises what has failed beside the query, while no batch comes that would."""
         self._until_lsn = until_lsn
         self._progress = progress
         self._commit_lsn = -1
@@ -80,8 +82,10 @@ class Run:
         status.set("stale_tables", report.stale)
         status.set("filling_tables", report.filling)
         status.add("differences_total", report.differences)
-        if report.is_merge:
+        if not report.is_append:
             status.set("merged_lsn", report.commit_lsn)
+        if report.is_merge:
+            status.waits_for = ""
             return
         status.set("commit_lsn", report.commit_lsn)
         status.set("written_time_seconds", time.time())
@@ -124,6 +128,7 @@ class Run:
             pause_s = 1.0 if self._commit_lsn > reached else min(2 * pause_s, _LONGEST_PAUSE_S)
             reached = self._commit_lsn
             self.status.failed(told)
+            self.status.add("restarts_total", 1)
             self.say({"waiting_s": pause_s, "problem": told}, f"trying again in {pause_s:g} s: {told}")
             self.stopping.wait(pause_s)
 
@@ -132,10 +137,25 @@ class Run:
         self.say({"ready": True}, "reading")
         self.status.waits_for = ""
         while not query.awaitTermination(_LOOK_EVERY_S):
+            self._check_beside(query)
             if self.stopping.is_set() or self._is_done(query.lastProgress):
                 self._is_query_stopped = True
                 query.stop()
                 return
+
+    def _check_beside(self, query: Any) -> None:
+        try:
+            self.check()
+        except Exception:
+            self._is_query_stopped = True
+            query.stop()
+            raise
+
+    def retrying(self, problem: Exception, pause_s: float) -> None:
+        """A merge failed, and will be made again."""
+        told = told_by(str(problem)) or str(problem).strip().partition("\n")[0]
+        self.status.failed(told)
+        self.say({"waiting_s": pause_s, "problem": told}, f"merging again in {pause_s:g} s: {told}")
 
     def interruptible(self, apply: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
         """`apply`, which fails with BatchInterrupted where `watch` stops the query during it, whatever its own error is."""
@@ -211,7 +231,7 @@ def facts_of(report: BatchReport) -> dict[str, Any]:
             "differences": report.differences,
         }
     facts = {**asdict(report), "commit_lsn": lsn, "seconds": round(report.seconds, 3)}
-    del facts["is_merge"]
+    del facts["is_merge"], facts["is_append"]
     return {**facts, "commit_time": report.commit_time and report.commit_time.isoformat()}
 
 

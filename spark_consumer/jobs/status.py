@@ -24,12 +24,15 @@ _REQUEST_S = 2.0
 # Every metric by name, with its type and meaning.
 METRICS = {
     "walgate_job_commit_lsn": ("gauge", "Commit LSN of the last transaction that was written."),
-    "walgate_job_merged_lsn": ("gauge", "Commit LSN up to which the mirror's tables are merged, with --merge-every."),
+    "walgate_job_merged_lsn": ("gauge", "Commit LSN up to which the mirror's tables are merged."),
     "walgate_job_commit_time_seconds": (
         "gauge",
-        "Commit time of that transaction by the server's clock, in seconds since 1970.",
+        "Commit time of the last transaction that was written, by the server's clock, in seconds since 1970.",
     ),
-    "walgate_job_written_time_seconds": ("gauge", "Time at which it was written, in seconds since 1970."),
+    "walgate_job_written_time_seconds": (
+        "gauge",
+        "Time at which the last transaction was written, in seconds since 1970.",
+    ),
     "walgate_job_lag_seconds": (
         "gauge",
         "Age of the last transaction that was written, while others wait in Kafka; otherwise 0.",
@@ -46,7 +49,7 @@ METRICS = {
     "walgate_job_batches_total": ("counter", "Micro-batches with changes that were written."),
     "walgate_job_transactions_total": ("counter", "Transactions that were written."),
     "walgate_job_changes_total": ("counter", "Changes that were written."),
-    "walgate_job_batch_seconds_total": ("counter", "Time spent writing them, in seconds."),
+    "walgate_job_batch_seconds_total": ("counter", "Time spent writing micro-batches, in seconds."),
     "walgate_job_restarts_total": (
         "counter",
         "Number of times that the query was restarted after a transient error.",
@@ -80,7 +83,6 @@ class Status:
     def failed(self, message: str) -> None:
         self.waits_for = message
         self.last_error = message, time.time()
-        self.add("restarts_total", 1)
 
     def as_json(self) -> str:
         """LSNs are integers, 0: not known; times are Unix seconds."""

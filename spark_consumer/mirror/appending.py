@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC
 from typing import Any
 
-from delta.exceptions import ConcurrentTransactionException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -55,6 +54,7 @@ class AppendingMirror:
     retention_s: float = RETENTION_S
     catalog: Catalog | None = None
     merge_every_s: float = MERGE_EVERY_S
+    retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # told of a merge that failed
     _merger: Mirror = field(init=False)
     _merging: Merging = field(init=False)
     _session: SparkSession | None = field(default=None, init=False)  # of the merges
@@ -77,42 +77,58 @@ class AppendingMirror:
             self.retention_s,
             self.catalog,
         )
-        self._merging = Merging(self._merge, self.merge_every_s)
+        self._merging = Merging(self._merge, self.merge_every_s, self.retrying)
 
     def apply(self, raw: DataFrame, batch: int) -> None:
         """`raw`: frames.RAW, whole transactions. Raises MirrorError, also for the merge that ran last."""
-        self._merging.check()
+        self.check()
         began = time.monotonic()
         if self._session is None:
             self._open(raw.sparkSession)
+        tune(raw.sparkSession, compacts=False)  # batches do not wait for that: the merges compact
         rows = self._new_rows(raw).select(*changes.COLUMNS).persist()
         try:
             found = contents(rows)
             if found[-1]["rows"]:
                 self._append(rows, found, batch, began)
-        except ConcurrentTransactionException as problem:
+        except fence.CONFLICTS as problem:
             raise fence.taken_over(self.path) from problem
         finally:
             rows.unpersist()
 
+    def check(self) -> None:
+        """Raises what ended the merges: while nothing comes, no batch does. For any thread."""
+        self._merging.check()
+
     def _open(self, spark: SparkSession) -> None:
-        """Also merges what an earlier run has left."""
+        """Also merges what an earlier run has left, unless others merge."""
         session = cloned(spark)  # `once` sets some settings for all writes of a session
         tune(session, compacts=True)
-        tune(spark, compacts=False)  # batches do not wait for that: the merges compact
         fence.check_form(session, self.path)
+        last = manifest.picture(session, self.path)
+        self._merger.refuse_other_tables(last)
         changes.create(session, self.path)
         self._epoch = fence.claim_appends(session, self.path, changes.nothing(session))
-        self._merger.open(session, appends=False)
-        self._merger.tables_at_once = max(1, min(TABLES_AT_ONCE, spark.sparkContext.defaultParallelism // 2))
+        if math.isfinite(self.merge_every_s):
+            self._merger.open(session, appends=False)
+            last = self._merger.last
         fence.note_form(session, self.path, APPENDED_FORM, manifest.nothing(session))
+        self._merger.note_options(session)
         self._appended = changes.appended_lsn(session, self.path)
-        last = self._merger.last
+        self._merger.schemas.update(changes.kept_schemas(session, self.path))
         self._known = set(last.tables) if last is not None else set()
+        if not math.isfinite(self.merge_every_s):
+            self._known |= self._waiting_tables(session, -1 if last is None else last.commit_lsn)
         if last is not None:  # what its tables have is compared with what comes
             self._keep_schemas(session, sorted({*last.schema_ids.values()}))
         self._session = session
         self._merging.start()
+
+    def _waiting_tables(self, spark: SparkSession, behind_lsn: int) -> set[str]:
+        """Those with changes that nobody has merged."""
+        rows = changes.waiting(spark, self.path, behind_lsn, self._appended)
+        named = [] if rows is None else rows.where(f.col("table").isNotNull()).select("table").distinct().collect()
+        return {row["table"] for row in named}
 
     @property
     def taken_lsn(self) -> int:
@@ -134,7 +150,7 @@ class AppendingMirror:
         spark = rows.sparkSession
         self._keep_schemas(spark, total["schema_ids"])
         fence.check_appends(spark, self.path, self._epoch, self._appended)
-        changes.append(rows, self.path, total["last"], total["rows"])
+        changes.append(rows, self.path, total["last"], total["rows"], fence.held(self._epoch))
         self._appended, self._batch = total["last"], batch
         self._known.update(part["table"] for part in parts)
         self._waiting += total["changes"]
@@ -166,6 +182,7 @@ class AppendingMirror:
                 commit_time=total["commit_time"] and total["commit_time"].astimezone(UTC),  # Row has local times
                 stale=0 if standing is None or last is None else len(standing.stale(last.complete)),
                 filling=0 if standing is None else len(standing.filling),
+                is_append=True,
             )
         )
 
@@ -176,6 +193,8 @@ class AppendingMirror:
         """In the thread of the merges. Whether it is to go on: not where `walgate merge` has taken that over."""
         assert self._session is not None
         self._waiting = 0
+        cores = self._session.sparkContext.defaultParallelism  # executors may have come
+        self._merger.tables_at_once = max(1, min(TABLES_AT_ONCE, cores // 2))
         try:
             self._merger.merge_waiting(self._session, self._batch)
         except fence.TakenOver:
@@ -191,12 +210,11 @@ class AppendingMirror:
     def finish(self, spark: SparkSession, *, merge: bool) -> None:
         """Waits for the merge that runs; `merge`: and takes in all that was appended. Raises MirrorError."""
         self._merging.end()
-        self._merging.check()
-        self._merger.tables_at_once = TABLES_AT_ONCE
-        if merge and self._session is not None:
+        self.check()
+        if merge and self._session is not None and math.isfinite(self.merge_every_s):
             self._merge()
         elif merge and exists(spark, changes_path(self.path)):
-            self._merger.open(cloned(spark))
+            self._merger.open(cloned(spark), appends=self._session is None)
 
 
 def contents(rows: DataFrame) -> list[dict[str, Any]]:
@@ -220,23 +238,30 @@ def merge_once(
     spark: SparkSession,
     path: str,
     report: Callable[[BatchReport], None],
-    retention_s: float = RETENTION_S,
+    retention_s: float | None = None,
     catalog: Catalog | None = None,
 ) -> None:
-    """Merges what waits, with the tables that the mirror has now, and removes what the retention ends. Raises MirrorError."""
+    """Merges what waits, as the mirror was told to, and removes what the retention (None: that of the mirror) ends.
+
+    Raises MirrorError.
+    """
     last = manifest.picture(spark, path)
     if last is None and not exists(spark, changes_path(path)):
         raise MirrorError(f"there is no mirror at {path}, or it has no micro-batch yet")
-    scope = [TableName.parse(name) for name in last.scope] if last is not None else []
-    excludes = Standing.of(last.standing).excludes if last is not None else []
+    noted = manifest.noted_options(spark, path)
+    tables = noted.get("tables", last.scope if last is not None else [])
+    excludes = noted.get("exclude", Standing.of(last.standing).excludes if last is not None else [])
     merger = Mirror(
         path,
         {},
         lambda made: report(replace(made, is_merge=True)),
-        scope,
+        [TableName.parse(name) for name in tables],
         excludes,
-        retention_s=retention_s,
-        catalog=catalog,
+        noted.get("on_recreated", EMPTY),
+        noted.get("deletion_vectors", True),
+        noted.get("strict", False),
+        noted.get("retention_s", RETENTION_S) if retention_s is None else retention_s,
+        catalog,
     )
     merger.open(spark, appends=False)
     merger.upkeep.compact(spark)

@@ -19,7 +19,6 @@ from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from delta.exceptions import ConcurrentTransactionException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
@@ -97,6 +96,7 @@ class BatchReport:
     commit_time: datetime | None = None  # of the last transaction
     stale: int = 0  # tables
     filling: int = 0
+    is_append: bool = False  # and merged later
     is_merge: bool = False  # of changes that were reported when they were appended
 
 
@@ -188,32 +188,48 @@ class Mirror:
         try:
             if not self._opened:
                 self.open(raw.sparkSession)
+                self.note_options(raw.sparkSession)
             self._apply_all(raw, batch)
-        except ConcurrentTransactionException as problem:
+        except fence.CONFLICTS as problem:
             raise fence.taken_over(self.path) from problem
         self.keep_up(raw.sparkSession, batch)
 
     def keep_up(self, spark: SparkSession, batch: int, *, compacts: bool = False) -> None:
         """Removes what is too old, where that is due; `compacts`: and compacts `changes`. What failed is only reported."""
-        if self.last is None:
-            return
-        notes = self.upkeep.run_if_due(spark, compacts=compacts)
-        if notes:
-            standing, filling = self._standing, len(self._standing.filling)
-            stale = len(standing.stale(self.last.complete))
-            told = BatchReport(batch, self.last.commit_lsn, 0, 0, {}, 0.0, notes, stale=stale, filling=filling)
-            self.report(told)
+        if self.last is not None:
+            self._report_notes(self.upkeep.run_if_due(spark, compacts=compacts), batch)
 
-    def merge_waiting(self, spark: SparkSession, batch: int = 0) -> None:
-        """Takes in what was appended to `changes` since the last merge. Raises MirrorError."""
+    def _report_notes(self, notes: Sequence[str], batch: int = 0) -> None:
+        """Those that no version of the mirror is recorded with."""
+        if notes and self.last is not None:
+            standing, stale = self._standing, len(self._standing.stale(self.last.complete))
+            self.report(
+                BatchReport(
+                    *(batch, self.last.commit_lsn, 0, 0, {}, 0.0),
+                    notes=tuple(notes),
+                    stale=stale,
+                    filling=len(standing.filling),
+                )
+            )
+
+    def merge_waiting(self, spark: SparkSession, batch: int = 0, last_lsn: int | None = None) -> None:
+        """Takes in what was appended to `changes` since the last merge, up to `last_lsn` (None: all). Raises MirrorError."""
         behind_lsn = -1 if self.last is None else self.last.commit_lsn
-        last_lsn = changes.appended_lsn(spark, self.path)
+        if last_lsn is None:
+            last_lsn = changes.appended_lsn(spark, self.path)
         rows = changes.waiting(spark, self.path, behind_lsn, last_lsn) if last_lsn > behind_lsn else None
-        if rows is not None:
-            try:
-                self._apply_all(rows, batch)
-            except ConcurrentTransactionException as problem:
-                raise fence.taken_over(self.path) from problem
+        if rows is None:
+            return
+        try:
+            self._apply_all(rows, batch)
+        except fence.CONFLICTS as problem:
+            raise fence.taken_over(self.path) from problem
+        if self.last is None or self.last.commit_lsn < last_lsn:
+            reached = "nothing" if self.last is None else format_lsn(self.last.commit_lsn)
+            raise MirrorError(
+                f"changes up to {format_lsn(last_lsn)} were appended to {changes_path(self.path)}, but reading it gave "
+                f"{reached}: the tables were not changed any further"
+            )
 
     def _apply_all(self, raw: DataFrame, batch: int) -> None:
         tune(raw.sparkSession)
@@ -237,7 +253,25 @@ class Mirror:
             self.catalog.check(spark)
         tune(spark, compacts=True)
         fence.check_form(spark, self.path)
+        self.refuse_other_tables(manifest.picture(spark, self.path))
+        self._epoch = fence.claim(spark, self.path, manifest.nothing(spark))
+        # From now on no other writer records a version.
         last = manifest.picture(spark, self.path)
+        self.last, self._opened = last, True
+        self._standing = Standing.of(None if last is None else last.standing)
+        if target.exists(spark, changes_path(self.path)):
+            if appends:
+                fence.claim_appends(spark, self.path, changes.nothing(spark))
+            last_lsn = changes.appended_lsn(spark, self.path)
+            self.schemas.update(changes.kept_schemas(spark, self.path))  # of all that is appended up to there
+            self.merge_waiting(spark, last_lsn=last_lsn)
+        self._leave_out()
+        self._register(spark)
+        self._report_notes(self._doubts)
+        self._doubts.clear()
+
+    def refuse_other_tables(self, last: manifest.Picture | None) -> None:
+        """Raises MirrorError where the mirror was made for other tables, whose earlier changes it does not have."""
         if last is not None:
             tables = {str(table) for table in self.tables}
             new = sorted(tables.difference(last.scope)) if tables else ["every other table"]
@@ -245,25 +279,21 @@ class Mirror:
                 raise MirrorError(
                     f"{new[0]} is new to the mirror at {self.path}, which was created for {', '.join(last.scope)} "
                     "only: earlier changes are missing",
-                    hint="Use another path and checkpoint for these tables, or specify the same tables as before.",
+                    hint="Use another path and checkpoint location for these tables, or specify the same tables as before.",
                 )
             no_more = [pattern for pattern in Standing.of(last.standing).excludes if pattern not in self.exclude]
             if no_more:
                 raise MirrorError(
                     f"tables matching {no_more[0]} are not in the mirror at {self.path}: their earlier changes "
                     "are missing",
-                    hint=f"Use another path and checkpoint for these tables, or keep --exclude {no_more[0]}.",
+                    hint=f"Use another path and checkpoint location for these tables, or keep --exclude {no_more[0]}.",
                 )
-        self.last, self._opened = last, True
-        self._standing = Standing.of(None if last is None else last.standing)
-        self._epoch = fence.claim(spark, self.path, manifest.nothing(spark))
-        if target.exists(spark, changes_path(self.path)):
-            if appends:
-                fence.claim_appends(spark, self.path, changes.nothing(spark))
-            self.schemas.update(changes.kept_schemas(spark, self.path))
-            self.merge_waiting(spark)
-        self._leave_out()
-        self._register(spark)
+
+    def note_options(self, spark: SparkSession) -> None:
+        """For `walgate merge`, whose merges are those of this mirror."""
+        options = {name: getattr(self, name) for name in ("on_recreated", "deletion_vectors", "strict", "retention_s")}
+        options |= {"tables": [str(table) for table in self.tables], "exclude": list(self.exclude)}
+        manifest.note_options(spark, self.path, options)
 
     def _leave_out(self) -> None:
         """Tables that are no longer wanted are in no new version of the mirror."""
@@ -537,10 +567,11 @@ class Mirror:
         if applied > commit_lsn:
             raise MirrorError(
                 f"{location} has reached {format_lsn(applied)}, but this micro-batch ends at {format_lsn(commit_lsn)}: "
-                "the mirror was killed during a micro-batch, its checkpoint was lost, and micro-batches now end at other "
-                "LSNs",
-                hint="Remove the checkpoint and restart the query so that it begins after the last complete micro-batch (walgate "
-                "mirror does so automatically), with micro-batches at least as large as before (--max-changes).",
+                "the mirror was killed during a micro-batch, its checkpoint location was lost, and micro-batches now end at "
+                "other LSNs",
+                hint="Remove the query's checkpoint location (--checkpoint, by default <path>/checkpoint) and restart the query "
+                "so that it begins after the last complete micro-batch (walgate mirror does so automatically), with "
+                "micro-batches at least as large as before (--max-changes).",
             )
         if applied < commit_lsn:
             part = self._of_one_relation(spark, location, part, own)
@@ -640,7 +671,7 @@ class Mirror:
             schema_ids,
             standing.text(),
         )
-        manifest.record(spark, self.path, picture)
+        manifest.record(spark, self.path, picture, fence.held(self._epoch))
         self.last, self._standing = picture, standing
 
     def _register(self, spark: SparkSession) -> None:

@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_consumer.errors import OptionError
 from spark_consumer.mirror.layout import table_path
-from spark_consumer.mirror.target import quoted, sql_table
+from spark_consumer.mirror.target import literal, quoted, sql_table
 from spark_consumer.tables import TableName
+
+_PROBLEMS = (PySparkException, Py4JJavaError)
+"""PySpark has classes of its own for some of Java's exceptions; those of a metastore or a REST catalog come as they are."""
 
 
 @dataclass
@@ -25,12 +29,13 @@ class Catalog:
     name: str
     path: str
     _registered: set[str] = field(default_factory=set, init=False)
+    _told: dict[str, str] = field(default_factory=dict, init=False)  # of tables that could not be registered, why
 
     def check(self, spark: SparkSession) -> None:
         """Raises OptionError where Spark has no such catalog, or cannot reach it."""
         try:
             spark.sql(f"SHOW SCHEMAS IN {quoted(self.name)}").head()
-        except PySparkException as problem:
+        except _PROBLEMS as problem:
             raise OptionError(
                 f"--catalog {self.name}: Spark cannot use this catalog: {_first_line(problem)}",
                 hint="Configure it with --conf spark.sql.catalog.NAME=... and the catalog's own settings.",
@@ -41,17 +46,19 @@ class Catalog:
         leaves the mirror itself as it is."""
         notes = []
         for text in sorted(set(tables) - self._registered):
-            self._registered.add(text)
             table = TableName.parse(text)
             name = f"{quoted(self.name)}.{quoted(table.namespace)}.{quoted(table.name)}"
-            location = _location(spark, sql_table(table_path(self.path, table)))
             try:
+                location = _location(spark, sql_table(table_path(self.path, table)))
                 spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quoted(self.name)}.{quoted(table.namespace)}")
-                spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{_literal(location)}'")
+                spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{literal(location)}'")
                 there = _location(spark, name)
-            except PySparkException as problem:
-                notes.append(f"{text} was not registered in catalog {self.name}: {_first_line(problem)}")
+            except _PROBLEMS as problem:  # it may pass: the next version of the mirror tries again
+                if _first_line(problem) != self._told.get(text):
+                    notes.append(f"{text} was not registered in catalog {self.name}: {_first_line(problem)}")
+                self._told[text] = _first_line(problem)
                 continue
+            self._registered.add(text)
             if there != location:
                 notes.append(
                     f"{text} was not registered in catalog {self.name}: the name refers to another table, at {there}"
@@ -65,10 +72,7 @@ def _location(spark: SparkSession, table: str) -> str:
     return str(found["location"])
 
 
-def _literal(text: str) -> str:
-    """What stands between single quotes in SQL."""
-    return text.replace("\\", "\\\\").replace("'", "\\'")
-
-
-def _first_line(problem: PySparkException) -> str:
+def _first_line(problem: Exception) -> str:
+    if isinstance(problem, Py4JJavaError):  # its text begins with the call
+        problem = problem.java_exception
     return str(problem).strip().partition("\n")[0]

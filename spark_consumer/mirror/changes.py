@@ -22,6 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror import delta_log
+from spark_consumer.mirror.direct import NOTHING
 from spark_consumer.mirror.layout import changes_path, schemas_path
 from spark_consumer.mirror.merge import despite_conflicts, write_once
 from spark_consumer.mirror.target import APPLICATION, DELETION_VECTORS, at_version, exists, transaction_version, version
@@ -34,6 +35,7 @@ _SCHEMA = pa.schema([RAW.field(name) for name in COLUMNS])
 _SCHEMAS = pa.schema([("schema_id", pa.int32()), ("text", pa.string())])
 # A commit a second: few checkpoints on the way.
 _PROPERTIES = {
+    "delta.columnMapping.mode": "none",  # its files are also read without Delta
     "delta.dataSkippingStatsColumns": "table,commit_lsn,commit_time",
     "delta.checkpointInterval": "100",
     **DELETION_VECTORS,
@@ -56,11 +58,11 @@ def create(spark: SparkSession, path: str) -> None:
         nothing(spark).write.format("delta").mode("ignore").options(**_PROPERTIES).save(changes_path(path))
 
 
-def append(rows: DataFrame, path: str, commit_lsn: int, count: int) -> None:
-    """`rows`: COLUMNS of `count` changes, the last of them at `commit_lsn`; once."""
+def append(rows: DataFrame, path: str, commit_lsn: int, count: int, expected: Mapping[str, int] = NOTHING) -> None:
+    """`rows`: COLUMNS of `count` changes, the last of them at `commit_lsn`; once. `expected`: as for direct.append."""
     files = -(-count // _CHANGES_A_FILE)
     parted = rows.coalesce(1) if files <= 1 else rows.repartitionByRange(files, "table", "commit_lsn")
-    write_once(parted.sortWithinPartitions("table"), changes_path(path), "append", commit_lsn)
+    write_once(parted.sortWithinPartitions("table"), changes_path(path), "append", commit_lsn, expected=expected)
 
 
 def appended_lsn(spark: SparkSession, path: str) -> int:

@@ -6,22 +6,37 @@ version says the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from pyspark.sql import DataFrame
 
-from spark_consumer.jvm import activate, java, java_frame, java_session
+from spark_consumer.jvm import activated, java, java_frame, java_session
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
-def append(frame: DataFrame, location: str, application: str, number: int) -> bool:
+class Superseded(Exception):
+    """Another writer has noted another version of an application than was expected."""
+
+
+def append(
+    frame: DataFrame, location: str, application: str, number: int, expected: Mapping[str, int] = NOTHING
+) -> bool:
     """One commit, once for this version (`number`) of the application. False: nothing was written, for Delta's writer is needed:
     there is no table, it has other columns, or no checksum that knows its applications.
 
-    Raises what Delta raises.
+    `expected`: what other applications have noted. Raises Superseded where one has noted something else, and what Delta raises:
+    ConcurrentTransactionException where one does so during this commit.
     """
+    with activated(frame.sparkSession):
+        return _append(frame, location, application, number, expected)
+
+
+def _append(frame: DataFrame, location: str, application: str, number: int, expected: Mapping[str, int]) -> bool:
     spark = frame.sparkSession
     packages, option = java(spark).org.apache.spark.sql, java(spark).scala.Option
-    activate(spark)
     log = packages.delta.DeltaLog.forTable(java_session(spark), location)
     transaction = log.startTransaction(option.empty(), option.empty())
     snapshot = transaction.snapshot()
@@ -29,9 +44,12 @@ def append(frame: DataFrame, location: str, application: str, number: int) -> bo
     rows = java_frame(frame)
     if noted is None or snapshot.schema().catalogString() != rows.schema().catalogString():
         return False
+    if any(noted.get(name) != version for name, version in expected.items()):
+        raise Superseded(location)
     if noted.get(application, -1) >= number:
         return True
-    transaction.readTxn().addOne(application)  # another commit of this application meanwhile is a conflict
+    for name in (application, *expected):  # another commit of these meanwhile is a conflict
+        transaction.readTxn().addOne(name)
     actions = transaction.writeFiles(rows)
     now = java(spark).java.lang.System.currentTimeMillis()
     mark = packages.delta.actions.SetTransaction(application, number, option.apply(now))

@@ -2,24 +2,27 @@
 
 Each writer takes an epoch, a Delta transaction version of the manifest: a number above that of the writer before, and from the
 clock, so that two never have the same. A writer that finds another epoch than its own stops. Delta itself refuses the second of
-two commits that were begun at once for one application id. Who appends to `changes` has an epoch there, and who merges one in the
-manifest: a job has both, unless `walgate merge` has taken the second.
+two commits that were begun at once for one application id, and a commit during which the writer changes (`held`). Who appends to
+`changes` has an epoch there, and who merges one in the manifest: a job has both, unless `walgate merge` has taken the second.
 """
 
 from __future__ import annotations
 
 import time
 
-from delta.exceptions import DeltaConcurrentModificationException
+from delta.exceptions import ConcurrentTransactionException, DeltaConcurrentModificationException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
+from spark_consumer.mirror.direct import Superseded
 from spark_consumer.mirror.form import FORM, refuse_newer
 from spark_consumer.mirror.layout import changes_path, manifest_path
 from spark_consumer.mirror.merge import write_once
 from spark_consumer.mirror.target import APPLICATION, exists, transaction_version, transaction_versions
 
 WRITER = "walgate-writer"
+CONFLICTS = (ConcurrentTransactionException, Superseded)
+"""What a write raises where another writer has the mirror now."""
 _ATTEMPTS = 5
 
 
@@ -44,6 +47,11 @@ def _claim(spark: SparkSession, path: str, location: str, nothing: DataFrame) ->
         if transaction_version(spark, location, WRITER) == epoch:
             return epoch
     raise taken_over(path)
+
+
+def held(epoch: int) -> dict[str, int]:
+    """What a commit of the writer expects to be noted (direct.append)."""
+    return {WRITER: epoch}
 
 
 def check(spark: SparkSession, path: str, epoch: int) -> None:
@@ -77,6 +85,5 @@ class TakenOver(MirrorError):
 def taken_over(path: str) -> TakenOver:
     return TakenOver(
         f"another writer has taken over the mirror at {path}: this writer is stopping, and has written nothing since then",
-        hint="A mirror has one writer: the one that was started last. Stop the other one before you start "
-        "this one again.",
+        hint="A mirror has one writer: the one that was started last. Stop the other one before you restart this one.",
     )

@@ -6,9 +6,11 @@ it was behind one commit; a reader that takes the newest version of each may see
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 from delta.tables import DeltaTable
@@ -18,12 +20,15 @@ from pyspark.sql import functions as f
 from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn, parse_lsn
+from spark_consumer.mirror.direct import NOTHING
 from spark_consumer.mirror.layout import manifest_path
 from spark_consumer.mirror.merge import despite_conflicts, write_once
 from spark_consumer.mirror.standing import Standing
-from spark_consumer.mirror.target import exists
+from spark_consumer.mirror.target import exists, note_property, noted_property
 from spark_consumer.source.frames import INSTANT
 
+OPTIONS = "walgate.options"
+"""A property of the manifest."""
 _SCHEMA = pa.schema(
     [
         ("batch", pa.int64()),
@@ -75,12 +80,26 @@ def nothing(spark: SparkSession) -> DataFrame:
     return to_frame(spark, _SCHEMA.empty_table())
 
 
-def record(spark: SparkSession, path: str, picture: Picture) -> None:
-    """Appends a version of the mirror, once for its commit LSN."""
+def record(spark: SparkSession, path: str, picture: Picture, expected: Mapping[str, int] = NOTHING) -> None:
+    """Appends a version of the mirror, once for its commit LSN. `expected`: as for direct.append."""
     maps = {name: list(getattr(picture, name).items()) for name in ("tables", "keys", "oids", "schema_ids")}
     row = {**asdict(picture), **maps, "merged_at": datetime.now(UTC)}
     frame = to_frame(spark, pa.Table.from_pylist([row], schema=_SCHEMA))
-    write_once(frame, manifest_path(path), "append", picture.commit_lsn, merge_schema=True)
+    write_once(frame, manifest_path(path), "append", picture.commit_lsn, merge_schema=True, expected=expected)
+
+
+def note_options(spark: SparkSession, path: str, options: Mapping[str, object]) -> None:
+    """What the mirror was told, for `walgate merge`: a commit where it was told something else before."""
+    text = json.dumps(options, sort_keys=True)
+    if noted_property(spark, manifest_path(path), OPTIONS) != text:
+        despite_conflicts(lambda: note_property(spark, manifest_path(path), OPTIONS, text))
+
+
+def noted_options(spark: SparkSession, path: str) -> dict[str, Any]:
+    """Empty: of a mirror that no release has written that notes them."""
+    location = manifest_path(path)
+    text = noted_property(spark, location, OPTIONS) if exists(spark, location) else None
+    return {} if text is None else dict(json.loads(text))
 
 
 def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> Picture | None:

@@ -80,9 +80,13 @@ def write_once(
     overwrite_schema: bool = False,
     application: str = APPLICATION,
     properties: Mapping[str, str] = MappingProxyType({}),
+    expected: Mapping[str, int] = direct.NOTHING,
 ) -> None:
-    """Append to, or overwrite, a Delta table, once for this commit LSN. `properties`: of the table, if this write makes it."""
-    if mode == "append" and not properties and direct.append(frame, location, application, commit_lsn):
+    """Append to, or overwrite, a Delta table, once for this commit LSN. `properties`: of the table, if this write makes it.
+
+    `expected`: as for direct.append, where that makes the commit.
+    """
+    if mode == "append" and not properties and direct.append(frame, location, application, commit_lsn, expected):
         return
     writer = frame.write.format("delta").mode(mode).option("mergeSchema", merge_schema).options(**properties)
     if overwrite_schema:

@@ -6,19 +6,27 @@ import threading
 import time
 from collections.abc import Callable
 
+from spark_consumer.errors import MirrorError
+
 MERGE_EVERY_S = 60.0
 RETENTION_S = 24 * 3600.0
+PAUSES_S = (1.0, 5.0, 15.0, 60.0)
+"""Between attempts of a merge."""
 
 
 class Merging:
     """`merge`: says whether it is to be called again. `every_s`: from the start of one merge to that of the next, at least.
+    `retrying`: is told why a merge failed that will be made again, and the pause before, in seconds.
 
     idle --want--> waiting --every_s over, or at_once--> merging --> idle
+    merging --fails--> pause --> merging, PAUSES_S times; then, or with a MirrorError, ended, and `check` raises it
     any  --end---> ended: a merge that runs comes to its end
     """
 
-    def __init__(self, merge: Callable[[], bool], every_s: float) -> None:
-        self._merge, self._every_s = merge, every_s
+    def __init__(
+        self, merge: Callable[[], bool], every_s: float, retrying: Callable[[Exception, float], None] = lambda *_: None
+    ) -> None:
+        self._merge, self._every_s, self._retrying = merge, every_s, retrying
         self._changed = threading.Condition()
         self._wanted = self._at_once = self._ended = False
         self._problem: Exception | None = None
@@ -41,7 +49,7 @@ class Merging:
             self._thread.join()
 
     def check(self) -> None:
-        """Raises what ended the last merge."""
+        """Raises what ended the merges."""
         if self._problem is not None:
             raise self._problem
 
@@ -50,11 +58,27 @@ class Merging:
         while self._is_due(due):
             due = time.monotonic() + self._every_s
             try:
-                if not self._merge():
+                if not self._merge_again():
                     return
             except Exception as problem:  # of any kind: the thread that appends raises it
                 self._problem = problem
                 return
+
+    def _merge_again(self) -> bool:
+        """Whatever storage or a cluster says may pass; what Walgate itself says does not."""
+        for pause_s in PAUSES_S:
+            try:
+                return self._merge()
+            except MirrorError:
+                raise
+            except Exception as problem:
+                if self._ended:
+                    raise
+                self._retrying(problem, pause_s)
+            with self._changed:
+                if self._changed.wait_for(lambda: self._ended, pause_s):
+                    return False
+        return self._merge()
 
     def _is_due(self, due: float) -> bool:
         """Waits until a merge is; False: ended."""

@@ -96,6 +96,11 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def literal(text: str) -> str:
+    """What stands between single quotes in SQL."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
 def sql_table(location: str) -> str:
     return f"delta.{quoted(location)}"
 
@@ -105,6 +110,15 @@ def _snapshot(spark: SparkSession, location: str) -> Any:
     log = java(spark).org.apache.spark.sql.delta.DeltaLog.forTable(java_session(spark), location)
     # update(stalenessAcceptable = false) with Scala's defaults for the rest
     return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
+
+
+def noted_property(spark: SparkSession, location: str, name: str) -> str | None:
+    found = _snapshot(spark, location).metadata().configuration().get(name)
+    return str(found.get()) if found.isDefined() else None
+
+
+def note_property(spark: SparkSession, location: str, name: str, text: str) -> None:
+    spark.sql(f"ALTER TABLE {sql_table(location)} SET TBLPROPERTIES ('{name}' = '{literal(text)}')")
 
 
 def remove(spark: SparkSession, location: str) -> None:

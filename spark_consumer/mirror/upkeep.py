@@ -60,7 +60,7 @@ class Upkeep:
         is_due = time.monotonic() >= self._due
         steps = {
             "compact changes": self.compact if compacts and (is_due or not self._failed) else None,
-            "remove versions that are past the retention": self.remove if is_due else None,
+            "remove versions older than the retention time": self.remove if is_due else None,
         }
         failed = []
         for name, step in steps.items():

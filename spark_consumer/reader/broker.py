@@ -292,7 +292,7 @@ class _Reading:
                 f"{stretch} no longer has offset {self.position}, but the markers list "
                 f"{self.position}..{stretch.last_offset}",
                 hint="Retention has removed records that were never read, or the topic was recreated. "
-                "Raise the retention, and start from a later position (in Spark, with a new checkpoint).",
+                "Raise the retention, and start from a later position (in Spark, with a new checkpoint location).",
             )
         if error.retriable() or code in _PASSING or code in _MISSING:
             self.trouble(error)

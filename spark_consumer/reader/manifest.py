@@ -200,7 +200,7 @@ def check_ranges(transaction: CommittedTransaction) -> None:
         place = (item.topic, item.partition)
         if not 0 < item.record_count <= item.last_offset - item.first_offset + 1 or item.first_offset < 0:
             raise MarkerError(
-                f"{transaction}: the manifest in its marker lists {counted(item.record_count, 'record')} in {item}"
+                f"{transaction}: the manifest in its marker is invalid: {counted(item.record_count, 'record')} in {item}"
             )
         if item.first_offset <= last.get(place, -1):
             raise MarkerError(f"{transaction}: two ranges of the manifest in its marker overlap at {item}")
@@ -216,7 +216,7 @@ def check_order(transactions: Iterable[CommittedTransaction], after_commit_lsn: 
             raise MarkerError(
                 f"{transaction} does not come after commit_lsn {format_lsn(after_commit_lsn)}",
                 hint="The marker topic contains the markers of two slots, or was recreated: "
-                "read it with a new checkpoint from a known position (startingPosition "
+                "read it with a new checkpoint location from a known position (startingPosition "
                 "marker:<offset>).",
             )
         after_commit_lsn = transaction.commit_lsn

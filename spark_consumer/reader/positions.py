@@ -44,7 +44,7 @@ def parse_position(option: str, text: str) -> Position:
     except ValueError:
         pass
     raise OptionError(
-        f"{option} is {text!r}",
+        f"invalid value for {option}: {text!r}",
         hint="Write earliest, latest, marker:<offset>, lsn:16/B374D848 or time:2026-01-31T12:00:00Z "
         "(a time without a time zone is UTC).",
     )
@@ -60,7 +60,9 @@ def resolve(position: Position, log: MarkerLog) -> int:
             return high
         case "marker":
             if not low <= position.value <= high:
-                raise OptionError(f"marker:{position.value} is outside the marker topic, which has {low}..{high}")
+                raise OptionError(
+                    f"marker:{position.value} is outside the marker topic, whose offsets range from {low} to {high}"
+                )
             return position.value
         case "lsn":
             found = log.first_where(lambda transaction: transaction.commit_lsn > position.value)

@@ -189,7 +189,7 @@ class _Planner:
                 f"rows of the transaction at offset {expired - 1} of the marker topic are no longer in Kafka",
                 hint="Retention has removed records that were never read, or a topic was recreated. To read "
                 f"from the first position at which everything is available, set startingPosition to marker:{later or expired} "
-                "and use a new checkpoint.",
+                "and use a new checkpoint location.",
             )
 
     def first_kept(self) -> FirstKept:
@@ -280,8 +280,9 @@ def _other_topic(what: str, offset: StreamOffset) -> MarkerError:
     return MarkerError(
         f"the query is at commit_lsn {format_lsn(offset['commit_lsn'])} at offset {offset['position']} of the "
         f"marker topic, but {what}",
-        hint="The topic was recreated, or the checkpoint belongs to another Kafka cluster or prefix: changes "
-        "committed in the meantime may be missing here. Use a new checkpoint, and a new mirror or changelog.",
+        hint="The topic was recreated, or the checkpoint location belongs to another Kafka cluster or prefix: "
+        "changes committed in the meantime may be missing from the output of this query. Use a new checkpoint location, and a "
+        "new mirror or changelog.",
     )
 
 

@@ -1,8 +1,9 @@
-"""Mirrors that append first and merge later: at every commit the pictures are what the source's tables were behind it."""
+"""Mirrors that append first and merge later: at every commit their versions are what the source's tables were behind it."""
 
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,13 @@ from pyspark.sql import SparkSession
 from schemas.description import ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
-from spark_consumer.mirror import changes, form, manifest, versions
+from spark_consumer.mirror import appending as appending_module
+from spark_consumer.mirror import changes, fence, form, manifest, versions
 from spark_consumer.mirror.appending import AppendingMirror, merge_once, taken_in
-from spark_consumer.mirror.batch import BatchReport, Mirror
+from spark_consumer.mirror.batch import STOP, BatchReport, Mirror
 from spark_consumer.mirror.dump import newest
-from spark_consumer.mirror.layout import changes_path
+from spark_consumer.mirror.layout import changes_path, manifest_path
+from spark_consumer.mirror.target import transaction_version
 from spark_consumer.mirror.tuning import COMPACT, tune
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
@@ -98,6 +101,53 @@ def test_a_picture_at_any_commit_is_the_source_behind_it(
     expected = history[max(commit_lsn for commit_lsn in history if commit_lsn <= visible)]
     assert found.commit_lsn == visible
     assert (rows_of(found, workload.customers), rows_of(found, workload.orders), pages_of(found)) == expected
+
+
+def test_who_merges_does_it_as_the_mirror_was_told_and_keeps_that_over_its_restarts(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    items, visits = feeder.table(ITEMS), feeder.table(VISITS)
+    path, schemas = str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url}))
+
+    def leaves_merging() -> AppendingMirror:
+        told: dict[str, Any] = {
+            "exclude": ["public.none*"],
+            "on_recreated": STOP,
+            "deletion_vectors": False,
+            "strict": True,
+        }
+        return AppendingMirror(path, schemas, merge_every_s=math.inf, retention_s=604_800.0, **told)
+
+    def merges() -> tuple[Mirror, int | None]:
+        made: list[Mirror] = []
+
+        def noted(*facts: Any) -> Mirror:
+            made.append(Mirror(*facts))
+            return made[0]
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(appending_module, "Mirror", noted)
+            merge_once(cloned(spark), path, lambda _: None)
+        return made[0], transaction_version(spark, manifest_path(path), fence.WRITER)
+
+    change(feeder, items, visits, 1)
+    first = leaves_merging()
+    take(spark, feeder, first)
+    assert transaction_version(spark, manifest_path(path), fence.WRITER) is None
+    merger, epoch = merges()
+    assert (merger.on_recreated, merger.deletion_vectors, merger.strict) == (STOP, False, True)
+    assert (merger.retention_s, list(merger.exclude)) == (604_800.0, ["public.none*"])
+    last = manifest.picture(spark, path)
+    assert last is not None and last.commit_lsn == changes.appended_lsn(spark, path)
+    first.stop()
+    last_lsn = change(feeder, items, visits, 2)
+    again = leaves_merging()
+    take(spark, feeder, again)
+    assert transaction_version(spark, manifest_path(path), fence.WRITER) == epoch
+    assert changes.appended_lsn(spark, path) == last_lsn
+    again.finish(spark, merge=True)
+    last = manifest.picture(spark, path)
+    assert last is not None and last.commit_lsn == last_lsn
 
 
 def change(feeder: Feeder, items: Table, visits: Table, number: int) -> int:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import java, java_frame
-from spark_consumer.mirror import batch, direct, versions
+from spark_consumer.mirror import batch, changes, direct, fence, versions
 from spark_consumer.mirror.batch import Mirror, TableWork
 from spark_consumer.mirror.layout import manifest_path, table_path
 from spark_consumer.mirror.merge import despite_conflicts, once, write_once
@@ -108,6 +108,70 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
     with pytest.raises(MirrorError, match=r"tables matching public\.vis\* are not in the mirror"):
         Mirror(str(tmp_path), schemas).apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
     assert spark.read.format("delta").load(manifest_path(str(tmp_path))).count() == 6
+
+
+def test_a_writer_that_another_one_follows_appends_nothing_behind_its_own_last_look(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path, rows = str(tmp_path), changes.nothing(spark)
+    changes.create(spark, path)
+    first = fence.claim_appends(spark, path, rows)
+    changes.append(rows, path, 1, 1, fence.held(first))
+    second = fence.claim_appends(spark, path, rows)
+    with pytest.raises(fence.CONFLICTS):
+        changes.append(rows, path, 2, 1, fence.held(first))
+    assert changes.appended_lsn(spark, path) == 1
+    # The third comes while the second commits: it has looked already.
+    look = direct.noted_versions
+    third: list[int] = []
+
+    def looks(snapshot: object) -> dict[str, int] | None:
+        found = look(snapshot)
+        if not third:
+            third.append(0)
+            third[0] = fence.claim_appends(spark, path, rows)
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(direct, "noted_versions", looks)
+        with pytest.raises(ConcurrentTransactionException):
+            changes.append(rows, path, 2, 1, fence.held(second))
+    assert changes.appended_lsn(spark, path) == 1
+    changes.append(rows, path, 2, 1, fence.held(third[0]))
+    assert changes.appended_lsn(spark, path) == 2
+
+
+def test_what_the_writer_before_has_recorded_at_the_last_moment_is_not_taken_in_again(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    items, visits = feeder.table(ITEMS), feeder.table(VISITS)
+    schemas = SchemaCache(Registry({"url": feeder.registry_url}))
+    first, second = (Mirror(str(tmp_path), schemas) for _ in range(2))
+
+    def apply(mirror: Mirror, session: SparkSession) -> None:
+        mirror.apply(session.read.format("walgate").options(**feeder.options()).load(), 0)
+
+    visit(feeder, items, visits, 1)
+    apply(first, spark)
+    claim, other = fence.claim, spark.newSession()
+    register(other)
+
+    def claims(session: SparkSession, path: str, nothing: DataFrame) -> int:
+        visit(feeder, items, visits, 2)
+        apply(first, spark)
+        return claim(session, path, nothing)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fence, "claim", claims)
+        second.open(other)
+    assert first.last is not None and second.last is not None
+    assert second.last.commit_lsn == first.last.commit_lsn
+    # And what it would record afterwards is refused, although it has looked before.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fence, "check", lambda *_: None)
+        visit(feeder, items, visits, 3)
+        with pytest.raises(MirrorError, match="another writer has taken over"):
+            apply(first, spark)
 
 
 def test_a_write_that_meets_others_is_made_again_and_one_that_meets_another_writer_is_not() -> None:

@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
-from spark_consumer.mirror.merging import Merging
+from spark_consumer.errors import MirrorError
+from spark_consumer.mirror import merging as merging_module
+from spark_consumer.mirror.merging import PAUSES_S, Merging
 
 LONG_S = 10_000.0
 
@@ -36,17 +38,42 @@ def test_a_merge_that_is_not_due_does_not_run_and_the_end_does_not_wait_for_it()
     merging.check()
 
 
-def test_the_error_of_a_merge_is_raised_where_batches_are_appended() -> None:
-    def merge() -> bool:
-        raise ZeroDivisionError
+@pytest.mark.parametrize(
+    ("problem", "attempts"), [(OSError("storage is down"), 1 + len(PAUSES_S)), (MirrorError("no"), 1)]
+)
+def test_a_merge_that_fails_is_made_again_unless_walgate_itself_refuses_it_and_its_last_error_is_raised(
+    monkeypatch: pytest.MonkeyPatch, problem: Exception, attempts: int
+) -> None:
+    monkeypatch.setattr(merging_module, "PAUSES_S", (0.0,) * len(PAUSES_S))
+    made: list[None] = []
+    told: list[Exception] = []
 
-    merging = Merging(merge, 0)
+    def merge() -> bool:
+        made.append(None)
+        raise problem
+
+    merging = Merging(merge, 0, lambda failed, _: told.append(failed))
     merging.start()
     merging.want()
     assert merging._thread is not None
     merging._thread.join(60)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(type(problem)):
         merging.check()
+    assert len(made) == attempts and told == [problem] * (attempts - 1)
+
+
+def test_the_end_does_not_wait_for_the_next_attempt_of_a_merge() -> None:
+    told = threading.Event()
+
+    def merge() -> bool:
+        raise OSError("storage is down")
+
+    merging = Merging(merge, 0, lambda *_: told.set())
+    merging.start()
+    merging.want()
+    assert told.wait(60)
+    merging.end()
+    merging.check()
 
 
 def test_nothing_is_merged_any_more_where_another_does_it() -> None:
