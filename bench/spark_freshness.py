@@ -28,9 +28,9 @@ from spark_consumer.jobs.session import local_session
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import changes, target, versions
 from spark_consumer.mirror.appending import AppendingMirror
-from spark_consumer.mirror.batch import BatchReport
 from spark_consumer.mirror.layout import table_path
 from spark_consumer.mirror.merge import write_once
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 

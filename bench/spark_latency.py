@@ -32,7 +32,7 @@ from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 from spark_consumer.changelog.writer import Changelog
 from spark_consumer.jobs.session import local_session
-from spark_consumer.mirror.batch import BatchReport
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
 
 TABLE = "public.bench"

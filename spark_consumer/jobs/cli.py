@@ -233,8 +233,9 @@ def mirror(
 ) -> None:
     """Keep Delta tables equal to the source: each micro-batch applies complete transactions."""
     from spark_consumer.mirror.appending import AppendingMirror, taken_in
-    from spark_consumer.mirror.batch import EMPTY, KEEP_AS, STOP, Mirror
+    from spark_consumer.mirror.batch import Mirror
     from spark_consumer.mirror.catalog import Catalog
+    from spark_consumer.mirror.preparing import EMPTY, KEEP_AS, STOP
     from spark_consumer.reader.registry import SchemaCache
 
     if on_recreated not in (EMPTY, STOP, KEEP_AS):

@@ -21,7 +21,7 @@ from schemas.records import POSITION
 from spark_consumer.errors import BatchInterrupted, RangeExpired, SourceUnavailable, slow_start_in, told_by
 from spark_consumer.jobs.status import Status
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror.batch import BatchReport
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.backlog import backlog
 from spark_consumer.reader.manifest import MarkerDecoder
 from spark_consumer.reader.markers import MarkerLog

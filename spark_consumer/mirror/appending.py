@@ -19,11 +19,13 @@ from pyspark.sql import functions as f
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, fence, manifest
-from spark_consumer.mirror.batch import EMPTY, TABLES_AT_ONCE, BatchReport, Mirror, too_late
+from spark_consumer.mirror.batch import TABLES_AT_ONCE, Mirror, too_late
 from spark_consumer.mirror.catalog import Catalog
 from spark_consumer.mirror.form import APPENDED_FORM
 from spark_consumer.mirror.layout import changes_path, manifest_path
 from spark_consumer.mirror.merging import MERGE_EVERY_S, RETENTION_S, Merging
+from spark_consumer.mirror.preparing import EMPTY
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.standing import Standing
 from spark_consumer.mirror.target import exists
 from spark_consumer.mirror.tuning import tune

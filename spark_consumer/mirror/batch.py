@@ -2,149 +2,48 @@
 
 Idempotent: a batch that is run again (Spark repeats the last one after a crash) skips what it has written, table by table. See
 merge.py for how, and manifest.py for what readers see meanwhile.
-
-A small batch is folded in this process (replay.py), a large one in Spark (fold.py): a Spark job costs 50-200 ms whatever it does,
-and seconds where the JVM sees it for the first time.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import partial
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import StructType
 
 from schemas.names import counted
-from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror import changes, fence, identity, manifest, seen, target, verdicts, verify
+from spark_consumer.mirror import changes, fence, identity, manifest, target, windows
 from spark_consumer.mirror.catalog import Catalog
 from spark_consumer.mirror.changes import COLUMNS
-from spark_consumer.mirror.columns import ColumnChange, change_of_columns, doubts_of, missing_values, texts_of
-from spark_consumer.mirror.layout import changes_path, kept_path, seen_path, table_path
-from spark_consumer.mirror.log import large_log, log_table_schema, not_yet, small_log
-from spark_consumer.mirror.merge import despite_conflicts, flat, laid_over, merge, once, rows, write_once
+from spark_consumer.mirror.layout import changes_path, seen_path, table_path
+from spark_consumer.mirror.merge import despite_conflicts, once
 from spark_consumer.mirror.merging import RETENTION_S
-from spark_consumer.mirror.parts import (
-    BatchContent,
-    TablePart,
-    batch_size,
-    divided,
-    look_at,
-    marks_in,
-    own_records,
-    without_signs,
-)
-from spark_consumer.mirror.refit import fitted
-from spark_consumer.mirror.shape import TableShape, is_log
-from spark_consumer.mirror.standing import (
-    FILL,
-    REPLACE,
-    VERIFY,
-    Mark,
-    Standing,
-    Window,
-    advance,
-    first_cut,
-    verified_chunks,
-)
-from spark_consumer.mirror.states import (
-    flat_states,
-    key_bounds,
-    living_rows,
-    small_states,
-    spark_states,
-    table_schema,
-    unsent_columns,
-)
+from spark_consumer.mirror.parts import BatchContent, batch_size, divided, look_at, marks_in, own_records, without_signs
+from spark_consumer.mirror.piece import Piece, Verified
+from spark_consumer.mirror.preparing import EMPTY, Preparation
+from spark_consumer.mirror.report import BatchReport, notes_of
+from spark_consumer.mirror.shapes import Shapes
+from spark_consumer.mirror.standing import REPLACE, Standing, advance, first_cut, verified_chunks
 from spark_consumer.mirror.tuning import tune
 from spark_consumer.mirror.upkeep import Upkeep
+from spark_consumer.mirror.verify import first_later_change
+from spark_consumer.mirror.writing import write
 from spark_consumer.reader.registry import Schema
-from spark_consumer.reader.signs import EXCLUDED, GAP, KINDS, SKIP, SNAPSHOT_END
+from spark_consumer.reader.signs import KINDS
 from spark_consumer.tables import TableName, is_one_of
 
 TABLES_AT_ONCE = 2
 # Sources of merges with no more rows in all are not copied by Delta first. That copy is a job, but without it every step of
 # Spark's planning carries the rows: with 10,000 of them some tenths of a second of CPU time.
 FEW_CHANGES = 1000
-NEW = -1
-EMPTY, STOP, KEEP_AS = "empty", "stop", "keep-as"
-
-
-@dataclass(frozen=True, slots=True)
-class BatchReport:
-    """What one batch did. `tables`: changes of each."""
-
-    batch: int
-    commit_lsn: int
-    transactions: int
-    changes: int
-    tables: dict[str, int]
-    seconds: float
-    notes: tuple[str, ...] = ()  # what a person should know
-    differences: int = 0  # that a VERIFY has found
-    commit_time: datetime | None = None  # of the last transaction
-    stale: int = 0  # tables
-    filling: int = 0
-    is_append: bool = False  # and merged later
-    is_merge: bool = False  # of changes that were reported when they were appended
-
-
-@dataclass(frozen=True, slots=True)
-class Refit:
-    """`before`: the version of the relation whose columns a table has; `wanted`: those that it gets."""
-
-    before: TableShape
-    change: ColumnChange
-    wanted: StructType
-
-
-@dataclass(frozen=True, slots=True)
-class TableWork:
-    """One table in one batch. `applied`: commit LSN that the table has taken in before; NEW: there is no table yet."""
-
-    location: str
-    part: TablePart
-    shape: TableShape
-    texts: dict[int, str]  # schema id -> JSON text
-    applied: int
-    emptied: tuple[int, int] | None = None  # where a relation that was made anew begins
-    deletion_vectors: bool = True  # of a new table
-    refit: Refit | None = None  # where the rows that are there take other columns: the table is then written as a whole
-
-    def base(self, spark: SparkSession) -> DataFrame | None:
-        """The rows that are there."""
-        if self.applied == NEW:
-            return None
-        there = _rows_of(spark, self.location)
-        if self.refit is None:
-            return there
-        as_now = identity.converted(there, self.part.table, self.location, self.shape, self.applied)
-        return fitted(spark, as_now, self.refit.change, self.refit.before, self.shape, self.refit.wanted)
-
-    @property
-    def needs_merge(self) -> bool:
-        """Something of what the table holds stays."""
-        return self.applied != NEW and self.part.cut is None
-
-    @property
-    def mode(self) -> str:
-        """Of a write that is no merge."""
-        return "append" if self.part.cut is None else "overwrite"
-
-    def properties(self, columns: Sequence[str]) -> dict[str, str]:
-        """Of a new table; nothing is ever deleted from a log."""
-        return target.properties(columns, deletion_vectors=self.deletion_vectors and bool(self.shape.key))
 
 
 @dataclass
@@ -173,15 +72,15 @@ class Mirror:
     upkeep: Upkeep = field(init=False)
     _standing: Standing = field(default_factory=Standing, init=False)
     _opened: bool = field(default=False, init=False)
-    _shapes: dict[int, TableShape] = field(default_factory=dict, init=False)
+    _shapes: Shapes = field(init=False)
+    _preparation: Preparation = field(init=False)
     _epoch: int = field(default=0, init=False)
-    _doubts: list[str] = field(default_factory=list, init=False)  # what to report of the piece under way
-    # Of each table, the commit LSN that it has taken in and its version then: asking for the first costs a job.
-    _emptied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)  # in the piece under way
-    _applied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)
+    _notes: list[str] = field(default_factory=list, init=False)  # for the next report
 
     def __post_init__(self) -> None:
         self.upkeep = Upkeep(self.path, self.retention_s)
+        self._shapes = Shapes(self.schemas)
+        self._preparation = Preparation(self.path, self._shapes, self.on_recreated, self.deletion_vectors, self.strict)
 
     def apply(self, raw: DataFrame, batch: int) -> None:
         """`raw`: frames.RAW, whole transactions. Raises MirrorError."""
@@ -267,8 +166,8 @@ class Mirror:
             self.merge_waiting(spark, last_lsn=last_lsn)
         self._leave_out()
         self._register(spark)
-        self._report_notes(self._doubts)
-        self._doubts.clear()
+        self._report_notes(self._notes)
+        self._notes.clear()
 
     def refuse_other_tables(self, last: manifest.Picture | None) -> None:
         """Raises MirrorError where the mirror was made for other tables, whose earlier changes it does not have."""
@@ -319,7 +218,7 @@ class Mirror:
         told = without_signs(raw) if marks else raw
         chunks = verified_chunks(marks)
         if chunks:
-            later = verify.first_later_change(told, chunks)
+            later = first_later_change(told, chunks)
             cut = min((lsn for lsn in (cut, later) if lsn is not None), default=None)
         if cut is None and chunks:
             compared, told = divided(told, chunks)
@@ -346,15 +245,15 @@ class Mirror:
         standing, ended = advance(self._standing, piece.marks)
         known = {} if self.last is None else self.last.tables
         standing.meet(str(part.table) for part in content.parts if str(part.table) not in known)
-        self._note_keys(spark, piece, {**standing.open, **ended})
+        windows.note_keys(spark, self.path, self._shapes, piece, {**standing.open, **ended})
         if content.parts:
             self._write_tables(spark, piece.changes, piece.records, content)
-        differences = self._compare(spark, piece, ended)
+        differences = windows.compare(spark, self.path, self._shapes, piece, ended, self.last)
         for name, window in ended.items():
             if window.purpose == REPLACE:
-                self._end_replace(spark, name, window, piece)
+                windows.end_replace(spark, self.path, self._shapes, piece, name, window, self.last)
         fence.check(spark, self.path, self._epoch)
-        self._conclude(spark, piece, ended)
+        windows.conclude(spark, self.path, piece, ended)
         self._record(spark, piece, standing, ended)
         self._register(spark)
         for name, window in ended.items():
@@ -363,12 +262,8 @@ class Mirror:
         tables.update(
             {str(part.table): part.changes for part in piece.verified.content.parts} if piece.verified else {}
         )
-        notes = [
-            f"{table} was dropped and recreated: the rows of the old table were removed" for table in self._emptied
-        ]
-        self._emptied.clear()
-        notes += self._doubts
-        self._doubts.clear()
+        notes = [*self._preparation.take_notes(), *self._notes]
+        self._notes.clear()
         notes += notes_of(piece.marks, ended) + ([counted(differences, "difference")] if differences else [])
         seconds = time.monotonic() - began
         report = BatchReport(
@@ -386,76 +281,6 @@ class Mirror:
         )
         self.report(report)
 
-    def _conclude(self, spark: SparkSession, piece: Piece, ended: Mapping[str, Window]) -> None:
-        """What `walgate verify` waits for."""
-        if ended:
-            rows = {name: piece.row_count(name) for name in ended}
-            verdicts.conclude(spark, self.path, ended, rows, piece.content.commit_lsn)
-        if any(mark.kind == SNAPSHOT_END and mark.table is None for mark in piece.marks):
-            verdicts.note_end(spark, self.path, piece.content.commit_lsn)
-        if piece.verified is not None:
-            verdicts.note_reached(spark, self.path, piece.content.commit_lsn)
-
-    def _note_keys(self, spark: SparkSession, piece: Piece, windows: Mapping[str, Window]) -> None:
-        written = (piece.changes, piece.records, piece.content)
-        verified = piece.verified
-        compared = None if verified is None else (verified.changes, verified.records, verified.content)
-        for label, found in (("", written), (" verify", compared)):
-            for part in () if found is None else found[2].parts:
-                window, shape = windows.get(str(part.table)), self._shape(part.newest)
-                if found is None or window is None or window.purpose == FILL or not shape.key:
-                    continue
-                own = own_records(found[0], found[1], part.table)
-                location = seen_path(self.path, part.table, window.begin_lsn)
-                lsns = (window.begin_lsn, piece.content.commit_lsn)
-                seen.note_keys(spark, location, own, shape, self._texts(part), *lsns, target.APPLICATION + label)
-
-    def _compare(self, spark: SparkSession, piece: Piece, ended: Mapping[str, Window]) -> int:
-        """Writes what differs, once for the piece; how many."""
-        found = []
-        verified = piece.verified
-        for part in () if verified is None else verified.content.parts:
-            assert verified is not None
-            own = own_records(verified.changes, verified.records, part.table)
-            location, shape = table_path(self.path, part.table), self._shape(part.newest)
-            compare = verify.compared if shape.key else verify.compared_log
-            found.append(
-                (str(part.table), compare(spark, location, own, shape, self._texts(part)), piece.snapshot_id(part))
-            )
-        for name, window in ended.items():
-            location, schema_id = table_path(self.path, TableName.parse(name)), self._newest(piece, name)
-            if window.purpose != VERIFY or schema_id is None or not target.exists(spark, location):
-                continue
-            shape = self._shape(schema_id)
-            if shape.key and set(shape.key) <= set(_rows_of(spark, location).columns):
-                keys = seen_path(self.path, TableName.parse(name), window.begin_lsn)
-                found.append(
-                    (name, verify.too_many(seen.surplus(spark, location, keys, shape), shape), window.snapshot_id)
-                )
-            elif not shape.key and not piece.row_count(name):
-                found.append((name, verify.left_over(spark, location, shape, window.begin_lsn), window.snapshot_id))
-        return verify.record(spark, self.path, found, piece.content.commit_lsn) if found else 0
-
-    def _newest(self, piece: Piece, name: str) -> int | None:
-        """Schema id of the newest record of a table."""
-        parts = [*(piece.verified.content.parts if piece.verified else ()), *piece.content.parts]
-        here = {str(part.table): part.newest for part in parts}
-        return here.get(name, None if self.last is None else self.last.schema_ids.get(name))
-
-    def _end_replace(self, spark: SparkSession, name: str, window: Window, piece: Piece) -> None:
-        """The rows whose keys did not come are not in the source any more."""
-        table = TableName.parse(name)
-        location = table_path(self.path, table)
-        if not target.exists(spark, location):
-            return
-        if is_log(spark.read.format("delta").load(location).columns):
-            if not piece.row_count(name):
-                seen.end_log(spark, location, window.begin_lsn)
-            return
-        schema_id = self._newest(piece, name)
-        shape = self._shape(schema_id) if schema_id is not None else None
-        seen.delete_surplus(spark, location, seen_path(self.path, table, window.begin_lsn), shape)
-
     def _first_change_of_key(
         self, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
     ) -> int | None:
@@ -463,7 +288,7 @@ class Mirror:
         found = []
         for part in content.parts:
             is_new = self.last is not None and str(part.table) not in self.last.tables
-            key_of = identity.keys_of({schema_id: self._shape(schema_id) for schema_id in part.schema_ids})
+            key_of = identity.keys_of({schema_id: self._shapes.of(schema_id) for schema_id in part.schema_ids})
             if not is_new and len({key_of(schema_id) for schema_id in part.schema_ids}) == 1:
                 continue
             first = identity.first_positions(own_records(raw, records, part.table))
@@ -472,171 +297,26 @@ class Mirror:
             found.append(identity.change_of_key(part.table, first, key_of))
         return min((cut for cut in found if cut is not None), default=None)
 
-    def _shape(self, schema_id: int) -> TableShape:
-        if schema_id not in self._shapes:
-            self._shapes[schema_id] = TableShape.of(self.schemas[schema_id])
-        return self._shapes[schema_id]
-
-    def _texts(self, part: TablePart) -> dict[int, str]:
-        """Schemas of the part's records, which are read in the columns of the newest one."""
-        schemas = {schema_id: (self.schemas[schema_id], self._shape(schema_id)) for schema_id in part.schema_ids}
-        return texts_of(schemas, part.newest)
-
-    def _version_before(self, part: TablePart, own: pa.Table | DataFrame, applied: int) -> int | None:
-        """Schema id of the version of its relation whose columns a table has. None: it is not known."""
-        taken = None
-        if self.last is None or applied > self.last.commit_lsn:
-            taken = identity.newest_up_to(own, applied)
-        if taken is None and self.last is not None:
-            taken = self.last.schema_ids.get(str(part.table))
-        return taken
-
-    def _refit(
-        self, spark: SparkSession, part: TablePart, own: pa.Table | DataFrame, location: str, applied: int
-    ) -> Refit | None:
-        """Where columns were renamed, replaced, or added with a default. Raises MirrorError if `strict`."""
-        shape = self._shape(part.newest)
-        version = self._version_before(part, own, applied)
-        if version in (None, part.newest) or (part.cut is not None and shape.key):
-            return None
-        try:
-            before = self._shape(version)
-        except KeyError:  # it was merged before schemas were kept in the mirror
-            return None
-        if before.oid != shape.oid:
-            return None
-        change = change_of_columns(before, shape, missing_values(map(self._shape, part.schema_ids)))
-        self._note_doubts(part.table, before, shape, change)
-        if change.is_plain(before.columns) or self._is_of_a_person(spark, part.table, location, applied):
-            return None
-        wanted = table_schema(shape) if shape.key else log_table_schema(shape)
-        if target.needs_mapping(wanted.names):
-            target.map_columns(spark, location)
-        return Refit(before, change, wanted)
-
-    def _is_of_a_person(self, spark: SparkSession, table: TableName, location: str, applied: int) -> bool:
-        """Who has overwritten the table with what the source has now, as an error said: there is nothing to be changed then."""
-        known = None if self.last is None else self.last.tables.get(str(table))
-        if self.last is None or known is None or applied > self.last.commit_lsn:
-            return False
-        return target.was_overwritten(spark, location, known)
-
-    def _note_doubts(self, table: TableName, before: TableShape, shape: TableShape, change: ColumnChange) -> None:
-        doubts = doubts_of(before, shape, change)
-        if doubts and self.strict:
-            raise MirrorError(
-                f"{table}: {doubts}",
-                hint="Run walgate snapshot start for this table, and start the mirror once without --strict.",
-            )
-        if doubts:
-            self._doubts.append(f"{table}: {doubts}. A snapshot of the table corrects that")
-
     def _write_tables(
         self, spark: SparkSession, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
     ) -> None:
         """Tables are altered before `once`, which holds for every write of the session: Delta would take such a commit for the
         batch's own."""
         own = {part.table: own_records(raw, records, part.table) for part in content.parts}
-        work = [self._prepare(spark, part, own[part.table], content.commit_lsn) for part in content.parts]
+        work = [
+            self._preparation.prepare(spark, part, own[part.table], content.commit_lsn, self.last)
+            for part in content.parts
+        ]
         work = [item for item in work if item.applied < content.commit_lsn]
         with (
             once(spark, content.commit_lsn, has_few=records is not None and content.changes <= FEW_CHANGES),
             ThreadPoolExecutor(self.tables_at_once) as threads,
         ):
             for future in [
-                threads.submit(
-                    despite_conflicts, partial(_write, spark, item, own[item.part.table], content.commit_lsn)
-                )
+                threads.submit(despite_conflicts, partial(write, spark, item, own[item.part.table], content.commit_lsn))
                 for item in work
             ]:
                 future.result()
-
-    def _prepare(self, spark: SparkSession, part: TablePart, own: pa.Table | DataFrame, commit_lsn: int) -> TableWork:
-        """Raises MirrorError when a table is another writer's, or holds more than this batch."""
-        shape = self._shape(part.newest)
-        texts = self._texts(part)
-        location = table_path(self.path, part.table)
-        columns = table_schema(shape) if shape.key else log_table_schema(shape)
-        identity.check_log_names(part.table, shape)
-        identity.check_names(part.table, columns.names)
-        if not target.exists(spark, location):
-            part = self._of_one_relation(spark, location, part, own)
-            emptied = self._emptied.get(part.table)
-            return TableWork(location, part, shape, texts, NEW, emptied, self.deletion_vectors)
-        applied = self._applied_commit_lsn(spark, part.table, location)
-        if applied > commit_lsn:
-            raise MirrorError(
-                f"{location} has reached {format_lsn(applied)}, but this micro-batch ends at {format_lsn(commit_lsn)}: "
-                "the mirror was killed during a micro-batch, its checkpoint location was lost, and micro-batches now end at "
-                "other LSNs",
-                hint="Remove the query's checkpoint location (--checkpoint, by default <path>/checkpoint) and restart the query "
-                "so that it begins after the last complete micro-batch (walgate mirror does so automatically), with "
-                "micro-batches at least as large as before (--max-changes).",
-            )
-        if applied < commit_lsn:
-            part = self._of_one_relation(spark, location, part, own)
-            if part.cut is not None and part.cut[0] <= applied:
-                part = replace(part, cut=None)
-            refit = self._refit(spark, part, own, location, applied)
-            work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), refit=refit)
-            if refit is None:
-                if not (shape.key and part.table in self._emptied):  # all that is there goes
-                    identity.convert(spark, location, part.table, shape, applied)
-                target.align(spark, location, columns)
-            keys = {} if self.last is None else self.last.keys
-            if shape.key and part.cut is None and tuple(keys.get(str(part.table), ())) != shape.key:
-                base = work.base(spark)
-                assert base is not None
-                identity.check_key(base, location, part.table, shape)
-            return work
-        return TableWork(location, part, shape, texts, applied, self._emptied.get(part.table))
-
-    def _applied_commit_lsn(self, spark: SparkSession, table: TableName, location: str) -> int:
-        """What a table has taken in. Raises MirrorError where that is not what this writer has left there."""
-        known = self._applied.get(table)
-        version = target.version(spark, location)
-        if known is not None and known[1] == version:
-            return known[0]
-        found = target.applied_commit_lsn(spark, location)
-        if known is not None and known[0] != found:
-            raise fence.taken_over(self.path)
-        self._applied[table] = (found, version)
-        return found
-
-    def _of_one_relation(
-        self, spark: SparkSession, location: str, part: TablePart, own: pa.Table | DataFrame
-    ) -> TablePart:
-        """Where the table is of another relation than before, whose rows went without a word: cut where that begins.
-
-        Raises MirrorError where it is a relation that was known by another name, or `on_recreated` says so.
-        """
-        self._emptied.pop(part.table, None)
-        oids = {} if self.last is None else dict(self.last.oids)
-        known = oids.pop(str(part.table), None)
-        begin = identity.beginning_of_relation(
-            part,
-            location,
-            own,
-            lambda schema_id: self._shape(schema_id).oid,
-            known,
-            oids.values(),
-            lambda: self._was_emptied(spark, location, part.table),
-        )
-        if begin is None:
-            return part
-        if self.on_recreated == STOP:
-            raise identity.recreated(part.table, location)
-        if self.on_recreated == KEEP_AS and known is not None:
-            identity.keep(spark, location, kept_path(self.path, part.table, known))
-        self._emptied[part.table] = (begin[0], begin[1] - 1)
-        return replace(part, cut=max(self._emptied[part.table], part.cut or (-1, -1)))
-
-    def _was_emptied(self, spark: SparkSession, location: str, table: TableName) -> bool:
-        """Or filled anew by a person, who knows what is in the source."""
-        assert self.last is not None
-        return identity.is_empty(_rows_of(spark, location)) or target.was_overwritten(
-            spark, location, self.last.tables[str(table)]
-        )
 
     def _record(self, spark: SparkSession, piece: Piece, standing: Standing, ended: Iterable[str]) -> None:
         versions = {} if self.last is None else dict(self.last.tables)
@@ -645,8 +325,8 @@ class Mirror:
         schema_ids = {} if self.last is None else dict(self.last.schema_ids)
         content, written = piece.content, set(ended)
         for part in content.parts:
-            name, shape = str(part.table), self._shape(part.newest)
-            self._applied[part.table] = (content.commit_lsn, -1)
+            name, shape = str(part.table), self._shapes.of(part.newest)
+            self._preparation.note_applied(part.table, content.commit_lsn)
             written.add(name)
             keys[name], oids[name], schema_ids[name] = shape.key, shape.oid, part.newest
         for name in written:
@@ -655,9 +335,7 @@ class Mirror:
                 standing.filling.add(name)
             if (name not in standing.frozen or name not in versions) and target.exists(spark, location):
                 versions[name] = target.version(spark, location)
-                if TableName.parse(name) in self._applied:
-                    lsn = self._applied[TableName.parse(name)][0]
-                    self._applied[TableName.parse(name)] = (lsn, versions[name])
+                self._preparation.note_version(TableName.parse(name), versions[name])
         scope = [str(table) for table in self.tables]
         standing.excludes = list(self.exclude)
         picture = manifest.Picture(
@@ -676,41 +354,7 @@ class Mirror:
 
     def _register(self, spark: SparkSession) -> None:
         if self.catalog is not None and self.last is not None:
-            self._doubts += self.catalog.register(spark, self.last.complete)
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """The chunks of a VERIFY. `records`: those of each table, where they are few; else they are in `changes`."""
-
-    changes: DataFrame
-    records: dict[TableName, pa.Table] | None
-    content: BatchContent
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What is applied at once. `records`: those of each table, where they are few; else they are in `changes`.
-
-    `verified`: what is compared with the tables behind all that, and written nowhere.
-    """
-
-    batch: int
-    changes: DataFrame
-    records: dict[TableName, pa.Table] | None
-    content: BatchContent
-    marks: list[Mark]
-    verified: Verified | None = None
-
-    def snapshot_id(self, part: TablePart) -> str:
-        """Of the chunks that are compared."""
-        chunks = verified_chunks(self.marks)
-        return str(next(mark.facts["snapshot_id"] for mark in chunks if mark.table == str(part.table)))
-
-    def row_count(self, name: str) -> int:
-        """Rows of the snapshot of a table that ended here."""
-        ends = [mark.facts for mark in self.marks if mark.kind == SNAPSHOT_END and mark.table == name]
-        return int(ends[-1]["row_count"])
+            self._notes += self.catalog.register(spark, self.last.complete)
 
 
 def too_late(table: str, path: str, commit_lsn: int) -> MirrorError:
@@ -720,98 +364,3 @@ def too_late(table: str, path: str, commit_lsn: int) -> MirrorError:
         hint="Use another path for it, or start after the mirror's last complete micro-batch "
         f"(startingPosition lsn:{format_lsn(commit_lsn)}) to read only later changes.",
     )
-
-
-def notes_of(marks: Sequence[Mark], ended: Mapping[str, Window]) -> list[str]:
-    """What of the signs a person should read."""
-    notes = [f"the snapshot of {name} ended ({window.purpose})" for name, window in ended.items()]
-    excluded = {mark.table: mark.facts["reason"] for mark in marks if mark.kind == EXCLUDED}
-    notes += [f"{name} is not updated until it is loaded again: {reason}" for name, reason in excluded.items()]
-    for mark in marks:
-        if mark.kind == GAP:
-            notes.append(
-                f"changes in the gap that ends at {format_lsn(mark.commit_lsn)} are lost: no table is up to date until it is "
-                "loaded again"
-            )
-        if mark.kind == SKIP:
-            notes.append(f"the transaction at {format_lsn(mark.commit_lsn)} was skipped: {mark.facts.get('detail')}")
-    return notes
-
-
-def _rows_of(spark: SparkSession, location: str) -> DataFrame:
-    return spark.read.format("delta").load(location)
-
-
-def _write(spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commit_lsn: int) -> None:
-    if isinstance(own, DataFrame):
-        write_large(spark, work, own, commit_lsn)
-    else:
-        write_small(spark, work, own, commit_lsn)
-
-
-def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_lsn: int) -> None:
-    """One table's part of a small batch, folded here: what goes to Spark is what is to be written."""
-    shape = work.shape
-    if not shape.key:
-        log = small_log(records, shape, work.texts, work.emptied)
-        log = log.filter(pc.greater(log["_commit_lsn"], work.applied))
-        _write_log(spark, work, to_frame(spark, log, log_table_schema(shape)), commit_lsn)
-        return
-    # What the table has is not folded again: a column that was not sent may have been taken from a row that is gone.
-    records = records.filter(pc.greater(records["commit_lsn"], work.applied))
-    states = small_states(spark, work.base(spark), records, work.part, shape, work.texts)
-    if not work.needs_merge:
-        _write_rows(to_frame(spark, living_rows(states, shape), table_schema(shape)), work, work.mode, commit_lsn)
-        return
-    unsent = unsent_columns(states)
-    if work.refit is not None:
-        _write_refitted(spark, flat_states(spark, states, unsent), work, commit_lsn, unsent)
-    else:
-        merge(spark, work.location, flat_states(spark, states, unsent), shape, unsent, key_bounds(states, shape))
-
-
-def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit_lsn: int) -> None:
-    """One table's part of a large batch, decoded and folded by Spark's workers."""
-    shape = work.shape
-    if not shape.key:
-        log = large_log(spark, records, shape, work.texts, work.emptied)
-        _write_log(spark, work, not_yet(log, work.applied), commit_lsn)
-        return
-    records = not_yet(records, work.applied, "commit_lsn")
-    states, unsent, events = spark_states(spark, work.base(spark), records, work.part, shape, work.texts)
-    try:
-        if not work.needs_merge:
-            _write_rows(rows(states, shape), work, work.mode, commit_lsn)
-        elif work.refit is not None:
-            _write_refitted(spark, flat(states, shape, unsent), work, commit_lsn, unsent)
-        else:
-            merge(spark, work.location, flat(states, shape, unsent), shape, unsent)
-    finally:
-        events.unpersist()
-
-
-def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -> None:
-    write_once(
-        frame,
-        work.location,
-        mode,
-        commit_lsn,
-        properties=work.properties(frame.columns) if work.applied == NEW else {},
-    )
-
-
-def _write_log(spark: SparkSession, work: TableWork, log: DataFrame, commit_lsn: int) -> None:
-    base = work.base(spark) if work.refit is not None else None
-    if base is None:
-        _write_rows(log, work, "append", commit_lsn)
-    else:
-        write_once(base.unionByName(log), work.location, "overwrite", commit_lsn, overwrite_schema=True)
-
-
-def _write_refitted(spark: SparkSession, source: DataFrame, work: TableWork, commit_lsn: int, unsent: set[str]) -> None:
-    """The rows that are there in their new columns, and the states `source` (as `flat` makes them): one commit, so that columns
-    are never changed twice."""
-    base = work.base(spark)
-    assert base is not None
-    made = laid_over(base, source, work.shape, unsent)
-    write_once(made, work.location, "overwrite", commit_lsn, overwrite_schema=True)

@@ -18,7 +18,8 @@ from gateway.local import Kafka
 from gateway.local import Registry as LocalRegistry
 from spark_consumer.mirror import parts, versions
 from spark_consumer.mirror.appending import AppendingMirror
-from spark_consumer.mirror.batch import BatchReport, Mirror
+from spark_consumer.mirror.batch import Mirror
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.shape import LOG_COLUMNS, OUT, is_log
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.conftest import Database

@@ -19,9 +19,11 @@ from spark_consumer.jvm import cloned
 from spark_consumer.mirror import appending as appending_module
 from spark_consumer.mirror import changes, fence, form, manifest, versions
 from spark_consumer.mirror.appending import AppendingMirror, merge_once, taken_in
-from spark_consumer.mirror.batch import STOP, BatchReport, Mirror
+from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.dump import newest
 from spark_consumer.mirror.layout import changes_path, manifest_path
+from spark_consumer.mirror.preparing import STOP
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.target import transaction_version
 from spark_consumer.mirror.tuning import COMPACT, tune
 from spark_consumer.reader.registry import Registry, SchemaCache

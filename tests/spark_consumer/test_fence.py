@@ -13,11 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import java, java_frame
-from spark_consumer.mirror import batch, changes, direct, fence, versions
-from spark_consumer.mirror.batch import Mirror, TableWork
+from spark_consumer.mirror import batch, changes, direct, fence, versions, writing
+from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.layout import manifest_path, table_path
 from spark_consumer.mirror.merge import despite_conflicts, once, write_once
 from spark_consumer.mirror.target import APPLICATION, files_below, transaction_versions
+from spark_consumer.mirror.writing import TableWork
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.source.datasource import register
 from spark_consumer.tables import TableName
@@ -69,7 +70,7 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
     assert pages() == ["/1", "/2"]
     # At once: the second stands within its batch, before its first write, when the third takes over.
     stands, goes_on = threading.Event(), threading.Event()
-    write = batch._write
+    write = writing.write
 
     def waits(session: SparkSession, work: TableWork, *rest: object) -> None:
         if session is sessions[1]:
@@ -78,7 +79,7 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
         write(session, work, *rest)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(1) as beside:
-        patched.setattr(batch, "_write", waits)
+        patched.setattr(batch, "write", waits)
         late = beside.submit(apply, 1, 1)
         assert stands.wait(300)
         apply(2, 0)

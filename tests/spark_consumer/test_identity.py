@@ -14,10 +14,11 @@ from schemas.description import ReplicaIdentity, TypeFacts
 from schemas.relation import change_schema
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import versions
-from spark_consumer.mirror.batch import BatchReport, Mirror
+from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.dump import newest
 from spark_consumer.mirror.identity import change_of_key, check_log_names, first_positions, schema_ids_behind
 from spark_consumer.mirror.layout import kept_path, table_path
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.shape import LOG_COLUMNS, TableShape
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName

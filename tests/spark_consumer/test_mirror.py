@@ -16,9 +16,10 @@ from spark_consumer.changelog.writer import Changelog
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import manifest, parts, versions
-from spark_consumer.mirror.batch import BatchReport, Mirror
+from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.dump import dump_json
 from spark_consumer.mirror.layout import table_path
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Table, relation

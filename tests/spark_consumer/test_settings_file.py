@@ -19,7 +19,7 @@ from spark_consumer.jobs import cli
 from spark_consumer.jobs.run import Run
 from spark_consumer.jobs.settings_file import load_settings
 from spark_consumer.jobs.status import METRICS, Status, serve
-from spark_consumer.mirror.batch import BatchReport
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.source.options import parse_options
 
 NAMES = ("bootstrap_servers", "registry", "path", "tables", "once")

@@ -14,8 +14,9 @@ from schemas.verdict import decode_verdict, verdict_path
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import parts, versions
 from spark_consumer.mirror.appending import AppendingMirror
-from spark_consumer.mirror.batch import BatchReport, Mirror
+from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.layout import differences_path
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.spark_consumer.feeder import FLOAT8, INT8, TEXT, Feeder, Row, Table, relation
 from tests.spark_consumer.queries import run_to_end

@@ -18,11 +18,12 @@ from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import java
 from spark_consumer.mirror import changes, manifest, target, upkeep, versions
-from spark_consumer.mirror.batch import BatchReport, Mirror
+from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.delta_files import open_delta
 from spark_consumer.mirror.delta_log import needless
 from spark_consumer.mirror.layout import changes_path, manifest_path, table_path
 from spark_consumer.mirror.merge import write_once
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.source.frames import RAW
 from spark_consumer.tables import TableName
 

@@ -22,9 +22,10 @@ from pyspark.sql import functions as f
 
 from gateway.local import Kafka, Registry
 from spark_consumer.mirror import versions
-from spark_consumer.mirror.batch import BatchReport, Mirror
+from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.layout import table_path
 from spark_consumer.mirror.merge import despite_conflicts
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry as SchemaRegistry
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.tables import TableName

@@ -1,0 +1,107 @@
+"""Snapshots of tables that begin and end in a piece: what they replace, and what they compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+from spark_consumer.mirror import manifest, seen, target, verdicts, verify
+from spark_consumer.mirror.layout import seen_path, table_path
+from spark_consumer.mirror.parts import own_records
+from spark_consumer.mirror.piece import Piece
+from spark_consumer.mirror.shape import is_log
+from spark_consumer.mirror.shapes import Shapes
+from spark_consumer.mirror.standing import FILL, VERIFY, Window
+from spark_consumer.mirror.writing import rows_of
+from spark_consumer.reader.signs import SNAPSHOT_END
+from spark_consumer.tables import TableName
+
+
+def note_keys(spark: SparkSession, path: str, shapes: Shapes, piece: Piece, windows: Mapping[str, Window]) -> None:
+    """Of rows that came in snapshots that replace rows, or compare them."""
+    written = (piece.changes, piece.records, piece.content)
+    verified = piece.verified
+    compared = None if verified is None else (verified.changes, verified.records, verified.content)
+    for label, found in (("", written), (" verify", compared)):
+        for part in () if found is None else found[2].parts:
+            window, shape = windows.get(str(part.table)), shapes.of(part.newest)
+            if found is None or window is None or window.purpose == FILL or not shape.key:
+                continue
+            own = own_records(found[0], found[1], part.table)
+            location = seen_path(path, part.table, window.begin_lsn)
+            lsns = (window.begin_lsn, piece.content.commit_lsn)
+            seen.note_keys(spark, location, own, shape, shapes.texts(part), *lsns, target.APPLICATION + label)
+
+
+def compare(
+    spark: SparkSession,
+    path: str,
+    shapes: Shapes,
+    piece: Piece,
+    ended: Mapping[str, Window],
+    last: manifest.Picture | None,
+) -> int:
+    """Writes what differs, once for the piece; how many."""
+    found = []
+    verified = piece.verified
+    for part in () if verified is None else verified.content.parts:
+        assert verified is not None
+        own = own_records(verified.changes, verified.records, part.table)
+        location, shape = table_path(path, part.table), shapes.of(part.newest)
+        compare = verify.compared if shape.key else verify.compared_log
+        found.append(
+            (str(part.table), compare(spark, location, own, shape, shapes.texts(part)), piece.snapshot_id(part))
+        )
+    for name, window in ended.items():
+        location, schema_id = table_path(path, TableName.parse(name)), _newest(piece, name, last)
+        if window.purpose != VERIFY or schema_id is None or not target.exists(spark, location):
+            continue
+        shape = shapes.of(schema_id)
+        if shape.key and set(shape.key) <= set(rows_of(spark, location).columns):
+            keys = seen_path(path, TableName.parse(name), window.begin_lsn)
+            found.append((name, verify.too_many(seen.surplus(spark, location, keys, shape), shape), window.snapshot_id))
+        elif not shape.key and not piece.row_count(name):
+            found.append((name, verify.left_over(spark, location, shape, window.begin_lsn), window.snapshot_id))
+    return verify.record(spark, path, found, piece.content.commit_lsn) if found else 0
+
+
+def end_replace(
+    spark: SparkSession,
+    path: str,
+    shapes: Shapes,
+    piece: Piece,
+    name: str,
+    window: Window,
+    last: manifest.Picture | None,
+) -> None:
+    """The rows whose keys did not come are not in the source any more."""
+    table = TableName.parse(name)
+    location = table_path(path, table)
+    if not target.exists(spark, location):
+        return
+    if is_log(spark.read.format("delta").load(location).columns):
+        if not piece.row_count(name):
+            seen.end_log(spark, location, window.begin_lsn)
+        return
+    schema_id = _newest(piece, name, last)
+    shape = shapes.of(schema_id) if schema_id is not None else None
+    seen.delete_surplus(spark, location, seen_path(path, table, window.begin_lsn), shape)
+
+
+def _newest(piece: Piece, name: str, last: manifest.Picture | None) -> int | None:
+    """Schema id of the newest record of a table."""
+    parts = [*(piece.verified.content.parts if piece.verified else ()), *piece.content.parts]
+    here = {str(part.table): part.newest for part in parts}
+    return here.get(name, None if last is None else last.schema_ids.get(name))
+
+
+def conclude(spark: SparkSession, path: str, piece: Piece, ended: Mapping[str, Window]) -> None:
+    """What `walgate verify` waits for."""
+    if ended:
+        rows = {name: piece.row_count(name) for name in ended}
+        verdicts.conclude(spark, path, ended, rows, piece.content.commit_lsn)
+    if any(mark.kind == SNAPSHOT_END and mark.table is None for mark in piece.marks):
+        verdicts.note_end(spark, path, piece.content.commit_lsn)
+    if piece.verified is not None:
+        verdicts.note_reached(spark, path, piece.content.commit_lsn)

@@ -1,0 +1,161 @@
+"""One table's part of a batch into its Delta table: one commit.
+
+A small batch is folded in this process (replay.py), a large one in Spark (fold.py): a Spark job costs 50-200 ms whatever it does,
+and seconds where the JVM sees it for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from spark_consumer.arrow import to_frame
+from spark_consumer.mirror import identity, target
+from spark_consumer.mirror.columns import ColumnChange
+from spark_consumer.mirror.log import large_log, log_table_schema, not_yet, small_log
+from spark_consumer.mirror.merge import flat, laid_over, merge, rows, write_once
+from spark_consumer.mirror.parts import TablePart
+from spark_consumer.mirror.refit import fitted
+from spark_consumer.mirror.shape import TableShape
+from spark_consumer.mirror.states import (
+    flat_states,
+    key_bounds,
+    living_rows,
+    small_states,
+    spark_states,
+    table_schema,
+    unsent_columns,
+)
+
+NEW = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Refit:
+    """`before`: the version of the relation whose columns a table has; `wanted`: those that it gets."""
+
+    before: TableShape
+    change: ColumnChange
+    wanted: StructType
+
+
+@dataclass(frozen=True, slots=True)
+class TableWork:
+    """One table in one batch. `applied`: commit LSN that the table has taken in before; NEW: there is no table yet."""
+
+    location: str
+    part: TablePart
+    shape: TableShape
+    texts: dict[int, str]  # schema id -> JSON text
+    applied: int
+    emptied: tuple[int, int] | None = None  # where a relation that was made anew begins
+    deletion_vectors: bool = True  # of a new table
+    refit: Refit | None = None  # where the rows that are there take other columns: the table is then written as a whole
+
+    def base(self, spark: SparkSession) -> DataFrame | None:
+        """The rows that are there."""
+        if self.applied == NEW:
+            return None
+        there = rows_of(spark, self.location)
+        if self.refit is None:
+            return there
+        as_now = identity.converted(there, self.part.table, self.location, self.shape, self.applied)
+        return fitted(spark, as_now, self.refit.change, self.refit.before, self.shape, self.refit.wanted)
+
+    @property
+    def needs_merge(self) -> bool:
+        """Something of what the table holds stays."""
+        return self.applied != NEW and self.part.cut is None
+
+    @property
+    def mode(self) -> str:
+        """Of a write that is no merge."""
+        return "append" if self.part.cut is None else "overwrite"
+
+    def properties(self, columns: Sequence[str]) -> dict[str, str]:
+        """Of a new table; nothing is ever deleted from a log."""
+        return target.properties(columns, deletion_vectors=self.deletion_vectors and bool(self.shape.key))
+
+
+def rows_of(spark: SparkSession, location: str) -> DataFrame:
+    return spark.read.format("delta").load(location)
+
+
+def write(spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commit_lsn: int) -> None:
+    if isinstance(own, DataFrame):
+        write_large(spark, work, own, commit_lsn)
+    else:
+        write_small(spark, work, own, commit_lsn)
+
+
+def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_lsn: int) -> None:
+    """One table's part of a small batch, folded here: what goes to Spark is what is to be written."""
+    shape = work.shape
+    if not shape.key:
+        log = small_log(records, shape, work.texts, work.emptied)
+        log = log.filter(pc.greater(log["_commit_lsn"], work.applied))
+        _write_log(spark, work, to_frame(spark, log, log_table_schema(shape)), commit_lsn)
+        return
+    # What the table has is not folded again: a column that was not sent may have been taken from a row that is gone.
+    records = records.filter(pc.greater(records["commit_lsn"], work.applied))
+    states = small_states(spark, work.base(spark), records, work.part, shape, work.texts)
+    if not work.needs_merge:
+        _write_rows(to_frame(spark, living_rows(states, shape), table_schema(shape)), work, work.mode, commit_lsn)
+        return
+    unsent = unsent_columns(states)
+    if work.refit is not None:
+        _write_refitted(spark, flat_states(spark, states, unsent), work, commit_lsn, unsent)
+    else:
+        merge(spark, work.location, flat_states(spark, states, unsent), shape, unsent, key_bounds(states, shape))
+
+
+def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit_lsn: int) -> None:
+    """One table's part of a large batch, decoded and folded by Spark's workers."""
+    shape = work.shape
+    if not shape.key:
+        log = large_log(spark, records, shape, work.texts, work.emptied)
+        _write_log(spark, work, not_yet(log, work.applied), commit_lsn)
+        return
+    records = not_yet(records, work.applied, "commit_lsn")
+    states, unsent, events = spark_states(spark, work.base(spark), records, work.part, shape, work.texts)
+    try:
+        if not work.needs_merge:
+            _write_rows(rows(states, shape), work, work.mode, commit_lsn)
+        elif work.refit is not None:
+            _write_refitted(spark, flat(states, shape, unsent), work, commit_lsn, unsent)
+        else:
+            merge(spark, work.location, flat(states, shape, unsent), shape, unsent)
+    finally:
+        events.unpersist()
+
+
+def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -> None:
+    write_once(
+        frame,
+        work.location,
+        mode,
+        commit_lsn,
+        properties=work.properties(frame.columns) if work.applied == NEW else {},
+    )
+
+
+def _write_log(spark: SparkSession, work: TableWork, log: DataFrame, commit_lsn: int) -> None:
+    base = work.base(spark) if work.refit is not None else None
+    if base is None:
+        _write_rows(log, work, "append", commit_lsn)
+    else:
+        write_once(base.unionByName(log), work.location, "overwrite", commit_lsn, overwrite_schema=True)
+
+
+def _write_refitted(spark: SparkSession, source: DataFrame, work: TableWork, commit_lsn: int, unsent: set[str]) -> None:
+    """The rows that are there in their new columns, and the states `source` (as `flat` makes them): one commit, so that columns
+    are never changed twice."""
+    base = work.base(spark)
+    assert base is not None
+    made = laid_over(base, source, work.shape, unsent)
+    write_once(made, work.location, "overwrite", commit_lsn, overwrite_schema=True)
