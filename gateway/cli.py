@@ -213,7 +213,7 @@ def demo(
 
 snapshot_app = typer.Typer(
     no_args_is_help=True,
-    help="Read existing rows: commands to a running gateway, sent through its replication stream (docs/snapshot.md).",
+    help="Read existing rows. Commands are sent to the running gateway through its replication stream (docs/snapshot.md).",
 )
 app.add_typer(snapshot_app, name="snapshot")
 
@@ -414,7 +414,7 @@ def readmit(
     table: Annotated[str, typer.Argument(help="schema.table")],
     config: ConfigOption = None,
 ) -> None:
-    """End the quarantine of a table: writing of its changes resumes with the next transaction."""
+    """End the quarantine of a table: its changes are written again, starting with the next transaction."""
     from gateway.judgement import repair
 
     position = _repair(config, lambda fresh, _: repair.readmit(fresh, table))
@@ -443,7 +443,7 @@ def accept_gap(
     position = _repair(config, lambda fresh, expected: repair.accept_gap(fresh, expected, until_now=until_now))
     print(
         f"slot {position.slot}: resumes at {position.resume_lsn}. Changes committed in the gap are not in "
-        "Kafka: load the tables again wherever copies are kept, then start the gateway"
+        "Kafka: start the gateway, then load the tables again wherever copies are kept"
     )
 
 

@@ -63,7 +63,7 @@ _SPLIT: Final = (
 _UNTRANSLATABLE: Final = "exactly_once/test_ways_on.py::test_text_that_cannot_be_sent_is_given_up"
 _DIALECT: Final = "exactly_once/test_ways_on_debezium.py::test_a_stop_of_the_dialect_is_left_as_the_message_says"
 WALKED: Final[dict[tuple[str, str], str]] = {
-    ("gateway/judgement/brokers.py check_listener", " expects "): _CHECK,
+    ("gateway/judgement/brokers.py check_listener", "TLS, but kafka.security_protocol"): _CHECK,
     ("gateway/judgement/brokers.py _login", "does not use SASL"): _CHECK,
     ("gateway/judgement/brokers.py check_brokers", "allows transactions of"): _CHECK,
     ("gateway/judgement/brokers.py check_brokers", "accept requests of at most"): _CHECK,
@@ -85,7 +85,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/judgement/repair.py _position_of", ""): _COMMAND,
     ("gateway/judgement/repair.py _unacceptable", "is empty"): _STATE,
     ("gateway/judgement/repair.py _unacceptable", "WAL ends at"): _SET_BACK,
-    ("gateway/judgement/position.py check_progress", "the server was reset to an earlier state"): _SET_BACK,
+    ("gateway/judgement/position.py check_progress", "the server is in an earlier state"): _SET_BACK,
     ("gateway/judgement/server.py check_server", "SQL_ASCII"): _ENCODING,
     ("gateway/judgement/server.py check_server", "or newer; this server is"): _OLDER,
     ("gateway/judgement/slot.py _kind", "not logical"): _STATE,
@@ -109,7 +109,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/service/start.py _decode", ""): "exactly_once/test_registry_faults.py::"
     "test_another_registry_behind_the_url_is_refused",
     ("gateway/events/tuple_values.py _refused", ""): _SKIPPED,
-    ("gateway/judgement/brokers.py check_listener", "is not trusted"): _LISTENER,
+    ("gateway/judgement/brokers.py check_listener", "cannot be verified"): _LISTENER,
     ("gateway/judgement/brokers.py check_listener", "client certificate"): _LISTENER,
     ("gateway/judgement/brokers.py check_listener", "not with Kafka's protocol"): _LISTENER,
     ("gateway/judgement/brokers.py _login", "requires SASL"): _LISTENER,
@@ -181,7 +181,7 @@ _ALLOWED: Final = "exactly_once/test_ways_on_instead.py::test_brokers_are_made_t
 _MEANT: Final = "exactly_once/test_ways_on_instead.py::test_a_wrong_server_is_left_for_the_one_that_was_meant"
 INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
     (("gateway/judgement/brokers.py check_brokers", ""), _ALLOWED),
-    (("gateway/judgement/brokers.py check_listener", " expects "), _LISTENER),
+    (("gateway/judgement/brokers.py check_listener", "TLS, but kafka.security_protocol"), _LISTENER),
     (("gateway/judgement/brokers.py _login", "does not use SASL"), _LISTENER),
     (("gateway/judgement/brokers.py check_single_partition", "commit order"), _OTHER),
     (("gateway/judgement/notice.py _judge_left_out", "the server skipped changes"), _OTHER),

@@ -157,7 +157,7 @@ class Story:
         await asyncio.sleep(self._options.seconds * _KILL_AT)
         self._gateway_may_end = True
         await self._gateway.kill()
-        self._panel.note("kill -9 of the gateway, in the middle of the workload; it starts again")
+        self._panel.note("kill -9 of the gateway, in the middle of the workload; it is restarted")
         await asyncio.sleep(_DOWN_S)
         await self._gateway.start()
         self._gateway_may_end = False
@@ -213,17 +213,17 @@ class Story:
 
     def _figures(self) -> dict[str, str]:
         tally, delivered, mirror = self._tally, self._delivered, self._mirror.progress
-        scene = f", {len(tally.done)}/{SCENE_COUNT} scenes, last: {tally.done[-1]}" if tally.done else ""
+        scene = f", {len(tally.done)}/{SCENE_COUNT} scenarios, last: {tally.done[-1]}" if tally.done else ""
         return {
             "shop": f"{tally.transactions:,} transactions, {tally.row_changes:,} row changes{scene}",
             "gateway": f"lag {_duration(delivered.lag_s)}, {delivered.events_per_s:,.0f} events/s, "
-            f"peak {self._gateway.peak_rss_bytes / _MEGABYTE:.0f} MB, slot holds {self._slot_lag_bytes / _MEGABYTE:.1f} MB",
+            f"peak {self._gateway.peak_rss_bytes / _MEGABYTE:.0f} MB, slot lag {self._slot_lag_bytes / _MEGABYTE:.1f} MB",
             "snapshot": f"{delivered.rows_read:,} rows read, {OLD_ROWS:,} were there before"
             + (", all tables complete" if delivered.is_all_read else ""),
             "kafka": f"{delivered.transactions:,} transactions, {delivered.events:,} events "
             f"({delivered.streamed} streamed, {delivered.prepared} prepared)",
             "mirror": f"{mirror.transactions:,}/{delivered.transactions + delivered.chunks:,} transactions rebuilt, "
-            f"{mirror.changes:,} changes in {mirror.batches} batches",
+            f"{mirror.changes:,} changes in {mirror.batches} micro-batches",
         }
 
     def _facts(self, verdicts: Sequence[TableVerdict]) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator
         return
     if listener.tls != expected.tls:
         yield StopForOperator(
-            f"{at} expects {'TLS' if listener.tls else 'no TLS'}, but kafka.security_protocol is "
+            f"{at} {'requires' if listener.tls else 'does not use'} TLS, but kafka.security_protocol is "
             f"{protocol_name(expected)}",
             hint=f"set kafka.security_protocol = {protocol_name(expected, tls=listener.tls)}"
             + ("" if listener.tls else ", or use the listener with TLS (often port 9093)"),
@@ -106,7 +106,7 @@ def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator
         return
     if listener.tls_failure:
         yield StopForOperator(
-            f"the certificate of {at} is not trusted: {listener.tls_failure}",
+            f"the certificate of {at} cannot be verified: {listener.tls_failure}",
             hint=_certificate_hint(listener.tls_failure),
         )
         return
@@ -114,8 +114,8 @@ def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator
         yield StopForOperator(
             f"{at} requires {('a different' if expected.own_certificate else 'a')} client certificate "
             "(ssl.client.auth=required)",
-            hint="set kafka.ssl_cert_file and kafka.ssl_key_file to a certificate that the broker's truststore "
-            "contains",
+            hint="set kafka.ssl_cert_file and kafka.ssl_key_file to a client certificate that the broker trusts (usually: "
+            "signed by a CA in its truststore)",
         )
         return
     if not listener.is_kafka:
@@ -179,7 +179,7 @@ def _certificate_hint(failure: str) -> str:
         return "in kafka.bootstrap_servers, use a host name from the certificate (openssl s_client -connect ...)"
     if "expired" in failure.lower():
         return "renew the broker's certificate"
-    return "set kafka.ssl_ca_file to the certificate authority that signed the broker's certificate"
+    return "set kafka.ssl_ca_file to a file with the certificate of the authority that signed the broker's certificate"
 
 
 def check_brokers(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
@@ -226,8 +226,8 @@ def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
         )
     elif factor < min(brokers, 3):
         yield OperatorWarning(
-            f"new topics have {counted(factor, 'replica')} on {counted(brokers, 'broker')}: changes that were "
-            "confirmed to PostgreSQL may be lost if one disk fails",
+            f"new topics have only {counted(factor, 'replica')}, although there {_brokers_there(brokers)}: changes that were "
+            f"confirmed to PostgreSQL are lost if {('that replica is' if factor == 1 else 'those replicas are')} lost",
             f"set kafka.replication_factor = {min(brokers, 3)} before the first start",
         )
     least = _number(config, "min.insync.replicas")
@@ -239,7 +239,7 @@ def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
         )
     elif least is not None and factor >= 3 and least < 2:
         yield OperatorWarning(
-            "min.insync.replicas is 1: a record is acknowledged when a single broker has it",
+            "min.insync.replicas is 1: a record is acknowledged even if only one broker has it",
             "kafka-configs.sh --bootstrap-server ... --alter --entity-type brokers --entity-default "
             "--add-config min.insync.replicas=2",
         )
@@ -284,7 +284,7 @@ def check_single_partition(name: str, partitions: int) -> Iterator[Finding]:
         yield StopForOperator(
             f"topic {name} has {partitions} partitions; it must have exactly one",
             hint="delete the topic: the gateway creates it with one partition. Snapshots that were not complete must then be "
-            "started again: walgate snapshot start",
+            "restarted: walgate snapshot start",
         )
     else:
         yield StopForOperator(
@@ -345,7 +345,7 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
     if of_new is not None and 0 <= of_new < _MIRROR_MS:
         yield OperatorWarning(
             f"new topics keep records {_hours(of_new)}: a mirror that is down for longer must be loaded again",
-            "set kafka.retention_ms to -1, or to the longest time that a consumer may be down, before the first start",
+            "set kafka.retention_ms to -1, or to the longest time (in ms) that a consumer may be down, before the first start",
         )
     marker = facts.topics.get(expected.marker_topic)
     kept = _number(marker.config, "retention.ms") if marker is not None else None
@@ -364,7 +364,7 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
             yield OperatorWarning(
                 f"topic {topic.name} keeps records {_hours(own)}: a mirror that is down for longer must be "
                 "loaded again",
-                f"{alter}-1, or the longest time that a consumer may be down",
+                f"{alter}-1, or the longest time (in ms) that a consumer may be down",
             )
 
 

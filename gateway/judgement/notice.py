@@ -113,7 +113,7 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
             f"slot {slot} was created before its publication, and this version of PostgreSQL cannot decode changes from such a "
             f"slot ({left_out.message})",
             hint="nothing has been delivered yet: run walgate accept-gap --until-now, which recreates the slot, "
-            "and start the gateway. To get rows from before that, load the tables (docs/operations.md, "
-            "After a data gap)",
+            "and start the gateway. Changes committed before that will not be sent: to get those rows, load the tables "
+            "(docs/operations.md, After a data gap)",
         )
     return None

@@ -28,7 +28,7 @@ def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | N
     if (known.database, known.slot, known.prefix) != (fresh.database, fresh.slot, fresh.prefix):
         return f"the resume LSN belongs to slot {known.slot} of {known.database}, prefix {known.prefix!r}"
     if facts.server.version_num < 170000:
-        return "pg_upgrade preserves logical slots from PostgreSQL 17 on"
+        return "this server is older than PostgreSQL 17, and pg_upgrade preserves logical slots only from 17 on"
     if facts.slot is None or facts.slot.confirmed_flush_lsn is None:
         return f"this server has no slot {fresh.slot}: pg_upgrade did not preserve it"
     if known.resume_lsn > facts.slot.confirmed_flush_lsn:
@@ -103,7 +103,7 @@ def _other_server_hint(position: Position, fresh: Position, facts: Facts) -> str
     if position.system_identifier == fresh.system_identifier or adoption_obstacle(position, fresh, facts):
         return other
     command = f"walgate adopt --from-system {position.system_identifier}"
-    return f"if this server is the result of pg_upgrade: {command}. Otherwise {other}"
+    return f"if this server was upgraded with pg_upgrade, run {command}. Otherwise {other}"
 
 
 def check_first_start(stored: Stored, fresh: Position, facts: Facts, *, adopt_slot: bool) -> Iterator[Finding]:
@@ -143,8 +143,8 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
             )
     if not stored.marker_topic_used:
         yield DataGap(
-            f"the marker topic of prefix {known.prefix!r} is empty, but slot {known.slot} has written to it up to "
-            f"{known.resume_lsn}: it was deleted and recreated",
+            f"the marker topic of prefix {known.prefix!r} is empty, but changes of slot {known.slot} were delivered up to "
+            f"{known.resume_lsn}: the topic was deleted and recreated",
             hint="consumers can no longer determine what is committed: " + NEW_PREFIX,
         )
     if known.resume_lsn > after.server.flush_lsn and after.slot is not None:
@@ -153,7 +153,8 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
             yield RetrySlowly(f"{beyond}: this standby has not replayed it yet")
         else:
             yield DataGap(
-                f"{beyond}: the server was reset to an earlier state, and Kafka contains changes that the server does not have",
+                f"{beyond}: the server is in an earlier state than the one that was read, and Kafka contains changes that "
+                "it does not have",
                 hint="if it was restored from a backup, or promoted with data loss, wait until its WAL has passed "
                 "the resume LSN, then " + UNTIL_NOW,
             )

@@ -84,8 +84,8 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
                 yield StopForOperator(
                     f"publication {publication.name} does not send {', '.join(missing)} of {relation.full_name}, "
                     "part of its replica identity: rows that differ only in that part would have the same key",
-                    hint=f"publish these columns, or ALTER TABLE {table} REPLICA IDENTITY FULL; its events are then "
-                    "written without a key, unless the whole primary key is published",
+                    hint=f"publish these columns; or run ALTER TABLE {table} REPLICA IDENTITY FULL: the table's events then have "
+                    "no key, unless its whole primary key is published",
                 )
 
 
@@ -100,13 +100,12 @@ def _without_key(
     )
     if facts.server.version_num >= 180000:
         return OperatorWarning(
-            f"{relation.full_name} is written without a key: {said}",
+            f"events of {relation.full_name} have no key: {said}",
             f"ALTER PUBLICATION {quote_identifier(publication.name)} SET (publish_generated_columns = stored), "
             f"or ALTER TABLE {table} REPLICA IDENTITY FULL",
         )
     return OperatorWarning(
-        f"{relation.full_name} is written without a key, and its UPDATE and DELETE events do not identify "
-        f"the row: {said}",
+        f"events of {relation.full_name} have no key, and UPDATE and DELETE events do not identify the row: {said}",
         f"ALTER TABLE {table} REPLICA IDENTITY FULL, so that UPDATE and DELETE events contain the old row",
     )
 
@@ -144,7 +143,7 @@ def rows_not_sent(tables: Sequence[str]) -> OperatorWarning:
     """`tables` held rows before they were published, and are not read."""
     return OperatorWarning(
         f"existing rows of tables that were added to a publication are not sent: {_some(tables)}",
-        "to read these rows, run walgate snapshot start schema.table (not with snapshot.mode = never)",
+        "to read these rows, run walgate snapshot start schema.table (not possible with snapshot.mode = never)",
     )
 
 

@@ -118,7 +118,8 @@ def accept_gap(
         reason = reason or "the operator discarded all earlier changes"
     if reason is None:
         raise StopForOperator(
-            f"accept-gap: slot {position.slot} has everything that committed after the resume LSN {position.resume_lsn}",
+            f"accept-gap: slot {position.slot} still has all changes that were committed after the resume LSN "
+            f"{position.resume_lsn}",
             hint="start the gateway. If it stops because the server skipped changes or cannot read its WAL, run "
             "walgate accept-gap --until-now, which discards all changes that were committed before now and have not "
             "been delivered",
@@ -160,8 +161,9 @@ def _unacceptable(stored: Stored, facts: Facts, position: Position, expected: Ex
         yield StopForOperator(
             f"accept-gap: the server's WAL ends at {facts.server.flush_lsn}, before the resume LSN "
             f"{position.resume_lsn}: LSNs that consumers have seen would repeat",
-            hint="run the command again when the WAL has passed the resume LSN (each SELECT pg_switch_wal() after a "
-            "write adds a segment); or " + NEW_PREFIX,
+            hint="run the command again when the WAL has passed the resume LSN (to advance the "
+            "WAL, write something and run SELECT pg_switch_wal(), which skips to the next segment; repeat if necessary); or "
+            + NEW_PREFIX,
         )
 
 

@@ -14,6 +14,8 @@ from schemas.names import counted
 
 CONNECTIONS: Final = 9
 """The gateway's: the stream, two for the catalog, one for the status, one while the slot is created, four for a snapshot."""
+SESSIONS: Final = CONNECTIONS - 1
+"""Without the WAL sender, which max_connections does not count since PostgreSQL 12."""
 _CLOCK_S: Final = 60.0
 _ALTER_SYSTEM: Final = re.compile(r"ALTER SYSTEM SET (\w+) = ([^;]+?)(?=;|\. | if |$)")
 _RELOAD: Final = re.compile(r"; SELECT pg_reload_conf\(\)")
@@ -60,7 +62,7 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
     name = quote_identifier(role.name)
     if role.is_pooled:
         yield StopForOperator(
-            "this is a connection pooler, not PostgreSQL: poolers do not support replication connections",
+            "this is a connection pooler, not PostgreSQL: the gateway needs a direct connection",
             hint="point source.dsn to the server itself (with PgBouncer often port 5432 instead of 6432; with "
             "Amazon RDS the instance's endpoint, not the proxy's)",
         )
@@ -80,8 +82,8 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
         )
     if role.unreadable:
         yield OperatorWarning(
-            f"role {role.name} cannot read {', '.join(role.unreadable[:10])}: the stream needs no such "
-            "privilege, but a snapshot does",
+            f"role {role.name} cannot read {', '.join(role.unreadable[:10])}: streaming does not need "
+            "SELECT on the tables, but a snapshot does",
             f"GRANT SELECT ON {role.unreadable[0]} TO {name}",
         )
     yield from _connections(role, name)
@@ -89,7 +91,8 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
         how = "ahead of" if role.server_ahead_s > 0 else "behind"
         yield OperatorWarning(
             f"the server's clock is {abs(role.server_ahead_s):.0f} s {how} this host's",
-            "synchronize the clocks (chronyc tracking; timedatectl): Kafka rejects records more than an hour ahead",
+            "synchronize the clocks (chronyc tracking; timedatectl): by default, Kafka 4.0 and later reject records whose "
+            "timestamp, which is this host's, is more than an hour ahead of the broker's clock",
         )
 
 
@@ -100,9 +103,9 @@ def _connections(role: RoleFacts, name: str) -> Iterator[Finding]:
             f"the gateway needs {CONNECTIONS}",
             f"ALTER ROLE {name} CONNECTION LIMIT {role.used_by_role + CONNECTIONS + 5}",
         )
-    if role.max_connections < role.used_connections + CONNECTIONS:
+    if role.max_connections < role.used_connections + SESSIONS:
         yield OperatorWarning(
-            f"{role.used_connections} of {role.max_connections} connections are in use: the gateway needs {CONNECTIONS}",
+            f"{role.used_connections} of {role.max_connections} connections are in use: the gateway needs {SESSIONS}",
             f"ALTER SYSTEM SET max_connections = {role.max_connections + 20}; then restart the server",
         )
 

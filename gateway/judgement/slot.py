@@ -37,9 +37,10 @@ def check_slot(facts: Facts, expected: Expected) -> Iterator[Finding]:
             "set source.two_phase = false to leave the slot unchanged",
         )
     if slot.failover is not None and expected.failover != slot.failover:
+        there, wanted = (str(value).lower() for value in (slot.failover, expected.failover))
         yield OperatorWarning(
-            f"slot {slot.name} has failover = {str(slot.failover).lower()}, but source.failover is different",
-            f"ALTER_REPLICATION_SLOT {slot.name} (FAILOVER {str(expected.failover).lower()}) over a replication connection",
+            f"slot {slot.name} has failover = {there}, but source.failover = {wanted}",
+            f"stop the gateway, then run ALTER_REPLICATION_SLOT {slot.name} (FAILOVER {wanted}) over a replication connection",
         )
 
 

@@ -202,7 +202,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]
             if self._tokens is not None:
                 await self._tokens.token()
         except WalgateError as error:
-            log.warning("login_not_renewed", reason=error.message, hint=error.hint)
+            log.warning("reauthentication_failed", reason=error.message, hint=error.hint)
             return
         self._logged_in.clear()
         try:

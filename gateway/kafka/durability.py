@@ -30,8 +30,8 @@ def cautions(topics: Mapping[str, Durability], broker_count: int) -> Iterator[Op
     if few and broker_count >= COPIES:
         least = min(topics[topic].copies for topic in few)
         yield OperatorWarning(
-            f"{_named(few)}: {counted(least, 'replica')} on {broker_count} brokers; changes that were confirmed "
-            f"to PostgreSQL are lost if {('that replica is' if least == 1 else 'those replicas are')} lost",
+            f"{_named(few)}: only {counted(least, 'replica')}, although there are {broker_count} brokers; changes that "
+            f"were confirmed to PostgreSQL are lost if {('that replica is' if least == 1 else 'those replicas are')} lost",
             f"run kafka-reassign-partitions.sh to give existing topics {COPIES} replicas, and set "
             f"kafka.replication_factor = {COPIES} for new ones",
         )

@@ -120,8 +120,8 @@ def _diagnosis(error: BaseException) -> str:
             )
         case ssl.SSLCertVerificationError():
             return (
-                "kafka.ssl_ca_file must contain the certificate authorities that signed the broker's "
-                "certificate, and the certificate must name this host"
+                "kafka.ssl_ca_file must contain the certificate of the authority that signed the broker's certificate, "
+                "and the broker's certificate must contain the host name that the gateway connects to"
             )
         case ssl.SSLError(reason=str(reason)) if "ALERT" in reason and "PROTOCOL_VERSION" not in reason:
             return _CERTIFICATE

@@ -73,7 +73,7 @@ class Child:
             await asyncio.wait({self.exited}, timeout=PROBE_INTERVAL_S)
 
     def failure(self, what: str) -> PartFailed:
-        return PartFailed(f"{self.name} {what}; its log ends:\n{self.log_tail()}")
+        return PartFailed(f"{self.name} {what}; its log ends with:\n{self.log_tail()}")
 
     def log_tail(self) -> str:
         if not self.log_path.exists():

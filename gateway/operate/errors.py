@@ -19,7 +19,7 @@ from typing import Final
 
 ACCEPT_GAP: Final = (
     "run walgate accept-gap, which accepts the loss and writes a GAP marker for consumers (the prefix stays the same); "
-    "or use a new source.slot and a new kafka.prefix. In both cases, then start the gateway and load the tables again "
+    "or use a new source.slot and a new kafka.prefix. In either case, start the gateway afterwards and load the tables again "
     "(docs/operations.md, After a data gap)"
 )
 UNTIL_NOW: Final = ACCEPT_GAP.replace(

@@ -80,7 +80,7 @@ GAUGES: Final[dict[str, str]] = {
     "walgate_connected": "1 while the replication stream is being read, otherwise 0.",
     "walgate_epoch": "Epoch of the gateway, as in every record: it increases each time that replication starts.",
     "walgate_lag_seconds": "Age of the oldest commit that is not durable in Kafka, by the server's clock; 0 if there is "
-    "none. While there is no connection, it keeps rising, counted from the last time everything had been "
+    "none. While there is no connection, it keeps rising, counted from the last time that everything was "
     "delivered.",
     "walgate_lag_bytes": "WAL between the delivered LSN and the server's end of WAL.",
     "walgate_received_lsn_bytes": "Newest LSN that was received from PostgreSQL.",
@@ -91,18 +91,20 @@ GAUGES: Final[dict[str, str]] = {
     "walgate_last_commit_timestamp_seconds": "Commit time of the newest transaction that is durable in Kafka (Unix).",
     "walgate_heartbeat_timestamp_seconds": "Commit time of the newest heartbeat that the resume LSN in Kafka has passed (Unix).",
     "walgate_undelivered_transactions": "Committed transactions that were received and are not yet durable in Kafka.",
-    "walgate_waiting_seconds": "Time for which the stream has not been read or delivered; 0 while it is.",
-    "walgate_last_error_timestamp_seconds": "Time of the last error after which replication was restarted (Unix); it "
-    "is in /status and in the log.",
+    "walgate_waiting_seconds": "Time for which the stream has not been read, or its changes have not been delivered; 0 if there "
+    "is no delay.",
+    "walgate_last_error_timestamp_seconds": "Time of the last error after which replication was restarted (Unix). "
+    "The error is shown in /status and in the log.",
     "walgate_in_flight_bytes": "Bytes of batches that Kafka has not acknowledged; reading pauses at "
     "kafka.memory_bytes.",
     "walgate_streamed_transactions": "In-progress transactions that are being streamed.",
-    "walgate_oldest_streamed_transaction_seconds": "Time since the first rows of the oldest of these were received.",
+    "walgate_oldest_streamed_transaction_seconds": "Time since the first rows of the oldest in-progress transaction that "
+    "is being streamed were received.",
     "walgate_prepared_transactions": "Prepared transactions that are neither committed nor rolled back.",
     "walgate_wal_retained_bytes": "WAL that the server retains for the slot.",
-    "walgate_wal_limit_bytes": "Limit on that WAL: max_slot_wal_keep_size or source.wal_budget_bytes, whichever "
-    "is less.",
-    "walgate_wal_seconds_to_full": "Time until that limit is reached, at the rate of the last minute.",
+    "walgate_wal_limit_bytes": "Limit on the WAL that the slot may retain: max_slot_wal_keep_size or "
+    "source.wal_budget_bytes, whichever is less.",
+    "walgate_wal_seconds_to_full": "Time until walgate_wal_limit_bytes is reached, at the rate of the last minute.",
     "walgate_oldest_blocker_seconds": "Age of the oldest transaction, prepared or not, that keeps the slot's "
     "restart_lsn from advancing.",
 }

@@ -55,8 +55,8 @@ def _missing(location: list[str], model: type[BaseModel]) -> Iterator[str]:
             yield f"{'.'.join(location)} is not set"
         else:
             yield (
-                f"{section}.{name} is not set ({about}): set {variable(section, name)}, or {name} = ... below [{section}] "
-                "in the file"
+                f"{section}.{name} is not set: set {variable(section, name)}, or {name} = ... under [{section}] in the "
+                f"file ({(about or '').rstrip('.')})"
             )
 
 

@@ -99,8 +99,8 @@ class SourceSettings(Section):
     wal_budget_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="Amount of WAL that the slot may retain. As it fills, the log and the metrics warn with "
-        "rising severity. unset: only the server's max_slot_wal_keep_size applies.",
+        description="Amount of WAL that the slot may retain. As the retained WAL approaches it, warnings "
+        "of increasing severity are logged. unset: only the server's max_slot_wal_keep_size applies.",
     )
     on_wal_budget: Literal["warn", "advance"] = Field(
         default="warn",

@@ -125,7 +125,7 @@ class Tokens:
                 f"{where} does not answer: {reason}", hint="check that the OpenID provider is running"
             ) from error
         if answer.status_code >= 500 or answer.status_code in (408, 429):
-            raise Retry(f"{where} answers {answer.status_code}")
+            raise Retry(f"{where} returned HTTP status {answer.status_code}")
         found = _object(answer)
         token = found.get("access_token")
         if answer.status_code != 200 or not isinstance(token, str) or not token:

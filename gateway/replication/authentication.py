@@ -188,8 +188,8 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
     def _refused(self, reason: str) -> WalgateError:
         return RetrySlowly(
             f"{self._doing}: login aborted: {reason}",
-            hint="check that this is the intended server, with no proxy in between. The server needs TLS, and "
-            "scram-sha-256 in pg_hba.conf",
+            hint="check that this is the intended server, and that there is no proxy in between. For channel binding, the "
+            "server must use TLS, and pg_hba.conf must require scram-sha-256",
         )
 
 

@@ -27,8 +27,8 @@ _UNKNOWN = (
 _POOLER = "the gateway needs a direct connection to the server: check that there is no connection pooler in between"
 _UNPRINTABLE = "PostgreSQL 14 cannot print intervals above 2^31 hours: set source.binary = on"
 _UNTRANSLATABLE = (
-    "the server cannot convert a text value to UTF8, so it cannot send this transaction: correct the value, or leave "
-    f"the column that contains it out of the publication, then {UNTIL_NOW}"
+    "the server cannot convert a text value to UTF8, so it cannot send this transaction. First correct the value, or "
+    f"leave the column that contains it out of the publication. Then {UNTIL_NOW}"
 )
 
 _TABLE: dict[str, tuple[type[WalgateError], str]] = {
@@ -37,7 +37,7 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "08P01": (StopForOperator, _POOLER),
     "28": (RetrySlowly, "check user, password and pg_hba.conf: logical replication needs a record for the database itself"),
     "3D000": (RetrySlowly, "check the name of the database in source.dsn"),
-    "42501": (RetrySlowly, "ALTER ROLE <user> REPLICATION; on a managed service, grant the service's replication role instead"),
+    "42501": (RetrySlowly, "ALTER ROLE <user> REPLICATION; on Amazon RDS and Aurora: GRANT rds_replication TO <user>"),
     "42601": (StopForOperator, _POOLER),
     # The server stops, starts, or has no room
     "57014": (Retry, ""),

@@ -91,9 +91,9 @@ def _holder(row: asyncpg.Record) -> Holder:
 def _remedy(kind: str, name: str, pid: int, state: str) -> str:
     quoted = "'" + name.replace("'", "''") + "'"
     if kind == "prepared":
-        return f"if it was forgotten: COMMIT PREPARED {quoted} or ROLLBACK PREPARED {quoted}, in database {state}"
+        return f"if it was forgotten, run COMMIT PREPARED {quoted} or ROLLBACK PREPARED {quoted} in database {state}"
     if kind == "slot":
-        return f"check that its consumer is running. If nothing uses it any more: SELECT pg_drop_replication_slot({quoted})"
+        return f"check that its consumer is running. If it is no longer used, run SELECT pg_drop_replication_slot({quoted})"
     return f"wait for it to end, or roll it back with SELECT pg_terminate_backend({pid})"
 
 

@@ -265,7 +265,9 @@ class ReplicationStream(asyncio.BufferedProtocol):
             case (("c" | "C"), State.COPYING):
                 return Retry(f"{self._place}: the server ended the stream")
             case _:
-                return FrameError(f"message in state {self._state.name}", 0, "one that fits", f"{kind!r}")
+                return FrameError(
+                    f"message in state {self._state.name}", 0, "a message that is allowed in this state", f"{kind!r}"
+                )
         return None
 
     def _notice(self, said: ServerMessage) -> WalgateError | None:
@@ -352,7 +354,7 @@ def _data_row(body: bytes) -> tuple[bytes | None, ...]:
     except struct.error:
         position = -1
     if position != len(body):
-        raise FrameError("DataRow", 0, "columns up to its end", "something else")
+        raise FrameError("DataRow", 0, "columns that end where the message ends", "something else")
     return tuple(columns)
 
 

@@ -183,12 +183,12 @@ class _Check:
             who = (
                 f"prepared transaction {holder.name!r}"
                 if holder.kind == "prepared"
-                else f"transaction of process {holder.pid}"
+                else f"open transaction of process {holder.pid}"
             )
             of = f" of {holder.user}" if holder.user else ""
             self._add(
                 "postgresql",
-                [OperatorWarning(f"the creation of the slot will wait for the open {who}{of}", holder.remedy)],
+                [OperatorWarning(f"the creation of the slot will wait for the {who}{of}", holder.remedy)],
             )
 
     async def _replication(self, facts: Facts) -> None:

@@ -75,7 +75,7 @@ class Monitor:
             except Exception as error:
                 log.error(
                     "monitor_failed",
-                    server=TITLES[name],
+                    service=TITLES[name],
                     error=type(error).__name__,
                     reason=str(error) if isinstance(error, WalgateError) else "",
                 )
@@ -209,13 +209,13 @@ class Monitor:
         before = self._board.part(name)
         self._board.part_is_up(name, address)
         if before.up is False:
-            log.info("service_up", server=TITLES[name], down_s=round(time.time() - before.since))
+            log.info("service_up", service=TITLES[name], down_s=round(time.time() - before.since))
 
     def _down(self, name: PartName, error: WalgateError, address: str = "") -> None:
         before = self._board.part(name).up
         self._board.part_is_down(name, error, address)
         if before is not False:
-            log.warning("service_down", server=TITLES[name], reason=error.message, hint=error.hint)
+            log.warning("service_down", service=TITLES[name], reason=error.message, hint=error.hint)
 
 
 async def watch_mirror(url: str, board: Board) -> None:

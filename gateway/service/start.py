@@ -368,8 +368,8 @@ class Start:
                 f"a record of {POSITION_TOPIC} was not written with a schema of this registry: schema {schema_id}: "
                 f"{found}",
                 hint="registry.url may point to a different registry than before, or the registry was emptied. "
-                "Consumers need the schema ids in the records: set the previous URL, or restore the registry. If the "
-                f"registry is the right one, {not_a_position_hint(key)}",
+                "Consumers look up schemas by the IDs in the records: set the previous URL again, or restore the registry. "
+                f"If the registry is the right one, {not_a_position_hint(key)}",
             )
         return decode_position(key, value, schema)
 

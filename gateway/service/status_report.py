@@ -39,13 +39,13 @@ WATCH_S: Final = 2.0
 
 
 async def load_status(settings: Settings) -> dict[str, Any]:
-    """The fields of `Snapshot`, and `asked`: "gateway", or "servers" where no gateway answers."""
+    """The fields of `Snapshot`, and `asked`: "gateway", or "services" where no gateway answers."""
     port = settings.http.port
     if port:
         found = await asyncio.to_thread(ask_status, settings.http.host, port)
         if found is not None:
             return {**found, "asked": "gateway"}
-    return {**(await _ask_servers(settings)), "asked": "servers"}
+    return {**(await _ask_servers(settings)), "asked": "services"}
 
 
 def show_status(settings: Settings, *, watch: bool, as_json: bool) -> int:

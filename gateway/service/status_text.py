@@ -76,7 +76,7 @@ def _lag(now: Mapping[str, Any]) -> str:
     seconds = now["lag_seconds"]
     if seconds is None:
         return "unknown: the server has not been reached"
-    bound = "at least " if now["lag_is_at_least"] else "at most " if seconds and now["asked"] == "servers" else ""
+    bound = "at least " if now["lag_is_at_least"] else "at most " if seconds and now["asked"] == "services" else ""
     size = f", {_size(now['lag_bytes'])} of WAL" if now["lag_bytes"] is not None else ""
     return f"{bound}{seconds:.1f} s{size}, {now['undelivered_transactions']:,} transactions received and not delivered"
 
@@ -117,7 +117,8 @@ def _holder(holder: Mapping[str, Any], now: float) -> str:
         if holder[name]:
             parts.append(f"{title} {holder[name]}".strip())
     if holder["since"] is not None:
-        parts.append(f"open for {_span(now - holder['since'])}")
+        since = _span(now - holder["since"])
+        parts.append(f"prepared {since} ago" if prepared else f"open for {since}")
     if holder["query_since"] is not None:
         parts.append(f"last statement began {_span(now - holder['query_since'])} ago")
     return ", ".join(parts)
@@ -139,7 +140,7 @@ def _mirrors(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if each["stale_tables"] or each["filling_tables"]:
             yield (
                 "",
-                f"tables: {each['stale_tables']} not up to date, {each['filling_tables']} whose snapshot is not complete yet",
+                f"tables: {each['stale_tables']} not up to date, {each['filling_tables']} with an unfinished snapshot",
             )
         if each["last_error"]:
             yield "", f"last error at {_clock(each['last_error_time'])}: {each['last_error']}"
@@ -159,7 +160,7 @@ def _mirror_lag(mirror: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     seconds = mirror["lag_seconds"]
     if seconds is None:
         return "lag unknown"
-    return f"{'at most ' if seconds and now['asked'] == 'servers' else ''}{seconds:.1f} s behind the gateway"
+    return f"{'at most ' if seconds and now['asked'] == 'services' else ''}{seconds:.1f} s behind Kafka"
 
 
 def _quarantine(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -59,7 +59,7 @@ def parse_command(content: bytes) -> Command:
         found.get("slot", ""),
     )
     if None in names:
-        raise NotACommand("a table is not schema.table")
+        raise NotACommand("a table name does not have the form schema.table")
     if command.command not in COMMANDS or command.purpose not in PURPOSES or not isinstance(command.slot, str):
         raise NotACommand("an unknown command or purpose")
     return command

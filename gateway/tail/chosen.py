@@ -26,7 +26,9 @@ def check_operations(operations: Iterable[str]) -> frozenset[str]:
     if unknown:
         near = [match for name in unknown for match in get_close_matches(name.lower(), OPERATIONS, 1)]
         meant = f"did you mean {', '.join(near)}? " if near else ""
-        raise StopForOperator(f"not an operation: {', '.join(unknown)}", hint=f"{meant}one of {', '.join(OPERATIONS)}")
+        raise StopForOperator(
+            f"not an operation: {', '.join(unknown)}", hint=f"{meant}use one of {', '.join(OPERATIONS)}"
+        )
     return frozenset(operations)
 
 

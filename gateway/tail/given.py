@@ -66,6 +66,6 @@ def _frames(data: bytes) -> Iterator[Given]:
     try:
         for number, (kind, lsn, start, end) in enumerate(split(data), 1):
             if kind != KEEPALIVE:
-                yield Given(f"frame {number}", data[start:end], Lsn(lsn))
+                yield Given(f"CopyData message {number}", data[start:end], Lsn(lsn))
     except FrameError as error:
-        raise WalgateError(f"the frames of the file: {error.message}") from error
+        raise WalgateError(f"the CopyData messages of the file: {error.message}") from error

@@ -421,7 +421,7 @@ class TransactionMachine:
     def commit(self, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         transaction = self._demand_transaction("Commit")
         if self._current_is_prepare is not None or transaction.commit_lsn != commit_lsn:
-            raise self._out_of_order(f"Commit at {Lsn(commit_lsn)}", f"of the open transaction {transaction.xid}")
+            raise self._out_of_order(f"Commit at {Lsn(commit_lsn)}", f"that of the open transaction {transaction.xid}")
         self._current = None
         self._finish(transaction, "COMMIT", commit_lsn, end_lsn, commit_time)
         if self.watch is not None:
@@ -571,7 +571,7 @@ class TransactionMachine:
         if message.first_segment != (transaction is None):
             raise self._out_of_order(
                 f"Stream Start of {message.xid} (first segment: {message.first_segment})",
-                "as the first segment of a transaction exactly once",
+                f"first segment: {transaction is None}",
             )
         if transaction is None:
             transaction = self._streams[message.xid] = self._open(message.xid, None, None, in_stream=True)
@@ -728,7 +728,7 @@ class TransactionMachine:
 
     def _demand_no_transaction(self, name: str) -> None:
         if self._current is not None:
-            raise self._out_of_order(name, f"outside transactions, but {self._current.xid} is open")
+            raise self._out_of_order(name, f"outside a transaction, but transaction {self._current.xid} is open")
 
     def _out_of_order(self, what: str, expected: str) -> OutOfOrder:
         return OutOfOrder(

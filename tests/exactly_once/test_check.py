@@ -160,7 +160,7 @@ async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> Non
         "kafka.sasl_username",
         kafka={**secured, **LOGIN, "sasl_password": "x"},
     )
-    await place.finds("stops", "expects no TLS", "= PLAINTEXT", kafka={"security_protocol": "SSL"})
+    await place.finds("stops", "does not use TLS", "= PLAINTEXT", kafka={"security_protocol": "SSL"})
     await place.finds("stops", "answers, but not with Kafka's protocol", kafka={"bootstrap_servers": postgres})
     await place.finds("waits", "connection to 127.0.0.1:1 refused", kafka={"bootstrap_servers": "127.0.0.1:1"})
     await place.finds("waits", "kafka.replication_factor is 3", "= 1", kafka={"replication_factor": 3})

@@ -171,7 +171,7 @@ async def no_gateway(watcher: Watcher) -> None:
     code, text = await status_of(scene)
     assert code == 1 and "nothing is reading the slot" in text and "NOT IN USE" in text and "last commit" in text
     told = json.loads((await status_of(scene, "--json"))[1])
-    assert told["asked"] == "servers" and told["delivered_lsn"] > 0 and told["last_commit_time"] > 0
+    assert told["asked"] == "services" and told["delivered_lsn"] > 0 and told["last_commit_time"] > 0
     assert all(part["up"] for part in told["parts"])
     assert [each["table"] for each in told["quarantined"]] == ["public.poison"] and "public.poison" in text
     assert any(seen["relation"] == "work.plain" and seen["columns"] > 1 for seen in told["schemas"])

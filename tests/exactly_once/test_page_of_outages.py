@@ -83,7 +83,7 @@ async def poison(scene: Scene, page: Page) -> None:
     await scene.connection.execute("CREATE TABLE poison (id int PRIMARY KEY, c text)")
     await scene.connection.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE poison")
     await scene.connection.execute(f"INSERT INTO poison VALUES (1, repeat('x', {2 * MAX_RECORD_BYTES}))")
-    await named(page, "#verdict", "1 in quarantine: public.poison")
+    await named(page, "#verdict", "Tables in quarantine: 1 (public.poison)")
     await expect(page.locator("#states")).to_contain_text("kafka.max_record_bytes")
 
 

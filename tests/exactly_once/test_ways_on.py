@@ -467,7 +467,7 @@ STATES: dict[str, Walk] = {
     "topic collides": Walk("could not be created", _topic_that_collides, _colliding_topic_deleted, first=True),
     "markers split": Walk("has 2 partitions", _markers_of_two_partitions, _topic_deleted_as_told, first=True),
     "positions deletable": Walk("retention would delete the resume LSNs", _positions_may_be_deleted, _topic_as_told),
-    "markers deleted": Walk("it was deleted and recreated", _markers_deleted, _loaded_again),
+    "markers deleted": Walk("the topic was deleted and recreated", _markers_deleted, _loaded_again),
     "topic refused": Walk("could not be created", _refused_config, _left_out, first=True),
     "key in part": Walk(", part of its replica identity", _key_sent_in_part, _identity_full_as_told, first=True),
     "topic given": Walk("but the topic contains changes of", _table_given_the_topic_of_another, _topic_of_its_own),
@@ -586,12 +586,12 @@ async def test_a_server_that_was_set_back_is_read_on(
         place.sql = await own_database.connect()
 
         said = await place.ends()
-        assert "the server was reset to an earlier state" in said and "walgate accept-gap --until-now" in said
+        assert "the server is in an earlier state" in said and "walgate accept-gap --until-now" in said
         while (
             "before the resume LSN"
             in (told := await command(place.gateway.settings, "accept-gap", "--until-now")).stderr
         ):
-            assert told.returncode == 78 and "SELECT pg_switch_wal() after a write" in told.stderr
+            assert told.returncode == 78 and "SELECT pg_switch_wal(), which skips" in told.stderr
             await place.sql.execute("CREATE TABLE IF NOT EXISTS written (); INSERT INTO written DEFAULT VALUES")
             await place.sql.execute("SELECT pg_switch_wal()")
         assert told.returncode == 0 and "load the tables again" in told.stdout
@@ -742,7 +742,7 @@ async def test_a_command_that_is_refused_leaves_everything_as_it_was(place: Plac
         "has already been delivered": ("skip", "--lsn", "0/1"),
         "nothing has been committed at": ("skip", "--lsn", "FFFF/1"),
         "is not in quarantine": ("readmit", "public.flows"),
-        "has everything that committed after": ("accept-gap",),
+        "still has all changes that were committed after": ("accept-gap",),
         "adopt: no resume LSN is stored for slot": ("adopt", "--from-system", "1"),
         "already has a resume LSN": ("adopt", "--from-system", system),
     }
@@ -817,7 +817,7 @@ async def _markers_compacted(place: Place) -> None:
 
 
 CHECKS: dict[str, Walk] = {
-    "tls": Walk("expects no TLS", _with(kafka__security_protocol="SSL"), _set_as_told),
+    "tls": Walk("does not use TLS", _with(kafka__security_protocol="SSL"), _set_as_told),
     "login": Walk(
         "does not use SASL",
         _with(kafka__security_protocol="SASL_PLAINTEXT", kafka__sasl_username="u", kafka__sasl_password="p"),

@@ -71,7 +71,10 @@ class Listener:
 
 LISTENERS: Mapping[str, Listener] = {
     "certificate": Listener(
-        "TLS", "is not trusted", "set kafka.ssl_ca_file to the certificate authority", {"ssl_ca_file": None}
+        "TLS",
+        "cannot be verified",
+        "set kafka.ssl_ca_file to a file with the certificate of the authority",
+        {"ssl_ca_file": None},
     ),
     "own certificate": Listener(
         "MUTUAL",
@@ -99,13 +102,13 @@ LISTENERS: Mapping[str, Listener] = {
     ),
     "listener without TLS": Listener(
         "TLS",
-        "expects no TLS",
+        "does not use TLS",
         "or use the listener with TLS",
         {"bootstrap_servers": "{plain}"},
     ),
     "another host name": Listener(
         "TLS",
-        "is not trusted",
+        "cannot be verified",
         "in kafka.bootstrap_servers, use a host name from the certificate",
         {"bootstrap_servers": "127.1:{tls_port}"},
     ),

@@ -298,7 +298,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "TLS where none is set",
         listener(tls=True),
         STOP,
-        "expects TLS, but kafka.security_protocol is PLAINTEXT",
+        "requires TLS, but kafka.security_protocol is PLAINTEXT",
         "= SSL",
     ),
     (
@@ -308,7 +308,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "is SASL_PLAINTEXT",
         "= SASL_SSL",
     ),
-    ("no TLS where it is set", listener(wanted(tls=True)), STOP, "expects no TLS", "= PLAINTEXT"),
+    ("no TLS where it is set", listener(wanted(tls=True)), STOP, "does not use TLS", "= PLAINTEXT"),
     (
         "unknown authority",
         listener(wanted(tls=True), tls=True, tls_failure="self-signed certificate"),
@@ -366,7 +366,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "one replica",
         broker(3, wanted(replication_factor=1), min_insync_replicas="1"),
         WARN,
-        "have 1 replica on 3 brokers",
+        "have only 1 replica, although there are 3 brokers",
         "kafka.replication_factor = 3",
     ),
     (

@@ -58,7 +58,7 @@ def test_readmit_takes_out_one_table_and_says_so_in_a_marker() -> None:
 
 def test_a_gap_is_accepted_only_where_there_is_one() -> None:
     for facts in (FACTS, with_slot(wal_status="unreserved")):
-        with pytest.raises(StopForOperator, match="has everything that committed after"):
+        with pytest.raises(StopForOperator, match="still has all changes that were committed after"):
             done(accept_gap(fresh, EXPECTED), facts)
 
 
@@ -156,7 +156,7 @@ def test_another_server_is_not_adopted() -> None:
     for facts, known, said in (
         (without_slot(), stored(former), "has no slot"),
         (with_slot(confirmed_flush_lsn=Lsn(1400)), stored(former), "is not an upgrade of the one"),
-        (with_server(version_num=160000), stored(former), "from PostgreSQL 17 on"),
+        (with_server(version_num=160000), stored(former), "only from 17 on"),
         (FACTS, stored(replace(former, prefix="other")), "prefix 'other'"),
         (FACTS, Stored({former.key: former, ACTIVE.key: ACTIVE}, marker_topic_used=True), "already has a resume LSN"),
         (FACTS, STORED, "no resume LSN is stored"),

@@ -146,8 +146,8 @@ def test_a_prefix_with_markers_of_a_lost_position_is_refused(facts: Facts) -> No
         (with_slot(wal_status="lost"), STORED, "has been invalidated"),
         (with_slot(invalidation_reason="wal_removed"), STORED, "has been invalidated: wal_removed"),
         (with_slot(wal_status="lost", conflicting=True), STORED, "conflicted"),
-        (with_server(flush_lsn=Lsn(1499)), STORED, "the server was reset to an earlier state"),
-        (FACTS, replace(STORED, marker_topic_used=False), "it was deleted and recreated"),
+        (with_server(flush_lsn=Lsn(1499)), STORED, "the server is in an earlier state"),
+        (FACTS, replace(STORED, marker_topic_used=False), "the topic was deleted and recreated"),
     ],
 )
 def test_a_gap_is_named_only_by_a_gateway_that_still_owns_the_fence(facts: Facts, stored: Stored, said: str) -> None:

@@ -28,8 +28,8 @@ SAFE = Durability(copies=3, min_in_sync=2, unclean=False)
         (Durability(1, 1, False), 1, ()),
         (Durability(1, 1, False), 2, ()),
         (Durability(2, 1, False), 2, ()),
-        (Durability(1, 1, False), 3, ("1 replica on 3 brokers",)),
-        (Durability(2, 2, False), 5, ("2 replicas on 5 brokers",)),
+        (Durability(1, 1, False), 3, ("only 1 replica, although there are 3 brokers",)),
+        (Durability(2, 2, False), 5, ("only 2 replicas, although there are 5 brokers",)),
         (Durability(3, 1, False), 3, ("min.insync.replicas is 1",)),
         (Durability(3, 1, True), 3, ("min.insync.replicas is 1", "unclean.leader.election.enable is on")),
         (Durability(3, None, None), 3, ()),
@@ -79,7 +79,7 @@ async def test_with_the_defaults_of_three_brokers_rows_get_a_caution_and_positio
         assert said == []
         await topics.ensure([rows])
         (caution,) = said
-        assert f"topic {rows}: 1 replica on 3 brokers" in caution.message
+        assert f"topic {rows}: only 1 replica, although there are 3 brokers" in caution.message
         said.clear()
         await topics.ensure([old.topic])
         assert [each.message.split(": ")[1] for each in said] == [

@@ -69,7 +69,7 @@ async def test_a_name_can_be_started_again_after_it_ended(guard: Guard) -> None:
 
 
 async def test_a_failing_program_shows_the_end_of_its_log(guard: Guard) -> None:
-    with pytest.raises(PartFailed, match=r"broken exited with code 3; its log ends:\n    a clear reason"):
+    with pytest.raises(PartFailed, match=r"broken exited with code 3; its log ends with:\n    a clear reason"):
         await guard.run("broken", ["sh", "-c", "echo a clear reason; exit 3"])
 
 
@@ -83,7 +83,7 @@ async def test_a_start_that_ends_early_is_not_waited_for(guard: Guard) -> None:
         return False
 
     child = await guard.start("early", ["sh", "-c", "echo no port; exit 1"])
-    with pytest.raises(PartFailed, match=r"exited with code 1 during startup; its log ends:\n    no port"):
+    with pytest.raises(PartFailed, match=r"exited with code 1 during startup; its log ends with:\n    no port"):
         await child.ready(never, timeout_s=20)
 
 

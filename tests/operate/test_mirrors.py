@@ -74,7 +74,7 @@ async def test_what_a_mirror_says_is_shown_until_its_end_and_after(mirror: Mirro
     (found,) = board.snapshot().mirrors
     assert (found.commit_lsn, found.commit_time, found.lag_seconds) == (0x10, 990.0, 0.0)
     assert found.last_error == "Kafka did not give the offsets" and found.last_error_time is not None
-    assert "written up to 0/10 (1970-01-01 00:16:30 UTC), 0.0 s behind the gateway" in printed(board)
+    assert "written up to 0/10 (1970-01-01 00:16:30 UTC), 0.0 s behind Kafka" in printed(board)
 
     delivered(board, 0x20, 995.0)
     delivered(board, 0x30, 999.0)
@@ -135,7 +135,7 @@ def test_what_is_worth_a_word_is_printed() -> None:
     assert "http://new: not queried yet" in text and "http://m: WAITING for Kafka" in text
     assert (
         "written up to 0/9, merged up to 0/8, lag unknown" in text
-        and "tables: 2 not up to date, 0 whose snapshot is not complete yet" in text
+        and "tables: 2 not up to date, 0 with an unfinished snapshot" in text
     )
 
 

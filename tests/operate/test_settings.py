@@ -74,8 +74,11 @@ def test_a_setting_that_is_missing_is_a_sentence(content: str, tmp_path: Path, m
     (tmp_path / "walgate.toml").write_text(content)
     with pytest.raises(StopForOperator) as caught:
         load_settings(tmp_path / "walgate.toml")
-    assert "source.dsn is not set (libpq connection URI of the database" in caught.value.message
-    assert "set WALGATE_SOURCE__DSN, or dsn = ... below [source] in the file" in caught.value.message
+    assert "(libpq connection URI of the database" in caught.value.message
+    assert (
+        "source.dsn is not set: set WALGATE_SOURCE__DSN, or dsn = ... under [source] in the file"
+        in caught.value.message
+    )
 
 
 def test_the_file_of_a_password_is_a_setting_and_not_a_secret_that_is_read_now(

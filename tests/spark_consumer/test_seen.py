@@ -90,7 +90,7 @@ async def test_a_mirror_is_shown_with_what_it_has_and_how_far_it_is_behind(
         lag = the_mirror(found)["lag_seconds"]
         assert now - latest - TRUE_S <= lag + BETWEEN_NOTES_S and lag <= now - earliest + TRUE_S
         _, text = await status_of(scene)
-        assert "HAS NOT ANSWERED" in text and "behind the gateway" in text
+        assert "HAS NOT ANSWERED" in text and "behind Kafka" in text
         assert await scene.stop() == 0
         _, text = await status_of(scene)  # by itself
         assert f"http://127.0.0.1:{mirror_port}: HAS NOT ANSWERED" in text

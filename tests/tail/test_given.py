@@ -52,7 +52,7 @@ def test_psqls_output_and_frames_and_bare_hexadecimal_are_the_same(tmp_path: Pat
         (b"42 00 x", "line 1 is not a message"),
         (b"4200", "line 1: pgoutput: Begin"),
         (b"zz", "unknown"),
-        (b"d\0\0\0\7w", "frames"),
+        (b"d\0\0\0\7w", "CopyData messages of the file"),
     ],
 )
 def test_what_can_not_be_decoded_is_named_in_one_line(given: bytes, said: str) -> None:

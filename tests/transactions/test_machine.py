@@ -289,7 +289,7 @@ def test_a_message_in_the_wrong_place_is_an_error(message: object, says: str) ->
 def test_a_begin_inside_a_transaction_is_an_error() -> None:
     stream = Stream()
     begin(stream, 5, 1000)
-    with pytest.raises(OutOfOrder, match="but 5 is open"):
+    with pytest.raises(OutOfOrder, match="but transaction 5 is open"):
         begin(stream, 6, 1100)
 
 
