@@ -75,7 +75,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/judgement/notice.py _judge_left_out", "was created before its publication"): _BEFORE,
     ("gateway/judgement/position.py check_first_start", ""): _STATE,
     ("gateway/judgement/position.py check_progress", "no longer exists"): _GAP,
-    ("gateway/judgement/position.py check_progress", "is empty, but slot"): _STATE,
+    ("gateway/judgement/position.py check_progress", "is empty, but changes of slot"): _STATE,
     ("gateway/judgement/position.py check_progress", "were read by another process"): _GAP,
     ("gateway/judgement/publication.py _keys_sent_in_part", ""): _STATE,
     ("gateway/judgement/repair.py skip", ""): _COMMAND,

@@ -88,9 +88,15 @@ def _one_line(content: bytes, said: str, hint: str) -> str:
         password = content.decode().rstrip("\r\n")
     except UnicodeDecodeError:
         raise RetrySlowly(f"{said} text that is not UTF-8") from None
-    if not password or "\n" in password or "\0" in password:
-        raise RetrySlowly(
-            f"{said} {'more than one line' if password else 'nothing'}",
-            hint=hint,
-        )
+    wrong = (
+        "nothing"
+        if not password
+        else "more than one line"
+        if "\n" in password
+        else "a NUL byte"
+        if "\0" in password
+        else ""
+    )
+    if wrong:
+        raise RetrySlowly(f"{said} {wrong}", hint=hint)
     return password

@@ -53,9 +53,9 @@ from gateway.transactions.position import Position, decode_position, position_sc
 from schemas.names import POSITION_TOPIC, counted, message_topic, transaction_topic, value_subject
 from schemas.registry import RegistryClient
 
-Area = Literal["settings", "postgresql", "kafka", "registry", "position"]
+Area = Literal["settings", "postgresql", "kafka", "registry", "resume_lsn"]
 Outcome = Literal["ok", "warning", "waits", "stops"]
-AREAS: Final[tuple[Area, ...]] = ("settings", "postgresql", "kafka", "registry", "position")
+AREAS: Final[tuple[Area, ...]] = ("settings", "postgresql", "kafka", "registry", "resume_lsn")
 EXIT_WAITS: Final = 1
 EXIT_STOPS: Final = 78
 _TIMEOUT_S: Final = 10.0
@@ -306,9 +306,9 @@ class _Check:
             async with self._sql() as sql:
                 after = await self._look(sql)
         except WalgateError as error:
-            self._add("position", [error])
+            self._add("resume_lsn", [error])
             return
-        self._add("position", self._judge(facts, stored, after, fresh))
+        self._add("resume_lsn", self._judge(facts, stored, after, fresh))
 
     def _fresh(self, facts: Facts) -> Position:
         source, kafka = self._settings.source, self._settings.kafka
@@ -332,11 +332,11 @@ class _Check:
             if known is None:
                 yield from check_first_start(stored, fresh, after, adopt_slot=self._settings.source.adopt_slot)
             self._ok(
-                "position", f"nothing has been delivered from slot {fresh.slot} yet: this would be the first start"
+                "resume_lsn", f"nothing has been delivered from slot {fresh.slot} yet: this would be the first start"
             )
             return
         self._ok(
-            "position",
+            "resume_lsn",
             f"changes of slot {known.slot} have been delivered up to {known.resume_lsn}, epoch {known.epoch}",
         )
         if after.slot is not None and after.slot.active_pid is not None:
@@ -350,7 +350,7 @@ class _Check:
         try:
             values, self._used = await read_positions(self._settings.kafka, marker, _TIMEOUT_S)
         except WalgateError as error:
-            self._add("position", [error])
+            self._add("resume_lsn", [error])
             return {}
         client = self._registry_client()
         positions: dict[bytes, Position] = {}
@@ -362,7 +362,7 @@ class _Check:
                     positions[key] = decode_position(key, value, schema)
                 except WalgateError as error:
                     if key == self._fresh_key():
-                        self._add("position", [error])
+                        self._add("resume_lsn", [error])
         finally:
             await client.close()
         return positions
@@ -390,6 +390,7 @@ def _durability(facts: KafkaFacts) -> dict[str, Durability]:
     return found
 
 
+_TITLES: Final[dict[Area, str]] = {"resume_lsn": "resume LSN"}
 _MARKS: Final[dict[Outcome, str]] = {"ok": "ok", "warning": "WARNING", "waits": "WAITS", "stops": "STOPS"}
 
 
@@ -398,7 +399,7 @@ def render(checked: list[Checked]) -> str:
     lines = []
     for area in AREAS:
         for each in (one for one in checked if one.area == area):
-            lines.append(f"{area:<11} {_MARKS[each.outcome]:<8} {each.message}")
+            lines.append(f"{_TITLES.get(area, area):<11} {_MARKS[each.outcome]:<8} {each.message}")
             if each.remedy:
                 lines.extend(f"{'':<21}{part}" for part in each.remedy.splitlines())
     wrong = sum(each.outcome in ("waits", "stops") for each in checked)
