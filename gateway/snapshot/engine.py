@@ -282,10 +282,11 @@ class Snapshot:
         return found
 
     async def _survey(self, relation_oids: list[int]) -> dict[int, Surveyed]:
+        """Of those that are published; without their row filters where somebody has locked one of them."""
         try:
-            return await survey(self._sql, self._source.publications, relation_oids)
-        except asyncpg.LockNotAvailableError:
-            return {}  # a row filter is printed under a lock; somebody has one that excludes it
+            with suppress(asyncpg.LockNotAvailableError):
+                return await survey(self._sql, self._source.publications, relation_oids)
+            return await survey(self._sql, self._source.publications, relation_oids, prints_filters=False)
         except DRIVER_ERRORS as error:
             raise classify_exception(error, "querying the tables of the snapshot") from error
 
@@ -302,8 +303,9 @@ class Snapshot:
         ]
 
     async def _with_recipes(self, readings: list[Reading], now: float) -> list[tuple[Reading, Recipe]]:
-        """Those whose tables are there; the others wait for the next check."""
+        """Those whose tables are there and not locked; the others wait for the next check."""
         found = await self._survey([reading.oid for reading in readings]) if readings else {}
+        found = {oid: surveyed for oid, surveyed in found.items() if surveyed.row_filter is not None}
         for reading in readings:
             if reading.oid not in found:
                 reading.blocked_until = now + self._source.check_interval_s
@@ -574,7 +576,7 @@ class Snapshot:
                 self._discovered_at = now
             if self._readings:
                 await self._activate()
-                await self._set_up_reselects()
+                await self._set_up_begun()
                 await self._begin_some()
                 await self._end_some()
                 self._tell_progress()
@@ -720,7 +722,7 @@ class Snapshot:
         complete = [
             reading
             for reading in self._begun.values()
-            if not reading.is_marked and reading.table is not None and reading.table.is_complete
+            if reading.is_readable and not reading.is_marked and reading.table is not None and reading.table.is_complete
         ]
         for reading in [reading for reading in complete if reading.is_reselect]:
             complete.remove(reading)
@@ -785,15 +787,17 @@ class Snapshot:
     def _has_its_keys(self, reading: Reading, made: Recipe) -> bool:
         return reading.state.fingerprint == identity_of(made.version.encoder.description)
 
-    async def _set_up_reselects(self) -> None:
+    async def _set_up_begun(self) -> None:
+        """What is read without a mark of its own, and tables that were locked when the gateway started."""
         now = time.monotonic()
         new = [
             reading
             for reading in self._begun.values()
-            if reading.status is Status.READING and reading.recipe is None and reading.blocked_until <= now
+            if reading.status is Status.READING and not reading.is_readable and reading.blocked_until <= now
         ]
         for reading, made in await self._with_recipes(new, now):
-            if self._has_its_keys(reading, made):
+            is_same = reading.state.fingerprint == made.surveyed.fingerprint
+            if self._has_its_keys(reading, made) if reading.is_reselect else is_same:
                 reading.recipe = made
             elif self._readings.get(reading.oid) is reading:
                 self._begin_again(reading)
@@ -875,8 +879,8 @@ class Snapshot:
             now = time.monotonic()
             for reading in () if self._paused else self._begun.values():
                 table = reading.table
-                is_set_up = reading.recipe is not None and reading.blocked_until <= now
-                if table is not None and table.status is Status.READING and is_set_up:
+                is_ready = reading.is_readable and reading.blocked_until <= now
+                if table is not None and table.status is Status.READING and is_ready:
                     chunk = table.take()
                     if chunk is not None:
                         self._finds_nothing = False

@@ -169,6 +169,7 @@ def _lock(chunk: Chunk, recipe: Recipe) -> str:
 
 def _query(chunk: Chunk, recipe: Recipe) -> str:
     surveyed = recipe.surveyed
+    assert surveyed.row_filter is not None
     found: TidRange | None = chunk.range
     if found is not None:
         return select_range(recipe.columns, surveyed.leaf_names[found.leaf], found, surveyed.row_filter)

@@ -50,6 +50,11 @@ class Reading:
         return self.state.purpose == RESELECT
 
     @property
+    def is_readable(self) -> bool:
+        """It is known how. A row filter is not, of a table that somebody had locked when the gateway started."""
+        return self.recipe is not None and self.recipe.surveyed.row_filter is not None
+
+    @property
     def status(self) -> Status:
         return Status.WAITING if self.table is None else self.table.status
 

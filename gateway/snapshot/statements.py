@@ -111,10 +111,10 @@ WHERE c.oid = ANY ($1::oid[])
 """
 
 
-def facts_query(major_version: int) -> str:
+def facts_query(major_version: int, *, prints_filters: bool = True) -> str:
     """$1: relation oids; $2: publications; $3: a leaf whose blocks are counted, or null. `fingerprint` changes with
     everything that a chunk depends on: columns, identity, publications, partitions, files."""
-    return _FACTS.format(filter=_FILTER if major_version >= 15 else "NULL::text")
+    return _FACTS.format(filter=_FILTER if prints_filters and major_version >= 15 else "NULL::text")
 
 
 def qualified(namespace: str, name: str) -> str:

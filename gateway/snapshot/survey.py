@@ -24,7 +24,8 @@ from schemas.relation import key_schema
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """`relation` as the first of its publications has it. `leaf_names`: quoted, in the order of `leaves`. `row_filter`: SQL.
+    """`relation` as the first of its publications has it. `leaf_names`: quoted, in the order of `leaves`. `row_filter`: SQL;
+    None: there is one, and it was not printed.
 
     `is_heap`: so are all leaves, and ranges of blocks are ranges of rows.
     """
@@ -34,7 +35,7 @@ class Surveyed:
     is_heap: bool
     leaves: tuple[Leaf, ...]
     leaf_names: tuple[str, ...]
-    row_filter: str
+    row_filter: str | None
     fingerprint: str
     content: Content
 
@@ -53,22 +54,29 @@ def fingerprint(row: asyncpg.Record) -> str:
 
 
 async def survey(
-    sql: asyncpg.Connection, publications: Sequence[str], relation_oids: Sequence[int]
+    sql: asyncpg.Connection, publications: Sequence[str], relation_oids: Sequence[int], *, prints_filters: bool = True
 ) -> dict[int, Surveyed]:
-    """Of those that are published, in one snapshot. Raises what the driver raises, and classified errors."""
+    """Of those that are published, in one snapshot. A row filter is printed under a lock of its table; all else is read from the
+    catalog alone. Raises what the driver raises, and classified errors."""
     async with sql.transaction(isolation="repeatable_read", readonly=True):
-        return await _survey(sql, await publication_facts(sql, publications, relation_oids), relation_oids)
+        publications_ = await publication_facts(sql, publications, relation_oids)
+        return await _survey(sql, publications_, relation_oids, prints_filters=prints_filters)
 
 
 async def _survey(
-    sql: asyncpg.Connection, publications: dict[str, PublicationFacts], relation_oids: Sequence[int]
+    sql: asyncpg.Connection,
+    publications: dict[str, PublicationFacts],
+    relation_oids: Sequence[int],
+    *,
+    prints_filters: bool,
 ) -> dict[int, Surveyed]:
     sent: dict[int, list[PublishedRelation]] = {}
     for facts in publications.values():
         for relation in facts.relations:
             sent.setdefault(relation.relation_oid, []).append(relation)
     wanted = [oid for oid in relation_oids if oid in sent]
-    rows = await sql.fetch(facts_query(sql.get_server_version().major), wanted, list(publications), None)
+    query = facts_query(sql.get_server_version().major, prints_filters=prints_filters)
+    rows = await sql.fetch(query, wanted, list(publications), None)
     contents = read_contents(await sql.fetch(CONTENT, wanted))
     leaves_of = {row["oid"]: json.loads(row["leaves"] or "[]") for row in rows}
     files = {
@@ -85,11 +93,15 @@ async def _survey(
             is_heap=all(files[leaf[0]]["is_heap"] for leaf in leaves),
             leaves=tuple(Leaf(oid, filenode, files[oid]["blocks"]) for oid, filenode, _, _ in leaves),
             leaf_names=tuple(qualified(namespace, name) for _, _, namespace, name in leaves),
-            row_filter=(row["row_filter"] or "") if is_filtered else "",
+            row_filter=_filter(row, prints_filters=prints_filters) if is_filtered else "",
             fingerprint=fingerprint(row),
             content=contents[row["oid"]],
         )
     return found
+
+
+def _filter(row: asyncpg.Record, *, prints_filters: bool) -> str | None:
+    return row["row_filter"] or "" if prints_filters else None
 
 
 def as_message(relation: PublishedRelation) -> Relation:

@@ -1,0 +1,145 @@
+"""A snapshot that an earlier session had begun goes on, also where somebody has locked one of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+import pytest
+
+from gateway.events.row_encoder import RowEncoder
+from gateway.judgement.facts import PublishedColumn, PublishedRelation
+from gateway.pgoutput.relation import Relation
+from gateway.snapshot import engine
+from gateway.snapshot.content import Content
+from gateway.snapshot.engine import Snapshot
+from gateway.snapshot.plan import Leaf
+from gateway.snapshot.reading import Reading
+from gateway.snapshot.state import TableState
+from gateway.snapshot.survey import Surveyed, survey
+from gateway.snapshot.table import Status
+from gateway.transactions.transaction import RelationVersion
+from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from tests.conftest import Database
+from tests.snapshot.test_engine import NOT_ASKED, snapshot
+
+__all__ = ["snapshot"]
+
+INT4 = TypeFacts(23, "pg_catalog", "int4", Kind.BASE)
+DESCRIPTION = RelationDescription(1, "public", "t", ReplicaIdentity.DEFAULT, (ColumnDescription("id", INT4, -1, True),))
+PUBLISHED = PublishedRelation(1, "public", "t", "DEFAULT", ("id",), (PublishedColumn("id", 23, -1, "integer"),), "...")
+SURVEYED = Surveyed(
+    relation=PUBLISHED, is_partitioned=False, is_heap=True, leaves=(Leaf(1, 1, 100),), leaf_names=("public.t",),
+    row_filter="(id > 5)", fingerprint="f", content=Content("public", "t", False, ()),
+)  # fmt: skip
+HALF_READ = TableState(1, "public", "t", "s", status="READING", fingerprint="f", untouched=0, row_count=7)
+
+
+class Server:
+    """What the engine asks itself: the rest is asked of `survey`."""
+
+    def transaction(self, **_: object) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    async def fetchval(self, query: str) -> str:
+        return "10:10:" if "snapshot" in query else "10"
+
+
+class Machine:
+    transaction_count = 0
+
+    def set_watch(self, _: object) -> None: ...
+
+    def in_force(self, _: int) -> None:
+        return None
+
+
+class Survey:
+    """Of one table; somebody has it locked for the time being."""
+
+    def __init__(self) -> None:
+        self.is_locked = True
+        self.fingerprint = "f"
+
+    async def __call__(
+        self, _: object, publications: Sequence[str], relation_oids: Sequence[int], *, prints_filters: bool = True
+    ) -> dict[int, Surveyed]:
+        if self.is_locked and prints_filters:
+            raise asyncpg.LockNotAvailableError("canceling statement due to lock timeout")
+        row_filter = SURVEYED.row_filter if prints_filters else None
+        found = replace(SURVEYED, row_filter=row_filter, fingerprint=self.fingerprint)
+        return {1: found} if 1 in relation_oids else {}
+
+
+@pytest.fixture
+def locked(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> Survey:
+    async def announce(relations: Sequence[tuple[Relation, object]]) -> list[tuple[RelationVersion, str]]:
+        return [(RelationVersion("public.t", 1, RowEncoder(DESCRIPTION, 1, 2), NOT_ASKED), "topic") for _ in relations]
+
+    asked: Any = Server(), Machine()
+    snapshot._sql, snapshot._machine = asked
+    snapshot._announce = announce
+    found = Survey()
+    monkeypatch.setattr(engine, "survey", found)
+    return found
+
+
+def where(reading: Reading) -> tuple[Status, int]:
+    """Its status, and how many rows were read."""
+    return reading.status, 0 if reading.table is None else reading.table.row_count
+
+
+async def test_a_table_that_is_locked_at_the_start_goes_on_where_it_was(snapshot: Snapshot, locked: Survey) -> None:
+    """It is not one that has left its publications; it is read as soon as its row filter can be printed."""
+    await snapshot._resume([HALF_READ])
+    assert not snapshot._left
+    reading = snapshot._begun[1]
+    assert (
+        reading.status is Status.READING
+        and reading.table is not None
+        and reading.table.row_count == 7
+        and not reading.is_readable
+    )
+    await snapshot._end_some()  # what was read whole ends no earlier
+    await snapshot._set_up_begun()
+    assert not reading.is_readable and reading.blocked_until > 0
+    locked.is_locked, reading.blocked_until = False, 0.0
+    await snapshot._set_up_begun()
+    assert reading.recipe is not None and reading.recipe.surveyed.row_filter == "(id > 5)"
+    assert where(reading) == (Status.READING, 7)
+
+
+async def test_a_table_that_was_changed_under_the_lock_is_restarted(snapshot: Snapshot, locked: Survey) -> None:
+    await snapshot._resume([HALF_READ])
+    locked.is_locked, locked.fingerprint = False, "other"
+    await snapshot._set_up_begun()
+    assert snapshot._begun[1].status is Status.WAITING
+    assert snapshot._begun[1].state.purpose == "REPLACE"
+
+
+async def test_only_what_no_publication_holds_is_left(snapshot: Snapshot, locked: Survey) -> None:
+    await snapshot._resume([HALF_READ, replace(HALF_READ, relation_oid=2)])
+    assert snapshot._left == {2} and [*snapshot._readings] == [1]
+
+
+@pytest.mark.integration
+async def test_without_its_row_filter_a_table_is_found_whoever_has_locked_it(database: Database) -> None:
+    sql, other = await database.connect(), await database.connect()
+    await sql.execute("""
+        CREATE TABLE kept (id int PRIMARY KEY); CREATE TABLE part (id int PRIMARY KEY);
+        CREATE PUBLICATION held FOR TABLE kept, part WHERE (id > 5); SET lock_timeout = '100ms'
+    """)
+    oids = [row[0] for row in await sql.fetch("SELECT oid::int8 FROM pg_class WHERE relname IN ('kept', 'part')")]
+    before = await survey(sql, ["held"], oids)
+    await other.execute("BEGIN; LOCK part, kept IN ACCESS EXCLUSIVE MODE")
+    with pytest.raises(asyncpg.LockNotAvailableError):
+        await survey(sql, ["held"], oids)
+    found = await survey(sql, ["held"], oids, prints_filters=False)
+    assert {oid: each.fingerprint for oid, each in found.items()} == {
+        oid: each.fingerprint for oid, each in before.items()
+    }
+    assert {each.relation.name: each.row_filter for each in before.values()} == {"kept": "", "part": "((id > 5))"}
+    assert {each.relation.name: each.row_filter for each in found.values()} == {"kept": "", "part": None}
