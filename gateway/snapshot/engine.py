@@ -435,6 +435,8 @@ class Snapshot:
         self._tell_done(arrived)
 
     def _tell_done(self, arrived: Waiting | Mark) -> None:
+        if isinstance(arrived, Waiting):
+            arrived.rows = []  # its reader keeps the last one for as long as there is nothing more to read
         arrived.done.set()
         self._wake.set()
         self._more.set()
@@ -452,7 +454,9 @@ class Snapshot:
     async def _hand_over_chunk(self, waiting: Waiting, commit_lsn: int) -> None:
         chunk, table = waiting.chunk, waiting.chunk.table
         reading = self._readings.get(waiting.recipe.surveyed.relation.relation_oid)
-        if reading is None or reading.table is not table or not table.admits(chunk):
+        # Rows in Debezium's dialect are encoded only now, with the version that was announced last.
+        is_same = reading is not None and reading.recipe is waiting.recipe and reading.table is table
+        if reading is None or not is_same or not table.admits(chunk):
             table.give_back(chunk)
             self._tell_done(waiting)
             if reading is not None and chunk.whole:
@@ -461,16 +465,17 @@ class Snapshot:
         count = self._machine.transaction_count
         self._is_shared, self._next_transaction = count > self._next_transaction, count + 1
         rows = self._fresh(waiting)
-        table.handed_over(chunk, len(rows), len(waiting.rows) - len(rows))
+        stale_count = len(waiting.rows) - len(rows)
+        table.handed_over(chunk, len(rows), stale_count)
         self._rows += len(rows)
         metrics.SNAPSHOT_ROWS.inc(len(rows))
-        metrics.SNAPSHOT_STALE_ROWS.inc(len(waiting.rows) - len(rows))
+        metrics.SNAPSHOT_STALE_ROWS.inc(stale_count)
         self._tell_done(waiting)
         if not rows:
             return
         transaction = self._machine.current
         assert transaction is not None
-        transaction.manifest.snapshot = reading.chunk(table.chunk_count - 1, len(rows), len(waiting.rows) - len(rows))
+        transaction.manifest.snapshot = reading.chunk(table.chunk_count - 1, len(rows), stale_count)
         for start in range(0, len(rows), SLICE_ROWS):
             self._machine.read(waiting.recipe.version, rows[start : start + SLICE_ROWS], commit_lsn)
             self._delivery.offer()
@@ -487,7 +492,12 @@ class Snapshot:
 
     def _hand_over_mark(self, mark: Mark, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         machine, tracking = self._machine, self._tracking
-        assert tracking is not None
+        if mark.is_last:
+            self._ends = False
+        if tracking is None or not self._snapshot_id:  # all of it was cancelled
+            self._unmark(mark)
+            self._tell_done(mark)
+            return
 
         def owe(kind: str, reading: Reading | None) -> None:
             found = readable_time(commit_time) or 0
@@ -527,7 +537,6 @@ class Snapshot:
             owe("SNAPSHOT_END", None)
             log.info("snapshot_done", snapshot_id=self._snapshot_id, rows=self._rows)
             self._snapshot_id = ""
-            self._ends = False
         if mark.kind == "begin":
             log.info("tables_begun", count=len(mark.readings))
         self._tell_done(mark)
@@ -570,6 +579,7 @@ class Snapshot:
 
     async def _conduct(self) -> None:
         while True:
+            self._wake.clear()  # whoever wakes it during the round means the next one
             now = time.monotonic()
             if now - self._discovered_at >= self._source.check_interval_s:
                 await self._discover()
@@ -591,7 +601,6 @@ class Snapshot:
                 self._looked_at = now
                 self._judge.observe(parse_visibility(await self._fetch(LOOK)))
                 self._more.set()
-            self._wake.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._wake.wait()
@@ -688,10 +697,7 @@ class Snapshot:
     async def _begin_some(self) -> None:
         """All that were found together, in one transaction."""
         now = time.monotonic()
-        busy = sum(
-            not reading.is_reselect and (reading.is_marked or reading.status is not Status.WAITING)
-            for reading in self._begun.values()
-        )
+        busy = sum(reading.is_busy(now) for reading in self._begun.values())
         ready = (
             reading
             for reading in self._readings.values()
@@ -749,7 +755,7 @@ class Snapshot:
         return all(reading.is_reselect or oid in oids for oid, reading in self._readings.items())
 
     def _begin_again(self, reading: Reading) -> None:
-        log.info("table_begins_again", table=reading.full_name, reason="its columns, files or publication have changed")
+        log.info("table_restarted", table=reading.full_name, reason="its columns, files or publication have changed")
         if reading.table is not None:
             if reading.state.purpose == "FILL" and reading.table.row_count:
                 # Rows may be gone without an event that were sent.
@@ -838,6 +844,8 @@ class Snapshot:
             raise classify_exception(error, "marking a snapshot in the stream") from error
 
     def _unmark(self, mark: Mark) -> None:
+        if mark.is_last:
+            self._ends = False
         for reading in mark.readings:
             reading.is_marked = False
             if reading.table is not None and reading.table.status is Status.ENDING:

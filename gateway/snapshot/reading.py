@@ -25,6 +25,7 @@ class Reading:
     recipe: Recipe | None = None
     blocked_until: float = 0.0
     attempts: int = 0
+    """That have failed, since a chunk was read."""
     changed_count: int = 0
     """How often it was read as a whole and had changed meanwhile."""
     is_marked: bool = False
@@ -53,6 +54,11 @@ class Reading:
     def is_readable(self) -> bool:
         """It is known how. A row filter is not, of a table that somebody had locked when the gateway started."""
         return self.recipe is not None and self.recipe.surveyed.row_filter is not None
+
+    def is_busy(self, now: float) -> bool:
+        """It is begun, and chunks of it can be read: another table that cannot be may be read in its place."""
+        is_begun = not self.is_reselect and (self.is_marked or self.status is not Status.WAITING)
+        return is_begun and not self.attempts and self.blocked_until <= now
 
     @property
     def status(self) -> Status:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -174,3 +177,97 @@ def test_keys_of_a_table_that_is_compared_wait_for_its_chunks(judge: Judge) -> N
         table.handed_over(chunk, 1, 0)
         rest = taken or table.take()
         assert rest is not None and rest.keys == (b"1",)
+
+
+def recipe_of(relation_oid: int) -> Any:
+    return SimpleNamespace(surveyed=SimpleNamespace(relation=SimpleNamespace(relation_oid=relation_oid), row_filter=""))
+
+
+def table_being_read(judge: Judge) -> Table:
+    table = Table(judge, [Leaf(1, 1, 1)], 1 << 20)
+    table.begin()
+    return table
+
+
+async def test_rows_that_wait_count_no_more_once_their_relation_is_announced_anew(
+    snapshot: Snapshot, judge: Judge
+) -> None:
+    """Rows in Debezium's dialect are encoded where they are handed over, by the encoder that is announced then."""
+    recipe = recipe_of(1)
+    table = table_being_read(judge)
+    for now in (None, recipe_of(1)):
+        reading = snapshot._readings[1] = Reading(TableState(1, "a", "b", "s"), table, now)
+        chunk = table.take()
+        assert chunk is not None and table.taken(chunk, parse_visibility("10:10:"))
+        await snapshot.hand_over(Waiting(chunk, recipe, [(b"12345k", b"v")]), 1, 2, 3)
+        assert reading.table is table and table.row_count == 0
+    assert table.take() is not None
+
+
+def test_rows_are_held_until_they_are_handed_over_and_no_longer(snapshot: Snapshot, judge: Judge) -> None:
+    waiting = replace(waiting_chunk(judge), rows=[(b"12345k", b"v")])
+    snapshot._tell_done(waiting)
+    assert not waiting.rows
+
+
+async def test_tables_that_cannot_be_read_keep_no_other_from_being_read(
+    snapshot: Snapshot, judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for oid in range(1, MOST_AT_ONCE + 1):
+        reading = Reading(TableState(oid, "a", f"t{oid}", "s"), table_being_read(judge), recipe_of(oid), attempts=1)
+        snapshot._readings[oid] = snapshot._begun[oid] = reading
+    snapshot._readings[1000] = Reading(TableState(1000, "a", "other", "s"))
+    set_up: list[int] = []
+
+    async def with_recipes(readings: list[Reading], _: float) -> list[Any]:
+        set_up.extend(reading.oid for reading in readings)
+        return []
+
+    monkeypatch.setattr(snapshot, "_with_recipes", with_recipes)
+    await snapshot._begin_some()
+    assert set_up == [1000]
+    set_up.clear()
+    for reading in snapshot._begun.values():
+        reading.attempts = 0
+    snapshot._begun_at = -1e9
+    await snapshot._begin_some()
+    assert set_up == []
+
+
+@pytest.mark.parametrize("kind", ["begin", "end"])
+async def test_a_mark_of_what_was_cancelled_meanwhile_means_nothing(snapshot: Snapshot, kind: str) -> None:
+    snapshot._snapshot_id = "s"
+    reading = snapshot._readings[1] = Reading(TableState(1, "a", "b", "s"), is_marked=True)
+    mark = Mark(kind, [reading], is_last=kind == "end")
+    snapshot._cancel_all()
+    await snapshot.hand_over(mark, 1, 2, 3)
+    assert mark.done.is_set() and not reading.is_marked
+
+
+def test_the_end_of_a_snapshot_that_was_sent_in_vain_is_sent_once_more(snapshot: Snapshot) -> None:
+    snapshot._ends = True
+    snapshot._return(Mark("end", [], is_last=True))
+    assert not snapshot._ends
+
+
+class LooksSlowly:
+    """What wakes the conductor comes while it waits for the server."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self.count = 0
+
+    async def fetchval(self, _: str) -> str:
+        self.count += 1
+        if self.count < 5:
+            self._snapshot._wake.set()
+        return "10:10:"
+
+
+async def test_who_wakes_the_conductor_during_its_round_means_the_next_one(snapshot: Snapshot, judge: Judge) -> None:
+    server: Any = LooksSlowly(snapshot)
+    snapshot._sql, snapshot._judge, snapshot._discovered_at = server, judge, time.monotonic()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(TICK_S / 2):
+            await snapshot._conduct()
+    assert server.count == 5

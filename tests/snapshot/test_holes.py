@@ -311,7 +311,7 @@ async def test_what_defeats_other_ways_does_not_defeat_this_one(
         await scene.judge(queries, keyless=("hole.keyless",))
         stale = {event["table"]: event["stale"] for event in scene.gateway.events("table_read")}
         assert stale["hole.held"] == 1 and stale["hole.toasted"] == 20
-        begun_again = {event["table"] for event in scene.gateway.events("table_begins_again")}
+        begun_again = {event["table"] for event in scene.gateway.events("table_restarted")}
         assert begun_again >= {"hole.rewritten_before", "hole.truncated_before", "hole.vacuumed"}
         assert scene.gateway.events("command_not_understood")
         assert scene.gateway.events("snapshot_resumed")
