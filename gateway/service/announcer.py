@@ -164,7 +164,8 @@ class Announcer:
 
     async def announce_all(self, relations: Sequence[tuple[Relation, RelationVersion | None]]) -> list[RelationVersion]:
         """Relations as the catalog has them now, with what is in force of each: the catalog is asked for all of them, and several
-        are registered at once. Raises the first error when none is under way any more."""
+        are registered at once. Raises the first error when none is under way any more: behind it none is begun, as each may take
+        as long to fail."""
         with classified_schema_errors():
             await self._make_topics([(relation.namespace, relation.name) for relation, _ in relations])
             catalog = await self._look([relation for relation, _ in relations])
@@ -173,20 +174,24 @@ class Announcer:
                 for relation, in_force in relations
             ]
         turns = asyncio.Semaphore(_REGISTERED_AT_ONCE)
+        failed: list[BaseException] = []
 
         async def registered(
             description: RelationDescription, relation_: ConnectRelation | None, in_force: RelationVersion | None
         ) -> RelationVersion:
             async with turns:
-                return await self._registered(description, relation_, in_force)
+                if failed:
+                    raise failed[0]
+                try:
+                    return await self._registered(description, relation_, in_force)
+                except BaseException as error:
+                    failed.append(error)
+                    raise
 
         found = await asyncio.gather(*(registered(*each) for each in described), return_exceptions=True)
-        versions = []
-        for each in found:
-            if isinstance(each, BaseException):
-                raise each
-            versions.append(each)
-        return versions
+        if failed:
+            raise failed[0]
+        return [each for each in found if not isinstance(each, BaseException)]
 
     async def _described(
         self, relation: Relation, in_force: RelationVersion | None, xid: int | None, catalog: _Catalog

@@ -186,14 +186,24 @@ class Session:
     def _stop_if_again(self, behind: Lsn, error: TransactionTimedOut) -> None:
         """Once may be chance; the same transaction a second time will not fit a third time either."""
         if self._memory.timed_out_behind == behind:
-            has_streams = self._settings.streams_open_transactions or self._settings.writes_debezium
-            smaller = "" if has_streams else "; or set source.large_transactions = stream, so that it is sent in parts"
+            smaller = self._way_to_smaller_parts()
             raise StopForOperator(
                 f"receiving and delivering the transaction after {behind} has twice taken longer than "
                 f"kafka.transaction_timeout_s = {self._settings.kafka.transaction_timeout_s}",
                 hint=f"raise kafka.transaction_timeout_s (and the broker's transaction.max.timeout.ms){smaller}",
             ) from error
         self._memory.timed_out_behind = behind
+
+    def _way_to_smaller_parts(self) -> str:
+        source = self._settings.source
+        if self._settings.streams_open_transactions:
+            # It was streamed before, until a savepoint of it with messages was rolled back.
+            if self._reads_whole and source.messages:
+                return "; or set source.messages = false, so that it is sent in parts though its savepoints are rolled back"
+            return ""
+        if self._settings.writes_debezium:
+            return ""
+        return "; or set source.large_transactions = stream, so that it is sent in parts"
 
     async def _connect_sql(self, stack: AsyncExitStack) -> asyncpg.Connection:
         sql = await connect_sql(login_of(self._settings.source), avoid=self._memory.left_behind)

@@ -38,12 +38,29 @@ class CopiedRows:
         self._only_letter = letters[0] if len(set(letters)) == 1 else None
         self._head = b"N" + len(is_binary).to_bytes(2, "big")
         self._rest = b""
+        self._pieces: list[bytes] = []
+        """Behind `rest`, which is looked at again when it has doubled: a large row comes in thousands of pieces."""
+        self._piece_bytes = 0
         self._begun = False
         self._ended = False
 
     def feed(self, piece: bytes) -> None:
-        data = self._rest + piece if self._rest else piece
         self.byte_count += len(piece)
+        if self._rest:
+            self._pieces.append(piece)
+            self._piece_bytes += len(piece)
+            if self._piece_bytes >= len(self._rest):
+                self._read(self._joined())
+        else:
+            self._read(piece)
+
+    def _joined(self) -> bytes:
+        data = b"".join((self._rest, *self._pieces))
+        self._pieces.clear()
+        self._piece_bytes = 0
+        return data
+
+    def _read(self, data: bytes) -> None:
         place = 0
         if not self._begun:
             place = self._begin(data)
@@ -140,6 +157,8 @@ class CopiedRows:
         self.rows = [row for row in self.rows if row[0] is not None and row[0][FRAME_BYTES:] in keys]
 
     def finish(self) -> None:
-        """The data have ended."""
+        """The data have ended; the last rows may come only now."""
+        if self._pieces:
+            self._read(self._joined())
         if not self._ended or self._rest:
             raise UnreadableCopy(f"COPY: ended in the middle of a row, {len(self._rest)} bytes left over")

@@ -142,6 +142,8 @@ async def _copy(
     try:
         await sql.copy_from_query(_query(chunk, recipe), output=feed, format="binary", timeout=_COPY_TIMEOUT_S)
         copied.finish()
+        if wanted:
+            copied.keep(wanted)
     except TooMuch:
         sizer.too_much()
         if chunk.range is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import time
 from typing import Any
 
 import fastavro
@@ -121,3 +122,17 @@ def test_tuples_are_kept_with_their_keys_where_they_are_asked_for() -> None:
         rows.feed(copy_of([[struct.pack("!i", 1), None, None, None]]))
         rows.finish()
         assert rows.rows == [(copied(copy_of(ROWS)).rows[0][0], b"N\0\4b\0\0\0\4\0\0\0\1nnn")]
+
+
+def test_a_large_row_costs_what_as_many_small_ones_do() -> None:
+    """Fed in pieces: it is not copied for each of them."""
+    piece_bytes = 1 << 13
+    for is_binary in (IS_BINARY, [True] * len(IS_BINARY)):
+        data = copy_of([[struct.pack("!i", 1), b"x" * (64 << 20), None, None]])
+        rows = CopiedRows(RowEncoder(RELATION, 7, 8), is_binary, keeps_tuples=True)
+        begin = time.process_time()
+        for start in range(0, len(data), piece_bytes):
+            rows.feed(data[start : start + piece_bytes])
+        rows.finish()
+        assert time.process_time() - begin < 3
+        assert len(rows.rows) == 1 and len(rows.rows[0][1]) > 64 << 20 and rows.byte_count == len(data)
