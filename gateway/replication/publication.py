@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -119,20 +120,32 @@ async def published_tables(sql: asyncpg.Connection, names: Sequence[str], limit:
     return [(row[0], row[1]) for row in rows]
 
 
-# `$1`: publications, `$2`: the table. It is listed there itself, or a table that it is a partition of.
-_HELD_ROWS: Final = """
-SELECT EXISTS (SELECT FROM {table} AS t WHERE pg_catalog.age(t.xmin) > (
-    SELECT max(pg_catalog.age(r.xmin))
-    FROM pg_catalog.pg_publication_rel AS r JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid
-    WHERE p.pubname = ANY ($1::text[])
-      AND r.prrelid IN (SELECT $2::oid UNION ALL SELECT relid FROM pg_catalog.pg_partition_ancestors($2::oid::regclass))))
+# `$1`: publications, `$2`: tables. Each that is listed there itself, by its schema, or by a table that it is a partition of, with
+# the transaction that did so first: under FOR ALL TABLES every row is sent that a table ever held.
+_LISTED: Final = """
+SELECT t.relid::int8, (array_agg(l.xmin ORDER BY pg_catalog.age(l.xmin) DESC))[1]::text AS listed_in
+FROM unnest($2::oid[]) AS t (relid)
+CROSS JOIN LATERAL (
+    SELECT t.relid UNION SELECT a.relid FROM pg_catalog.pg_partition_ancestors(t.relid::regclass) AS a) AS f (relid)
+JOIN (
+    SELECT r.xmin, r.prpubid AS publication, r.prrelid AS relid FROM pg_catalog.pg_publication_rel AS r
+    {by_schema}
+) AS l ON l.relid = f.relid
+JOIN pg_catalog.pg_publication AS p ON p.oid = l.publication
+WHERE p.pubname = ANY ($1::text[])
+GROUP BY t.relid
+HAVING NOT EXISTS (SELECT FROM pg_catalog.pg_publication AS e WHERE e.pubname = ANY ($1::text[]) AND e.puballtables)
 """
-_UNKNOWN: Final = (
-    asyncpg.LockNotAvailableError,
-    asyncpg.QueryCanceledError,
-    asyncpg.InsufficientPrivilegeError,
-    asyncpg.UndefinedTableError,
-)
+_LISTED_BY_SCHEMA: Final = """UNION ALL
+    SELECT s.xmin, s.pnpubid, c.oid FROM pg_catalog.pg_publication_namespace AS s
+    JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.pnnspid AND c.relkind IN ('r', 'p')"""
+_HELD_ROWS: Final = """
+SELECT EXISTS (SELECT FROM {table} AS t WHERE pg_catalog.age(t.xmin) > pg_catalog.age($1::text::xid))
+"""
+MOST_ASKED: Final = 100
+"""Tables, one after the other within the periodic check,"""
+MOST_ASKED_S: Final = 5.0
+"""and so long."""
 
 
 async def tables_that_held_rows(
@@ -140,20 +153,31 @@ async def tables_that_held_rows(
 ) -> list[str]:
     """Those of `relations` with rows from before they were listed in a publication of `names`: PostgreSQL does not send them.
 
-    A table of which nothing can be found out soon (rights, locks, size) is not among them. Raises classified errors."""
-    found = []
-    for relation in relations:
-        table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
-        try:
-            async with sql.transaction(readonly=True):
-                await sql.execute("SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '1s'")
-                if await sql.fetchval(_HELD_ROWS.format(table=table), list(names), relation.relation_oid):
-                    found.append(relation.full_name)
-        except _UNKNOWN:
-            continue
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, "querying the rows of new tables") from error
-    return found
+    A table of which nothing can be found out soon (rights, locks, size, too many others) is not among them. Raises classified
+    errors."""
+    until = time.monotonic() + MOST_ASKED_S
+    by_schema = _LISTED_BY_SCHEMA if sql.get_server_version().major >= 15 else ""
+    oids = [relation.relation_oid for relation in relations]
+    try:
+        listed = dict(await sql.fetch(_LISTED.format(by_schema=by_schema), list(names), oids))
+        asked = [relation for relation in relations if relation.relation_oid in listed]
+        return [
+            relation.full_name
+            for relation in asked[:MOST_ASKED]
+            if time.monotonic() < until and await _held_rows(sql, relation, listed[relation.relation_oid])
+        ]
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the rows of new tables") from error
+
+
+async def _held_rows(sql: asyncpg.Connection, relation: PublishedRelation, listed_in: str) -> bool:
+    table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
+    try:
+        async with sql.transaction(readonly=True):
+            await sql.execute("SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '1s'")
+            return bool(await sql.fetchval(_HELD_ROWS.format(table=table), listed_in))
+    except asyncpg.PostgresError:  # what is wrong with one table is no reason to end the session
+        return False
 
 
 def parse_publications(

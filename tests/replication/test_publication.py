@@ -13,8 +13,9 @@ import pytest
 
 from gateway.judgement.facts import PublicationFacts
 from gateway.local import Postgres
+from gateway.replication import publication
 from gateway.replication.connection import connect_sql
-from gateway.replication.publication import PublicationLook, publication_facts
+from gateway.replication.publication import PublicationLook, publication_facts, tables_that_held_rows
 from tests.conftest import Database
 
 pytestmark = pytest.mark.integration
@@ -225,3 +226,69 @@ async def test_looks_again_and_again_see_what_a_first_look_sees(source: Database
         now = await look.facts(sql)
         assert now == await publication_facts(sql, ["p", "q"]) and now != last, statement
         last = now
+
+
+HELD = """
+CREATE SCHEMA whole; CREATE SCHEMA "Odd";
+CREATE TABLE held (id int PRIMARY KEY); CREATE TABLE whole.held (id int PRIMARY KEY); CREATE TABLE "Odd"."It's" (id int);
+CREATE TABLE empty (id int PRIMARY KEY); CREATE TABLE filled (id int PRIMARY KEY);
+CREATE TABLE refused (id int PRIMARY KEY);
+CREATE TABLE parent (id int) PARTITION BY RANGE (id); CREATE TABLE part PARTITION OF parent FOR VALUES FROM (0) TO (10);
+INSERT INTO held VALUES (1); INSERT INTO whole.held VALUES (1); INSERT INTO "Odd"."It's" VALUES (1);
+INSERT INTO refused VALUES (1); INSERT INTO parent VALUES (1);
+CREATE PUBLICATION by_name FOR TABLE held, empty, filled, parent, refused, "Odd"."It's";
+INSERT INTO filled VALUES (1);
+CREATE PUBLICATION everything FOR ALL TABLES; CREATE PUBLICATION nothing;
+"""
+
+
+async def hold(sql: asyncpg.Connection) -> None:
+    """Each statement is a transaction."""
+    for statement in HELD.strip().rstrip(";").split(";"):
+        await sql.execute(statement)
+
+
+async def tables_held(sql: asyncpg.Connection, *names: str) -> list[str]:
+    """Of all that is published by name, with `names` for the publications."""
+    facts = await publication_facts(sql, list(dict.fromkeys((*names, "by_name"))))
+    relations = {relation.relation_oid: relation for each in facts.values() for relation in each.relations}
+    return sorted(await tables_that_held_rows(sql, list(names), list(relations.values())))
+
+
+async def test_tables_that_held_rows_are_told_however_they_were_listed(
+    source: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that another session has locked is left out."""
+    sql, other = await source.connect(), await source.connect()
+    await hold(sql)
+    await other.execute("BEGIN; LOCK refused IN ACCESS EXCLUSIVE MODE")
+    of_names = ["Odd.It's", "public.held", "public.part"]
+    assert await tables_held(sql, "by_name") == of_names
+    assert await tables_held(sql, "nothing") == [] and await tables_held(sql, "by_name", "everything") == []
+    if source.server.version >= 15:
+        await sql.execute("CREATE PUBLICATION by_schema FOR TABLES IN SCHEMA whole")
+        assert await tables_held(sql, "by_name", "by_schema") == [*of_names, "whole.held"]
+    monkeypatch.setattr(publication, "MOST_ASKED_S", 0.0)
+    assert await tables_held(sql, "by_name") == []
+    monkeypatch.undo()
+    monkeypatch.setattr(publication, "MOST_ASKED", 0)
+    assert await tables_held(sql, "by_name") == []
+
+
+async def test_tables_that_cannot_have_held_rows_are_not_read(database: Database) -> None:
+    """Each of them would be read from its beginning to its end."""
+    sql = await database.connect()
+    await hold(sql)
+    asked: list[str] = []
+    with sql.query_logger(lambda record: asked.append(record.query)):
+        assert await tables_held(sql, "everything") == []
+    assert not [query for query in asked if "t.xmin" in query]
+
+
+async def test_what_postgresql_says_of_one_table_is_not_said_of_the_others(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sql = await database.connect()
+    await hold(sql)
+    monkeypatch.setattr(publication, "quote_identifier", lambda name: "1/0" if name == "empty" else f'"{name}"')
+    assert "public.held" in await tables_held(sql, "by_name")

@@ -128,11 +128,11 @@ def test_a_large_row_costs_what_as_many_small_ones_do() -> None:
     """Fed in pieces: it is not copied for each of them."""
     piece_bytes = 1 << 13
     for is_binary in (IS_BINARY, [True] * len(IS_BINARY)):
-        data = copy_of([[struct.pack("!i", 1), b"x" * (64 << 20), None, None]])
+        data = copy_of([[struct.pack("!i", 1), b"x" * (16 << 20), None, None]])
         rows = CopiedRows(RowEncoder(RELATION, 7, 8), is_binary, keeps_tuples=True)
         begin = time.process_time()
         for start in range(0, len(data), piece_bytes):
             rows.feed(data[start : start + piece_bytes])
         rows.finish()
-        assert time.process_time() - begin < 3
-        assert len(rows.rows) == 1 and len(rows.rows[0][1]) > 64 << 20 and rows.byte_count == len(data)
+        assert time.process_time() - begin < 1
+        assert len(rows.rows) == 1 and len(rows.rows[0][1]) > 16 << 20 and rows.byte_count == len(data)
