@@ -720,7 +720,7 @@ class Snapshot:
             begun.append(reading)
             if not made.surveyed.is_heap:
                 reason = "its table access method is not heap, so it cannot be read in ranges of blocks"
-                log.warning("table_read_at_once", table=reading.full_name, reason=reason)
+                log.warning("table_read_in_one_transaction", table=reading.full_name, reason=reason)
         if begun:
             await self._mark(Mark("begin", begun))
 

@@ -51,6 +51,6 @@ async def test_a_table_of_another_access_method_is_read_at_once(
             marker.value["manifest"]["snapshot"] for marker in delivered.markers if marker.value["kind"] == "COMMIT"
         ]
         counts = Counter(chunk["name"] for chunk in commits if chunk and chunk["row_count"] > ROW_COUNT // 50)
-        told = {event["table"] for event in scene.gateway.events("table_read_at_once")}
+        told = {event["table"] for event in scene.gateway.events("table_read_in_one_transaction")}
         assert told == {"public.other", "public.part"}
         assert counts["heap"] > 10 and counts["other"] == counts["part"] == 1, counts
