@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -85,7 +86,10 @@ def record(spark: SparkSession, path: str, picture: Picture, expected: Mapping[s
     maps = {name: list(getattr(picture, name).items()) for name in ("tables", "keys", "oids", "schema_ids")}
     row = {**asdict(picture), **maps, "merged_at": datetime.now(UTC)}
     frame = to_frame(spark, pa.Table.from_pylist([row], schema=_SCHEMA))
-    write_once(frame, manifest_path(path), "append", picture.commit_lsn, merge_schema=True, expected=expected)
+    write = partial(
+        write_once, frame, manifest_path(path), "append", picture.commit_lsn, merge_schema=True, expected=expected
+    )
+    despite_conflicts(write)  # with `note_options` of who appends
 
 
 def note_options(spark: SparkSession, path: str, options: Mapping[str, object]) -> None:

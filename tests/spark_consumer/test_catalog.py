@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
+from spark_consumer.mirror.catalog import Catalog
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
 from tests.spark_consumer.test_jobs import ITEMS, change_items, foreign_folder, lines, run, start
 
@@ -109,3 +111,38 @@ async def test_a_catalog_that_is_not_configured_is_named(feeder: Feeder, tmp_pat
     assert "spark.sql.catalog.NAME" in errors
     assert "Traceback" not in errors
     assert not (tmp_path / "mirror" / "tables").exists()
+
+
+class Outage:
+    """What Spark says while a metastore is down: an exception for which PySpark has no class."""
+
+    _target_id = "o1"
+
+    def __str__(self) -> str:
+        return "org.apache.thrift.transport.TTransportException: the metastore is down"
+
+
+def test_a_catalog_that_is_away_is_told_once_and_asked_again() -> None:
+    asked: list[str] = []
+
+    class Answers:
+        is_down = True
+
+        def sql(self, statement: str) -> Answers:
+            asked.append(statement)
+            if self.is_down:
+                raise Py4JJavaError("an error occurred while calling o1.sql", Outage())
+            return self
+
+        def head(self) -> dict[str, str]:
+            return {"location": "/mirror/tables/public/items"}
+
+    spark: Any = Answers()
+    catalog = Catalog("lake", "/mirror")
+    (note,) = catalog.register(spark, ["public.items"])
+    assert note.endswith("TTransportException: the metastore is down")
+    assert catalog.register(spark, ["public.items"]) == []
+    spark.is_down = False
+    assert catalog.register(spark, ["public.items"]) == [] and "CREATE TABLE" in asked[-2]
+    count = len(asked)
+    assert catalog.register(spark, ["public.items"]) == [] and len(asked) == count
