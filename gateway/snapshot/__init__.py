@@ -8,7 +8,11 @@ logical message; its commit comes back through our own slot with an LSN, and the
     content                                  when rows have changed without an event
     statements  survey                       what a relation is, and how it is asked for
     copied  reader                           one chunk, from SQL to encoded rows
-    tracking                                 what the stream changes while tables are read
-    reading  engine                          which tables there are, and the tasks that read them
+    tracking  noting                         what the stream changes while tables are read
+    reading  readings  discovery             which tables there are, and what is read of them
+    recipes  readers                         the tasks that read them
+    arriving  handing_over                   what comes back in the stream, and becomes changes there
+    reselecting                              rows of which UPDATEs left values out
+    engine                                   what begins, goes on and ends
     commands                                 what an operator says to it, through the stream
 """

@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from typing import Final
 
 import asyncpg
+import structlog
 
 from gateway.lsn import Lsn
+from gateway.operate.settings import Settings
 from gateway.replication.connection import connect_sql
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.password import Login
 from gateway.transactions.transaction import COMMAND_PREFIX
 from schemas.names import parse_relation
+
+log = structlog.get_logger()
 
 COMMANDS: Final = ("start", "pause", "resume", "cancel")
 PURPOSES: Final = ("REPLACE", "VERIFY")
@@ -62,6 +66,29 @@ def parse_command(content: bytes) -> Command:
         raise NotACommand("a table name does not have the form schema.table")
     if command.command not in COMMANDS or command.purpose not in PURPOSES or not isinstance(command.slot, str):
         raise NotACommand("an unknown command or purpose")
+    return command
+
+
+def accepted(content: bytes, settings: Settings, *, in_stream: bool) -> Command | None:
+    """A command that came in the stream; it counts where its transaction commits. None: it is not for this gateway, or it is
+    refused, which is told."""
+    try:
+        command = parse_command(content)
+    except NotACommand as error:
+        log.warning("command_not_understood", reason=str(error))
+        return None
+    if command.slot not in ("", settings.source.slot):
+        return None
+    reason = ""
+    if not settings.snapshot.commands:
+        reason = "snapshot.commands is false"
+    elif in_stream:
+        reason = "it was sent in a large transaction: send it in a transaction of its own"
+    elif command.purpose == "VERIFY" and settings.writes_debezium:
+        reason = "kafka.dialect is debezium: consumers of Debezium's format cannot compare rows with their copies"
+    if reason:
+        log.warning("command_refused", command=command.command, reason=reason)
+        return None
     return command
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import structlog
+
 from gateway.events.manifest import Manifest, SnapshotChunk
 from gateway.events.marker import Marker
 from gateway.operate.table_status import TableSnapshot
@@ -14,6 +16,8 @@ from gateway.snapshot.state import RESELECT, TableState, encode_keys, encode_tab
 from gateway.snapshot.survey import Recipe
 from gateway.snapshot.table import Status, Table
 from schemas.description import RelationDescription
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +135,15 @@ class Reading:
         table.resume(Plan(recipe.surveyed.leaves, state.untouched, state.begun), KeyList(segments), state.suspects)
         table.chunk_count, table.row_count, table.stale_count = state.chunk_count, state.row_count, state.stale_count
         return table
+
+    def begin_again(self) -> None:
+        """Its columns, files or publication have changed, or a value came that its encoders do not take."""
+        log.info("table_restarted", table=self.full_name, reason="its columns, files or publication have changed")
+        if self.table is not None:
+            if self.state.purpose == "FILL" and self.table.row_count:
+                # Rows may be gone without an event that were sent.
+                self.state = replace(self.state, purpose="REPLACE")
+            self.table.begin_again()
 
     def reselect(self, judge: Judge, chunk_bytes: int, keys: KeyList) -> Table:
         """Rows with these keys are read, and those of which UPDATEs leave values out meanwhile."""

@@ -12,19 +12,13 @@ from typing import Any
 import pytest
 
 from gateway.operate.settings import Settings
-from gateway.snapshot.engine import (
-    AHEAD_BYTES,
-    AHEAD_CHUNKS,
-    MOST_AT_ONCE,
-    TICK_S,
-    Mark,
-    Snapshot,
-    is_far_ahead,
-)
+from gateway.snapshot.arriving import Mark
+from gateway.snapshot.engine import MOST_AT_ONCE, TICK_S, Snapshot
 from gateway.snapshot.judge import Judge
 from gateway.snapshot.keys import KeyList
 from gateway.snapshot.plan import Leaf, Plan
 from gateway.snapshot.reader import Waiting
+from gateway.snapshot.readers import AHEAD_BYTES, AHEAD_CHUNKS, is_far_ahead
 from gateway.snapshot.reading import Reading
 from gateway.snapshot.state import RESELECT, States, TableState
 from gateway.snapshot.statements import EMIT
@@ -63,7 +57,7 @@ async def test_what_is_to_be_set_up_again_is_not_read(snapshot: Snapshot, judge:
     table = reading.reselect(judge, 1 << 20, KeyList({0: [b"1"]}))
     chunk = table.take()
     assert chunk is not None and table.take() is None
-    await snapshot._read(NOT_ASKED, reading, chunk)
+    await snapshot._readers.read(NOT_ASKED, reading, chunk)
     again = table.take()
     assert again is not None and again.keys == (b"1",)
 
@@ -83,7 +77,7 @@ def test_a_chunk_that_counts_no_more_holds_no_snapshot(judge: Judge) -> None:
 
 def test_a_table_that_was_just_published_is_read_whole(snapshot: Snapshot) -> None:
     """Though an UPDATE without a value comes before it is found."""
-    assert not snapshot._left_out(1)
+    assert not snapshot._reselecting.left_out(1)
 
 
 def test_a_table_knows_whether_values_are_owed_that_it_has_no_keys_for(judge: Judge) -> None:
@@ -119,13 +113,13 @@ async def test_a_mark_that_is_streamed_before_its_xid_is_known_is_sent_once_more
     mark = Mark("begin", [reading])
     snapshot._sql = StreamsAtOnce(snapshot)
     await snapshot._mark(mark)
-    assert mark.done.is_set() and not reading.is_marked and not snapshot._arriving
+    assert mark.done.is_set() and not reading.is_marked and not snapshot._arriving._by_number
 
 
 def test_a_message_that_is_not_streamed_needs_the_xid(snapshot: Snapshot) -> None:
     """It was committed, so its xid was known: it is somebody else's."""
-    snapshot._arriving[b"1"] = Mark("begin", [])
-    assert snapshot._on_message(CHUNK_PREFIX, b"1", 7, False) is None and snapshot._arriving
+    snapshot._arriving.expect("1", Mark("begin", []))
+    assert snapshot._on_message(CHUNK_PREFIX, b"1", 7, False) is None and snapshot._arriving._by_number
 
 
 def waiting_chunk(judge: Judge, byte_count: int = 1) -> Waiting:
@@ -139,20 +133,20 @@ def waiting_chunk(judge: Judge, byte_count: int = 1) -> Waiting:
 def test_tables_begin_and_end_together_while_there_is_something_to_read(snapshot: Snapshot, judge: Judge) -> None:
     now = time.monotonic()
     assert snapshot._is_time(1, now)
-    snapshot._arriving[b"1"] = waiting_chunk(judge)
+    snapshot._arriving.expect("1", waiting_chunk(judge))
     assert not snapshot._is_time(MOST_AT_ONCE // 2 - 1, now)
     assert snapshot._is_time(MOST_AT_ONCE // 2, now) and snapshot._is_time(1, now - TICK_S)
-    snapshot._arriving.clear()
-    snapshot._finds_nothing = False
+    snapshot._arriving.forget("1")
+    snapshot._readers.finds_nothing = False
     assert not snapshot._is_time(1, now)
 
 
 def test_readers_look_again_when_a_chunk_has_come_back(snapshot: Snapshot, judge: Judge) -> None:
     """None of them waits for it."""
     waiting = waiting_chunk(judge)
-    snapshot._more.clear()
-    snapshot._return(waiting)
-    assert waiting.done.is_set() and snapshot._more.is_set()
+    snapshot._arriving.more.clear()
+    snapshot._arriving.give_back(waiting)
+    assert waiting.done.is_set() and snapshot._arriving.more.is_set()
     assert waiting.chunk.table.take() is not None
 
 
@@ -196,7 +190,7 @@ async def test_rows_that_wait_count_no_more_once_their_relation_is_announced_ane
     recipe = recipe_of(1)
     table = table_being_read(judge)
     for now in (None, recipe_of(1)):
-        reading = snapshot._readings[1] = Reading(TableState(1, "a", "b", "s"), table, now)
+        reading = snapshot._readings.by_oid[1] = Reading(TableState(1, "a", "b", "s"), table, now)
         chunk = table.take()
         assert chunk is not None and table.taken(chunk, parse_visibility("10:10:"))
         await snapshot.hand_over(Waiting(chunk, recipe, [(b"12345k", b"v")]), 1, 2, 3)
@@ -206,7 +200,7 @@ async def test_rows_that_wait_count_no_more_once_their_relation_is_announced_ane
 
 def test_rows_are_held_until_they_are_handed_over_and_no_longer(snapshot: Snapshot, judge: Judge) -> None:
     waiting = replace(waiting_chunk(judge), rows=[(b"12345k", b"v")])
-    snapshot._tell_done(waiting)
+    snapshot._arriving.done(waiting)
     assert not waiting.rows
 
 
@@ -215,19 +209,19 @@ async def test_tables_that_cannot_be_read_keep_no_other_from_being_read(
 ) -> None:
     for oid in range(1, MOST_AT_ONCE + 1):
         reading = Reading(TableState(oid, "a", f"t{oid}", "s"), table_being_read(judge), recipe_of(oid), attempts=1)
-        snapshot._readings[oid] = snapshot._begun[oid] = reading
-    snapshot._readings[1000] = Reading(TableState(1000, "a", "other", "s"))
+        snapshot._readings.by_oid[oid] = snapshot._readings.begun[oid] = reading
+    snapshot._readings.by_oid[1000] = Reading(TableState(1000, "a", "other", "s"))
     set_up: list[int] = []
 
     async def with_recipes(readings: list[Reading], _: float) -> list[Any]:
         set_up.extend(reading.oid for reading in readings)
         return []
 
-    monkeypatch.setattr(snapshot, "_with_recipes", with_recipes)
+    monkeypatch.setattr(snapshot._recipes, "of_readings", with_recipes)
     await snapshot._begin_some()
     assert set_up == [1000]
     set_up.clear()
-    for reading in snapshot._begun.values():
+    for reading in snapshot._readings.begun.values():
         reading.attempts = 0
     snapshot._begun_at = -1e9
     await snapshot._begin_some()
@@ -236,18 +230,18 @@ async def test_tables_that_cannot_be_read_keep_no_other_from_being_read(
 
 @pytest.mark.parametrize("kind", ["begin", "end"])
 async def test_a_mark_of_what_was_cancelled_meanwhile_means_nothing(snapshot: Snapshot, kind: str) -> None:
-    snapshot._snapshot_id = "s"
-    reading = snapshot._readings[1] = Reading(TableState(1, "a", "b", "s"), is_marked=True)
+    snapshot._readings.snapshot_id = "s"
+    reading = snapshot._readings.by_oid[1] = Reading(TableState(1, "a", "b", "s"), is_marked=True)
     mark = Mark(kind, [reading], is_last=kind == "end")
-    snapshot._cancel_all()
+    snapshot._reselecting.cancel_tables()
     await snapshot.hand_over(mark, 1, 2, 3)
     assert mark.done.is_set() and not reading.is_marked
 
 
 def test_the_end_of_a_snapshot_that_was_sent_in_vain_is_sent_once_more(snapshot: Snapshot) -> None:
-    snapshot._ends = True
-    snapshot._return(Mark("end", [], is_last=True))
-    assert not snapshot._ends
+    snapshot._arriving.is_ending = True
+    snapshot._arriving.give_back(Mark("end", [], is_last=True))
+    assert not snapshot._arriving.is_ending
 
 
 class LooksSlowly:
@@ -260,13 +254,13 @@ class LooksSlowly:
     async def fetchval(self, _: str) -> str:
         self.count += 1
         if self.count < 5:
-            self._snapshot._wake.set()
+            self._snapshot._arriving.wake.set()
         return "10:10:"
 
 
 async def test_who_wakes_the_conductor_during_its_round_means_the_next_one(snapshot: Snapshot, judge: Judge) -> None:
     server: Any = LooksSlowly(snapshot)
-    snapshot._sql, snapshot._judge, snapshot._discovered_at = server, judge, time.monotonic()
+    snapshot._noting._sql, snapshot._noting.judge, snapshot._discovered_at = server, judge, time.monotonic()
     with suppress(TimeoutError):
         async with asyncio.timeout(TICK_S / 2):
             await snapshot._conduct()

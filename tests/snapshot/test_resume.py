@@ -13,7 +13,7 @@ import pytest
 from gateway.events.row_encoder import RowEncoder
 from gateway.judgement.facts import PublishedColumn, PublishedRelation
 from gateway.pgoutput.relation import Relation
-from gateway.snapshot import engine
+from gateway.snapshot import recipes
 from gateway.snapshot.content import Content
 from gateway.snapshot.engine import Snapshot
 from gateway.snapshot.plan import Leaf
@@ -80,10 +80,11 @@ def locked(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> Survey:
         return [(RelationVersion("public.t", 1, RowEncoder(DESCRIPTION, 1, 2), NOT_ASKED), "topic") for _ in relations]
 
     asked: Any = Server(), Machine()
-    snapshot._sql, snapshot._machine = asked
-    snapshot._announce = announce
+    snapshot._noting._sql, snapshot._noting._machine = asked
+    snapshot._recipes._machine = asked[1]
+    snapshot._recipes._announce = announce
     found = Survey()
-    monkeypatch.setattr(engine, "survey", found)
+    monkeypatch.setattr(recipes, "survey", found)
     return found
 
 
@@ -95,8 +96,8 @@ def where(reading: Reading) -> tuple[Status, int, bool]:
 async def test_a_table_that_is_locked_at_the_start_goes_on_where_it_was(snapshot: Snapshot, locked: Survey) -> None:
     """It is not one that has left its publications; it is read as soon as its row filter can be printed."""
     await snapshot._resume([HALF_READ])
-    assert not snapshot._left
-    reading = snapshot._begun[1]
+    assert not snapshot._readings.left
+    reading = snapshot._readings.begun[1]
     assert where(reading) == (Status.READING, 7, False)
     await snapshot._end_some()  # what was read whole ends no earlier
     await snapshot._set_up_begun()
@@ -111,13 +112,13 @@ async def test_a_table_that_was_changed_under_the_lock_is_restarted(snapshot: Sn
     await snapshot._resume([HALF_READ])
     locked.is_locked, locked.fingerprint = False, "other"
     await snapshot._set_up_begun()
-    assert snapshot._begun[1].status is Status.WAITING
-    assert snapshot._begun[1].state.purpose == "REPLACE"
+    assert snapshot._readings.begun[1].status is Status.WAITING
+    assert snapshot._readings.begun[1].state.purpose == "REPLACE"
 
 
 async def test_only_what_no_publication_holds_is_left(snapshot: Snapshot, locked: Survey) -> None:
     await snapshot._resume([HALF_READ, replace(HALF_READ, relation_oid=2)])
-    assert snapshot._left == {2} and [*snapshot._readings] == [1]
+    assert snapshot._readings.left == {2} and [*snapshot._readings.by_oid] == [1]
 
 
 @pytest.mark.integration

@@ -1,0 +1,93 @@
+"""Rows of which UPDATEs left TOASTed values out (Debezium's dialect): their keys are noted, and they are read again."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from gateway.operate.settings import SnapshotSettings
+from gateway.snapshot.keys import KeyList
+from gateway.snapshot.noting import Noting
+from gateway.snapshot.reading import Reading, identity_of, reselection
+from gateway.snapshot.readings import Readings
+from gateway.snapshot.survey import Recipe
+from gateway.snapshot.telling import tell_owing
+from gateway.transactions.machine import TransactionMachine
+from schemas.description import RelationDescription
+
+
+class Reselecting:
+    """`wake`: the conductor, for what begins here."""
+
+    def __init__(
+        self,
+        settings: SnapshotSettings,
+        machine: TransactionMachine,
+        noting: Noting,
+        readings: Readings,
+        wake: asyncio.Event,
+        *,
+        is_on: bool,
+    ) -> None:
+        self._settings = settings
+        self._machine = machine
+        self._noting = noting
+        self._readings = readings
+        self._wake = wake
+        self.is_on = is_on
+
+    def left_out(self, relation_oid: int) -> bool:
+        """An UPDATE of the relation came without a value: its row is read again. Whether changes are noted from this one on; else
+        they were before, or the table will be read as a whole. (Earlier changes of the row need not be known: where this one
+        is seen, they are.)"""
+        reading = self._readings.by_oid.get(relation_oid)
+        if reading is not None:
+            reading.misses_keys = reading.misses_keys or not reading.notes_keys
+            return False
+        if relation_oid not in self._readings.known and self._settings.mode == "initial":
+            return False  # it was published a moment ago
+        version = self._machine.in_force(relation_oid)
+        assert version is not None
+        identity = version.encoder.description.identity_columns
+        if not identity or any(column.protection for column in identity):
+            return False
+        self.begin(version.encoder.description, KeyList())
+        return True
+
+    def begin(self, description: RelationDescription, keys: KeyList) -> None:
+        assert self._noting.judge is not None
+        reading = reselection(description)
+        self._readings.by_oid[description.oid] = self._readings.begun[description.oid] = reading
+        table = reading.reselect(self._noting.judge, self._settings.chunk_bytes, keys)
+        self._noting.begin(reading.oid, table, [])
+        self._wake.set()
+
+    def read_whole(self, reading: Reading) -> None:
+        """There are too many keys, or they are those of other columns."""
+        if reading.table is not None:
+            reading.void_segments += reading.table.again.take_dirty()
+            reading.table = None
+        self._readings.begin_snapshot(1)
+        reading.recipe, reading.misses_keys = None, True
+        snapshot_id = self._readings.snapshot_id
+        reading.state = replace(reading.state, snapshot_id=snapshot_id, purpose="REPLACE", fingerprint="")
+
+    def cancel_tables(self) -> None:
+        """All snapshots end. Rows that UPDATEs left values out of are still read where their keys are noted; where they are not,
+        that is told."""
+        owing = []
+        for reading in self._readings.whole_tables:
+            if self.is_on and reading.may_owe_more:
+                owing.append(reading.full_name)
+            keys = reading.take_owed()
+            self._readings.cancel(reading.oid)
+            if keys:
+                assert reading.recipe is not None
+                self.begin(reading.recipe.version.encoder.description, keys)
+        self._readings.snapshot_id = ""
+        if owing:
+            tell_owing(owing)
+
+
+def has_its_keys(reading: Reading, made: Recipe) -> bool:
+    return reading.state.fingerprint == identity_of(made.version.encoder.description)
