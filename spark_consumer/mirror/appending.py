@@ -79,7 +79,7 @@ class AppendingMirror:
             self.retention_s,
             self.catalog,
         )
-        self._merging = Merging(self._merge, self.merge_every_s, self.retrying)
+        self._merging = Merging(self._merge_beside, self.merge_every_s, self.retrying)
 
     def apply(self, raw: DataFrame, batch: int) -> None:
         """`raw`: frames.RAW, whole transactions. Raises MirrorError, also for the merge that ran last."""
@@ -191,12 +191,18 @@ class AppendingMirror:
     def _report_merge(self, report: BatchReport) -> None:
         self.report(replace(report, is_merge=True))
 
-    def _merge(self) -> bool:
-        """In the thread of the merges. Whether it is to go on: not where `walgate merge` has taken that over."""
+    def _merge_beside(self) -> bool:
+        """Beside batches, which need cores too: for each two of them a table at a time. Executors may have come since the last
+        merge."""
+        assert self._session is not None
+        cores = self._session.sparkContext.defaultParallelism
+        return self._merge(max(1, min(TABLES_AT_ONCE, cores // 2)))
+
+    def _merge(self, tables_at_once: int) -> bool:
+        """Whether it is to go on: not where `walgate merge` has taken that over."""
         assert self._session is not None
         self._waiting = 0
-        cores = self._session.sparkContext.defaultParallelism  # executors may have come
-        self._merger.tables_at_once = max(1, min(TABLES_AT_ONCE, cores // 2))
+        self._merger.tables_at_once = tables_at_once
         try:
             self._merger.merge_waiting(self._session, self._batch)
         except fence.TakenOver:
@@ -214,7 +220,7 @@ class AppendingMirror:
         self._merging.end()
         self.check()
         if merge and self._session is not None and math.isfinite(self.merge_every_s):
-            self._merge()
+            self._merge(TABLES_AT_ONCE)
         elif merge and exists(spark, changes_path(self.path)):
             self._merger.open(cloned(spark), appends=self._session is None)
 
