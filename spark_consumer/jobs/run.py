@@ -82,7 +82,7 @@ class Run:
         status.set("stale_tables", report.stale)
         status.set("filling_tables", report.filling)
         status.add("differences_total", report.differences)
-        if not report.is_append:
+        if report.is_merge or (report.tables and not report.is_append):
             status.set("merged_lsn", report.commit_lsn)
         if report.is_merge:
             status.waits_for = ""

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from spark_consumer.errors import BatchInterrupted, told_by
+from spark_consumer.errors import BatchInterrupted, MirrorError, told_by
 from spark_consumer.jobs.run import Run
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.source.options import parse_options
 from tests.gateway_process import COMMAND
 from tests.spark_consumer.test_jobs import foreign_folder
@@ -117,19 +118,56 @@ def test_a_query_whose_python_process_did_not_start_in_time_is_started_again(
         run(monkeypatch, [Query(OF_THE_DRIVER), Query()], outages=False)
 
 
+@dataclass
+class Endless(Query):
+    """Until it is stopped."""
+
+    is_stopped: bool = False
+
+    def awaitTermination(self, _: float) -> bool:
+        return False
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+def test_what_fails_beside_the_query_ends_it_though_no_batch_comes() -> None:
+    def fails() -> None:
+        raise MirrorError("a merge failed")
+
+    made, query = Run(parse_options(NEEDED, streaming=True), None, "lines"), Endless()
+    made.check = fails
+    with pytest.raises(MirrorError, match="a merge failed"):
+        made.watch(query)
+    assert query.is_stopped
+
+
+def test_a_merge_that_is_made_again_is_waited_for_until_one_succeeds() -> None:
+    made = Run(parse_options(NEEDED, streaming=True), None, "lines")
+    made.retrying(OSError("storage is down"), 5.0)
+    status, _ = made.status.answer("/readyz")
+    assert status == 503 and made.status.last_error is not None
+    made.report(BatchReport(0, 16, 1, 1, {"public.t": 1}, 0.1, is_append=True))
+    made.report(BatchReport(0, 16, 1, 1, {"public.t": 1}, 0.1, is_merge=True))
+    assert made.status.answer("/readyz")[0] == 200
+
+
+def test_tables_are_merged_up_to_where_a_merge_or_a_batch_that_merges_has_come() -> None:
+    made = Run(parse_options(NEEDED, streaming=True), None, "lines")
+
+    def merged_lsn(report: BatchReport) -> float:
+        made.report(report)
+        return made.status.values["walgate_job_merged_lsn"]
+
+    changes = {"public.t": 1}
+    assert merged_lsn(BatchReport(0, 16, 1, 1, changes, 0.1, is_append=True)) == 0
+    assert merged_lsn(BatchReport(0, 20, 0, 0, {}, 0.0)) == 0  # transactions without changes
+    assert merged_lsn(BatchReport(0, 16, 1, 1, changes, 0.1, is_merge=True)) == 16
+    assert merged_lsn(BatchReport(1, 32, 1, 1, changes, 0.1)) == 32
+
+
 def test_a_mirror_that_has_everything_already_ends_at_once() -> None:
     """Everything was appended before it was killed: no batch comes that would say so."""
-
-    @dataclass
-    class Endless(Query):
-        is_stopped: bool = False
-
-        def awaitTermination(self, _: float) -> bool:
-            return False
-
-        def stop(self) -> None:
-            self.is_stopped = True
-
     made = Run(parse_options(NEEDED, streaming=True), 100, "lines")
     made.begins_behind(100)
     query = Endless()
