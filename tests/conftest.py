@@ -14,8 +14,6 @@ import sys
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, zip_longest
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -215,21 +213,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("e2e")
         elif SERVERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("integration")
-    items[:] = in_turns(items)
-
-
-def in_turns(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Workers take files in this order (`make test`). Spark computes where servers are mostly waited for: a file of each in turn.
-    Those without servers come last: they are short, and fill the time until the last worker is done."""
-    files: dict[Path, list[pytest.Item]] = {}
-    for item in items:
-        files.setdefault(item.path, []).append(item)
-    kinds: dict[str, list[list[pytest.Item]]] = {"e2e": [], "integration": [], "": []}
-    for group in files.values():
-        marks = {mark.name for item in group for mark in item.iter_markers()}
-        kinds[next((kind for kind in kinds if kind in marks), "")].append(group)
-    turns = chain.from_iterable(zip_longest(kinds["e2e"], kinds["integration"], fillvalue=[]))
-    return [item for group in (*turns, *kinds[""]) for item in group]
 
 
 def pytest_configure() -> None:
