@@ -98,7 +98,7 @@ def sums(spark: Any, folder: str, table_count: int) -> list[tuple[int, int]]:
 
 
 async def main(changes: int, table_count: int, merge_every: float, warm_up: int) -> None:
-    spark = local_session("bench", java_home=spark_java_home(), jars=jars("delta"), cores=2)
+    spark = local_session("bench", java_home=spark_java_home(), jars=jars("delta"), cores=2, lasting=True)
     async with Scene() as scene:
         for count in (warm_up, changes) if warm_up else (changes,):
             backlog = backlog_of(table_count, count)

@@ -34,7 +34,7 @@ from spark_consumer.jobs.session import local_session
 from spark_consumer.mirror import changes, manifest, target, upkeep, versions
 from spark_consumer.mirror.layout import changes_path, table_path
 from spark_consumer.mirror.merge import write_once
-from spark_consumer.mirror.tuning import tune
+from spark_consumer.mirror.tuning import COMPACT, settings, tune
 from spark_consumer.source.frames import RAW
 from spark_consumer.tables import TableName
 
@@ -92,12 +92,14 @@ def scale_upkeep(hour_s: float) -> None:
     upkeep._vacuum = vacuum
 
 
-def merge(spark: Any, path: str, lsn: int) -> None:
+def merge(spark: Any, keeper: upkeep.Upkeep, path: str, lsn: int) -> None:
     location = table_path(path, ITEMS)
     properties = {} if target.exists(spark, location) else target.properties(["id"], deletion_vectors=True)
     rows = to_frame(spark, pa.table({"id": pa.array([lsn], pa.int64())}))
-    write_once(rows, location, "append", lsn, properties=properties)
+    with settings(spark, {COMPACT: "false"}):
+        write_once(rows, location, "append", lsn, properties=properties)
     tables = {str(ITEMS): target.version(spark, location)}
+    keeper.note_version(location, tables[str(ITEMS)] - 1, tables[str(ITEMS)])
     manifest.record(spark, path, replace(manifest.Picture.before_all(), commit_lsn=lsn, tables=tables))
 
 
@@ -126,7 +128,7 @@ def run(hour_s: float, share: int) -> None:
         for hour in range(1, HOURS + 1):
             for number in range(MERGES // share):
                 batches.append(BATCHES // MERGES)
-                merge(spark, path, batches.lsn)
+                merge(spark, keeper, path, batches.lsn)
                 if problems := keeper.run_if_due(spark, compacts=True):
                     raise SystemExit("; ".join(problems))
                 due = began + (hour - 1 + (number + 1) / (MERGES // share)) * hour_s

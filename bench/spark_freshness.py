@@ -94,7 +94,7 @@ def compare(spark: Any, folder: str, wanted: list[tuple[int, int]]) -> float:
 
 
 async def main(arguments: argparse.Namespace) -> None:
-    spark = local_session("bench", java_home=spark_java_home(), jars=jars("delta"), cores=2)
+    spark = local_session("bench", java_home=spark_java_home(), jars=jars("delta"), cores=2, lasting=True)
     table_count, rows, warm_up_s = arguments.tables, arguments.rows, arguments.warm_up
     tables = ";".join(_TABLE.format(number) for number in range(table_count))
     visible: list[tuple[int, float]] = []

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import shutil
 import tempfile
 import time
@@ -40,12 +39,13 @@ from spark_consumer.mirror.appending import AppendingMirror
 from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.layout import table_path
 from spark_consumer.mirror.merge import write_once
-from spark_consumer.mirror.tuning import tune
+from spark_consumer.mirror.tuning import COMPACT
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import Feeder, Table
 
 BATCH, APPEND, MERGE, PLAIN = "mirror batch", "mirror append", "its merge", "plain MERGE"
+_NEVER_S = 1e9  # the bench says when
 OPENED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -127,9 +127,9 @@ def compare(
     for place in tables:
         shutil.copytree(folder / "made", place)
     mirror = Mirror(str(merged), schemas)
-    appending = AppendingMirror(str(appended), schemas, merge_every_s=math.inf)
-    beside = cloned(spark)  # with what the mirror's merges have
-    tune(beside, compacts=True)
+    appending = AppendingMirror(str(appended), schemas, merge_every_s=_NEVER_S)
+    beside = cloned(spark)  # Delta compacts by itself only where it is told to
+    beside.conf.set(COMPACT, "false")
     start = f"lsn:{feeder.next_lsn()}"
     times: dict[str, list[tuple[float, float, int, int]]] = {}
     for turn in range(rounds):

@@ -146,8 +146,8 @@ class SparkChoice:
     verbose: bool
     of_file: Settings
 
-    def session(self, name: str) -> Any:
-        """Raises OptionError."""
+    def session(self, name: str, *, lasting: bool = False) -> Any:
+        """`lasting`: for a job of hours. Raises OptionError."""
         from spark_consumer.jobs.session import is_submitted, job_session, local_session, set_up
 
         if self.jars:
@@ -162,7 +162,13 @@ class SparkChoice:
         if self.master or is_submitted():
             return job_session(name, self.master, jars, memory_mb=self.memory_mb, settings=conf, secrets=secrets)
         return local_session(
-            name, jars=jars, memory_mb=self.memory_mb, cores=self.cores or None, settings=conf, secrets=secrets
+            name,
+            jars=jars,
+            memory_mb=self.memory_mb,
+            cores=self.cores or None,
+            settings=conf,
+            secrets=secrets,
+            lasting=lasting,
         )
 
 
@@ -493,7 +499,7 @@ def _run(job: Job) -> None:
 def _keep_up(job: Job, run: Run) -> None:
     from spark_consumer.source.options import parse_options
 
-    spark, given = job.spark.session(job.name), job.given
+    spark, given = job.spark.session(job.name, lasting=not job.once), job.given
     run.stop_on_signals()  # PySpark has set a handler of its own for SIGINT
     last = None if job.reached is None else job.reached(spark)
     if last is not None:

@@ -48,10 +48,12 @@ _LOCAL = {
     # A merge of a few rows is a dozen small jobs: what follows takes a quarter of their CPU time away.
     "spark.sql.adaptive.enabled": "false",
     "spark.databricks.delta.snapshotPartitions": "1",
-    # Short jobs over little data: the second compiler's work never pays back, and takes the cores that Python needs. Without it
-    # Java reserves 48 MB for compiled code instead of 240, which Spark's generated code fills in half an hour of many tables.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
 }
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_JAVA = "-XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
+# In a job of a minute or two the second compiler's work never pays back, and takes the cores that Python needs. Without it Java
+# reserves 48 MB for compiled code instead of 240, which Spark's generated code fills in half an hour of many tables.
+_QUICK_START = "-XX:TieredStopAtLevel=1"
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"  # of the spark-submit by which PySpark starts Java
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"  # in the environment of a program that spark-submit has started
 
@@ -76,15 +78,17 @@ def local_session(
     memory_mb: int = 1024,
     settings: Mapping[str, str] | None = None,
     secrets: Mapping[str, str] | None = None,
+    lasting: bool = False,
 ) -> SparkSession:
     """A session in this process, with both data sources registered.
 
-    `jars`: Delta's; none where they are in Spark's own folder. `java_home`: Java 17 or 21 whose `java` takes Spark's flags.
+    `lasting`: for a job of hours, whose rate counts more than its start. `jars`: Delta's; none where they are in Spark's own
+    folder. `java_home`: Java 17 or 21 whose `java` takes Spark's flags.
     """
     if java_home is not None:
         os.environ["JAVA_HOME"] = str(java_home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # a worker takes python3 from PATH otherwise
-    given = {**_LOCAL, **(settings or {})}
+    given = {**_LOCAL, _JAVA_OPTIONS: _JAVA if lasting else f"{_QUICK_START} {_JAVA}", **(settings or {})}
     return job_session(name, f"local[{cores or '*'}]", jars, memory_mb=memory_mb, settings=given, secrets=secrets)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC
 from typing import Any
 
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -24,6 +25,7 @@ from spark_consumer.mirror.catalog import Catalog
 from spark_consumer.mirror.form import APPENDED_FORM
 from spark_consumer.mirror.layout import changes_path, manifest_path
 from spark_consumer.mirror.merging import MERGE_EVERY_S, RETENTION_S, Merging
+from spark_consumer.mirror.parts import SMALL_CHANGES
 from spark_consumer.mirror.preparing import EMPTY
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.standing import Standing
@@ -33,8 +35,8 @@ from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.signs import KINDS, SNAPSHOT_END
 from spark_consumer.tables import TableName
 
-# So many changes that wait are merged before their time.
-MANY_CHANGES = 2_000_000
+# So many changes that wait are merged before their time, also while more of a backlog comes.
+MANY_CHANGES = 10_000_000
 
 
 @dataclass
@@ -65,6 +67,7 @@ class AppendingMirror:
     _epoch: int = field(default=0, init=False)
     _batch: int = field(default=0, init=False)
     _waiting: int = field(default=0, init=False)  # changes
+    _was_large: bool = field(default=False, init=False)  # the last batch
 
     def __post_init__(self) -> None:
         self._merger = Mirror(
@@ -159,9 +162,18 @@ class AppendingMirror:
         tables = {part["table"]: part["changes"] for part in sorted(parts, key=lambda part: -part["changes"])}
         self._report_batch(total, tables, time.monotonic() - began)
         if math.isfinite(self.merge_every_s):
-            # The end of a snapshot is told by a merge alone, and a mirror is soon known by its first version.
-            soon = bool(total["ends"]) or self._waiting >= MANY_CHANGES or self._merger.last is None
-            self._merging.want(at_once=soon)
+            self._want_merge(total["changes"], ends_snapshot=bool(total["ends"]))
+
+    def _want_merge(self, changes_now: int, *, ends_snapshot: bool) -> None:
+        """A backlog is merged behind its last batch: one large merge costs less than several, and batches need the cores. The end
+        of a snapshot is told by a merge alone, and a mirror is soon known by its first version."""
+        was_large, self._was_large = self._was_large, changes_now >= SMALL_CHANGES
+        if ends_snapshot or self._waiting >= MANY_CHANGES:
+            self._merging.want(at_once=True)
+        elif self._was_large:
+            self._merging.postpone()
+        else:
+            self._merging.want(at_once=was_large or self._merger.last is None)
 
     def _keep_schemas(self, spark: SparkSession, schema_ids: Sequence[int]) -> None:
         kept = self._merger.schemas
@@ -181,7 +193,7 @@ class AppendingMirror:
                 total["changes"],
                 tables,
                 seconds,
-                commit_time=total["commit_time"] and total["commit_time"].astimezone(UTC),  # Row has local times
+                commit_time=total["commit_time"] and total["commit_time"].astimezone(UTC),
                 stale=0 if standing is None or last is None else len(standing.stale(last.complete)),
                 filling=0 if standing is None else len(standing.filling),
                 is_append=True,
@@ -192,11 +204,12 @@ class AppendingMirror:
         self.report(replace(report, is_merge=True))
 
     def _merge_beside(self) -> bool:
-        """Beside batches, which need cores too: for each two of them a table at a time. Executors may have come since the last
-        merge."""
+        """Beside batches, which need cores too: for each two of them a table at a time, unless a backlog has just been taken in.
+        Executors may have come since the last merge."""
         assert self._session is not None
         cores = self._session.sparkContext.defaultParallelism
-        return self._merge(max(1, min(TABLES_AT_ONCE, cores // 2)))
+        beside = TABLES_AT_ONCE if self._waiting >= SMALL_CHANGES else max(1, min(TABLES_AT_ONCE, cores // 2))
+        return self._merge(beside)
 
     def _merge(self, tables_at_once: int) -> bool:
         """Whether it is to go on: not where `walgate merge` has taken that over."""
@@ -226,20 +239,32 @@ class AppendingMirror:
 
 
 def contents(rows: DataFrame) -> list[dict[str, Any]]:
-    """Of each table (None: of none), and at last of all: counts, first and last commit LSN, schema ids, ends of snapshots."""
+    """Of each table (None: of none) its changes and first commit LSN, and at last of all: counts, last commit LSN and time,
+    schema ids, ends of snapshots."""
     is_sign = f.col("op").isin(list(KINDS))
-    found = rows.rollup("table").agg(
-        f.grouping("table").alias("total"),
-        f.count("*").alias("rows"),
-        f.count_if(~is_sign).alias("changes"),
-        f.count_if(f.col("op") == SNAPSHOT_END).alias("ends"),
-        f.min("commit_lsn").alias("first"),
-        f.max("commit_lsn").alias("last"),
-        f.max("commit_time").alias("commit_time"),
-        f.collect_set("schema_id").alias("schema_ids"),
-        f.count_distinct(f.when(~is_sign, f.col("commit_lsn"))).alias("transactions"),
+    found = (
+        rows.groupBy("table", "schema_id", "commit_lsn")
+        .agg(
+            f.count("*").alias("rows"),
+            f.count_if(~is_sign).alias("changes"),
+            f.count_if(f.col("op") == SNAPSHOT_END).alias("ends"),
+            f.max("commit_time").alias("commit_time"),
+        )
+        .toArrow()
     )
-    return sorted((row.asDict() for row in found.collect()), key=lambda row: int(row["total"])) or [{"rows": 0}]
+    if not len(found):
+        return [{"rows": 0}]
+    tables = found.group_by("table").aggregate([("changes", "sum"), ("commit_lsn", "min")])
+    parts = tables.rename_columns({"changes_sum": "changes", "commit_lsn_min": "first"}).to_pylist()
+    changed = found.filter(pc.greater(found["changes"], 0))
+    total = {
+        **{name: pc.sum(found[name]).as_py() for name in ("rows", "changes", "ends")},
+        "last": pc.max(found["commit_lsn"]).as_py(),
+        "commit_time": pc.max(found["commit_time"]).as_py(),
+        "schema_ids": pc.unique(found["schema_id"].drop_null()).to_pylist(),
+        "transactions": pc.count_distinct(changed["commit_lsn"]).as_py(),
+    }
+    return [*parts, total]
 
 
 def merge_once(
@@ -273,6 +298,7 @@ def merge_once(
     )
     merger.open(spark, appends=False)
     merger.upkeep.compact(spark)
+    merger.upkeep.compact_tables(spark)
     merger.upkeep.remove(spark)
 
 

@@ -26,16 +26,26 @@ from spark_consumer.mirror.changes import COLUMNS
 from spark_consumer.mirror.layout import changes_path, seen_path, table_path
 from spark_consumer.mirror.merge import despite_conflicts, once
 from spark_consumer.mirror.merging import RETENTION_S
-from spark_consumer.mirror.parts import BatchContent, batch_size, divided, look_at, marks_in, own_records, without_signs
+from spark_consumer.mirror.parts import (
+    BatchContent,
+    BatchSize,
+    batch_size,
+    divided,
+    look_at,
+    marks_in,
+    own_records,
+    within_reach,
+    without_signs,
+)
 from spark_consumer.mirror.piece import Piece, Verified
 from spark_consumer.mirror.preparing import EMPTY, Preparation
 from spark_consumer.mirror.report import BatchReport, notes_of
 from spark_consumer.mirror.shapes import Shapes
 from spark_consumer.mirror.standing import REPLACE, Standing, advance, first_cut, verified_chunks
-from spark_consumer.mirror.tuning import tune
+from spark_consumer.mirror.tuning import COMPACT, settings, tune
 from spark_consumer.mirror.upkeep import Upkeep
 from spark_consumer.mirror.verify import first_later_change
-from spark_consumer.mirror.writing import write
+from spark_consumer.mirror.writing import TableWork, write
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.signs import KINDS
 from spark_consumer.tables import TableName, is_one_of
@@ -120,7 +130,7 @@ class Mirror:
         if rows is None:
             return
         try:
-            self._apply_all(rows, batch)
+            self._apply_all(rows, batch, is_stored=True)
         except fence.CONFLICTS as problem:
             raise fence.taken_over(self.path) from problem
         if self.last is None or self.last.commit_lsn < last_lsn:
@@ -130,14 +140,20 @@ class Mirror:
                 f"{reached}: the tables were not changed any further"
             )
 
-    def _apply_all(self, raw: DataFrame, batch: int) -> None:
+    def _apply_all(self, raw: DataFrame, batch: int, *, is_stored: bool = False) -> None:
+        """`is_stored`: it lies in files, which are read again at less cost than a copy in memory, unless in many pieces."""
         tune(raw.sparkSession)
         is_sign = f.col("op").isin(list(KINDS))
         raw = raw.where(f.col("table").isNotNull() | is_sign)
         if self.last is not None:  # a new checkpoint begins early: those transactions are in the mirror
             known = f.col("table").isin(list(self.last.tables)) | is_sign
             raw = raw.where(~known | (f.col("commit_lsn") > self.last.commit_lsn))
-        raw = raw.select(*COLUMNS).persist()
+        raw = raw.select(*COLUMNS)
+        size = batch_size(raw) if is_stored else None
+        if size is not None and not size.signs:
+            self._apply(raw, batch, size)
+            return
+        raw.persist()
         try:
             self._apply(raw, batch)
         finally:
@@ -201,18 +217,18 @@ class Mirror:
             stay = [name for name in stay if not self.tables or TableName.parse(name) in self.tables]
             self.last = replace(self.last, tables={name: self.last.tables[name] for name in stay})
 
-    def _apply(self, raw: DataFrame, batch: int) -> None:
+    def _apply(self, raw: DataFrame, batch: int, size: BatchSize | None = None) -> None:
         """Whole, or in pieces where the key of a table changes, or a table comes to stand otherwise than before."""
-        cut = self._apply_piece(raw, batch)
+        cut = self._apply_piece(raw, batch, size)
         while cut is not None:
             cut = self._apply_piece(raw.where(f.col("commit_lsn") >= cut), batch)
 
-    def _apply_piece(self, raw: DataFrame, batch: int) -> int | None:
-        """All of it, or what is below a commit LSN, from which on it is to be applied by itself."""
+    def _apply_piece(self, raw: DataFrame, batch: int, size: BatchSize | None = None) -> int | None:
+        """All of it, or what is below a commit LSN, from which on it is to be applied by itself. `size`: where it is known."""
         began = time.monotonic()
         spark = raw.sparkSession
         found = read = None
-        size = batch_size(raw)
+        size = size or batch_size(raw)
         marks = marks_in(raw) if size.signs else []
         cut = first_cut(self._standing, marks, size.first_lsn, size.last_lsn)
         told = without_signs(raw) if marks else raw
@@ -309,14 +325,18 @@ class Mirror:
         ]
         work = [item for item in work if item.applied < content.commit_lsn]
         with (
+            settings(spark, {COMPACT: "false"}),  # upkeep does that
             once(spark, content.commit_lsn, has_few=records is not None and content.changes <= FEW_CHANGES),
             ThreadPoolExecutor(self.tables_at_once) as threads,
         ):
             for future in [
-                threads.submit(despite_conflicts, partial(write, spark, item, own[item.part.table], content.commit_lsn))
+                threads.submit(self._write_table, spark, item, own[item.part.table], content.commit_lsn)
                 for item in work
             ]:
                 future.result()
+
+    def _write_table(self, spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commit_lsn: int) -> None:
+        despite_conflicts(partial(write, spark, work, within_reach(own, work.part), commit_lsn))
 
     def _record(self, spark: SparkSession, piece: Piece, standing: Standing, ended: Iterable[str]) -> None:
         versions = {} if self.last is None else dict(self.last.tables)
@@ -324,6 +344,7 @@ class Mirror:
         oids = {} if self.last is None else dict(self.last.oids)
         schema_ids = {} if self.last is None else dict(self.last.schema_ids)
         content, written = piece.content, set(ended)
+        compacts = spark.conf.get(COMPACT, "") == "true"
         for part in content.parts:
             name, shape = str(part.table), self._shapes.of(part.newest)
             self._preparation.note_applied(part.table, content.commit_lsn)
@@ -334,7 +355,9 @@ class Mirror:
             if name in standing.frozen and name not in versions:
                 standing.filling.add(name)
             if (name not in standing.frozen or name not in versions) and target.exists(spark, location):
-                versions[name] = target.version(spark, location)
+                before, versions[name] = versions.get(name, 0), target.version(spark, location)
+                if compacts:
+                    self.upkeep.note_version(location, before, versions[name])
                 self._preparation.note_version(TableName.parse(name), versions[name])
         scope = [str(table) for table in self.tables]
         standing.excludes = list(self.exclude)

@@ -18,7 +18,8 @@ class Merging:
     """`merge`: says whether it is to be called again. `every_s`: from the start of one merge to that of the next, at least.
     `retrying`: is told why a merge failed that will be made again, and the pause before, in seconds.
 
-    idle --want--> waiting --every_s over, or at_once--> merging --> idle
+    idle --want, postpone--> waiting --every_s over, or at_once--> merging --> idle
+    waiting --postpone--> waiting, every_s from now on
     merging --fails--> pause --> merging, PAUSES_S times; then, or with a MirrorError, ended, and `check` raises it
     any  --end---> ended: a merge that runs comes to its end
     """
@@ -29,6 +30,7 @@ class Merging:
         self._merge, self._every_s, self._retrying = merge, every_s, retrying
         self._changed = threading.Condition()
         self._wanted = self._at_once = self._ended = False
+        self._due = 0.0  # by the monotonic clock
         self._problem: Exception | None = None
         self._thread: threading.Thread | None = None
 
@@ -39,6 +41,12 @@ class Merging:
     def want(self, *, at_once: bool = False) -> None:
         with self._changed:
             self._wanted, self._at_once = True, self._at_once or at_once
+            self._changed.notify_all()
+
+    def postpone(self) -> None:
+        """Wanted, but not for the next `every_s` seconds, unless at once."""
+        with self._changed:
+            self._wanted, self._due = True, time.monotonic() + self._every_s
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -54,9 +62,9 @@ class Merging:
             raise self._problem
 
     def _run(self) -> None:
-        due = time.monotonic() + self._every_s
-        while self._is_due(due):
-            due = time.monotonic() + self._every_s
+        self._due = time.monotonic() + self._every_s
+        while self._is_due():
+            self._due = time.monotonic() + self._every_s
             try:
                 if not self._merge_again():
                     return
@@ -80,10 +88,11 @@ class Merging:
                     return False
         return self._merge()
 
-    def _is_due(self, due: float) -> bool:
+    def _is_due(self) -> bool:
         """Waits until a merge is; False: ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._wanted or self._ended)
-            self._changed.wait_for(lambda: self._at_once or self._ended, max(0.0, due - time.monotonic()))
+            while not (self._at_once or self._ended) and (left_s := self._due - time.monotonic()) > 0:
+                self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
             self._wanted = self._at_once = False
             return not self._ended

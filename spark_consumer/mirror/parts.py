@@ -1,6 +1,7 @@
 """What a micro-batch holds: its tables, their schemas, where a TRUNCATE cuts. Nothing is decoded for it.
 
-A small batch is brought into this process and looked at here, a large one by Spark.
+A small batch is brought into this process and looked at here, a large one by Spark. Of a large one, the changes of a table
+that are not too many are brought here when that table is written.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from spark_consumer.tables import TableName
 # A batch with no more than this is brought into this process: a Spark job costs 50-200 ms whatever it does.
 SMALL_CHANGES = 250_000
 SMALL_BYTES = 64 << 20
+# So many times more of a table of a large batch: one sort and one fold of Arrow's cost a third of what Spark's shuffles do.
+_OF_A_TABLE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,15 @@ class TablePart:
 
     table: TableName
     changes: int
+    value_bytes: int
     schema_ids: list[int]
     newest: int
     cut: tuple[int, int] | None
+
+    @property
+    def is_small(self) -> bool:
+        """Its records fit into this process."""
+        return self.changes <= _OF_A_TABLE * SMALL_CHANGES and self.value_bytes <= SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,7 @@ def divided(changes: DataFrame, chunks: Sequence[Mark]) -> tuple[DataFrame, Data
 
 def split_records(records: pa.Table) -> tuple[BatchContent, dict[TableName, pa.Table]]:
     """Content of a batch (frames.RAW, not empty), and the records of each of its tables in order of (commit_lsn, ordinal)."""
-    ordered = records.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+    ordered = _in_order(records)
     tables: dict[TableName, pa.Table] = {}
     for name in pc.unique(ordered["table"]).to_pylist():
         tables[TableName.parse(name)] = ordered.filter(pc.equal(ordered["table"], name))
@@ -108,49 +117,77 @@ def split_records(records: pa.Table) -> tuple[BatchContent, dict[TableName, pa.T
     return BatchContent(ordered["commit_lsn"][-1].as_py(), time, transactions, len(ordered), parts), tables
 
 
+def _in_order(records: pa.Table) -> pa.Table:
+    return records.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+
+
 def _part_of(table: TableName, own: pa.Table) -> TablePart:
     truncates = own.filter(pc.equal(own["op"], "TRUNCATE"))
     cut = None
     if len(truncates):
         cut = (truncates["commit_lsn"][-1].as_py(), truncates["ordinal"][-1].as_py())
     ids = sorted(pc.unique(own["schema_id"]).to_pylist())
-    return TablePart(table, len(own), ids, own["schema_id"][-1].as_py(), cut)
+    value_bytes = pc.sum(pc.binary_length(own["value"])).as_py() or 0
+    return TablePart(table, len(own), value_bytes, ids, own["schema_id"][-1].as_py(), cut)
 
 
 def batch_content(raw: DataFrame) -> BatchContent | None:
-    """Of frames.RAW; None: nothing."""
-    truncate = f.when(f.col("op") == "TRUNCATE", position())
+    """Of frames.RAW without signs; None: nothing."""
     found = (
-        raw.rollup("table")
+        raw.groupBy("table", "schema_id")  # of numbers and texts alone, which Spark adds up without sorting
         .agg(
             f.count("*").alias("changes"),
-            f.collect_set("schema_id").alias("schema_ids"),
-            f.max_by("schema_id", position()).alias("newest"),
-            f.max(truncate).alias("cut"),
+            f.sum(f.length("value")).alias("value_bytes"),
             f.max("commit_lsn").alias("commit_lsn"),
             f.max("commit_time").alias("commit_time"),
-            f.count_distinct("commit_lsn").alias("transactions"),
+            f.count_if(f.col("op") == "TRUNCATE").alias("truncates"),
         )
         .collect()
     )
-    total = next((row for row in found if row["table"] is None), None)
-    if total is None or not total["changes"]:
+    if not found:
         return None
-    parts = sorted((_part(row) for row in found if row["table"] is not None), key=lambda part: -part.changes)
-    time = total["commit_time"]  # Row has local times without a zone
-    time = None if time is None else time.astimezone(UTC)
-    return BatchContent(total["commit_lsn"], time, total["transactions"], total["changes"], parts)
-
-
-def _part(row: Row) -> TablePart:
-    cut = row["cut"]
-    return TablePart(
-        TableName.parse(row["table"]),
-        row["changes"],
-        sorted(row["schema_ids"]),
-        row["newest"],
-        None if cut is None else (cut["commit_lsn"], cut["ordinal"]),
+    versions: dict[str, list[Row]] = {}
+    for row in found:
+        versions.setdefault(row["table"], []).append(row)
+    newest = _newest(raw, [table for table, rows in versions.items() if len(rows) > 1])
+    cuts = _cuts(raw) if any(row["truncates"] for row in found) else {}
+    parts = [
+        TablePart(
+            TableName.parse(table),
+            sum(row["changes"] for row in rows),
+            sum(row["value_bytes"] or 0 for row in rows),
+            sorted(row["schema_id"] for row in rows),
+            newest.get(table, rows[0]["schema_id"]),
+            cuts.get(table),
+        )
+        for table, rows in versions.items()
+    ]
+    times = [
+        row["commit_time"].astimezone(UTC) for row in found if row["commit_time"] is not None
+    ]  # Row has local times
+    return BatchContent(
+        max(row["commit_lsn"] for row in found),
+        max(times, default=None),
+        raw.select("commit_lsn").distinct().count(),
+        sum(part.changes for part in parts),
+        sorted(parts, key=lambda part: -part.changes),
     )
+
+
+def _newest(raw: DataFrame, tables: list[str]) -> dict[str, int]:
+    """Schema id of the last record of each of these tables."""
+    if not tables:
+        return {}
+    last = (
+        raw.where(f.col("table").isin(tables)).groupBy("table").agg(f.max_by("schema_id", position()).alias("newest"))
+    )
+    return {row["table"]: row["newest"] for row in last.collect()}
+
+
+def _cuts(raw: DataFrame) -> dict[str, tuple[int, int]]:
+    """By table, where its last TRUNCATE is."""
+    last = raw.where(f.col("op") == "TRUNCATE").groupBy("table").agg(f.max(position()).alias("cut"))
+    return {row["table"]: (row["cut"]["commit_lsn"], row["cut"]["ordinal"]) for row in last.collect()}
 
 
 def look_at(raw: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
@@ -164,6 +201,11 @@ def look_at(raw: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableNa
 def own_records(raw: DataFrame, records: dict[TableName, pa.Table] | None, table: TableName) -> pa.Table | DataFrame:
     """The records of one table."""
     return raw.where(f.col("table") == str(table)) if records is None else records[table]
+
+
+def within_reach(own: pa.Table | DataFrame, part: TablePart) -> pa.Table | DataFrame:
+    """The records of one table, in this process if they fit."""
+    return _in_order(own.toArrow()) if isinstance(own, DataFrame) and part.is_small else own
 
 
 def from_lsn(own: pa.Table | DataFrame, commit_lsn: int) -> tuple[Any, Any]:

@@ -24,6 +24,9 @@ from spark_consumer.mirror.target import quoted
 from spark_consumer.source.frames import TEXTS
 
 Cut = tuple[int, int] | None
+# Sources of merges with no more bytes are joined without a shuffle of the table's rows. Spark takes their size for several times
+# what it is.
+_BROADCAST_BYTES = 16 << 20
 
 
 def table_schema(shape: TableShape) -> StructType:
@@ -87,7 +90,8 @@ def flat_states(spark: SparkSession, states: pa.Table, unsent: set[str]) -> Data
     if unsent or any(len(chunk.keys) for chunk in states["special"].chunks):
         columns["special"] = states["special"]
     table = pa.table(columns)
-    return to_frame(spark, table, from_arrow_schema(table.schema))
+    frame = to_frame(spark, table, from_arrow_schema(table.schema))
+    return f.broadcast(frame) if table.nbytes <= _BROADCAST_BYTES else frame
 
 
 def _resolved(spark: SparkSession, base: DataFrame | None, events: pa.Table, shape: TableShape) -> pa.Table:

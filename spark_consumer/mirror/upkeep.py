@@ -4,8 +4,9 @@ manifest   versions of the mirror older than the retention are removed, except t
            beginning of the retention starts from it
 changes    what that version contains is removed; small files are compacted after merges, in two sizes, so that a change is
            rewritten about twice
-tables     log entries and files that no remaining version needs are removed; Delta's auto compaction compacts small files when
-           they are written
+tables     log entries and files that no remaining version needs are removed; small files are compacted as those of `changes`,
+           looked at whenever a table has so many more versions. Delta's auto compaction, which the rest has, would rewrite a
+           table behind the first write of each process, and again and again while it is below 128 MB.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ _FOREVER_S = 1e9
 GRACE_S = 3600.0
 # The same of who reads a log. Each batch lists that of `changes`: 7,000 entries would cost it 0.1 s or more.
 LOG_GRACE_S = 900.0
-# Files of `changes` below this size are compacted where there are so many.
+# Files below this size are compacted where there are so many.
 _SMALL_FILES = ((1 << 20, 32), (64 << 20, 96))
+# Versions of a table from one look at its files to the next.
+_LOOK_EVERY = 16
 _DELTA = "spark.databricks.delta."
 _SETTINGS = {
     f"{_DELTA}retentionDurationCheck.enabled": "false",
@@ -50,6 +53,7 @@ class Upkeep:
 
     path: str
     retention_s: float = RETENTION_S
+    _grown: set[str] = field(default_factory=set, init=False)  # tables with more files than when they were looked at
     _due: float = field(default=-math.inf, init=False)
     _failed: bool = field(default=False, init=False)  # since the last removal
     _session: SparkSession | None = field(default=None, init=False)
@@ -58,8 +62,10 @@ class Upkeep:
         """Removes about once an hour; `compacts`: and compacts at each call. What failed, and why: a mirror goes on without it,
         and tries it again when it removes the next time."""
         is_due = time.monotonic() >= self._due
+        is_well = is_due or not self._failed
         steps = {
-            "compact changes": self.compact if compacts and (is_due or not self._failed) else None,
+            "compact changes": self.compact if compacts and is_well else None,
+            "compact tables": self.compact_tables if self._grown and is_well else None,
             "remove versions older than the retention time": self.remove if is_due else None,
         }
         failed = []
@@ -82,6 +88,16 @@ class Upkeep:
         """The files of `changes`."""
         compact(self._own_session(spark), self.path)
 
+    def note_version(self, location: str, before: int, version: int) -> None:
+        """Of a table that was written."""
+        if version // _LOOK_EVERY > before // _LOOK_EVERY:
+            self._grown.add(location)
+
+    def compact_tables(self, spark: SparkSession) -> None:
+        """The files of those that have many more versions than before."""
+        while self._grown:
+            compact_files(self._own_session(spark), self._grown.pop())
+
     def _own_session(self, spark: SparkSession) -> SparkSession:
         if self._session is None:
             self._session = cloned(spark)
@@ -99,12 +115,17 @@ def compact(spark: SparkSession, path: str) -> None:
     location = changes_path(path)
     if not target.exists(spark, location):
         return
+    compact_files(spark, location)
+    delta_log.remove(spark, location, _old_log(spark, location, datetime.now(UTC)))
+
+
+def compact_files(spark: SparkSession, location: str) -> None:
+    """In two sizes, so that a row is rewritten about twice."""
     table = DeltaTable.forPath(spark, location)
     for size, count in _SMALL_FILES:
         if target.files_below(spark, location, size, count) >= count:
             spark.conf.set(f"{_DELTA}optimize.minFileSize", str(size))
             despite_conflicts(lambda: table.optimize().executeCompaction())
-    delta_log.remove(spark, location, _old_log(spark, location, datetime.now(UTC)))
 
 
 def remove(spark: SparkSession, path: str, retention: timedelta) -> None:

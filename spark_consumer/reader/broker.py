@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -102,6 +103,16 @@ class _Kept(NamedTuple):
     consumer: Consumer
     trouble: _Trouble
     known: set[tuple[str, int]]  # topic-partitions that were there
+    met: set[str]  # topics whose leaders it has asked for
+
+    def meet(self, topics: Iterable[str]) -> None:
+        """Asks for the leaders of topics that are new to the consumer. For those that it is only assigned, librdkafka looks once
+        a second: each of them would cost the first read up to that."""
+        new = sorted(set(topics) - self.met)
+        if new:
+            with suppress(KafkaException):  # the read meets the same, and tells it
+                self.consumer.offsets_for_times([TopicPartition(topic, 0, -1) for topic in new], timeout=_ASK_S)
+                self.met.update(new)
 
 
 _consumers: dict[tuple[tuple[tuple[str, str], ...], str], _Kept] = {}
@@ -126,7 +137,7 @@ class Broker:
             sizes = _SMALL if size == "small" else _LARGE
             trouble = _Trouble()
             consumer = Consumer({**_ALWAYS, **sizes, "error_cb": trouble, **self.settings})
-            found = _consumers[key] = _Kept(consumer, trouble, set())
+            found = _consumers[key] = _Kept(consumer, trouble, set(), set())
         return found
 
     def offsets(self, topic: str, partition: int = 0, *, patience_s: float | None = None) -> tuple[int, int]:
@@ -134,7 +145,7 @@ class Broker:
 
         Asks for `patience_s` (None: `no_progress_s`) where no broker answers. Raises SourceUnavailable, SourceRefused.
         """
-        consumer, trouble, known = self._kept("small")
+        consumer, trouble, known, _ = self._kept("small")
         deadline = time.monotonic() + (self.no_progress_s if patience_s is None else patience_s)
         while True:
             trouble.last = None
@@ -173,6 +184,7 @@ class Broker:
                 for index, stretch in together
             }
             try:
+                kept.meet(topic for topic, _ in reading)
                 kept.consumer.assign([TopicPartition(*place, one.position) for place, one in reading.items()])
                 yield from self._chunks(kept.consumer, reading)
             except KafkaException as problem:

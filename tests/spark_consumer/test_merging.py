@@ -38,6 +38,30 @@ def test_a_merge_that_is_not_due_does_not_run_and_the_end_does_not_wait_for_it()
     merging.check()
 
 
+def test_a_merge_that_is_postponed_comes_when_that_time_is_over_or_at_once() -> None:
+    merged = threading.Event()
+
+    def merge() -> bool:
+        merged.set()
+        return True
+
+    merging = Merging(merge, 0.0)
+    merging.start()
+    merging.postpone()
+    assert merged.wait(60)
+    merging.end()
+    merged.clear()
+    merging = Merging(merge, LONG_S)
+    merging.start()
+    merging._due = 0.0  # long over
+    merging.postpone()
+    assert not merged.wait(0.1)
+    merging.want(at_once=True)
+    assert merged.wait(60)
+    merging.end()
+    merging.check()
+
+
 @pytest.mark.parametrize(
     ("problem", "attempts"), [(OSError("storage is down"), 1 + len(PAUSES_S)), (MirrorError("no"), 1)]
 )

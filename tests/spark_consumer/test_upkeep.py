@@ -160,6 +160,29 @@ def test_what_upkeep_cannot_do_is_reported_and_tried_again_when_it_is_due(monkey
 
 
 @pytest.mark.integration
+def test_a_table_is_compacted_where_its_small_files_have_become_many(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "_SMALL_FILES", ((1 << 20, 3),))
+    monkeypatch.setattr(upkeep, "_LOOK_EVERY", 2)
+    location, keeper = str(tmp_path / "items"), upkeep.Upkeep(str(tmp_path))
+    for lsn, files in ((1, 1), (2, 2), (3, 1), (4, 2)):
+        rows = spark.range(1).selectExpr(f"{lsn} AS id").coalesce(1)
+        write_once(
+            rows,
+            location,
+            "append",
+            lsn,
+            properties={} if lsn > 1 else target.properties(["id"], deletion_vectors=True),
+        )
+        version = target.version(spark, location)
+        keeper.note_version(location, version - 1, version)
+        keeper.compact_tables(spark)
+        assert target.files_below(spark, location, 1 << 20) == files
+    assert sorted(row["id"] for row in spark.read.format("delta").load(location).collect()) == [1, 2, 3, 4]
+
+
+@pytest.mark.integration
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_files_whose_removal_the_log_has_forgotten_stay(
