@@ -110,10 +110,12 @@ def test_a_mirror_equals_the_source_after_a_random_workload(
 
 
 @pytest.mark.usefixtures("mode")
-def test_a_large_batch_is_folded_in_spark_to_the_same_rows(
-    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("of_a_table", [pytest.param(0, id="in_spark"), pytest.param(10**6, id="here")])
+def test_a_large_batch_is_folded_to_the_same_rows(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_a_table: int
 ) -> None:
-    monkeypatch.setattr(parts, "SMALL_CHANGES", 0)
+    monkeypatch.setattr(parts, "SMALL_CHANGES", 1)
+    monkeypatch.setattr(parts, "_OF_A_TABLE", of_a_table)
     workload = Workload(feeder, 11)
     for _ in range(40):
         workload.step()
