@@ -336,7 +336,8 @@ class Mirror:
                 future.result()
 
     def _write_table(self, spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commit_lsn: int) -> None:
-        despite_conflicts(partial(write, spark, work, within_reach(own, work.part), commit_lsn))
+        own = within_reach(own, work.part, len(work.shape.columns))
+        despite_conflicts(partial(write, spark, work, own, commit_lsn))
 
     def _record(self, spark: SparkSession, piece: Piece, standing: Standing, ended: Iterable[str]) -> None:
         versions = {} if self.last is None else dict(self.last.tables)

@@ -27,6 +27,8 @@ SMALL_CHANGES = 250_000
 SMALL_BYTES = 64 << 20
 # So many times more of a table of a large batch: one sort and one fold of Arrow's cost a third of what Spark's shuffles do.
 _OF_A_TABLE = 4
+# Values of columns, null ones too: decoded, each takes some bytes.
+_SMALL_CELLS = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,10 @@ class TablePart:
     newest: int
     cut: tuple[int, int] | None
 
-    @property
-    def is_small(self) -> bool:
-        """Its records fit into this process."""
-        return self.changes <= _OF_A_TABLE * SMALL_CHANGES and self.value_bytes <= SMALL_BYTES
+    def is_small(self, columns: int) -> bool:
+        """Its records fit into this process, decoded into so many columns."""
+        few = self.changes <= _OF_A_TABLE * SMALL_CHANGES and self.changes * columns <= _SMALL_CELLS
+        return few and self.value_bytes <= SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +205,9 @@ def own_records(raw: DataFrame, records: dict[TableName, pa.Table] | None, table
     return raw.where(f.col("table") == str(table)) if records is None else records[table]
 
 
-def within_reach(own: pa.Table | DataFrame, part: TablePart) -> pa.Table | DataFrame:
-    """The records of one table, in this process if they fit."""
-    return _in_order(own.toArrow()) if isinstance(own, DataFrame) and part.is_small else own
+def within_reach(own: pa.Table | DataFrame, part: TablePart, columns: int) -> pa.Table | DataFrame:
+    """The records of one table of so many columns, in this process if they fit."""
+    return _in_order(own.toArrow()) if isinstance(own, DataFrame) and part.is_small(columns) else own
 
 
 def from_lsn(own: pa.Table | DataFrame, commit_lsn: int) -> tuple[Any, Any]:
