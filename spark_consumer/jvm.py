@@ -75,7 +75,12 @@ def hadoop_path(spark: SparkSession, location: str) -> tuple[Any, Any]:
 def file_names(spark: SparkSession, location: str) -> list[str]:
     """Of the files in a folder. As one text: each file of a long Delta log would cost several calls of Java."""
     path, files = hadoop_path(spark, location)
-    found = java(spark).org.apache.hadoop.fs.FileUtil.stat2Paths(files.listStatus(path))
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None, "no Java"
+    folders = gateway.new_array(java(spark).org.apache.hadoop.fs.Path, 1)
+    folders[0] = path
+    # Of a single path, S3 gives an array of a class of its own, for which py4j finds no method.
+    found = java(spark).org.apache.hadoop.fs.FileUtil.stat2Paths(files.listStatus(folders))
     listed: str = java(spark).scala.runtime.ScalaRunTime.stringOf(found)
     return re.findall(r"/([^/,)]+)[,)]", listed)
 

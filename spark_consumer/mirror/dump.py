@@ -98,7 +98,10 @@ def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
     refuse_newer(str(path), files.transactions.get(FORM))
     manifest = [row for table in files.batches() for row in table.to_pylist()]
     if not manifest:
-        raise MirrorError(f"the mirror at {path} has no micro-batch yet")
+        raise MirrorError(
+            f"the tables of the mirror at {path} have not been merged for the first time yet",
+            hint="walgate mirror does that when it has caught up, and reports it; walgate merge does it now.",
+        )
     picture = max(manifest, key=lambda row: row["commit_lsn"])
     filling = Standing.of(picture.get("standing")).filling
     versions = {name: version for name, version in dict(picture["tables"]).items() if name not in filling}
