@@ -7,8 +7,11 @@ import threading
 import pytest
 
 from spark_consumer.errors import MirrorError
+from spark_consumer.mirror import manifest
 from spark_consumer.mirror import merging as merging_module
+from spark_consumer.mirror.appending import MANY_CHANGES, AppendingMirror
 from spark_consumer.mirror.merging import PAUSES_S, Merging
+from spark_consumer.mirror.parts import SMALL_CHANGES
 
 LONG_S = 10_000.0
 
@@ -108,3 +111,24 @@ def test_nothing_is_merged_any_more_where_another_does_it() -> None:
     merging._thread.join(60)
     assert not merging._thread.is_alive()
     merging.check()
+
+
+def test_a_backlog_is_merged_once_it_is_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    mirror = AppendingMirror("/mirror", {})
+    monkeypatch.setattr(mirror._merging, "want", lambda at_once: told.append("at once" if at_once else "in time"))
+    monkeypatch.setattr(mirror._merging, "postpone", lambda: told.append("later"))
+
+    def batch(changes: int, ends_snapshot: bool = False) -> str:
+        mirror._want_merge(changes, ends_snapshot=ends_snapshot)
+        return told.pop()
+
+    assert [batch(count) for count in (SMALL_CHANGES, 1)] == ["later", "at once"]
+    assert batch(1) == "at once"  # there is no version of the mirror yet
+    mirror._merger.last = manifest.Picture.before_all()
+    assert [batch(count) for count in (1, SMALL_CHANGES, SMALL_CHANGES, 1, 1)] == [
+        *("in time", "later", "later", "at once", "in time"),
+    ]
+    assert batch(SMALL_CHANGES, ends_snapshot=True) == "at once"
+    mirror._waiting = MANY_CHANGES
+    assert batch(SMALL_CHANGES) == "at once"
