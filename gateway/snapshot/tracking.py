@@ -53,21 +53,21 @@ class Tracking:
     ) -> None:
         self.judge = judge
         self.relations: dict[int, Tracked] = {}
-        self._machine = machine
+        self.machine = machine
         self._on_message = on_message
         self._notes: dict[int, dict[int, list[Note]]] = {}
         """Of transactions that have not ended: xid -> relation oid -> notes. A relation without notes was changed too."""
 
     def begin(self, relation_oid: int, table: Table, schema_ids: Iterable[int]) -> None:
         """The changes of the relation are noted from here on; the table has its `track`."""
-        in_force = self._machine.in_force(relation_oid)
+        in_force = self.machine.in_force(relation_oid)
         known = {*schema_ids} if in_force is None else {*schema_ids, in_force.schema_id}
         self.relations[relation_oid] = Tracked(table, known)
-        self._machine.set_watch(self)
+        self.machine.set_watch(self)
 
     def end(self, relation_oid: int) -> None:
         self.relations.pop(relation_oid, None)
-        self._machine.set_watch(self)
+        self.machine.set_watch(self)
 
     # -- the machine's side -----------------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class Tracking:
 
     def _may_have_changed(self, tracked: Tracked, xid: int, manifest: Manifest) -> bool:
         """One of an earlier epoch had other schema ids, perhaps."""
-        if manifest.epoch != self._machine.epoch:
+        if manifest.epoch != self.machine.epoch:
             return not manifest.is_empty
         return not tracked.schema_ids.isdisjoint(manifest.schema_ids)
 
@@ -117,13 +117,6 @@ class Tracking:
 
     def notes_of(self, xid: int, relation_oid: int) -> list[Note]:
         return self._notes.setdefault(xid, {}).setdefault(relation_oid, [])
-
-    @property
-    def current(self) -> tuple[int, bool]:
-        """xid of the transaction whose changes come now, and whether it is an ordinary one."""
-        transaction = self._machine.current
-        assert transaction is not None
-        return transaction.xid, transaction.commit_lsn is not None
 
 
 class Listening:
@@ -204,9 +197,11 @@ class TrackedOutlet:
         """The first change of another transaction, or of one that changes other tables in between."""
         self._manifest = manifest
         tracking = self._tracking
-        xid, is_ordinary = tracking.current
+        transaction = tracking.machine.current
+        assert transaction is not None
+        xid, is_ordinary = transaction.xid, transaction.commit_lsn is not None
         self._wire_xid = xid
-        self._xid = tracking.judge.visibility.widen(xid)
+        self._xid = tracking.judge.widen(xid)
         self._notes = None if is_ordinary else tracking.notes_of(xid, self._relation_oid)
         self._keys = None
         track = self._table.track
