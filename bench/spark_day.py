@@ -2,9 +2,10 @@
 
 A day is scaled: an hour takes --hour-s seconds of this computer, and every time that upkeep knows (an hour between two removals,
 what readers get, the retention of 24 hours) is scaled alike; it has 3,600 / --share batches and 60 / --share merges. The batches
-are commits of one small file that are written into the log of `changes` as Delta writes them, without Spark. A merge appends a
-file to a table, records the version and keeps the mirror up by upkeep's own code. Prints a line of JSON after each hour: files,
-log entries, and the seconds that versions.read and a count of the table took (median of 5); at last the day by the hour.
+are commits of one small file that are written into the log of `changes` as Delta writes them, without Spark; those with which
+Delta writes a checkpoint are its own. A merge appends a file to a table, records the version and keeps the mirror up by upkeep's
+own code. Prints a line of JSON after each hour: files, log entries, and the seconds that versions.read and a count of the table
+took (median of 5); at last the day by the hour.
 
 What stays for an hour before VACUUM may remove it, stays here for an hour of that scale, by the property of each table.
 """
@@ -39,42 +40,62 @@ from spark_consumer.source.frames import RAW
 from spark_consumer.tables import TableName
 
 HOURS, BATCHES, MERGES = 24, 3600, 60
+CHECKPOINT_EVERY = 100
+"""`delta.checkpointInterval` of `changes`."""
+_OF_DELTA_ALONE = {"txnId", "inCommitTimestampOpt", "allFiles", "fileSizeHistogram", "histogramOpt",
+                   "deletedRecordCountsHistogramOpt"}  # fmt: skip
 ITEMS = TableName("public", "items")
 
 
 class Batches:
     """Commits of one change each, as changes.append makes them."""
 
-    def __init__(self, location: Path) -> None:
-        self._location = location
+    def __init__(self, spark: Any, path: str) -> None:
+        self._spark, self._path = spark, path
+        self._location = Path(changes_path(path))
+        self._log = self._location / "_delta_log"
         self._schema = pa.schema([RAW.field(name) for name in changes.COLUMNS])
         self.lsn = 0
 
     def append(self, count: int) -> None:
-        log = self._location / "_delta_log"
-        version = max(int(entry.stem) for entry in log.glob("*.json"))
+        version = max(int(entry.stem) for entry in self._log.glob("*.json"))
+        checksum = self._checksum(version)
         for number in range(version + 1, version + 1 + count):
             self.lsn += 1
-            name, now = f"part-00000-{uuid4()}-c000.snappy.parquet", round(time.time() * 1000)
-            at = datetime.now(UTC)
-            row = {"table": str(ITEMS), "op": "INSERT", "commit_lsn": self.lsn, "commit_time": at, "ordinal": 0,
+            row = {"table": str(ITEMS), "op": "INSERT", "commit_lsn": self.lsn, "commit_time": datetime.now(UTC), "ordinal": 0,
                    "schema_id": 1, "value": b"a change of a few bytes" * 5}  # fmt: skip
-            pq.write_table(pa.Table.from_pylist([row], self._schema), self._location / name)
-            bound = {
-                "table": row["table"],
-                "commit_lsn": self.lsn,
-                "commit_time": at.isoformat(timespec="milliseconds"),
-            }
-            stats = {"numRecords": 1, "minValues": bound, "maxValues": bound, "nullCount": dict.fromkeys(bound, 0)}
-            size = (self._location / name).stat().st_size
-            actions: list[dict[str, Any]] = [
-                {"commitInfo": {"timestamp": now, "operation": "WRITE", "operationParameters": {"mode": "Append"}}},
-                {"txn": {"appId": target.APPLICATION, "version": self.lsn, "lastUpdated": now}},
-                {"add": {"path": name, "partitionValues": {}, "size": size, "modificationTime": now, "dataChange": True,
-                         "stats": json.dumps(stats)}},
-            ]  # fmt: skip
-            entry = log / f"{number:020}.json"
-            entry.write_text("".join(json.dumps(action) + "\n" for action in actions))
+            table = pa.Table.from_pylist([row], self._schema)
+            if number % CHECKPOINT_EVERY == 0:
+                with settings(self._spark, {COMPACT: "false"}):
+                    changes.append(to_frame(self._spark, table), self._path, self.lsn, 1)
+                checksum = self._checksum(number)
+            else:
+                self._commit(table, row, number, checksum)
+
+    def _commit(self, table: pa.Table, row: dict[str, Any], number: int, checksum: dict[str, Any]) -> None:
+        name, now = f"part-00000-{uuid4()}-c000.snappy.parquet", round(time.time() * 1000)
+        pq.write_table(table, self._location / name)
+        bound = {"table": row["table"], "commit_lsn": self.lsn,
+                 "commit_time": row["commit_time"].isoformat(timespec="milliseconds")}  # fmt: skip
+        stats = {"numRecords": 1, "minValues": bound, "maxValues": bound, "nullCount": dict.fromkeys(bound, 0)}
+        size = (self._location / name).stat().st_size
+        mark = {"appId": target.APPLICATION, "version": self.lsn, "lastUpdated": now}
+        actions: list[dict[str, Any]] = [
+            {"commitInfo": {"timestamp": now, "operation": "WRITE", "operationParameters": {"mode": "Append"}}},
+            {"txn": mark},
+            {"add": {"path": name, "partitionValues": {}, "size": size, "modificationTime": now, "dataChange": True,
+                     "stats": json.dumps(stats)}},
+        ]  # fmt: skip
+        checksum["tableSizeBytes"] += size
+        checksum["numFiles"] += 1
+        checksum["setTransactions"] = [mark]
+        (self._log / f"{number:020}.crc").write_text(json.dumps(checksum))
+        (self._log / f"{number:020}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
+
+    def _checksum(self, version: int) -> dict[str, Any]:
+        """Of a version that Delta wrote or `_commit` did, without what those of a commit by hand leave out."""
+        found = json.loads((self._log / f"{version:020}.crc").read_text())
+        return {name: value for name, value in found.items() if name not in _OF_DELTA_ALONE}
 
 
 def scale_upkeep(hour_s: float) -> None:
@@ -122,7 +143,7 @@ def run(hour_s: float, share: int) -> None:
     scale_upkeep(hour_s)
     with tempfile.TemporaryDirectory(prefix="walgate-bench-") as path:
         changes.create(spark, path)
-        batches, keeper = Batches(Path(changes_path(path))), upkeep.Upkeep(path, HOURS * hour_s)
+        batches, keeper = Batches(spark, path), upkeep.Upkeep(path, HOURS * hour_s)
         figures: list[dict[str, float]] = []
         began = time.monotonic()
         for hour in range(1, HOURS + 1):

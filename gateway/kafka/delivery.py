@@ -90,7 +90,7 @@ class Delivery:
         self._done = asyncio.Event()
         self._delivering = False
         self._committing = False
-        self._acked_at = self._writing_s = 0.0
+        self._acked_at = self._writing_s = self._begun_at = 0.0
         self._positions = (
             self._own if producer.is_transactional else BatchWriter(producer.create_batch, writer.max_record_bytes)
         )
@@ -197,22 +197,33 @@ class Delivery:
 
     async def deliver(self) -> Position | None:
         """The next Kafka transaction; its position is durable when this returns. None with at_least_once: `commit_position` makes
-        it durable. Raises WalgateError on the first failed or unknown result."""
+        it durable. `rest` comes next. Raises WalgateError on the first failed or unknown result."""
         transaction = await self._next()
         self._delivering = True
         position = await self._deliver(transaction)
-        self._delivering = self._committing = False
+        self._delivering = False
         self._acked_at = time.monotonic()
-        self._done.set()
         failpoint("after_commit")
         return position if self._producer.is_transactional else None
+
+    async def rest(self) -> None:
+        """Kafka is free again when this returns."""
+        if self._producer.is_transactional and (rest_s := self._rest_s()):
+            await asyncio.sleep(rest_s)
+        self._committing = False
+        self._done.set()
+
+    def _rest_s(self) -> float:
+        return self.policy.rest_s(time.monotonic() - self._begun_at)
 
     async def commit_position(self) -> Position:
         """With at_least_once: the newest position that rows and markers were delivered for, durable when this returns."""
         while self._position_to_come is None:
             self._position_wake.clear()
             await self._position_wake.wait()
-        self._committing_position = True
+        if rest_s := self._rest_s():
+            await asyncio.sleep(rest_s)
+        self._committing_position, self._begun_at = True, time.monotonic()
         position, self._position_to_come = self._position_to_come, None
         await self._producer.begin([(POSITION_TOPIC, 0)])
         self._positions.tick()
@@ -246,6 +257,7 @@ class Delivery:
     async def _deliver(self, transaction: KafkaTransaction) -> Position:
         transaction.begun = True
         if self._producer.is_transactional:
+            self._begun_at = time.monotonic()
             await self._producer.begin(self._always)
         failpoint("transaction_begun")
         self._acked_at, self._writing_s = time.monotonic(), 0.0

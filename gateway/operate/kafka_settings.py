@@ -41,6 +41,13 @@ class KafkaSettings(TokenSettings):
         description="at_least_once: lower latency, but records and markers may be repeated after a crash. The Spark "
         "data source does not accept such topics.",
     )
+    commit_interval_ms: int = Field(
+        default=0,
+        ge=0,
+        le=1000,
+        description="Shortest time from the beginning of one Kafka transaction to that of the next. If many small transactions "
+        "are committed, a longer interval saves CPU time of gateway and brokers, and adds up to this much latency.",
+    )
     partitions: int = Field(default=3, ge=1, description="Number of partitions of new topics for tables.")
     replication_factor: int = Field(
         default=-1, ge=-1, description="Replication factor of new topics. -1: the broker's default."

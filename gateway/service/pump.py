@@ -196,6 +196,7 @@ class Pump:
             position = await self._delivery.deliver()
             if position is not None:
                 self._note_durable(position)
+            await self._delivery.rest()
             try:
                 self._close_if_due()
             except StopForOperator as error:

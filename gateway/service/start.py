@@ -336,7 +336,8 @@ class Start:
         self._marker_id = marker_id
         frames = Frames(frame(marker_id), frame(position_id))
         self.writer = BatchWriter(self.producer.create_batch, kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
-        self.delivery = Delivery(self.producer, self.writer, frames, markers, CommitPolicy(kafka.memory_bytes))
+        policy = CommitPolicy(kafka.memory_bytes, kafka.commit_interval_ms / 1000)
+        self.delivery = Delivery(self.producer, self.writer, frames, markers, policy)
 
     async def _refuse_other_format(self, subject: str) -> None:
         """No consumer could read records of both formats in one topic."""

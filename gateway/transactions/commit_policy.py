@@ -9,6 +9,9 @@ only where a PostgreSQL transaction ends and Kafka is free. What is left to deci
     stopping         always
     one by one       always: what follows cannot be delivered, and nothing before it may share its fate
 
+A Kafka transaction costs gateway and brokers a few ms of CPU time, however little it holds. Kafka counts as free no sooner than
+`commit_interval_s` after the last one was begun.
+
 The replication loop (gateway/service/pump.py) and the delivery (gateway/kafka/delivery.py) ask; neither decides by itself. All
 times are seconds, and come from the caller.
 """
@@ -43,9 +46,11 @@ class Filling:
 
 @dataclass(frozen=True, slots=True)
 class CommitPolicy:
-    """The limits. `memory_bytes` is kafka.memory_bytes; the others are as measured (docs/performance.md)."""
+    """The limits. `memory_bytes` and `commit_interval_s` are those of kafka's settings; the others are as measured
+    (docs/performance.md)."""
 
     memory_bytes: int
+    commit_interval_s: float = 0.0
     close_bytes: int = 1 << 18
     """Within one read, a Kafka transaction is closed only with so many bytes."""
     batch_worth_bytes: int = 8 << 10
@@ -93,6 +98,10 @@ class CommitPolicy:
     def waits_for_kafka(self, pending_markers: int, *, kafka_is_free: bool) -> bool:
         """Whether reading waits until markers can leave."""
         return pending_markers > self.max_pending_markers and not kafka_is_free
+
+    def rest_s(self, age_s: float) -> float:
+        """So long Kafka is left alone behind a Kafka transaction that was begun so long ago, and is durable now."""
+        return max(0.0, self.commit_interval_s - age_s)
 
     def advances(self, passed_bytes: int, age_s: float, *, reply_requested: bool) -> bool:
         """Whether the position follows the server over `passed_bytes` of WAL that hold nothing for us."""

@@ -104,10 +104,11 @@ Config = Annotated[
 ]
 
 MergeEvery = Annotated[
-    float,
+    float | None,
     typer.Option(
         help="Seconds between merges, which is how far the Delta tables lag behind for programs that read them "
-        "directly. 0: merge every micro-batch. inf: leave merging to walgate merge."
+        f"directly. Default: {MERGE_EVERY_S:.0f}, or more if merges would otherwise take more than a fifth of the time. 0: merge "
+        "every micro-batch. inf: leave merging to walgate merge."
     ),
 ]
 Retention = Annotated[
@@ -214,7 +215,7 @@ def mirror(
     starting_position: Start = "earliest",
     until_lsn: Until = "",
     once: Once = False,
-    merge_every: MergeEvery = MERGE_EVERY_S,
+    merge_every: MergeEvery = None,
     retention: Retention = RETENTION_S,
     no_deletion_vectors: NoVectors = False,
     catalog: CatalogName = "",
@@ -263,7 +264,7 @@ def mirror(
             retention,
             Catalog(catalog, path) if catalog else None,
         )
-        if not merge_every:
+        if merge_every == 0:
             return Mirror(*facts).apply
         if not appending and progress == "lines":
             print(_told_of_merges(merge_every), flush=True)
@@ -306,8 +307,11 @@ def mirror(
     )
 
 
-def _told_of_merges(merge_every: float) -> str:
-    merged = f"every {merge_every:g} s" if math.isfinite(merge_every) else "by walgate merge"
+def _told_of_merges(merge_every: float | None) -> str:
+    every = MERGE_EVERY_S if merge_every is None else merge_every
+    merged = f"every {every:g} s" if math.isfinite(every) else "by walgate merge"
+    if merge_every is None:
+        merged += " (less often if merges take long)"
     return (
         f"tables are merged {merged}: programs that read them directly see the "
         "state as of the last merge; spark_consumer.mirror.versions.read sees every micro-batch"

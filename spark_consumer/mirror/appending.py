@@ -24,13 +24,13 @@ from spark_consumer.mirror.batch import TABLES_AT_ONCE, Mirror, too_late
 from spark_consumer.mirror.catalog import Catalog
 from spark_consumer.mirror.form import APPENDED_FORM
 from spark_consumer.mirror.layout import changes_path, manifest_path
-from spark_consumer.mirror.merging import MERGE_EVERY_S, RETENTION_S, Merging
+from spark_consumer.mirror.merging import RETENTION_S, Merging
 from spark_consumer.mirror.parts import SMALL_CHANGES
 from spark_consumer.mirror.preparing import EMPTY
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.standing import Standing
 from spark_consumer.mirror.target import exists
-from spark_consumer.mirror.tuning import tune
+from spark_consumer.mirror.tuning import TASKS_AT_LEAST, settings, tune
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.signs import KINDS, SNAPSHOT_END
 from spark_consumer.tables import TableName
@@ -43,8 +43,8 @@ MANY_CHANGES = 10_000_000
 class AppendingMirror:
     """`apply` is the function for foreachBatch, `finish` comes behind the last batch. Most fields are those of Mirror.
 
-    `merge_every_s`: seconds from one merge to the next; infinite: others merge, or `finish`. `retention_s`: for how long
-    versions of the mirror can be read, at any commit LSN.
+    `merge_every_s`: seconds from one merge to the next, None: see Merging; infinite: others merge, or `finish`. `retention_s`:
+    for how long versions of the mirror can be read, at any commit LSN.
     """
 
     path: str
@@ -57,7 +57,7 @@ class AppendingMirror:
     strict: bool = False
     retention_s: float = RETENTION_S
     catalog: Catalog | None = None
-    merge_every_s: float = MERGE_EVERY_S
+    merge_every_s: float | None = None
     retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # told of a merge that failed
     _merger: Mirror = field(init=False)
     _merging: Merging = field(init=False)
@@ -68,6 +68,7 @@ class AppendingMirror:
     _batch: int = field(default=0, init=False)
     _waiting: int = field(default=0, init=False)  # changes
     _was_large: bool = field(default=False, init=False)  # the last batch
+    _has_first: bool = field(default=False, init=False)  # version, or its merge was asked for
 
     def __post_init__(self) -> None:
         self._merger = Mirror(
@@ -114,7 +115,7 @@ class AppendingMirror:
         self._merger.refuse_other_tables(last)
         changes.create(session, self.path)
         self._epoch = fence.claim_appends(session, self.path, changes.nothing(session))
-        if math.isfinite(self.merge_every_s):
+        if self._merges:
             self._merger.open(session, appends=False)
             last = self._merger.last
         fence.note_form(session, self.path, APPENDED_FORM, manifest.nothing(session))
@@ -122,7 +123,8 @@ class AppendingMirror:
         self._appended = changes.appended_lsn(session, self.path)
         self._merger.schemas.update(changes.kept_schemas(session, self.path))
         self._known = set(last.tables) if last is not None else set()
-        if not math.isfinite(self.merge_every_s):
+        self._has_first = last is not None
+        if not self._merges:
             self._known |= self._waiting_tables(session, -1 if last is None else last.commit_lsn)
         if last is not None:  # what its tables have is compared with what comes
             self._keep_schemas(session, sorted({*last.schema_ids.values()}))
@@ -134,6 +136,10 @@ class AppendingMirror:
         rows = changes.waiting(spark, self.path, behind_lsn, self._appended)
         named = [] if rows is None else rows.where(f.col("table").isNotNull()).select("table").distinct().collect()
         return {row["table"] for row in named}
+
+    @property
+    def _merges(self) -> bool:
+        return self.merge_every_s is None or math.isfinite(self.merge_every_s)
 
     @property
     def taken_lsn(self) -> int:
@@ -161,7 +167,7 @@ class AppendingMirror:
         self._waiting += total["changes"]
         tables = {part["table"]: part["changes"] for part in sorted(parts, key=lambda part: -part["changes"])}
         self._report_batch(total, tables, time.monotonic() - began)
-        if math.isfinite(self.merge_every_s):
+        if self._merges:
             self._want_merge(total["changes"], ends_snapshot=bool(total["ends"]))
 
     def _want_merge(self, changes_now: int, *, ends_snapshot: bool) -> None:
@@ -173,7 +179,8 @@ class AppendingMirror:
         elif self._was_large:
             self._merging.postpone()
         else:
-            self._merging.want(at_once=was_large or self._merger.last is None)
+            self._merging.want(at_once=was_large or not self._has_first)
+            self._has_first = True
 
     def _keep_schemas(self, spark: SparkSession, schema_ids: Sequence[int]) -> None:
         kept = self._merger.schemas
@@ -204,12 +211,14 @@ class AppendingMirror:
         self.report(replace(report, is_merge=True))
 
     def _merge_beside(self) -> bool:
-        """Beside batches, which need cores too: for each two of them a table at a time, unless a backlog has just been taken in.
-        Executors may have come since the last merge."""
+        """Beside batches, which need cores too: half of them is for merges, a table at a time for each, unless a backlog has just
+        been taken in. Executors may have come since the last merge."""
         assert self._session is not None
-        cores = self._session.sparkContext.defaultParallelism
-        beside = TABLES_AT_ONCE if self._waiting >= SMALL_CHANGES else max(1, min(TABLES_AT_ONCE, cores // 2))
-        return self._merge(beside)
+        if self._waiting >= SMALL_CHANGES:
+            return self._merge(TABLES_AT_ONCE)
+        half = max(1, self._session.sparkContext.defaultParallelism // 2)
+        with settings(self._session, dict.fromkeys(TASKS_AT_LEAST, str(half))):
+            return self._merge(min(TABLES_AT_ONCE, half))
 
     def _merge(self, tables_at_once: int) -> bool:
         """Whether it is to go on: not where `walgate merge` has taken that over."""
@@ -232,7 +241,7 @@ class AppendingMirror:
         """Waits for the merge that runs; `merge`: and takes in all that was appended. Raises MirrorError."""
         self._merging.end()
         self.check()
-        if merge and self._session is not None and math.isfinite(self.merge_every_s):
+        if merge and self._session is not None and self._merges:
             self._merge(TABLES_AT_ONCE)
         elif merge and exists(spark, changes_path(self.path)):
             self._merger.open(cloned(spark), appends=self._session is None)

@@ -9,14 +9,16 @@ from collections.abc import Callable
 from spark_consumer.errors import MirrorError
 
 MERGE_EVERY_S = 60.0
+MERGES_SHARE = 0.2
+"""Of the time, at most, where nobody has said how often to merge: batches need the same cores."""
 RETENTION_S = 24 * 3600.0
 PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 """Between attempts of a merge."""
 
 
 class Merging:
-    """`merge`: says whether it is to be called again. `every_s`: from the start of one merge to that of the next, at least.
-    `retrying`: is told why a merge failed that will be made again, and the pause before, in seconds.
+    """`merge`: says whether it is to be called again. `every_s`: from the start of one merge to that of the next, at least; None:
+    MERGE_EVERY_S, or longer where merges would take more than MERGES_SHARE of the time. `retrying`: is told why a merge failed that will be made again, and the pause before, in seconds.
 
     idle --want, postpone--> waiting --every_s over, or at_once--> merging --> idle
     waiting --postpone--> waiting, every_s from now on
@@ -25,9 +27,14 @@ class Merging:
     """
 
     def __init__(
-        self, merge: Callable[[], bool], every_s: float, retrying: Callable[[Exception, float], None] = lambda *_: None
+        self,
+        merge: Callable[[], bool],
+        every_s: float | None,
+        retrying: Callable[[Exception, float], None] = lambda *_: None,
     ) -> None:
-        self._merge, self._every_s, self._retrying = merge, every_s, retrying
+        self._merge, self._retrying = merge, retrying
+        self._every_s = MERGE_EVERY_S if every_s is None else every_s
+        self._share = MERGES_SHARE if every_s is None else 1.0
         self._changed = threading.Condition()
         self._wanted = self._at_once = self._ended = False
         self._due = 0.0  # by the monotonic clock
@@ -64,13 +71,16 @@ class Merging:
     def _run(self) -> None:
         self._due = time.monotonic() + self._every_s
         while self._is_due():
-            self._due = time.monotonic() + self._every_s
+            began = time.monotonic()
+            self._due = began + self._every_s
             try:
                 if not self._merge_again():
                     return
             except Exception as problem:  # of any kind: the thread that appends raises it
                 self._problem = problem
                 return
+            with self._changed:
+                self._due = max(self._due, began + (time.monotonic() - began) / self._share)
 
     def _merge_again(self) -> bool:
         """Whatever storage or a cluster says may pass; what Walgate itself says does not."""

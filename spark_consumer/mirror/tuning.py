@@ -16,6 +16,8 @@ from spark_consumer.jvm import java_session
 _SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _OURS = "spark.walgate.shuffle.partitions"  # what we have set it to
+# How many tasks a job has that reads little, or has shuffled what it read.
+TASKS_AT_LEAST = _SHUFFLE_PARTITIONS, "spark.sql.files.minPartitionNum"
 COMPACT = "spark.databricks.delta.autoCompact.enabled"
 
 

@@ -333,10 +333,42 @@ async def test_with_at_least_once_only_the_newest_of_the_positions_that_wait_is_
     for lsn in (300, 400):
         place.delivery.close([Marker("COMMIT", 5, lsn)], replace(place.position, resume_lsn=Lsn(lsn)))
         assert await place.delivery.deliver() is None
+        await place.delivery.rest()
         assert not place.delivery.is_quiet
     assert (await place.delivery.commit_position()).resume_lsn == 400
     assert place.delivery.is_quiet
     assert place.producer.log.count("walgate.position") == 1
+
+
+async def test_small_transactions_share_a_kafka_transaction_within_the_commit_interval() -> None:
+    place = Place(replace(POLICY, commit_interval_s=0.2))
+    async with place.running():
+        began = asyncio.get_running_loop().time()
+        place.stream.put(message(200, b"at once"))
+        await place.feedback.reach(200)
+        assert asyncio.get_running_loop().time() - began < 0.2
+        for lsn in (300, 400, 500):
+            place.stream.put(message(lsn, b"later"))
+            await asyncio.sleep(0.01)
+        await place.feedback.reach(500)
+        assert asyncio.get_running_loop().time() - began >= 0.2
+        assert place.feedback.acknowledged == [200, 500]
+        await place.pump.drain()
+
+
+async def test_with_at_least_once_positions_keep_to_the_commit_interval_and_rows_do_not() -> None:
+    place = Place(replace(POLICY, commit_interval_s=0.2), is_transactional=False)
+    loop = asyncio.get_running_loop()
+    times = []
+    for lsn in (300, 400):
+        began = loop.time()
+        place.delivery.close([Marker("COMMIT", 5, lsn)], replace(place.position, resume_lsn=Lsn(lsn)))
+        await place.delivery.deliver()
+        await place.delivery.rest()
+        assert loop.time() - began < 0.1
+        await place.delivery.commit_position()
+        times.append(loop.time())
+    assert times[1] - times[0] >= 0.19
 
 
 async def test_what_is_under_way_is_seen_while_kafka_does_not_answer() -> None:

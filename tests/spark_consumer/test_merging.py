@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -39,6 +40,31 @@ def test_a_merge_that_is_not_due_does_not_run_and_the_end_does_not_wait_for_it()
     merging.want()
     merging.end()
     merging.check()
+
+
+@pytest.mark.parametrize("every_s", [None, 0.0])
+def test_where_nobody_has_said_how_often_merges_take_a_fifth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, every_s: float | None
+) -> None:
+    monkeypatch.setattr(merging_module, "MERGE_EVERY_S", 0.0)
+    times: list[float] = []
+    merged = threading.Semaphore(0)
+
+    def merge() -> bool:
+        times.append(time.monotonic())
+        threading.Event().wait(0.2)  # it takes that long
+        merged.release()
+        return True
+
+    merging = Merging(merge, every_s)
+    merging.start()
+    for _ in range(2):
+        merging.want()
+        assert merged.acquire(timeout=60)
+    merging.end()
+    merging.check()
+    longest = times[1] - times[0] >= 0.2 / merging_module.MERGES_SHARE
+    assert longest == (every_s is None)
 
 
 def test_a_merge_that_is_postponed_comes_when_that_time_is_over_or_at_once() -> None:
