@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from typing import Any
@@ -30,7 +30,7 @@ from spark_consumer.mirror.preparing import EMPTY
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.standing import Standing
 from spark_consumer.mirror.target import exists
-from spark_consumer.mirror.tuning import TASKS_AT_LEAST, settings, tune
+from spark_consumer.mirror.tuning import NO_SETTINGS, TASKS_AT_LEAST, settings, tune
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.signs import KINDS, SNAPSHOT_END
 from spark_consumer.tables import TableName
@@ -217,16 +217,16 @@ class AppendingMirror:
         if self._waiting >= SMALL_CHANGES:
             return self._merge(TABLES_AT_ONCE)
         half = max(1, self._session.sparkContext.defaultParallelism // 2)
-        with settings(self._session, dict.fromkeys(TASKS_AT_LEAST, str(half))):
-            return self._merge(min(TABLES_AT_ONCE, half))
+        return self._merge(min(TABLES_AT_ONCE, half), dict.fromkeys(TASKS_AT_LEAST, str(half)))
 
-    def _merge(self, tables_at_once: int) -> bool:
-        """Whether it is to go on: not where `walgate merge` has taken that over."""
+    def _merge(self, tables_at_once: int, own: Mapping[str, str] = NO_SETTINGS) -> bool:
+        """Whether it is to go on: not where `walgate merge` has taken that over. `own`: settings of its session."""
         assert self._session is not None
         self._waiting = 0
         self._merger.tables_at_once = tables_at_once
         try:
-            self._merger.merge_waiting(self._session, self._batch)
+            with settings(self._session, own):
+                self._merger.merge_waiting(self._session, self._batch)
         except fence.TakenOver:
             fence.check_appends(self._session, self.path, self._epoch)
             return False

@@ -18,7 +18,8 @@ PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 
 class Merging:
     """`merge`: says whether it is to be called again. `every_s`: from the start of one merge to that of the next, at least; None:
-    MERGE_EVERY_S, or longer where merges would take more than MERGES_SHARE of the time. `retrying`: is told why a merge failed that will be made again, and the pause before, in seconds.
+    MERGE_EVERY_S, or longer where merges would take more than MERGES_SHARE of the time. `retrying`: is told why a merge failed
+    that will be made again, and the pause before, in seconds.
 
     idle --want, postpone--> waiting --every_s over, or at_once--> merging --> idle
     waiting --postpone--> waiting, every_s from now on

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from pyspark.sql import SparkSession
 
@@ -18,6 +19,7 @@ _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _OURS = "spark.walgate.shuffle.partitions"  # what we have set it to
 # How many tasks a job has that reads little, or has shuffled what it read.
 TASKS_AT_LEAST = _SHUFFLE_PARTITIONS, "spark.sql.files.minPartitionNum"
+NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 COMPACT = "spark.databricks.delta.autoCompact.enabled"
 
 
