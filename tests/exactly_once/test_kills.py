@@ -56,7 +56,8 @@ async def test_without_a_fault_everything_arrives_exactly_once(
 async def test_kills_at_random_lose_double_and_invent_nothing(lanes: list[Lane], kills: int) -> None:
     async def run(lane: Lane) -> None:
         seed = kills + lane.number
-        async with lane.scene(seed=seed, pause_s=0.3 if kills <= 100 else 1.0) as scene:
+        pause_s, interval_ms = 0.3 if kills <= 100 else 1.0, 50 * (lane.number % 2)
+        async with lane.scene(seed=seed, pause_s=pause_s, kafka__commit_interval_ms=interval_ms) as scene:
             await scene.streaming()
             scene.workload.start()
             await scene.gateway.kill()

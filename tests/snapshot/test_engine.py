@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from gateway.operate.settings import Settings
 from gateway.snapshot.arriving import Mark
 from gateway.snapshot.engine import MOST_AT_ONCE, TICK_S, Snapshot
 from gateway.snapshot.judge import Judge
@@ -20,30 +19,12 @@ from gateway.snapshot.plan import Leaf, Plan
 from gateway.snapshot.reader import Waiting
 from gateway.snapshot.readers import AHEAD_BYTES, AHEAD_CHUNKS, is_far_ahead
 from gateway.snapshot.reading import Reading
-from gateway.snapshot.state import RESELECT, States, TableState
+from gateway.snapshot.state import RESELECT, TableState
 from gateway.snapshot.statements import EMIT
 from gateway.snapshot.table import Table
 from gateway.snapshot.visibility import parse_visibility
 from gateway.transactions.transaction import CHUNK_PREFIX
-
-NOT_ASKED: Any = None
-"""PostgreSQL and the stream have no part in it."""
-
-
-@pytest.fixture
-def snapshot() -> Snapshot:
-    settings = Settings.model_validate(
-        {
-            "source": {"dsn": "postgresql://x", "slot": "s", "publications": ["p"]},
-            "kafka": {"bootstrap_servers": "x", "prefix": "x", "dialect": "debezium"},
-            "registry": {"url": "http://x"},
-            "debezium": {"reselect_unavailable_values": True},
-        }
-    )
-    return Snapshot(
-        settings, NOT_ASKED, NOT_ASKED, NOT_ASKED, NOT_ASKED, States(),
-        position_key=b"", frame=b"", is_first=True, text_only=False, publications=NOT_ASKED,
-    )  # fmt: skip
+from tests.snapshot.conftest import NOT_ASKED
 
 
 @pytest.fixture

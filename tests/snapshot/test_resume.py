@@ -24,9 +24,7 @@ from gateway.snapshot.table import Status
 from gateway.transactions.transaction import RelationVersion
 from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from tests.conftest import Database
-from tests.snapshot.test_engine import NOT_ASKED, snapshot
-
-__all__ = ["snapshot"]
+from tests.snapshot.conftest import NOT_ASKED
 
 INT4 = TypeFacts(23, "pg_catalog", "int4", Kind.BASE)
 DESCRIPTION = RelationDescription(1, "public", "t", ReplicaIdentity.DEFAULT, (ColumnDescription("id", INT4, -1, True),))

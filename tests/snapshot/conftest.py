@@ -1,0 +1,30 @@
+"""The engine of snapshots, without servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.operate.settings import Settings
+from gateway.snapshot.engine import Snapshot
+from gateway.snapshot.state import States
+
+NOT_ASKED: Any = None
+"""PostgreSQL and the stream have no part in it."""
+
+
+@pytest.fixture
+def snapshot() -> Snapshot:
+    settings = Settings.model_validate(
+        {
+            "source": {"dsn": "postgresql://x", "slot": "s", "publications": ["p"]},
+            "kafka": {"bootstrap_servers": "x", "prefix": "x", "dialect": "debezium"},
+            "registry": {"url": "http://x"},
+            "debezium": {"reselect_unavailable_values": True},
+        }
+    )
+    return Snapshot(
+        settings, NOT_ASKED, NOT_ASKED, NOT_ASKED, NOT_ASKED, States(),
+        position_key=b"", frame=b"", is_first=True, text_only=False, publications=NOT_ASKED,
+    )  # fmt: skip
