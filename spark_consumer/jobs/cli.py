@@ -22,7 +22,7 @@ from spark_consumer.jobs.run import Run, facts_of, line_of
 from spark_consumer.jobs.settings_file import Settings, load_settings
 from spark_consumer.jobs.status import serve
 from spark_consumer.lsn import parse_lsn
-from spark_consumer.mirror.merging import MERGE_EVERY_S, RETENTION_S
+from spark_consumer.mirror.merging import MERGE_AT_LEAST_EVERY_S, MERGE_EVERY_S, RETENTION_S
 from spark_consumer.source.options import MAX_CHANGES
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -107,8 +107,8 @@ MergeEvery = Annotated[
     float | None,
     typer.Option(
         help="Seconds between merges, which is how far the Delta tables lag behind for programs that read them "
-        f"directly. Default: {MERGE_EVERY_S:.0f}, or more if merges would otherwise take more than a fifth of the time. 0: merge "
-        "every micro-batch. inf: leave merging to walgate merge."
+        f"directly. Default: {MERGE_EVERY_S:.0f}, or up to {MERGE_AT_LEAST_EVERY_S:.0f} if merges would otherwise take more than a "
+        "fifth of the time. 0: merge every micro-batch. inf: leave merging to walgate merge."
     ),
 ]
 Retention = Annotated[

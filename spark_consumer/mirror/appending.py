@@ -68,6 +68,7 @@ class AppendingMirror:
     _batch: int = field(default=0, init=False)
     _waiting: int = field(default=0, init=False)  # changes
     _was_large: bool = field(default=False, init=False)  # the last batch
+    _has_backlog: bool = field(default=False, init=False)  # what waits is of large batches
     _has_first: bool = field(default=False, init=False)  # version, or its merge was asked for
 
     def __post_init__(self) -> None:
@@ -174,6 +175,7 @@ class AppendingMirror:
         """A backlog is merged behind its last batch: one large merge costs less than several, and batches need the cores. The end
         of a snapshot is told by a merge alone, and a mirror is soon known by its first version."""
         was_large, self._was_large = self._was_large, changes_now >= SMALL_CHANGES
+        self._has_backlog |= self._was_large
         if ends_snapshot or self._waiting >= MANY_CHANGES:
             self._merging.want(at_once=True)
         elif self._was_large:
@@ -214,7 +216,7 @@ class AppendingMirror:
         """Beside batches, which need cores too: half of them is for merges, a table at a time for each, unless a backlog has just
         been taken in. Executors may have come since the last merge."""
         assert self._session is not None
-        if self._waiting >= SMALL_CHANGES:
+        if self._has_backlog:
             return self._merge(TABLES_AT_ONCE)
         half = max(1, self._session.sparkContext.defaultParallelism // 2)
         return self._merge(min(TABLES_AT_ONCE, half), dict.fromkeys(TASKS_AT_LEAST, str(half)))
@@ -222,7 +224,7 @@ class AppendingMirror:
     def _merge(self, tables_at_once: int, own: Mapping[str, str] = NO_SETTINGS) -> bool:
         """Whether it is to go on: not where `walgate merge` has taken that over. `own`: settings of its session."""
         assert self._session is not None
-        self._waiting = 0
+        self._waiting, self._has_backlog = 0, False
         self._merger.tables_at_once = tables_at_once
         try:
             with settings(self._session, own):

@@ -10,7 +10,9 @@ from spark_consumer.errors import MirrorError
 
 MERGE_EVERY_S = 60.0
 MERGES_SHARE = 0.2
-"""Of the time, at most, where nobody has said how often to merge: batches need the same cores."""
+MERGE_AT_LEAST_EVERY_S = 300.0
+"""Where nobody has said how often, merges take no more than this share of the time, since batches need the same cores; but they
+are made at least so often."""
 RETENTION_S = 24 * 3600.0
 PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 """Between attempts of a merge."""
@@ -18,8 +20,8 @@ PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 
 class Merging:
     """`merge`: says whether it is to be called again. `every_s`: from the start of one merge to that of the next, at least; None:
-    MERGE_EVERY_S, or longer where merges would take more than MERGES_SHARE of the time. `retrying`: is told why a merge failed
-    that will be made again, and the pause before, in seconds.
+    MERGE_EVERY_S, or up to MERGE_AT_LEAST_EVERY_S where merges would take more than MERGES_SHARE of the time. `retrying`: is told
+    why a merge failed that will be made again, and the pause before, in seconds.
 
     idle --want, postpone--> waiting --every_s over, or at_once--> merging --> idle
     waiting --postpone--> waiting, every_s from now on
@@ -35,7 +37,7 @@ class Merging:
     ) -> None:
         self._merge, self._retrying = merge, retrying
         self._every_s = MERGE_EVERY_S if every_s is None else every_s
-        self._share = MERGES_SHARE if every_s is None else 1.0
+        self._is_ours = every_s is None
         self._changed = threading.Condition()
         self._wanted = self._at_once = self._ended = False
         self._due = 0.0  # by the monotonic clock
@@ -80,8 +82,10 @@ class Merging:
             except Exception as problem:  # of any kind: the thread that appends raises it
                 self._problem = problem
                 return
-            with self._changed:
-                self._due = max(self._due, began + (time.monotonic() - began) / self._share)
+            if self._is_ours:
+                spaced_s = min((time.monotonic() - began) / MERGES_SHARE, MERGE_AT_LEAST_EVERY_S)
+                with self._changed:
+                    self._due = max(self._due, began + spaced_s)
 
     def _merge_again(self) -> bool:
         """Whatever storage or a cluster says may pass; what Walgate itself says does not."""
