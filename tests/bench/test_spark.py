@@ -10,6 +10,7 @@ from bench.spark_backlog import backlog_of
 from bench.spark_day import Batches
 from bench.spark_freshness import figures, lateness
 from spark_consumer.mirror.delta_files import open_delta
+from spark_consumer.mirror.layout import changes_path
 from spark_consumer.mirror.target import APPLICATION
 
 
@@ -38,16 +39,21 @@ def test_a_backlog_has_as_many_changes_as_were_asked_for() -> None:
 
 
 def test_commits_made_without_spark_are_commits_of_delta(tmp_path: Path) -> None:
-    log = tmp_path / "_delta_log"
-    log.mkdir()
+    table_folder = Path(changes_path(str(tmp_path)))
+    log = table_folder / "_delta_log"
+    log.mkdir(parents=True)
     fields: list[dict[str, object]] = [
         {"name": name, "type": "string", "nullable": True, "metadata": {}} for name in ("table", "op")
     ]
     schema = json.dumps({"type": "struct", "fields": fields})
     (log / f"{0:020}.json").write_text(json.dumps({"metaData": {"schemaString": schema}}))
-    batches = Batches(tmp_path)
+    (log / f"{0:020}.crc").write_text(json.dumps({"txnId": "x", "tableSizeBytes": 0, "numFiles": 0, "metadata": {}}))
+    batches = Batches(None, str(tmp_path))
     batches.append(2)
     batches.append(1)
-    table = open_delta(tmp_path)
+    table = open_delta(table_folder)
     assert (table.version, table.transactions, batches.lsn) == (3, {APPLICATION: 3}, 3)
     assert [batch["table"].to_pylist() for batch in table.batches()] == [["public.items"]] * 3
+    checksum = json.loads((log / f"{3:020}.crc").read_text())
+    size = sum((table_folder / path).stat().st_size for path, _ in table.files)
+    assert (checksum["numFiles"], checksum["tableSizeBytes"], "txnId" in checksum) == (3, size, False)
