@@ -41,8 +41,7 @@ from gateway.replication.publication import publication_facts
 from gateway.service.debezium import DebeziumRelations
 from gateway.service.protection import check_key, protect
 from gateway.service.schema_errors import classified_schema_errors
-from gateway.transactions.debezium import Nowhere
-from gateway.transactions.transaction import Outlet, RelationVersion
+from gateway.transactions.transaction import RelationVersion
 from schemas.column_type import is_numeric
 from schemas.debezium import ConnectRelation
 from schemas.description import Kind, MissingValue, RelationDescription, TypeFacts
@@ -239,15 +238,13 @@ class Announcer:
         keys = ", ".join(column.name for column in description.identity_columns) or "none"
         partition_count = self._topics.partition_count(topic)
         outlet = self._writer.outlet(topic, partition_count, f"{description.qualified_name} (key: {keys})")
-        of_own_dialect: Outlet = outlet
         if self._debezium is not None and relation_ is not None:
             self._debezium.announce(relation_, value_schema_id, key_schema_id, outlet)
-            of_own_dialect = Nowhere(outlet)
             key_schema_id = 0 if description.identity_columns else None
         encoder = RowEncoder(description, value_schema_id, key_schema_id)
         self._on_announced(description.qualified_name, value_schema_id, len(description.columns))
         log.debug("relation", name=description.qualified_name, schema_id=value_schema_id)
-        return RelationVersion(description.qualified_name, value_schema_id, encoder, of_own_dialect)
+        return RelationVersion(description.qualified_name, value_schema_id, encoder, outlet)
 
     async def _register(
         self, topic: str, description: RelationDescription, earlier: RelationDescription | None

@@ -78,8 +78,6 @@ class Judge:
         self.unseen = set(unseen)
         self._in_use: dict[object, Visibility] = {}
         self._tracks: list[Track] = []
-        self._widened = -1, -1
-        """The last xid of the wire and its 64-bit id: a transaction asks for it once a relation, and at its end."""
 
     # -- what comes in the stream ---------------------------------------------------------------------------------------
 
@@ -92,26 +90,20 @@ class Judge:
     def end(self, track: Track) -> None:
         self._tracks.remove(track)
 
-    def widen(self, xid: int) -> int:
-        """The 64-bit id of a transaction that was received, from its id on the wire."""
-        wire, wide = self._widened
-        if wire != xid:
-            wide = self.visibility.widen(xid)
-            self._widened = xid, wide
-        return wide
-
-    def committed(self, xid: int) -> None:
-        """Every transaction that was received, by its id on the wire."""
-        self.unseen.add(self.widen(xid))
+    def committed(self, xid: int) -> int:
+        """Every transaction that was received, by its id on the wire. Gives its 64-bit id."""
+        wide = self.visibility.widen(xid)
+        self.unseen.add(wide)
         if len(self.unseen) > MAX_UNSEEN:
             self.observe(self.visibility)
         if len(self.unseen) > MAX_UNSEEN:
             self.floor = max(self.floor, max(self.unseen) + 1)
             self.unseen.clear()
+        return wide
 
     def committed_whole(self, track: Track, xid: int) -> None:
         """A transaction that has changed the relation, and nobody knows which keys."""
-        track.whole.add(self.widen(xid))
+        track.whole.add(self.visibility.widen(xid))
 
     def relieve(self, track: Track) -> None:
         """When there are many keys, all of transactions that were received whole: forget those that need not be known, or else

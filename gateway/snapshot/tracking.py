@@ -1,32 +1,31 @@
 """What the stream changes while tables are under snapshot, told to the judge: who changed which key, and which were left out.
 
-The state machine knows a `Watch`, and the relations of it an outlet that stands in the way of their own: both are there while a
-snapshot is under way and not otherwise, so that the stream costs nothing more where none is. A row costs one look at its key.
+The state machine knows a `Watch`, and the relations of it `TrackedChanges`: both are there while a snapshot is under way and not
+otherwise, so that the stream costs nothing more where none is.
 
-    ordinary transaction       its keys are noted as they come: nothing of it commits anywhere else before its COMMIT
+    ordinary transaction       its keys are held as they come and noted at its COMMIT: no other transaction ends in between
     streamed, prepared         the relations that it changes are noted, and keys of rule T; its xid counts where it commits
     TRUNCATE                   its xid counts for all keys
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
-from gateway.operate.errors import StopForOperator
 from gateway.snapshot import judge as judging
 from gateway.snapshot.judge import Judge
-from gateway.snapshot.table import MAX_AGAIN, Status, Table
+from gateway.snapshot.table import MAX_AGAIN, Table
 from gateway.transactions.machine import TransactionMachine
-from gateway.transactions.transaction import Outlet, RelationVersion
-from gateway.varint import encode_long
+from gateway.transactions.transaction import RelationVersion, Transaction
 from schemas.framing import FRAME_BYTES
-from schemas.relation import OPERATIONS
 
-_DELETE: Final = encode_long(OPERATIONS.index("DELETE"))[0]
+_NOWHERE: Final[deque[bytes | None]] = deque(maxlen=0)
+"""What is put in is gone."""
 
 
 @dataclass(slots=True)
@@ -52,6 +51,8 @@ class Tracking:
         on_message: Callable[[str, bytes, int, bool], object | None],
     ) -> None:
         self.judge = judge
+        self.entered: list[TrackedChanges] = []
+        """Those that the current ordinary transaction has changed."""
         self.relations: dict[int, Tracked] = {}
         self.machine = machine
         self._on_message = on_message
@@ -80,14 +81,18 @@ class Tracking:
         if tracked is None:
             return version
         tracked.schema_ids.add(version.schema_id)
-        outlet = TrackedOutlet(self, relation_oid, tracked.table, version.encoder, version.outlet)
-        return RelationVersion(version.name, version.schema_id, version.encoder, outlet)
+        encoder = version.encoder
+        changes = TrackedChanges(self, relation_oid, tracked.table, encoder.left_out_count)
+        return RelationVersion(version.name, version.schema_id, encoder, version.outlet, changes=changes)
 
     def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
         return self._on_message(prefix, content, xid, in_stream)
 
     def committed(self, xid: int) -> None:
-        self.judge.committed(xid)
+        wide_xid = self.judge.committed(xid)
+        for changes in self.entered:
+            changes.committed(wide_xid)
+        self.entered.clear()
 
     def committed_whole(self, xid: int, manifest: Manifest) -> None:
         self.judge.committed(xid)
@@ -113,7 +118,7 @@ class Tracking:
             return not manifest.is_empty
         return not tracked.schema_ids.isdisjoint(manifest.schema_ids)
 
-    # -- the outlets' side ------------------------------------------------------------------------------------------------
+    # -- the changes' side ------------------------------------------------------------------------------------------------
 
     def notes_of(self, xid: int, relation_oid: int) -> list[Note]:
         return self._notes.setdefault(xid, {}).setdefault(relation_oid, [])
@@ -148,91 +153,62 @@ class Listening:
         pass
 
 
-class TrackedOutlet:
-    """Satisfies `gateway.transactions.transaction.Outlet`."""
+class TrackedChanges:
+    """Satisfies `gateway.transactions.transaction.Changes`."""
 
-    def __init__(
-        self, tracking: Tracking, relation_oid: int, table: Table, encoder: RowEncoder, outlet: Outlet
-    ) -> None:
+    def __init__(self, tracking: Tracking, relation_oid: int, table: Table, left_out_count: int) -> None:
         self._tracking = tracking
         self._relation_oid = relation_oid
         self._table = table
-        self._encoder = encoder
-        self._outlet = outlet
-        self._append = outlet.append
-        self._left_out = encoder.left_out_count
-        self._manifest: Manifest | None = None
-        self._xid = self._wire_xid = 0
+        # One more than are noted tells that there were more.
+        self._keys: deque[bytes | None] = deque(maxlen=judging.MAX_KEYS_OF_ONE + 1)
+        self.hold_key: Callable[[bytes | None], None] = self._keys.append
+        self.left_out_count = left_out_count
+        self._wire_xid = 0
         self._notes: list[Note] | None = None
-        self._keys: dict[bytes, int] | None = None
-        """Where the keys of the current transaction are noted, while they are."""
-        self._keys_end = 0
-        self._old_key = b""
+        """Of the streamed or prepared transaction that was entered."""
+        self._changed_all = False
 
-    def append(self, key: bytes | None, value: bytes, manifest: Manifest | None) -> None:
-        self._append(key, value, manifest)
-        if manifest is not self._manifest:
-            self._enter(manifest)
-        if key is None:
+    def enter(self, transaction: Transaction) -> None:
+        if transaction.commit_lsn is not None:
+            if self._notes is not None:
+                self._notes = None
+                self.hold_key = self._keys.append
+            self._tracking.entered.append(self)
+        else:
+            self._wire_xid = transaction.xid
+            self._notes = self._tracking.notes_of(transaction.xid, self._relation_oid)
+            self.hold_key = _NOWHERE.append
+
+    def left_out(self, encoder: RowEncoder, key: bytes | None, old_key: bytes | None) -> None:
+        self.left_out_count = encoder.left_out_count
+        if key is None or old_key is None:
             return
-        keys = self._keys
-        if keys is not None:
-            keys[key[FRAME_BYTES:]] = self._xid
-            if len(keys) > self._keys_end:
-                self._note_whole()
-        if self._encoder.left_out_count != self._left_out:
-            self._note(key[FRAME_BYTES:], value)
-
-    def append_everywhere(self, value: bytes, manifest: Manifest | None) -> None:
-        self._outlet.append_everywhere(value, manifest)
-        if manifest is not self._manifest:
-            self._enter(manifest)
+        note = key[FRAME_BYTES:], old_key[FRAME_BYTES:]
         if self._notes is None:
-            self._note_whole()
-
-    def too_large(self, what: str, size: int) -> StopForOperator:
-        return self._outlet.too_large(what, size)
-
-    def _enter(self, manifest: Manifest | None) -> None:
-        """The first change of another transaction, or of one that changes other tables in between."""
-        self._manifest = manifest
-        tracking = self._tracking
-        transaction = tracking.machine.current
-        assert transaction is not None
-        xid, is_ordinary = transaction.xid, transaction.commit_lsn is not None
-        self._wire_xid = xid
-        self._xid = tracking.judge.widen(xid)
-        self._notes = None if is_ordinary else tracking.notes_of(xid, self._relation_oid)
-        self._keys = None
-        track = self._table.track
-        if not is_ordinary or track is None:
-            return
-        if self._table.is_read_at_once:
-            track.whole.add(self._xid)
-            return
-        if len(track.keys) > judging.MAX_KEYS:
-            tracking.judge.relieve(track)
-        self._keys = track.keys
-        self._keys_end = len(track.keys) + judging.MAX_KEYS_OF_ONE
-
-    def _note_whole(self) -> None:
-        """Of a transaction that is too large, or changes every key, the id alone."""
-        self._keys = None
-        if self._table.track is not None:
-            self._table.track.whole.add(self._xid)
-
-    def _note(self, key: bytes, value: bytes) -> None:
-        """An UPDATE left columns out. One that changes the key comes in two records, the DELETE first."""
-        if value[FRAME_BYTES] == _DELETE:
-            self._old_key = key
-            return
-        self._left_out = self._encoder.left_out_count
-        old_key, self._old_key = self._old_key or key, b""
-        if self._notes is None:
-            self._table.note_unchanged(key, old_key)
-            if self._table.status is Status.WAITING:  # too many: it begins again, and nothing is noted until then
-                self._manifest = None
+            self._table.note_unchanged(*note)
         elif len(self._notes) < MAX_AGAIN:
-            self._notes.append((key, old_key))
+            self._notes.append(note)
         elif self._table.track is not None:
             self._table.track.suspects.add(self._wire_xid)
+
+    def truncated(self) -> None:
+        self._changed_all = self._notes is None
+
+    def committed(self, xid: int) -> None:
+        """The ordinary transaction that was entered; `xid` is its 64-bit id."""
+        keys, table = self._keys, self._table
+        track = table.track
+        if track is None:
+            pass
+        elif self._changed_all or table.is_read_at_once or len(keys) > judging.MAX_KEYS_OF_ONE:
+            track.whole.add(xid)
+        else:
+            if len(track.keys) > judging.MAX_KEYS:
+                self._tracking.judge.relieve(track)
+            noted = track.keys
+            for key in keys:
+                if key is not None:
+                    noted[key[FRAME_BYTES:]] = xid
+        keys.clear()
+        self._changed_all = False

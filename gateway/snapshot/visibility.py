@@ -8,10 +8,14 @@ the snapshot, and nothing is concluded from the order of arrival.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.snapshot.errors import UnreadableSnapshot
 
-_WRAP = 1 << 32
+_WRAP: Final = 1 << 32
+_HALF: Final = _WRAP // 2
+_EPOCH: Final = -_WRAP
+"""The bits of a 64-bit id that are not on the wire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +32,11 @@ class Visibility:
 
     def widen(self, xid: int) -> int:
         """The 64-bit id of a transaction of this time, from the 32 bits on the wire: the nearest one to `xmax`."""
-        wide = self.xmax - self.xmax % _WRAP + xid
-        if wide > self.xmax + _WRAP // 2:
+        wide = self.xmax & _EPOCH | xid
+        distance = wide - self.xmax
+        if distance > _HALF:
             return wide - _WRAP
-        return wide + _WRAP if wide <= self.xmax - _WRAP // 2 else wide
+        return wide + _WRAP if distance <= -_HALF else wide
 
 
 def parse_visibility(text: str) -> Visibility:

@@ -44,11 +44,11 @@ from gateway.transactions.transaction import (
     OWN_PREFIXES,
     LeftOutMessage,
     MessageTopic,
-    Outlet,
     Prepared,
     RelationVersion,
     Transaction,
     Watch,
+    tell,
 )
 from gateway.values.connect_forms import AS_BINARY
 from gateway.values.reader import some_bytes
@@ -83,20 +83,6 @@ class DebeziumVersion:
     """`schema.table`"""
     encoder: DebeziumEncoder
     outlet: KeyedOutlet
-
-
-class Nowhere:
-    """Satisfies `Outlet`: for records of our own dialect, which are only looked at. `outlet` names what is too large."""
-
-    def __init__(self, outlet: Outlet) -> None:
-        self._outlet = outlet
-
-    def append(self, key: bytes | None, value: bytes, manifest: Manifest | None) -> None: ...
-
-    def append_everywhere(self, value: bytes, manifest: Manifest | None) -> None: ...
-
-    def too_large(self, what: str, size: int) -> StopForOperator:
-        return self._outlet.too_large(what, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,30 +293,29 @@ class DebeziumMachine(TransactionMachine):
     def _track(
         self, transaction: Transaction, relation_oid: int, data: bytes, row: int, end: int, change_lsn: int
     ) -> None:
-        """A change of a table under snapshot is encoded in our own dialect too: its record tells who changed which key, and
-        goes nowhere."""
-        version = self._tracked(relation_oid)
-        if version is None:
+        """A change of a table under snapshot is encoded in our own dialect too: its key tells which row was changed, and its
+        record goes nowhere."""
+        version = self._active.get(relation_oid) or self._activate(relation_oid)
+        changes = version.changes
+        if changes is None:
             return
         context, manifest, kind = transaction.context, transaction.manifest, data[row - 5]
+        if version.noted_in is not manifest:
+            version.noted_in = manifest
+            changes.enter(transaction)
+        moved = None
         if kind == INSERT:
-            key, value = version.encoder.insert(data, row, end, context, change_lsn, 0)
+            key, _ = version.encoder.insert(data, row, end, context, change_lsn, 0)
         elif kind == UPDATE:
-            key, value, moved = version.encoder.update(data, row, end, context, change_lsn, 0)
-            if moved is not None:
-                version.outlet.append(moved[0], moved[1], manifest)
+            key, _, moved = version.encoder.update(data, row, end, context, change_lsn, 0)
         else:
-            key, value = version.encoder.delete(data, row, end, context, change_lsn, 0)
-        version.outlet.append(key, value, manifest)
+            key, _ = version.encoder.delete(data, row, end, context, change_lsn, 0)
+        tell(changes, version.encoder, key, moved)
 
     def left_out(self, relation_oid: int, data: bytes, row: int, end: int) -> None:
         """The Update message at `row` came without a value, and was written without it."""
         if self.on_left_out is not None and self.on_left_out(relation_oid):
             self._track(self._demand_transaction("Update"), relation_oid, data, row, end, 0)
-
-    def _tracked(self, relation_oid: int) -> RelationVersion | None:
-        version = self._active.get(relation_oid) or self._activate(relation_oid)
-        return None if version is self.in_force(relation_oid) else version
 
     def read(self, version: RelationVersion, rows: Iterable[tuple[bytes | None, bytes]], change_lsn: int) -> None:
         """Rows that were read: beside its key each has its tuple."""
@@ -418,9 +403,10 @@ class DebeziumMachine(TransactionMachine):
     def _truncate(self, message: Truncate, change_lsn: int) -> None:
         transaction = self._demand_transaction("Truncate")
         for relation_oid in message.relation_oids if self._tracks else ():
-            tracked = self._tracked(relation_oid)
-            if tracked is not None:
-                tracked.outlet.append_everywhere(b"", transaction.manifest)
+            changes = (self._active.get(relation_oid) or self._activate(relation_oid)).changes
+            if changes is not None:
+                changes.enter(transaction)
+                changes.truncated()
         # At the last LSN itself, records of some tables may have been written, and of others not.
         was_written = change_lsn < self._written_lsn + (len(message.relation_oids) == 1)
         if self._skips_truncates or transaction.skipped or was_written:

@@ -321,9 +321,12 @@ class TransactionMachine:
         if transaction.silent or version.noted_in is not manifest:
             self._note_event(transaction, version.schema_id)
             version.noted_in = manifest
+            if version.changes is not None:
+                version.changes.enter(transaction)
         ordinal = transaction.ordinal
         transaction.ordinal = ordinal + 1
         kind = data[position]
+        moved = None
         if kind == INSERT:
             key, value = version.encoder.insert(data, row, end, transaction.context, change_lsn, ordinal)
         elif kind == UPDATE:
@@ -333,6 +336,13 @@ class TransactionMachine:
         else:
             key, value = version.encoder.delete(data, row, end, transaction.context, change_lsn, ordinal)
         version.outlet.append(key, value, manifest)
+        changes = version.changes
+        if changes is not None:  # `tell` written out
+            changes.hold_key(key)
+            if moved is not None:
+                changes.hold_key(moved[0])
+            if version.encoder.left_out_count != changes.left_out_count:
+                changes.left_out(version.encoder, key, key if moved is None else moved[0])
 
     def _activate(self, relation_oid: int) -> RelationVersion:
         """First event of a relation since versions last changed."""
@@ -494,6 +504,9 @@ class TransactionMachine:
             value = version.encoder.truncate(transaction.context, change_lsn, transaction.ordinal)
             version.outlet.append_everywhere(value, transaction.manifest)
             transaction.ordinal += 1
+            if version.changes is not None:
+                version.changes.enter(transaction)
+                version.changes.truncated()
 
     def _message(self, message: Message, change_lsn: int) -> None:
         topic = self._messages

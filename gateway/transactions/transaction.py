@@ -26,6 +26,33 @@ class Outlet(Protocol):
         ...
 
 
+class Changes(Protocol):
+    """Is told what a transaction changes in one relation while that is under snapshot (gateway/snapshot/tracking.py). Keys come
+    framed; None where the relation has none."""
+
+    hold_key: Callable[[bytes | None], None]
+    """Once a row, and once more for the old key of one that was changed."""
+    left_out_count: int
+    """The encoder's, when `left_out` was last called: when it is another, the row was an UPDATE that left columns out."""
+
+    def enter(self, transaction: Transaction) -> None:
+        """Before the first of some changes of another transaction."""
+        ...
+
+    def left_out(self, encoder: RowEncoder, key: bytes | None, old_key: bytes | None) -> None: ...
+
+    def truncated(self) -> None: ...
+
+
+def tell(changes: Changes, encoder: RowEncoder, key: bytes | None, moved: tuple[bytes | None, bytes] | None) -> None:
+    """Of a row that was encoded; `moved`: see RowEncoder.update."""
+    changes.hold_key(key)
+    if moved is not None:
+        changes.hold_key(moved[0])
+    if encoder.left_out_count != changes.left_out_count:
+        changes.left_out(encoder, key, key if moved is None else moved[0])
+
+
 @dataclass(slots=True)
 class RelationVersion:
     """A relation as one Relation message described it, ready for its rows."""
@@ -36,6 +63,7 @@ class RelationVersion:
     outlet: Outlet
     noted_in: Manifest | None = None
     """The newest transaction that has noted the schema id."""
+    changes: Changes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +164,7 @@ class Watch(Protocol):
         ...
 
     def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
-        """What to encode the relation's changes with: an outlet that tells of them stands in the way of its own."""
+        """What to encode the relation's changes with: where it is under snapshot, with `changes` that are to be told."""
         ...
 
     def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:

@@ -10,31 +10,22 @@ from gateway.events.marker import Marker
 from gateway.events.row_encoder import RowEncoder
 from gateway.lsn import Lsn
 from gateway.pgoutput import UNCHANGED, Message, Text, Truncate
-from gateway.transactions.debezium import DebeziumVersion, Nowhere
+from gateway.transactions.debezium import DebeziumVersion
 from gateway.transactions.transaction import CHUNK_PREFIX, RelationVersion
 from schemas.connect_type import DebeziumOptions
 from schemas.framing import FRAME_BYTES
 from tests.debezium.encoded import Outlet
 from tests.debezium.test_dialect import OID, TOPIC, Dialect, new, old, row_of
 from tests.events.rows import relation
+from tests.transactions.stream import RecordingChanges
 from tests.transactions.test_watched import Watching
 
 
-class Kept:
-    """Satisfies Outlet; the keys that were appended, without their frames."""
+class Kept(RecordingChanges):
+    """Keys without their frames."""
 
-    def __init__(self) -> None:
-        self.keys: list[bytes | None] = []
-        self.everywhere = 0
-
-    def append(self, key: bytes | None, value: bytes, manifest: Any) -> None:
-        self.keys.append(key and key[FRAME_BYTES:])
-
-    def append_everywhere(self, value: bytes, manifest: Any) -> None:
-        self.everywhere += 1
-
-    def too_large(self, what: str, size: int) -> Any:
-        return what, size
+    def __post_init__(self) -> None:
+        self.hold_key = lambda key: self.keys.append(key and key[FRAME_BYTES:])
 
 
 def under_snapshot(
@@ -42,10 +33,9 @@ def under_snapshot(
 ) -> tuple[Dialect, Watching, Kept]:
     dialect, kept = Dialect(options), Kept()
     watching = Watching() if is_tracking else Listening()
-    version = RelationVersion("shop orders", 1, RowEncoder(relation(), 1, 0), Nowhere(kept))
-    dialect.machine.announce(OID, None, version)
-    outlet: Any = kept
-    watching.outlet = outlet
+    nowhere: Any = None
+    dialect.machine.announce(OID, None, RelationVersion("shop orders", 1, RowEncoder(relation(), 1, 0), nowhere))
+    watching.changes = kept
     dialect.machine.set_watch(watching)
     return dialect, watching, kept
 
@@ -63,8 +53,8 @@ def test_changes_of_a_table_under_snapshot_tell_their_keys_and_are_written_once(
     dialect.row(b"D", old(*row_of(2), letter=b"K"))
     dialect.receive(Truncate(None, (OID,), False, False))
     dialect.commit()
-    assert kept.keys == [b"\2\2", b"\2\2", b"\2\2", b"\2\4", b"\2\4"]
-    assert kept.everywhere == 1
+    assert kept.keys == [b"\2\2", b"\2\2", b"\2\4", b"\2\2", b"\2\4"]
+    assert kept.truncated_count == 1
     assert ("committed", 5) in watching.told
     assert dialect.operations() == [("c", 1), ("u", 1), ("d", 1), ("-", 1), ("c", 2), ("d", 2), ("-", 2)]
     assert dialect.machine.take_markers() == []
@@ -91,7 +81,7 @@ def test_a_table_that_is_not_under_snapshot_is_encoded_once() -> None:
     dialect.begin()
     dialect.row(b"I", new(*row_of(1)))
     dialect.receive(Truncate(None, (OID,), False, False))
-    assert kept.keys == [] and kept.everywhere == 0
+    assert kept.keys == [] and kept.truncated_count == 0
 
 
 def test_rows_that_were_read_are_written_as_they_are_and_leave_no_marker() -> None:
@@ -142,16 +132,6 @@ def test_a_message_of_a_chunk_is_handed_to_the_watch() -> None:
     assert dialect.read() == []
 
 
-def test_records_of_our_own_dialect_go_nowhere() -> None:
-    kept: Any = Kept()
-    nowhere = Nowhere(kept)
-    nowhere.append(None, b"", None)
-    nowhere.append_everywhere(b"", None)
-    assert (kept.keys, kept.everywhere) == ([], 0)
-    found: Any = nowhere.too_large("is large", 5)
-    assert found == ("is large", 5)
-
-
 @pytest.mark.parametrize("skipped", ["c", "u", "d"])
 def test_what_is_not_written_counts_all_the_same(skipped: str) -> None:
     dialect, _, kept = under_snapshot(options=DebeziumOptions(skipped_operations=frozenset({skipped})))
@@ -188,7 +168,7 @@ def test_changes_are_noted_from_the_first_update_on_that_left_a_value_out(before
     assert kept.keys == []
     dialect.row(b"U", before + new(*row_of(1)[:-1], UNCHANGED))
     assert told == [OID] * is_told
-    assert kept.keys[-1:] == [b"\2\2"] * is_told
+    assert kept.keys[:1] == [b"\2\2"] * is_told
     dialect.row(b"U", new(*row_of(2)[:-1], UNCHANGED))
     assert kept.keys[-1] == b"\2\4"
     dialect.row(b"I", new(*row_of(3)))

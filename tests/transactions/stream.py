@@ -6,15 +6,17 @@ Rows are encoded as `(operation, xid, subxid, ordinal)` so that a test can say w
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.events.context import Context
 from gateway.events.manifest import Manifest
+from gateway.events.row_encoder import RowEncoder
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
 from gateway.transactions.machine import TransactionMachine
-from gateway.transactions.transaction import LeftOutMessage, MessageTopic, RelationVersion
+from gateway.transactions.transaction import LeftOutMessage, MessageTopic, RelationVersion, Transaction
 
 RELATION_OID = 4711
 
@@ -30,6 +32,8 @@ class Event:
 
 class RecordingEncoder:
     """Stands for a RowEncoder; `version` tells one relation version from another."""
+
+    left_out_count = 0
 
     def __init__(self, version: str = "v1") -> None:
         self.version = version
@@ -76,6 +80,30 @@ class RecordingOutlet:
 
     def too_large(self, what: str, size: int) -> StopForOperator:
         return StopForOperator(f"{self.topic} {what}")
+
+
+@dataclass
+class RecordingChanges:
+    """Keeps what it is told. `xids`: of the transactions that were entered."""
+
+    xids: list[int] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    unchanged: list[tuple[bytes | None, bytes | None]] = field(default_factory=list)
+    truncated_count: int = 0
+    left_out_count: int = 0
+
+    def __post_init__(self) -> None:
+        self.hold_key: Callable[[bytes | None], None] = self.keys.append
+
+    def enter(self, transaction: Transaction) -> None:
+        self.xids.append(transaction.xid)
+
+    def left_out(self, encoder: RowEncoder, key: bytes | None, old_key: bytes | None) -> None:
+        self.left_out_count = encoder.left_out_count
+        self.unchanged.append((key, old_key))
+
+    def truncated(self) -> None:
+        self.truncated_count += 1
 
 
 @dataclass

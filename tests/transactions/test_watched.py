@@ -23,7 +23,7 @@ from gateway.pgoutput import (
 )
 from gateway.transactions.transaction import CHUNK_PREFIX, RelationVersion
 from gateway.varint import encode_long
-from tests.transactions.stream import RELATION_OID, RecordingEncoder, RecordingOutlet, Stream
+from tests.transactions.stream import RELATION_OID, RecordingChanges, RecordingEncoder, Stream
 from tests.transactions.test_machine import TIME, begin, commit, segment
 
 
@@ -33,12 +33,11 @@ class Watching:
 
     is_tracking = True
     told: list[tuple[Any, ...]] = field(default_factory=list)
-    outlet: RecordingOutlet = field(default_factory=RecordingOutlet)
+    changes: RecordingChanges = field(default_factory=RecordingChanges)
 
     def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
         self.told.append(("version", relation_oid))
-        outlet: Any = self.outlet
-        return replace(version, outlet=outlet)
+        return replace(version, changes=self.changes)
 
     def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
         self.told.append(("message", prefix, content, xid, in_stream))
@@ -67,18 +66,41 @@ def own(content: bytes) -> Message:
     return Message(None, True, Lsn(1), CHUNK_PREFIX, content)
 
 
-def test_changes_go_through_the_outlet_that_it_gives_and_a_commit_is_told() -> None:
+def test_changes_are_told_to_whom_it_names_and_so_is_the_commit() -> None:
     stream, watching = watched()
     begin(stream, 5, 1000)
     stream.row()
-    stream.row()
+    stream.row(b"U", content=b"moved")
     commit(stream, 1000)
     assert watching.told == [("version", RELATION_OID), ("committed", 5)]
-    assert len(watching.outlet.events) == 2 and not stream.rows.events
+    assert (watching.changes.xids, watching.changes.keys) == ([5], [b"k", b"k", b"old"])
     stream.machine.set_watch(None)
     begin(stream, 6, 2000)
     stream.row()
-    assert len(stream.rows.events) == 1
+    assert len(stream.rows.events) == 4 and len(watching.changes.keys) == 3
+
+
+def test_each_transaction_is_entered_also_between_segments_of_another() -> None:
+    stream, watching = watched()
+    segment(stream, 5, 5, 5)
+    begin(stream, 6, 1000)
+    stream.row()
+    commit(stream, 1000)
+    stream.receive(StreamStart(5, False))
+    stream.receive(Truncate(5, (RELATION_OID,), False, False))
+    assert (watching.changes.xids, watching.changes.truncated_count) == ([5, 6, 5], 1)
+
+
+def test_an_update_that_left_columns_out_is_told_with_its_old_key() -> None:
+    stream, watching = watched()
+    version = stream.machine.in_force(RELATION_OID)
+    assert version is not None
+    begin(stream, 5, 1000)
+    for content in (b"", b"moved"):
+        version.encoder.left_out_count += 1
+        stream.row(b"U", content=content)
+        stream.row(b"U")
+    assert watching.changes.unchanged == [(b"k", b"k"), (b"k", b"old")]
 
 
 def test_a_message_of_our_own_is_not_published_and_arrives_with_its_commit() -> None:
