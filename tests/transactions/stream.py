@@ -19,6 +19,7 @@ from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import LeftOutMessage, MessageTopic, RelationVersion, Transaction
 
 RELATION_OID = 4711
+OLD_KEY = b"frameold"
 
 
 @dataclass
@@ -34,6 +35,7 @@ class RecordingEncoder:
     """Stands for a RowEncoder; `version` tells one relation version from another."""
 
     left_out_count = 0
+    key: bytes | None = b"k"
 
     def __init__(self, version: str = "v1") -> None:
         self.version = version
@@ -42,14 +44,14 @@ class RecordingEncoder:
         return Event(f"{operation}:{self.version}", context, change_lsn, ordinal)
 
     def insert(self, data: bytes, position: int, end: int, context: Context, lsn: int, ordinal: int) -> Any:
-        return b"k", self._event("INSERT", context, lsn, ordinal)
+        return self.key, self._event("INSERT", context, lsn, ordinal)
 
     def update(self, data: bytes, position: int, end: int, context: Context, lsn: int, ordinal: int) -> Any:
-        moved = (b"old", self._event("DELETE", context, lsn, ordinal)) if data[position:end] == b"moved" else None
-        return b"k", self._event("UPDATE", context, lsn, ordinal), moved
+        moved = (OLD_KEY, self._event("DELETE", context, lsn, ordinal)) if data[position:end] == b"moved" else None
+        return self.key, self._event("UPDATE", context, lsn, ordinal), moved
 
     def delete(self, data: bytes, position: int, end: int, context: Context, lsn: int, ordinal: int) -> Any:
-        return b"k", self._event("DELETE", context, lsn, ordinal)
+        return self.key, self._event("DELETE", context, lsn, ordinal)
 
     def truncate(self, context: Context, lsn: int, ordinal: int) -> Any:
         return self._event("TRUNCATE", context, lsn, ordinal)

@@ -23,7 +23,7 @@ from gateway.pgoutput import (
 )
 from gateway.transactions.transaction import CHUNK_PREFIX, RelationVersion
 from gateway.varint import encode_long
-from tests.transactions.stream import RELATION_OID, RecordingChanges, RecordingEncoder, Stream
+from tests.transactions.stream import OLD_KEY, RELATION_OID, RecordingChanges, RecordingEncoder, Stream
 from tests.transactions.test_machine import TIME, begin, commit, segment
 
 
@@ -73,7 +73,7 @@ def test_changes_are_told_to_whom_it_names_and_so_is_the_commit() -> None:
     stream.row(b"U", content=b"moved")
     commit(stream, 1000)
     assert watching.told == [("version", RELATION_OID), ("committed", 5)]
-    assert (watching.changes.xids, watching.changes.keys) == ([5], [b"k", b"k", b"old"])
+    assert (watching.changes.xids, watching.changes.keys) == ([5], [b"k", b"k", OLD_KEY])
     stream.machine.set_watch(None)
     begin(stream, 6, 2000)
     stream.row()
@@ -100,7 +100,7 @@ def test_an_update_that_left_columns_out_is_told_with_its_old_key() -> None:
         version.encoder.left_out_count += 1
         stream.row(b"U", content=content)
         stream.row(b"U")
-    assert watching.changes.unchanged == [(b"k", b"k"), (b"k", b"old")]
+    assert watching.changes.unchanged == [(b"k", b"k"), (b"k", OLD_KEY)]
 
 
 def test_a_message_of_our_own_is_not_published_and_arrives_with_its_commit() -> None:
