@@ -123,7 +123,9 @@ async def main(arguments: argparse.Namespace) -> None:
             "WALGATE_KAFKA__COMMIT_INTERVAL_MS": str(arguments.commit_interval_ms),
         }
         dsn = scene.parts.postgres.database_dsn(database)
-        gateway = await stack.enter_async_context(walgate.running(scene.parts, dsn, SLOT, more=settings))
+        gateway = await stack.enter_async_context(
+            walgate.running(scene.parts, dsn, SLOT, compiled=arguments.compiled, more=settings)
+        )
         await sql.execute("update bench0 set counter = counter where id = 1")
         await walgate.past(sql, gateway, await sql.fetchval("select (pg_current_wal_lsn() - 1)::text"))
         options = walgate.reader_options(scene.parts, gateway)
@@ -167,6 +169,7 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--warm-up", type=float, default=150.0)
     parser.add_argument("--commit-interval-ms", type=int, default=20, help="of the gateway's Kafka transactions")
+    parser.add_argument("--compiled", type=Path, help="folder of a compiled build of the gateway, as its image has it")
     parser.add_argument("--merge-every", type=float, help="default: that of walgate mirror")
     parser.add_argument("--verbose", action="store_true")
     asyncio.run(main(parser.parse_args()))
