@@ -160,8 +160,9 @@ class TrackedChanges:
         self._tracking = tracking
         self._relation_oid = relation_oid
         self._table = table
+        self._most_keys, self._most_of_one = judging.MAX_KEYS, judging.MAX_KEYS_OF_ONE
         # One more than are noted tells that there were more.
-        self._keys: deque[bytes | None] = deque(maxlen=judging.MAX_KEYS_OF_ONE + 1)
+        self._keys: deque[bytes | None] = deque(maxlen=self._most_of_one + 1)
         self.hold_key: Callable[[bytes | None], None] = self._keys.append
         self.left_out_count = left_out_count
         self._wire_xid = 0
@@ -201,10 +202,10 @@ class TrackedChanges:
         track = table.track
         if track is None:
             pass
-        elif self._changed_all or table.is_read_at_once or len(keys) > judging.MAX_KEYS_OF_ONE:
+        elif self._changed_all or table.is_read_at_once or len(keys) > self._most_of_one:
             track.whole.add(xid)
         else:
-            if len(track.keys) > judging.MAX_KEYS:
+            if len(track.keys) > self._most_keys:
                 self._tracking.judge.relieve(track)
             noted = track.keys
             for key in keys:

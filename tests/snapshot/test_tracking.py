@@ -68,7 +68,7 @@ def test_keys_are_noted_at_the_commit_with_the_epoch_of_their_transaction(scene:
     assert scene.judge.unseen == {EPOCH + 5, EPOCH + 6} and not scene.track.whole
 
 
-def test_of_a_large_transaction_the_id_alone_is_kept(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_transaction_the_id_alone_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "MAX_KEYS_OF_ONE", 3)
     scene = Scene()
     for xid, count in ((5, 3), (6, 4), (7, 1)):
@@ -80,10 +80,9 @@ def test_of_a_large_transaction_the_id_alone_is_kept(scene: Scene, monkeypatch: 
     assert scene.track.whole == {EPOCH + 6}
 
 
-def test_of_many_keys_those_that_every_snapshot_sees_are_forgotten(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_keys_those_that_every_snapshot_sees_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "MAX_KEYS", 2)
+    scene = Scene()
     for xid in (5, 6, 7, 8):
         if xid == 8:
             scene.judge.observe(Visibility(EPOCH + 7, EPOCH + 7))
