@@ -24,7 +24,7 @@ SHOP_ROWS = 4000
 """Of four tables."""
 SIZES = {"big": 2_000_000, **{f"t{number:02}": 4_000 for number in range(1, 24)}}
 KILLS = 20
-ROWS_BETWEEN = 80_000
+ROWS_BETWEEN = 50_000
 """At least, of the large table, between two kills."""
 SHAPES = (
     "ALTER TABLE shop.t01 ADD COLUMN extra text DEFAULT 'there'",
