@@ -420,8 +420,8 @@ def readmit(
     position = _repair(config, lambda fresh, _: repair.readmit(fresh, table))
     print(
         f"slot {position.slot}: changes of {table} will be written from {position.resume_lsn} on. The "
-        "excluded changes are not in its topic: a copy of the table is complete only after the table "
-        "has been loaded again"
+        "excluded changes are not in its topic: a copy of the table is complete only after a new snapshot "
+        "of it (walgate snapshot start)"
     )
 
 
@@ -443,7 +443,7 @@ def accept_gap(
     position = _repair(config, lambda fresh, expected: repair.accept_gap(fresh, expected, until_now=until_now))
     print(
         f"slot {position.slot}: resumes at {position.resume_lsn}. Changes committed in the gap are not in "
-        "Kafka: start the gateway, then load the tables again wherever copies are kept"
+        "Kafka: start the gateway, then take a new snapshot of the tables (walgate snapshot start)"
     )
 
 

@@ -65,7 +65,7 @@ _DIALECT: Final = "exactly_once/test_ways_on_debezium.py::test_a_stop_of_the_dia
 WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/judgement/brokers.py check_listener", "TLS, but kafka.security_protocol"): _CHECK,
     ("gateway/judgement/brokers.py _login", "does not use SASL"): _CHECK,
-    ("gateway/judgement/brokers.py check_brokers", "allows transactions of"): _CHECK,
+    ("gateway/judgement/brokers.py check_brokers", "allows a transaction timeout of"): _CHECK,
     ("gateway/judgement/brokers.py check_brokers", "accept requests of at most"): _CHECK,
     ("gateway/judgement/brokers.py check_single_partition", "commit order"): _STATE,
     ("gateway/judgement/brokers.py check_single_partition", ""): _SPLIT,
@@ -118,7 +118,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/judgement/debezium_offset.py load_offset", ""): _COMMAND,
     ("gateway/judgement/debezium_offset.py read_offset", ""): _COMMAND,
     ("gateway/judgement/position.py check_prefix", "belongs to slot"): _STATE,
-    ("gateway/judgement/position.py check_prefix", "writes to the prefix"): _MENDED,
+    ("gateway/judgement/position.py check_prefix", "are written with the topic prefix"): _MENDED,
     ("gateway/service/debezium_written.py event", ""): "exactly_once/test_ways_on_debezium.py::"
     "test_a_record_that_the_connector_did_not_write_leaves_everything_as_it_was",
     ("gateway/events/debezium_encoder.py _without", ""): _DIALECT,
@@ -185,7 +185,7 @@ INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
     (("gateway/judgement/brokers.py _login", "does not use SASL"), _LISTENER),
     (("gateway/judgement/brokers.py check_single_partition", "commit order"), _OTHER),
     (("gateway/judgement/notice.py _judge_left_out", "the server skipped changes"), _OTHER),
-    (("gateway/judgement/position.py check_prefix", "writes to the prefix"), _OTHER),
+    (("gateway/judgement/position.py check_prefix", "are written with the topic prefix"), _OTHER),
     (("gateway/judgement/position.py check_prefix", "belongs to slot"), _MEANT),
     (("gateway/judgement/position.py check_first_start", "has been used before"), _OTHER),
     (("gateway/judgement/position.py check_progress", "no longer exists"), _OTHER),
@@ -212,13 +212,14 @@ DEFECTS: Final = frozenset({"Defect", "FrameError", "KeyNotSent", "OutOfOrder", 
 
 _HEAD: Final = """# Errors with exit code 78
 
-Generated from the code by `python -m tests.stops`; a test verifies that both are equal. Each line is a place in the code that
-raises an error with which the gateway, or a command, exits with code 78: an operator must make a decision. Conditions that may
-pass without intervention are not listed here: the gateway waits for them ([faults.md](faults.md)). Invalid arguments of a
-command, and errors of `walgate tail` and `walgate demo`, which change nothing, are not listed either. `{...}` is a placeholder.
-If such an error occurs while the stream runs, the gateway first restarts replication, and the checks of that start decide. The
-last column names the tests in which the hint is followed and the gateway then streams again. Errors that should never occur,
-because they indicate a bug in the gateway or in a service that it is connected to, have no test.
+Generated from the code by `python -m tests.stops`; a test verifies that this page matches the code. Each line describes an
+error that makes the gateway, or a command, exit with code 78, because an operator must make a decision, and names the place in
+the code that raises it. Conditions that may pass without intervention are not listed here: the gateway waits for them
+([faults.md](faults.md)). Invalid arguments of a command, and errors of `walgate tail` and `walgate demo`, which change nothing,
+are not listed either. `{...}` is a placeholder. If the cause of an error that the checks at startup detect arises while the
+gateway is streaming, the gateway restarts replication, and exits when these checks detect it. The last column names the tests
+in which the hint is followed and the gateway then streams again. Errors that should never occur, because they indicate a bug in
+the gateway or in a service that it is connected to, have no test.
 """
 
 
@@ -294,7 +295,7 @@ def is_of(stop: Stop, key: tuple[str, str]) -> bool:
 
 def walked(stop: Stop) -> str:
     if stop.kind in DEFECTS:
-        return "a bug: do not drop the slot, and report it"
+        return "a bug: report the error, and do not drop the slot"
     first = next((test for key, test in WALKED.items() if is_of(stop, key)), "")
     others = [test for key, test in INSTEAD if is_of(stop, key)]
     return ", ".join([first, *others] if first else others)

@@ -6,7 +6,7 @@ from typing import Final
 
 from gateway.operate.errors import NeedsText, Retry, UnwritableRelation
 
-REPORT: Final = "do not drop the slot, and report the error with the versions of PostgreSQL and of the gateway"
+REPORT: Final = "report the error with the versions of PostgreSQL and of the gateway, and do not drop the slot"
 
 
 class UnknownBinary(NeedsText):

@@ -143,7 +143,7 @@ def _login(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding
     elif offered and expected.mechanism not in offered:
         yield StopForOperator(
             f"{at} does not support kafka.sasl_mechanism = {expected.mechanism}",
-            hint=f"it supports {', '.join(offered)}",
+            hint=f"set kafka.sasl_mechanism to a mechanism that the listener supports: {', '.join(offered)}",
         )
 
 
@@ -189,7 +189,7 @@ def check_brokers(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Findin
     longest = _number(config, "transaction.max.timeout.ms")
     if longest is not None and expected.exactly_once and longest < expected.transaction_timeout_ms:
         yield StopForOperator(
-            f"the broker allows transactions of at most {longest // 1000} s, but kafka.transaction_timeout_s "
+            f"the broker allows a transaction timeout of at most {longest // 1000} s, but kafka.transaction_timeout_s "
             f"is {expected.transaction_timeout_ms // 1000}",
             hint=f"set kafka.transaction_timeout_s = {longest // 1000}, or raise the brokers' "
             "transaction.max.timeout.ms",
@@ -278,7 +278,7 @@ def check_single_partition(name: str, partitions: int) -> Iterator[Finding]:
         yield StopForOperator(
             f"topic {name} has {partitions} partitions; it must have exactly one",
             hint="delete the topic: the gateway creates it with one partition. Each gateway that has stored its resume LSN in "
-            "it then needs a new source.slot and a new kafka.prefix, and its tables must be loaded again",
+            "it then needs a new source.slot and a new kafka.prefix, and a new snapshot of its tables",
         )
     elif name == SNAPSHOT_TOPIC:
         yield StopForOperator(
@@ -344,7 +344,7 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
         of_new = _broker_retention_ms(facts.config)
     if of_new is not None and 0 <= of_new < _MIRROR_MS:
         yield OperatorWarning(
-            f"new topics keep records {_hours(of_new)}: a mirror that is down for longer must be loaded again",
+            f"new topics keep records {_hours(of_new)}: a mirror that is down for longer needs a new snapshot of its tables",
             "set kafka.retention_ms to -1, or to the longest time (in ms) that a consumer may be down, before the first start",
         )
     marker = facts.topics.get(expected.marker_topic)
@@ -362,8 +362,8 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
             )
         elif own < _MIRROR_MS:
             yield OperatorWarning(
-                f"topic {topic.name} keeps records {_hours(own)}: a mirror that is down for longer must be "
-                "loaded again",
+                f"topic {topic.name} keeps records {_hours(own)}: a mirror that is down for longer needs a "
+                "new snapshot of its tables",
                 f"{alter}-1, or the longest time (in ms) that a consumer may be down",
             )
 

@@ -105,15 +105,15 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
         return DataGap(
             f"the server skipped changes, because a publication did not exist when they were committed ({left_out.message}); "
             f"{now}",
-            hint="this slot can no longer send changes of the publication's tables, even if the publication is recreated: "
-            + UNTIL_NOW,
+            hint="changes of the publication's tables can no longer be sent through this slot, even if the publication is "
+            "recreated: " + UNTIL_NOW,
         )
     if left_out.ends_stream:
         return StopForOperator(
             f"slot {slot} was created before its publication, and this version of PostgreSQL cannot decode changes from such a "
             f"slot ({left_out.message})",
             hint="nothing has been delivered yet: run walgate accept-gap --until-now, which recreates the slot, "
-            "and start the gateway. Changes committed before that will not be sent: to get those rows, load the tables "
-            "(docs/operations.md, After a data gap)",
+            "and start the gateway. Changes committed before that will not be sent: to get those rows, take a "
+            "snapshot of the tables (docs/operations.md, After a data gap)",
         )
     return None

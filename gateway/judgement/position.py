@@ -13,10 +13,10 @@ from typing import Final
 from gateway.judgement.debezium_offset import DebeziumOffset
 from gateway.judgement.facts import Facts, Stored
 from gateway.judgement.findings import Finding
-from gateway.operate.errors import ACCEPT_GAP, UNTIL_NOW, DataGap, RetrySlowly, StopForOperator
+from gateway.operate.errors import ACCEPT_GAP, UNTIL_NOW_BEHIND_RESUME_LSN, DataGap, RetrySlowly, StopForOperator
 from gateway.transactions.position import Position
 
-NEW_PREFIX: Final = "use a new source.slot and a new kafka.prefix, and load the tables again"
+NEW_PREFIX: Final = "use a new source.slot and a new kafka.prefix, and take a new snapshot of the tables"
 
 
 def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | None:
@@ -26,7 +26,7 @@ def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | N
     new server's WAL begins behind that of the old one: so nothing lies between the position and the slot that it kept.
     """
     if (known.database, known.slot, known.prefix) != (fresh.database, fresh.slot, fresh.prefix):
-        return f"the resume LSN belongs to slot {known.slot} of {known.database}, prefix {known.prefix!r}"
+        return f"the resume LSN belongs to slot {known.slot} of {known.database}, topic prefix {known.prefix!r}"
     if facts.server.version_num < 170000:
         return "this server is older than PostgreSQL 17, and pg_upgrade preserves logical slots only from 17 on"
     if facts.slot is None or facts.slot.confirmed_flush_lsn is None:
@@ -84,7 +84,7 @@ def check_prefix(positions: Mapping[bytes, Position], fresh: Position, facts: Fa
     for key, position in positions.items():
         if key != fresh.key and position.prefix == fresh.prefix:
             yield StopForOperator(
-                f"prefix {fresh.prefix!r} belongs to slot {position.slot} of database {position.database} (system "
+                f"topic prefix {fresh.prefix!r} belongs to slot {position.slot} of database {position.database} (system "
                 f"identifier {position.system_identifier}), but this is slot {fresh.slot} of {fresh.database} (system "
                 f"identifier {fresh.system_identifier})",
                 hint=_other_server_hint(position, fresh, facts),
@@ -92,9 +92,10 @@ def check_prefix(positions: Mapping[bytes, Position], fresh: Position, facts: Fa
     known = positions.get(fresh.key)
     if known is not None and known.prefix != fresh.prefix:
         yield StopForOperator(
-            f"slot {fresh.slot} writes to the prefix {known.prefix!r}, but kafka.prefix is {fresh.prefix!r}",
-            hint=f"set kafka.prefix = {known.prefix}, or use a new slot. One slot cannot write to two prefixes: "
-            "consumers could not order transactions across two marker topics",
+            f"changes of slot {fresh.slot} are written with the topic prefix {known.prefix!r}, but kafka.prefix is "
+            f"{fresh.prefix!r}",
+            hint=f"set kafka.prefix = {known.prefix}, or use a new slot. The changes of one slot must have one topic "
+            "prefix: consumers could not order transactions across two marker topics",
         )
 
 
@@ -111,7 +112,7 @@ def check_first_start(stored: Stored, fresh: Position, facts: Facts, *, adopt_sl
     alike."""
     if stored.marker_topic_used:
         yield StopForOperator(
-            f"prefix {fresh.prefix!r} has been used before, but no resume LSN is stored for slot {fresh.slot}",
+            f"topic prefix {fresh.prefix!r} has been used before, but no resume LSN is stored for slot {fresh.slot}",
             hint="set another kafka.prefix, or delete the topics with this prefix",
         )
     if facts.slot is not None and not adopt_slot:
@@ -129,7 +130,7 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
     if after.slot is None:
         yield DataGap(
             f"slot {known.slot} no longer exists; changes up to {known.resume_lsn} were delivered",
-            hint="if it was dropped, or this is a new primary without failover slots, later changes can no longer "
+            hint="if it was dropped, or this is a new primary to which it was not synchronized, later changes can no longer "
             "be read: " + ACCEPT_GAP,
         )
     elif before.slot is not None and before.slot.confirmed_flush_lsn is not None:
@@ -143,7 +144,7 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
             )
     if not stored.marker_topic_used:
         yield DataGap(
-            f"the marker topic of prefix {known.prefix!r} is empty, but changes of slot {known.slot} were delivered up to "
+            f"the marker topic of topic prefix {known.prefix!r} is empty, but changes of slot {known.slot} were delivered up to "
             f"{known.resume_lsn}: the topic was deleted and recreated",
             hint="consumers can no longer determine what is committed: " + NEW_PREFIX,
         )
@@ -153,8 +154,7 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
             yield RetrySlowly(f"{beyond}: this standby has not replayed it yet")
         else:
             yield DataGap(
-                f"{beyond}: the server is in an earlier state than the one that was read, and Kafka contains changes that "
-                "it does not have",
-                hint="if it was restored from a backup, or promoted with data loss, wait until its WAL has passed "
-                "the resume LSN, then " + UNTIL_NOW,
+                f"{beyond}: the server is in an earlier state than when the gateway last read from it, and Kafka contains "
+                "changes that the server does not have",
+                hint="if it was restored from a backup, or promoted with data loss, " + UNTIL_NOW_BEHIND_RESUME_LSN,
             )

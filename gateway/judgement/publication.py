@@ -82,8 +82,8 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
                     yield _without_key(facts, publication, relation, missing)
                     continue
                 yield StopForOperator(
-                    f"publication {publication.name} does not send {', '.join(missing)} of {relation.full_name}, "
-                    "part of its replica identity: rows that differ only in that part would have the same key",
+                    f"publication {publication.name} does not publish {', '.join(missing)} of {relation.full_name} (column "
+                    "list), part of its replica identity: rows that differ only in that part would have the same key",
                     hint=f"publish these columns; or run ALTER TABLE {table} REPLICA IDENTITY FULL: the table's events then have "
                     "no key, unless its whole primary key is published",
                 )

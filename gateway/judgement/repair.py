@@ -54,7 +54,7 @@ from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator
 from gateway.transactions.position import Gap, Position
 
 _NOT_ADOPTED = (
-    "use the slot that the connector read last, and the offset that it stored when it stopped; or "
+    "use the slot that the connector was reading when it stopped, and the offset that it stored then; or "
     "use a new source.slot and kafka.prefix"
 )
 
@@ -118,8 +118,8 @@ def accept_gap(
         reason = reason or "the operator discarded all earlier changes"
     if reason is None:
         raise StopForOperator(
-            f"accept-gap: slot {position.slot} still has all changes that were committed after the resume LSN "
-            f"{position.resume_lsn}",
+            f"accept-gap: all changes that were committed after the resume LSN {position.resume_lsn} can still be read through "
+            f"slot {position.slot}",
             hint="start the gateway. If it stops because the server skipped changes or cannot read its WAL, run "
             "walgate accept-gap --until-now, which discards all changes that were committed before now and have not "
             "been delivered",
@@ -152,7 +152,7 @@ def _unacceptable(stored: Stored, facts: Facts, position: Position, expected: Ex
     yield from check_left_behind(facts, replace(expected, timeline=position.timeline))
     if not stored.marker_topic_used:
         yield StopForOperator(
-            f"accept-gap: the marker topic of prefix {position.prefix!r} is empty: it was deleted and recreated",
+            f"accept-gap: the marker topic of topic prefix {position.prefix!r} is empty: it was deleted and recreated",
             hint=NEW_PREFIX,
         )
     if facts.server.in_recovery:
@@ -160,9 +160,9 @@ def _unacceptable(stored: Stored, facts: Facts, position: Position, expected: Ex
     elif position.resume_lsn > facts.server.flush_lsn:
         yield StopForOperator(
             f"accept-gap: the server's WAL ends at {facts.server.flush_lsn}, before the resume LSN "
-            f"{position.resume_lsn}: LSNs that consumers have seen would repeat",
-            hint="run the command again when the WAL has passed the resume LSN (to advance the "
-            "WAL, write something and run SELECT pg_switch_wal(), which skips to the next segment; repeat if necessary); or "
+            f"{position.resume_lsn}: if the gap were accepted now, LSNs that consumers have already seen would repeat",
+            hint="either run the command again when the WAL has passed the resume LSN (to advance the WAL, run a statement that "
+            "writes to the database, then SELECT pg_switch_wal(), which switches to the next segment; repeat if necessary), or "
             + NEW_PREFIX,
         )
 
@@ -282,11 +282,12 @@ def _position_of(stored: Stored, fresh: Position, facts: Facts) -> Steps:
         raise StopForOperator(
             f"no resume LSN is stored for slot {fresh.slot} of {fresh.database} (system identifier "
             f"{fresh.system_identifier})",
-            hint="source.dsn, source.slot and kafka.bootstrap_servers must be those of the gateway",
+            hint="run this command with the same source.dsn, source.slot and kafka.bootstrap_servers as the gateway",
         )
     if position.prefix != fresh.prefix:
         raise StopForOperator(
-            f"slot {fresh.slot} writes to the prefix {position.prefix!r}, but kafka.prefix is {fresh.prefix!r}",
+            f"changes of slot {fresh.slot} are written with the topic prefix {position.prefix!r}, but kafka.prefix is "
+            f"{fresh.prefix!r}",
             hint="use the gateway's own configuration",
         )
     if former is not None:

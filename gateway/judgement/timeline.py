@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from gateway.judgement.findings import Finding, OperatorWarning
 from gateway.lsn import Lsn
-from gateway.operate.errors import UNTIL_NOW, DataGap, RetrySlowly
+from gateway.operate.errors import UNTIL_NOW_BEHIND_RESUME_LSN, DataGap, RetrySlowly
 
 
 class LeftBehind(RetrySlowly):
@@ -57,7 +57,7 @@ def check_promotion(resume_lsn: Lsn, old_timeline: int, new_timeline: int, histo
         yield DataGap(
             f"the new primary forked off timeline {old_timeline} at {left_at}, but Kafka contains changes up to "
             f"{resume_lsn}: those in between ({resume_lsn - left_at} bytes of WAL) were never on this server",
-            hint="once the server's WAL has passed the resume LSN, " + UNTIL_NOW,
+            hint=UNTIL_NOW_BEHIND_RESUME_LSN,
         )
     else:
         yield OperatorWarning(

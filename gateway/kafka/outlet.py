@@ -257,7 +257,8 @@ class TopicOutlet:
     def too_large(self, what: str, size: int) -> RecordTooLarge:
         """`what` a row of this topic does, that has so many bytes."""
         return RecordTooLarge(
-            f"a row of {self.owner} {what}, but {self.topic} accepts at most {self._writer.max_record_bytes}",
+            f"a row of {self.owner} {what}, but kafka.max_record_bytes allows at most {self._writer.max_record_bytes} bytes "
+            f"in {self.topic}",
             hint="raise kafka.max_record_bytes and the topic's max.message.bytes (beyond 100 MB also the brokers' "
             f"socket.request.max.bytes) above {size}, then restart the gateway: nothing was skipped",
         )

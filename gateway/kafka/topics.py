@@ -57,9 +57,9 @@ _COMPACTED = {
 
 def deleted_topics(topics: Iterable[str]) -> DataGap:
     return DataGap(
-        f"deleted topics: {', '.join(topics)}; their records are lost to consumers, even if the topics are recreated",
-        hint="if that was intended, create the topics yourself and restart the gateway: it continues with them. "
-        "Otherwise use another slot and another kafka.prefix, and load the tables again",
+        f"these topics were deleted: {', '.join(topics)}; their records are lost to consumers, even if the topics are recreated",
+        hint="if they were deleted on purpose, create the topics yourself and restart the gateway: it continues with the new "
+        "topics. Otherwise use another slot and another kafka.prefix, and take a new snapshot of the tables",
     )
 
 

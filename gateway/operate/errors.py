@@ -18,14 +18,17 @@ from __future__ import annotations
 from typing import Final
 
 ACCEPT_GAP: Final = (
-    "run walgate accept-gap, which accepts the loss and writes a GAP marker for consumers (the prefix stays the same); "
-    "or use a new source.slot and a new kafka.prefix. In either case, start the gateway afterwards and load the tables again "
+    "either run walgate accept-gap, which accepts the loss and writes a GAP marker for consumers (the topic prefix stays the "
+    "same), or use a new source.slot and a new kafka.prefix. Afterwards, start the gateway and take a new snapshot of the tables "
     "(docs/operations.md, After a data gap)"
 )
 UNTIL_NOW: Final = ACCEPT_GAP.replace(
     "accept-gap, which accepts the loss",
     "accept-gap --until-now, which drops and recreates the slot, discards all committed changes that have not been delivered,",
     1,
+)
+UNTIL_NOW_BEHIND_RESUME_LSN: Final = UNTIL_NOW.replace(
+    "either run", "either wait until the server's WAL has passed the resume LSN and then run", 1
 )
 
 

@@ -144,8 +144,9 @@ def _parse_action(entry: str, action: str, nth: str) -> _Armed:
         return _Armed(action, float(seconds or "0"), count)
     except ValueError as error:
         raise StopForOperator(
-            f"{VARIABLE}: {entry!r} is not understood",
-            hint="name:action[:nth] with action kill, stop, raise or delay=SECONDS, and nth a number from 1 or *",
+            f"{VARIABLE}: {entry!r} is not valid",
+            hint="use name:action[:nth], where action is kill, stop, raise or delay=SECONDS, and nth is * or a number of at "
+            "least 1",
         ) from error
 
 

@@ -88,7 +88,10 @@ def start_server(host: str, port: int, app: ASGIApp) -> int:
     try:
         listener = socket.create_server((host, port), family=_family(host), backlog=_BACKLOG)
     except OSError as error:
-        raise StopForOperator(f"http: {host}:{port}: {error.strerror}", hint="set another http.port") from error
+        raise StopForOperator(
+            f"the HTTP server cannot listen on {host}:{port}: {error.strerror}",
+            hint="set another http.port or http.host",
+        ) from error
     config = uvicorn.Config(
         app,
         http=_Connection,

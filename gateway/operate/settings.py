@@ -435,10 +435,12 @@ def _read_file(file: Path | None) -> dict[str, Any]:
         return tomllib.loads(file.read_text())
     except OSError as error:
         raise StopForOperator(
-            f"configuration file {file}: {error.strerror}", hint="check the path given with --config"
+            f"configuration file {file} cannot be read: {error.strerror}", hint="check the path given with --config"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StopForOperator(f"configuration file {file}: {error}", hint="it must be a TOML file") from error
+        raise StopForOperator(
+            f"configuration file {file} is not valid: {error}", hint="the file must be in TOML format"
+        ) from error
 
 
 _S = TypeVar("_S", bound=_Sources)
@@ -450,8 +452,8 @@ def _merge(model: type[_S], values: dict[str, Any], file: Path | None) -> _S:
     except ValidationError as error:
         lines = [f"  {sentence}" for sentence in explain(error, model, values, str(file))]
         raise StopForOperator(
-            "configuration:\n" + "\n".join(lines),
-            hint=f"use a TOML file or {PREFIX}SECTION__NAME variables: docs/settings.md",
+            "the configuration is not valid:\n" + "\n".join(lines),
+            hint=f"correct these settings in the TOML file or in the {PREFIX}SECTION__NAME variables (docs/settings.md)",
         ) from None
 
 
@@ -475,7 +477,8 @@ def _refuse_unknown_variables() -> None:
     if unknown:
         near = [match for name in unknown for match in get_close_matches(name.upper(), names, 1)]
         raise StopForOperator(
-            f"not a setting: {', '.join(unknown)} (in the environment); the form is {PREFIX}SECTION__NAME",
+            f"not a setting, but in the environment: {', '.join(unknown)}; variables of settings have the form "
+            f"{PREFIX}SECTION__NAME",
             hint=f"did you mean {', '.join(near)}?" if near else "see docs/settings.md",
         )
 
@@ -489,6 +492,7 @@ def _read_secret_files() -> None:
                 os.environ[name.removesuffix("_FILE")] = Path(path).read_text().strip()
             except OSError as error:
                 raise StopForOperator(
-                    f"{name}: {error}", hint="it must name a text file that the gateway can read"
+                    f"the file that {name} names cannot be read: {error}",
+                    hint=f"set {name} to the path of a text file that the gateway can read",
                 ) from error
             del os.environ[name]

@@ -92,8 +92,8 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
         _, length = _HEADER.unpack_from(self._pending)
         if not 4 <= length <= _LARGEST:
             raise StopForOperator(
-                f"{self._doing}: this is not a PostgreSQL server: it sent a message of {length} bytes before the login",
-                hint="check host and port in source.dsn",
+                f"{self._doing}: this is not a PostgreSQL server: it sent a message of {length} bytes before authentication",
+                hint="check the host and the port in source.dsn",
             )
         if len(self._pending) < 1 + length:
             return b""

@@ -25,10 +25,10 @@ _UNKNOWN = (
     "this is an unexpected error; nothing was skipped. Restart the gateway, and report the error if it occurs again"
 )
 _POOLER = "the gateway needs a direct connection to the server: check that there is no connection pooler in between"
-_UNPRINTABLE = "PostgreSQL 14 cannot print intervals above 2^31 hours: set source.binary = on"
+_UNPRINTABLE = "PostgreSQL 14 cannot convert intervals above 2^31 hours to text: set source.binary = on"
 _UNTRANSLATABLE = (
     "the server cannot convert a text value to UTF8, so it cannot send this transaction. First correct the value, or "
-    f"leave the column that contains it out of the publication. Then {UNTIL_NOW}"
+    f"leave its column out of the publication (with a column list). Then {UNTIL_NOW}"
 )
 
 _TABLE: dict[str, tuple[type[WalgateError], str]] = {
@@ -63,7 +63,7 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "58P01": (RetrySlowly, "a file is missing on the server: see its log"),
     "58P02": (RetrySlowly, "a file already exists on the server: see its log"),
     "0A000": (RetrySlowly, "this server does not support that: check whether it is a standby"),
-    "22023": (StopForOperator, "the server rejects the value of a setting: check the settings after the ? in source.dsn"),
+    "22023": (StopForOperator, "the server rejects the value of a parameter: check the parameters after the ? in source.dsn"),
     "22008": (StopForOperator, _UNPRINTABLE),
     "22P05": (StopForOperator, _UNTRANSLATABLE),
     "22021": (StopForOperator, _UNTRANSLATABLE),
@@ -91,9 +91,9 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
     if said.sqlstate == "54000" or (said.sqlstate == "XX000" and _TOO_LARGE.search(said.message)):
         return StopForOperator(
             text,
-            hint="a row is too large to be sent as text: set source.binary = on. If it is already on, leave the large columns "
-            "out of the publication (from PostgreSQL 15 on, ALTER PUBLICATION ... DROP TABLE t, then ADD TABLE t (columns)), "
-            f"and {UNTIL_NOW}",
+            hint="a row is too large to be sent as text: set source.binary = on. If it is already on, first leave the large "
+            "columns out of the publication (from PostgreSQL 15 on, ALTER PUBLICATION ... DROP TABLE t, then ADD TABLE t "
+            f"(columns)). Then {UNTIL_NOW}",
         )
     known = _TABLE.get(said.sqlstate) or _TABLE.get(said.sqlstate[:2])
     if known is None:

@@ -174,7 +174,8 @@ class _Schemas:
             raise StopForOperator(
                 f"adopt: the record at offset {record.offset} of {record.topic} was not written by a Debezium "
                 "connector for PostgreSQL",
-                hint="use the topics that the connector wrote, and debezium.format as it wrote them",
+                hint="use the topics that the connector wrote to, and set debezium.format to the format in which it wrote the "
+                "records",
             ) from error
 
     async def _decoded(self, value: bytes) -> Any:

@@ -50,7 +50,7 @@ def _check_key(description: RelationDescription, column: ColumnDescription, rule
             "rule's pattern"
         )
     raise StopForOperator(
-        f"{description.qualified_name}, column {column.name} is part of the key, so the columns rule with the "
+        f"{description.qualified_name}, column {column.name} is part of the key, so the rule in [[columns]] with the "
         f"pattern {rule.pattern} ({rule.action}) cannot be applied to it",
         hint=hint,
     )
@@ -66,7 +66,7 @@ def unused_rules(settings: ColumnSettings, publications: Iterable[PublicationFac
     ]
     return tuple(
         OperatorWarning(
-            f"the columns rule with the pattern {pattern} matches no published column",
+            f"the rule in [[columns]] with the pattern {pattern} matches no published column",
             "the pattern is a regular expression that must match the whole name schema.table.column",
         )
         for pattern in settings.unused(columns)

@@ -121,7 +121,10 @@ class WalBudget:
     async def _queue_snapshot(self) -> None:
         settings = self._settings
         if settings.snapshot.mode == "never" or not settings.snapshot.commands:
-            log.error("no_snapshot_queued", hint="load the tables again wherever copies are kept; see snapshot.mode")
+            log.error(
+                "no_snapshot_queued",
+                hint="take a new snapshot of the tables (walgate snapshot start); see snapshot.mode",
+            )
             return
         await emit_command(login_of(settings.source), encode_command("start", (), "REPLACE", settings.source.slot))
         log.warning("snapshot_queued", purpose="REPLACE", note="every published table will be read again")

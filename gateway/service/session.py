@@ -188,7 +188,7 @@ class Session:
         if self._memory.timed_out_behind == behind:
             smaller = self._way_to_smaller_parts()
             raise StopForOperator(
-                f"receiving and delivering the transaction after {behind} has twice taken longer than "
+                f"receiving and delivering the transaction that follows LSN {behind} has twice taken longer than "
                 f"kafka.transaction_timeout_s = {self._settings.kafka.transaction_timeout_s}",
                 hint=f"raise kafka.transaction_timeout_s (and the broker's transaction.max.timeout.ms){smaller}",
             ) from error

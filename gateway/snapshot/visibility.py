@@ -45,4 +45,4 @@ def parse_visibility(text: str) -> Visibility:
         xmin, xmax, running = text.split(":")
         return Visibility(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
     except ValueError:
-        raise UnreadableSnapshot(f"not a snapshot: {text!r}, expected xmin:xmax:xip_list") from None
+        raise UnreadableSnapshot(f"not a pg_snapshot value: {text!r}, expected xmin:xmax:xip_list") from None

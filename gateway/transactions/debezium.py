@@ -465,8 +465,8 @@ class DebeziumMachine(TransactionMachine):
 
     def _begin_prepare(self, message: BeginPrepare, change_lsn: int) -> None:
         raise StopForOperator(
-            f"the slot sends prepared transactions before they commit (transaction {message.xid}), and "
-            "with kafka.dialect = debezium, consumers would treat them as committed",
+            "two_phase is enabled for the slot, so prepared transactions are sent before they commit (transaction "
+            f"{message.xid}), and with kafka.dialect = debezium, consumers would treat them as committed",
             hint="use a new source.slot (created without two_phase) and a new kafka.prefix; on PostgreSQL 18 and later, "
             "ALTER_REPLICATION_SLOT ... (TWO_PHASE false) over a replication connection disables it",
         )

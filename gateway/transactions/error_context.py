@@ -34,7 +34,7 @@ def add_context(error: Exception, machine: TransactionMachine, payload: bytes, c
         places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
         defect = Defect(
             f"{type(error).__name__} in {places} {context}",
-            hint="this is a bug in the gateway: do not drop the slot, and report the error",
+            hint="this is a bug in the gateway: report the error, and do not drop the slot",
         )
         defect.relation_oid = relation_oid
         raise defect from error

@@ -699,9 +699,9 @@ class TransactionMachine:
         prepared = self.prepared.pop((message.gid, message.xid), None)
         if prepared is None:
             raise DataGap(
-                f"Commit Prepared of {message.gid!r} (xid {message.xid}) at {message.commit_lsn}, "
-                "but its PREPARE was never received",
-                hint="its changes are in a gap that was accepted, or the slot was read by another process: "
+                f"received COMMIT PREPARED {message.gid!r} (xid {message.xid}) at {message.commit_lsn}, "
+                "but its PREPARE TRANSACTION was never received",
+                hint="the changes of this transaction are in a gap that was accepted, or the slot was read by another process: "
                 + UNTIL_NOW,
             )
         self._note_commit(message.commit_lsn)
@@ -746,6 +746,6 @@ class TransactionMachine:
     def _out_of_order(self, what: str, expected: str) -> OutOfOrder:
         return OutOfOrder(
             f"protocol: {what}, expected {expected}",
-            hint="this is a bug in the gateway or in the server: do not drop the slot, and report the error with "
-            "both versions",
+            hint="this is a bug in the gateway or in the server: report the error with the versions of both, and do "
+            "not drop the slot",
         )

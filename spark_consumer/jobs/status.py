@@ -57,7 +57,7 @@ METRICS = {
     "walgate_job_differences_total": ("counter", "Differences that VERIFY snapshots have found."),
     "walgate_job_stale_tables": (
         "gauge",
-        "Tables that are not being updated, or have not been loaded again since a gap.",
+        "Tables that are not being updated, or have had no new snapshot since a data gap.",
     ),
     "walgate_job_filling_tables": ("gauge", "Tables whose snapshot is not complete yet."),
 }

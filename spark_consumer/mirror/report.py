@@ -34,12 +34,14 @@ def notes_of(marks: Sequence[Mark], ended: Mapping[str, Window]) -> list[str]:
     """What of the signs a person should read."""
     notes = [f"the snapshot of {name} ended ({window.purpose})" for name, window in ended.items()]
     excluded = {mark.table: mark.facts["reason"] for mark in marks if mark.kind == EXCLUDED}
-    notes += [f"{name} is not updated until it is loaded again: {reason}" for name, reason in excluded.items()]
+    notes += [
+        f"{name} is not updated until a new snapshot of it is taken: {reason}" for name, reason in excluded.items()
+    ]
     for mark in marks:
         if mark.kind == GAP:
             notes.append(
-                f"changes in the gap that ends at {format_lsn(mark.commit_lsn)} are lost: no table is up to date until it is "
-                "loaded again"
+                f"changes in the gap that ends at {format_lsn(mark.commit_lsn)} are lost: no table is up to date until a new "
+                "snapshot of it is taken"
             )
         if mark.kind == SKIP:
             notes.append(f"the transaction at {format_lsn(mark.commit_lsn)} was skipped: {mark.facts.get('detail')}")

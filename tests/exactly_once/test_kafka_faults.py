@@ -276,10 +276,10 @@ async def test_a_topic_that_is_deleted_while_nobody_looks_is_not_created_again_s
             place.broker.delete_topic(topic)
         for _ in range(2):
             scene.gateway.start()
-            await scene.ends(message_topic, "deleted topics: ")
+            await scene.ends(message_topic, "these topics were deleted: ")
         place.create_topic(message_topic)
         scene.gateway.start()
-        await scene.ends(relation_topic, "deleted topics: ")
+        await scene.ends(relation_topic, "these topics were deleted: ")
         place.create_topic(relation_topic)
         await scene.connection.execute("CREATE TABLE work.new (LIKE work.plain INCLUDING ALL)")
         await scene.connection.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE work.new")

@@ -81,7 +81,7 @@ async def begin_anew(place: Place) -> None:
 
 async def _anew(place: Place, said: str) -> None:
     assert re.search(
-        "(use a new source.slot and a new|use another slot and another) kafka.prefix.*load the tables again",
+        "(use a new source.slot and a new|use another slot and another) kafka.prefix.*take a new snapshot of the tables",
         said,
     ), said
     await begin_anew(place)
@@ -155,8 +155,10 @@ WALKS: dict[str, Walk] = {
     "slot dropped": Walk("no longer exists", _slot_dropped, _anew),
     "slot advanced": Walk("were read by another process", _slot_advanced, _anew),
     "publication dropped": Walk("because a publication did not exist", _publication_dropped, _anew),
-    "topic deleted": Walk("deleted topics: ", _topic_deleted, _anew),
-    "prefix changed": Walk("writes to the prefix", _with(kafka__prefix="{prefix}_other"), _prefix_and_a_new_slot),
+    "topic deleted": Walk("these topics were deleted: ", _topic_deleted, _anew),
+    "prefix changed": Walk(
+        "are written with the topic prefix", _with(kafka__prefix="{prefix}_other"), _prefix_and_a_new_slot
+    ),
     "position lost": Walk("has been used before, but no resume LSN", _position_lost, _topics_deleted),
     "markers split": Walk("has 2 partitions", _markers_of_two_partitions, _only_another_prefix, first=True),
     "topic collides": Walk("could not be created", _topic_that_collides, _only_another_prefix, first=True),

@@ -91,7 +91,7 @@ LISTENERS: Mapping[str, Listener] = {
     "mechanism": Listener(
         "LOGIN",
         "does not support kafka.sasl_mechanism = SCRAM-SHA-256",
-        "it supports PLAIN, SCRAM-SHA-512",
+        "a mechanism that the listener supports: PLAIN, SCRAM-SHA-512",
         {"sasl_mechanism": "SCRAM-SHA-256"},
     ),
     "listener without login": Listener(

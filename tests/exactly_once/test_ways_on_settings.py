@@ -75,7 +75,7 @@ async def _no_toml(place: Place) -> None:
 
 
 async def _file_made(place: Place, said: str) -> None:
-    assert "given with --config" in said or "it must be a TOML file" in said, said
+    assert "given with --config" in said or "the file must be in TOML format" in said, said
     (place.folder / "walgate.toml").write_text("[kafka]\ncompression = 'none'\n")
 
 
@@ -85,7 +85,7 @@ async def _said_how_it_is_called(_: Place, said: str) -> None:
 
 async def _secret_made(place: Place, said: str) -> None:
     """The file says what the variable would."""
-    assert "it must name a text file that the gateway can read" in said, said
+    assert "to the path of a text file that the gateway can read" in said, said
     (place.folder / "dsn").write_text(f"{place.database.dsn}\n")
     place.set(source__dsn_file=str(place.folder / "dsn"))
 
@@ -128,13 +128,13 @@ def _as_role(place: Place, password: str) -> str:
 
 
 async def _encoded_as_told(place: Place, said: str) -> None:
-    found = re.search(r"percent-encode it there: (\S+) for (\S),", said)
+    found = re.search(r"write (\S+) instead of (\S) in the user name and password", said)
     assert found, said
     place.set(source__dsn=_as_role(place, "p@ss".replace(found[2], found[1])))
 
 
 async def _in_a_file(place: Place, said: str) -> None:
-    assert "or remove the password from the DSN: use source.password_file" in said, said
+    assert "leave the password out of the DSN, and use source.password_file" in said, said
     (place.folder / "password").write_text("p@ss\n")
     place.set(source__dsn=_without_password(place), source__password_file=str(place.folder / "password"))
 
@@ -172,11 +172,11 @@ async def _trigger_dropped(place: Place, said: str) -> None:
 WALKS: Mapping[str, Walk] = {
     "file missing": Walk("configuration file", _no_file, _file_made),
     "no TOML": Walk("configuration file", _no_toml, _file_made),
-    "no number": Walk("configuration:\n", _with(kafka__partitions="many"), _left_out),
-    "no section": Walk("not a setting: ", _with(kafka_prefix="x"), _said_how_it_is_called),
+    "no number": Walk("the configuration is not valid:\n", _with(kafka__partitions="many"), _left_out),
+    "no section": Walk("not a setting, but in the environment: ", _with(kafka_prefix="x"), _said_how_it_is_called),
     "no secret": Walk("_FILE: ", _with(source__dsn_file="{folder}/dsn"), _secret_made),
     "no failpoint": Walk("no failpoint", _with(failpoints="commit_recieved:kill"), _failpoint_as_told),
-    "no action": Walk("is not understood", _with(failpoints="commit_received:boom"), _left_out),
+    "no action": Walk("is not valid", _with(failpoints="commit_received:boom"), _left_out),
     "library": Walk("relies on internals of 0.14.x", _another_library, _library_as_told),
     "port taken": Walk("http: ", _port_taken, _another_port),
     "password not encoded": Walk("is not percent-encoded", _password_not_encoded, _encoded_as_told),
@@ -189,7 +189,7 @@ WALKS: Mapping[str, Walk] = {
     "no DSN": Walk("source.dsn cannot be used", _with(source__dsn="{dsn}?sslmode=perhaps"), _left_out),
     "DateStyle": Walk("but the gateway requires", _sets_date_style, _trigger_dropped),
     "value": Walk("the server rejects the value", _with(source__dsn="{dsn}?work_mem=perhaps"), _left_out),
-    "prefix": Walk("writes to the prefix", _with(kafka__prefix="{prefix}_other"), _set_as_told),
+    "prefix": Walk("are written with the topic prefix", _with(kafka__prefix="{prefix}_other"), _set_as_told),
     "dialect": Walk("were written with kafka.dialect", _with(kafka__dialect="debezium"), _set_as_told),
     "transaction": Walk("lower kafka.transaction_timeout_s", _with(kafka__transaction_timeout_s=1000), _left_out),
 }
@@ -207,7 +207,7 @@ async def test_a_configuration_that_stops_the_gateway_is_mended_as_the_message_s
         (
             b"HTTP/1.1 400 Bad Request\r\n\r\n",
             "this is not a PostgreSQL server",
-            "check host and port in source.dsn",
+            "check the host and the port in source.dsn",
         ),
         (_OF_PGBOUNCER, "unsupported startup parameter", "check that there is no connection pooler in between"),
     ],

@@ -236,7 +236,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "half a key",
         published(replace(ORDERS, identity_columns=("id", "part"))),
         STOP,
-        "does not send part",
+        "does not publish part",
         "publish these columns",
     ),
     (
@@ -345,7 +345,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         listener(wanted(sasl=True, mechanism="PLAIN"), mechanisms=("SCRAM-SHA-256",)),
         STOP,
         "does not support kafka.sasl_mechanism = PLAIN",
-        "it supports SCRAM-SHA-256",
+        "a mechanism that the listener supports: SCRAM-SHA-256",
     ),
     # the brokers
     (
@@ -388,7 +388,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "transaction timeout",
         broker(transaction_max_timeout_ms="60000"),
         STOP,
-        "allows transactions of at most 60 s",
+        "allows a transaction timeout of at most 60 s",
         "kafka.transaction_timeout_s = 60",
     ),
     (

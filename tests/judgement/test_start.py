@@ -128,7 +128,7 @@ def test_nothing_but_the_slot_itself_shows_that_a_database_was_renamed(facts: Fa
 
 
 def test_a_slot_keeps_its_prefix() -> None:
-    with pytest.raises(StopForOperator, match="writes to the prefix 'cdc'"):
+    with pytest.raises(StopForOperator, match="are written with the topic prefix 'cdc'"):
         started(FACTS, STORED, fresh=replace(FRESH, prefix="other"))
 
 

@@ -93,7 +93,7 @@ def test_stop_halts_the_process_until_it_is_continued() -> None:
     ],
 )
 def test_an_entry_that_is_not_understood_stops_the_start(text: str) -> None:
-    with pytest.raises(StopForOperator, match="not understood"):
+    with pytest.raises(StopForOperator, match="is not valid"):
         parse_failpoints(text)
 
 

@@ -44,7 +44,7 @@ INSERT INTO poison TABLE flows;
 CREATE PUBLICATION walgate FOR ALL TABLES;
 """
 REASON = "a row is larger than kafka.max_record_bytes"
-TOLD = f"public.poison is not updated until it is loaded again: {REASON}"
+TOLD = f"public.poison is not updated until a new snapshot of it is taken: {REASON}"
 Rows = list[tuple[str | None, ...]]
 
 
