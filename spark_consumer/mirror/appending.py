@@ -25,7 +25,6 @@ from spark_consumer.mirror.catalog import Catalog
 from spark_consumer.mirror.form import APPENDED_FORM
 from spark_consumer.mirror.layout import changes_path, manifest_path
 from spark_consumer.mirror.merging import RETENTION_S, Merging
-from spark_consumer.mirror.parts import SMALL_CHANGES
 from spark_consumer.mirror.preparing import EMPTY
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.standing import Standing
@@ -37,6 +36,8 @@ from spark_consumer.tables import TableName
 
 # So many changes that wait are merged before their time, also while more of a backlog comes.
 MANY_CHANGES = 10_000_000
+# A batch of so many is part of a backlog.
+BACKLOG_CHANGES = 250_000
 
 
 @dataclass
@@ -174,7 +175,7 @@ class AppendingMirror:
     def _want_merge(self, changes_now: int, *, ends_snapshot: bool) -> None:
         """A backlog is merged behind its last batch: one large merge costs less than several, and batches need the cores. The end
         of a snapshot is told by a merge alone, and a mirror is soon known by its first version."""
-        was_large, self._was_large = self._was_large, changes_now >= SMALL_CHANGES
+        was_large, self._was_large = self._was_large, changes_now >= BACKLOG_CHANGES
         self._has_backlog |= self._was_large
         if ends_snapshot or self._waiting >= MANY_CHANGES:
             self._merging.want(at_once=True)

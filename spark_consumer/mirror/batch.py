@@ -336,7 +336,7 @@ class Mirror:
                 future.result()
 
     def _write_table(self, spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commit_lsn: int) -> None:
-        own = within_reach(own, work.part, len(work.shape.columns))
+        own = within_reach(spark, own, work.part, len(work.shape.columns))
         despite_conflicts(partial(write, spark, work, own, commit_lsn))
 
     def _record(self, spark: SparkSession, piece: Piece, standing: Standing, ended: Iterable[str]) -> None:

@@ -131,7 +131,7 @@ def _overlaid(spark: SparkSession, known: Known, own: pa.Table | DataFrame, sche
     """The table behind its changes, in pieces where its key changes. Raises MirrorError where a merge would."""
     part = part_of(own, known.table)
     shapes = {schema_id: TableShape.of(schemas[schema_id]) for schema_id in part.schema_ids}
-    own = within_reach(own, part, len(shapes[part.newest].columns))
+    own = within_reach(spark, own, part, len(shapes[part.newest].columns))
     key_of = identity.keys_of(shapes)
     rest: pa.Table | DataFrame | None = own
     while rest is not None:

@@ -14,19 +14,20 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.fold import position
 from spark_consumer.mirror.standing import Mark
 from spark_consumer.reader.signs import KINDS
 from spark_consumer.tables import TableName
 
-# A batch with no more than this is brought into this process: a Spark job costs 50-200 ms whatever it does.
-SMALL_CHANGES = 250_000
+# A batch, or a table of one, with no more than this is brought into this process: a Spark job costs 50-200 ms whatever it does,
+# and one sort and one fold of Arrow's cost a third of what Spark's shuffles do. Of files each table would be read by itself.
+SMALL_CHANGES = 1_000_000
 SMALL_BYTES = 64 << 20
-# So many times more of a table of a large batch: one sort and one fold of Arrow's cost a third of what Spark's shuffles do.
-_OF_A_TABLE = 4
 # Values of columns, null ones too: decoded, each takes some bytes.
 _SMALL_CELLS = 16 << 20
 
@@ -44,7 +45,7 @@ class TablePart:
 
     def is_small(self, columns: int) -> bool:
         """Its records fit into this process, decoded into so many columns."""
-        few = self.changes <= _OF_A_TABLE * SMALL_CHANGES and self.changes * columns <= _SMALL_CELLS
+        few = self.changes <= SMALL_CHANGES and self.changes * columns <= _SMALL_CELLS
         return few and self.value_bytes <= SMALL_BYTES
 
 
@@ -109,18 +110,24 @@ def divided(changes: DataFrame, chunks: Sequence[Mark]) -> tuple[DataFrame, Data
 
 def split_records(records: pa.Table) -> tuple[BatchContent, dict[TableName, pa.Table]]:
     """Content of a batch (frames.RAW, not empty), and the records of each of its tables in order of (commit_lsn, ordinal)."""
-    ordered = _in_order(records)
+    names = records["table"].combine_chunks().dictionary_encode()
+    ordered = _in_order(records.append_column("number", names.indices), "number").drop_columns("number")
+    counts = {found["values"]: found["counts"] for found in pc.value_counts(names.indices).to_pylist()}
     tables: dict[TableName, pa.Table] = {}
-    for name in pc.unique(ordered["table"]).to_pylist():
-        tables[TableName.parse(name)] = ordered.filter(pc.equal(ordered["table"], name))
+    start = 0
+    for number, name in enumerate(names.dictionary.to_pylist()):
+        tables[TableName.parse(name)] = ordered.slice(start, counts[number])
+        start += counts[number]
     parts = sorted((_part_of(table, own) for table, own in tables.items()), key=lambda part: -part.changes)
-    time: Any = pc.max(ordered["commit_time"]).as_py()
-    transactions = pc.count_distinct(ordered["commit_lsn"]).as_py()
-    return BatchContent(ordered["commit_lsn"][-1].as_py(), time, transactions, len(ordered), parts), tables
+    last: Any = pc.max(records["commit_lsn"]).as_py()
+    time: Any = pc.max(records["commit_time"]).as_py()
+    transactions = pc.count_distinct(records["commit_lsn"]).as_py()
+    return BatchContent(last, time, transactions, len(records), parts), tables
 
 
-def _in_order(records: pa.Table) -> pa.Table:
-    return records.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+def _in_order(records: pa.Table, *by: str) -> pa.Table:
+    """By the columns `by`, then in the order of commits."""
+    return records.sort_by([(name, "ascending") for name in (*by, "commit_lsn", "ordinal")])
 
 
 def _part_of(table: TableName, own: pa.Table) -> TablePart:
@@ -205,9 +212,11 @@ def own_records(raw: DataFrame, records: dict[TableName, pa.Table] | None, table
     return raw.where(f.col("table") == str(table)) if records is None else records[table]
 
 
-def within_reach(own: pa.Table | DataFrame, part: TablePart, columns: int) -> pa.Table | DataFrame:
-    """The records of one table of so many columns, in this process if they fit."""
-    return _in_order(own.toArrow()) if isinstance(own, DataFrame) and part.is_small(columns) else own
+def within_reach(spark: SparkSession, own: pa.Table | DataFrame, part: TablePart, columns: int) -> pa.Table | DataFrame:
+    """The records of one table of so many columns, in this process if they fit, decoded, and else in Spark."""
+    if isinstance(own, DataFrame):
+        return _in_order(own.toArrow()) if part.is_small(columns) else own
+    return own if part.is_small(columns) else to_frame(spark, own, from_arrow_schema(own.schema))
 
 
 def from_lsn(own: pa.Table | DataFrame, commit_lsn: int) -> tuple[Any, Any]:

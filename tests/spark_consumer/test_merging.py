@@ -9,9 +9,8 @@ import pytest
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import merging as merging_module
-from spark_consumer.mirror.appending import MANY_CHANGES, AppendingMirror
+from spark_consumer.mirror.appending import BACKLOG_CHANGES, MANY_CHANGES, AppendingMirror
 from spark_consumer.mirror.merging import PAUSES_S, Merging
-from spark_consumer.mirror.parts import SMALL_CHANGES
 
 LONG_S = 10_000.0
 
@@ -149,16 +148,16 @@ def test_a_backlog_is_merged_once_it_is_taken_in(monkeypatch: pytest.MonkeyPatch
         mirror._want_merge(changes, ends_snapshot=ends_snapshot)
         return told.pop()
 
-    assert [batch(count) for count in (SMALL_CHANGES, 1)] == ["later", "at once"]
+    assert [batch(count) for count in (BACKLOG_CHANGES, 1)] == ["later", "at once"]
     assert mirror._has_backlog
     mirror._has_first = False
     assert [batch(1), batch(1)] == [
         "at once",
         "in time",
     ]  # the first version of a mirror comes soon, and is asked for once
-    assert [batch(count) for count in (1, SMALL_CHANGES, SMALL_CHANGES, 1, 1)] == [
+    assert [batch(count) for count in (1, BACKLOG_CHANGES, BACKLOG_CHANGES, 1, 1)] == [
         *("in time", "later", "later", "at once", "in time"),
     ]
-    assert batch(SMALL_CHANGES, ends_snapshot=True) == "at once"
+    assert batch(BACKLOG_CHANGES, ends_snapshot=True) == "at once"
     mirror._waiting = MANY_CHANGES
-    assert batch(SMALL_CHANGES) == "at once"
+    assert batch(BACKLOG_CHANGES) == "at once"

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from spark_consumer.changelog.writer import Changelog
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror import manifest, parts, versions
+from spark_consumer.mirror import batch, manifest, overlay, parts, versions
 from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.dump import dump_json
 from spark_consumer.mirror.layout import table_path
@@ -110,12 +110,26 @@ def test_a_mirror_equals_the_source_after_a_random_workload(
 
 
 @pytest.mark.usefixtures("mode")
-@pytest.mark.parametrize("of_a_table", [pytest.param(0, id="in_spark"), pytest.param(10**6, id="here")])
+@pytest.mark.parametrize(
+    ("batch_here", "tables_here"),
+    [(False, False), (False, True), (True, False)],
+    ids=["spark", "table_here", "batch_here"],
+)
 def test_a_large_batch_is_folded_to_the_same_rows(
-    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_a_table: int
+    spark: SparkSession,
+    feeder: Feeder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    batch_here: bool,
+    tables_here: bool,
 ) -> None:
-    monkeypatch.setattr(parts, "SMALL_CHANGES", 1)
-    monkeypatch.setattr(parts, "_OF_A_TABLE", of_a_table)
+    """A batch that is too large for this process may have tables that fit, and tables of one that fits may have many columns."""
+    if not batch_here:
+        for module in (batch, overlay):
+            monkeypatch.setattr(module, "look_at", lambda raw, _: (parts.batch_content(raw), None))
+    if not tables_here:
+        monkeypatch.setattr(parts, "_SMALL_CELLS", 0)
+        monkeypatch.setattr(batch, "FEW_CHANGES", 0)  # so many cells are not of a few changes
     workload = Workload(feeder, 11)
     for _ in range(40):
         workload.step()
