@@ -35,6 +35,8 @@ _CHEAP_BATCHES = {
     "spark.sql.inMemoryColumnarStorage.compressed": "false",  # a batch is kept for a moment, and read once or twice
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.sql.streaming.pollingDelay": "50ms",
+    # A batch is not to wait for the tasks of a merge that came before it: the mirror names a pool of its own for batches.
+    "spark.scheduler.mode": "FAIR",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

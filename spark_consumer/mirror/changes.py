@@ -33,16 +33,16 @@ from spark_consumer.source.frames import RAW
 COLUMNS = ("table", "op", "commit_lsn", "commit_time", "ordinal", "schema_id", "value")
 _SCHEMA = pa.schema([RAW.field(name) for name in COLUMNS])
 _SCHEMAS = pa.schema([("schema_id", pa.int32()), ("text", pa.string())])
-# A commit a second: few checkpoints on the way.
+# A commit a second. Batches are not to wait for checkpoints, which upkeep writes; for as long as nobody merges, these do.
 _PROPERTIES = {
     "delta.columnMapping.mode": "none",  # its files are also read without Delta
     "delta.dataSkippingStatsColumns": "table,commit_lsn,commit_time",
-    "delta.checkpointInterval": "100",
+    "delta.checkpointInterval": "1000",
     **DELETION_VECTORS,
 }
 _CHANGES_A_FILE = 250_000
-# More entries of the log are not read one by one: a merge comes about once a minute.
-_COMMITS = 300
+# More entries of the log are not read one by one: a merge comes every few minutes.
+_COMMITS = 1000
 _LISTS_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _GLOB = re.compile(r"[\[\]{}*?\\]")
 

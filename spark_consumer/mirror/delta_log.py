@@ -32,6 +32,15 @@ def committed_at(spark: SparkSession, location: str, version: int) -> datetime:
     return datetime.fromtimestamp(files.getFileStatus(path).getModificationTime() / 1000, UTC)
 
 
+def _log(spark: SparkSession, location: str) -> Any:
+    return java(spark).org.apache.spark.sql.delta.DeltaLog.forTable(java_session(spark), location)
+
+
+def _checkpoints(names: Sequence[str]) -> list[int]:
+    """Versions of those among these names."""
+    return [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
+
+
 def _versions(names: Sequence[str]) -> list[int]:
     """Of the commits among these names, in the order of the names."""
     return [int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))]
@@ -41,11 +50,10 @@ def commits(spark: SparkSession, location: str) -> Iterator[tuple[int, list[dict
     """Version and actions of each commit, newest first; it ends before the first one that is not there."""
     versions = set(_versions(entries(spark, location)))
     version = max(versions, default=-1)
-    store = java(spark).org.apache.spark.sql.delta.DeltaLog.forTable(java_session(spark), location).store()
+    store, make_path = _log(spark, location).store(), java(spark).org.apache.hadoop.fs.Path
     settings = java_session(spark).sessionState().newHadoopConf()
     while version in versions:
-        path, _ = hadoop_path(spark, f"{_folder(location)}/{version:020}.json")
-        lines = store.read(path, settings).mkString("\n").split("\n")
+        lines = store.read(make_path(f"{_folder(location)}/{version:020}.json"), settings).mkString("\n").split("\n")
         yield version, [json.loads(line) for line in lines if line]
         version -= 1
 
@@ -57,10 +65,16 @@ def version_at(spark: SparkSession, location: str, names: Sequence[str], time: d
     return versions[max(later - 1, 0)]
 
 
+def checkpoint(spark: SparkSession, location: str, commits: int) -> None:
+    """Writes one where so many commits came behind the last."""
+    names = entries(spark, location)
+    if max(_versions(names), default=0) - max(_checkpoints(names), default=0) >= commits:
+        _log(spark, location).checkpoint()
+
+
 def needless(names: Sequence[str], version: int) -> list[str]:
     """Those of `names` without which all versions from `version` on can still be read."""
-    checkpoints = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
-    last = max((found for found in checkpoints if found <= version), default=0)
+    last = max((found for found in _checkpoints(names) if found <= version), default=0)
     if any(".checkpoint." in name and not _CHECKPOINT.fullmatch(name) for name in names):
         return []
     return [name for name in names if (match := _ENTRY.fullmatch(name)) and int(match[1]) < last]

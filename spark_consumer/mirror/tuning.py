@@ -21,6 +21,9 @@ _OURS = "spark.walgate.shuffle.partitions"  # what we have set it to
 TASKS_AT_LEAST = _SHUFFLE_PARTITIONS, "spark.sql.files.minPartitionNum"
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 COMPACT = "spark.databricks.delta.autoCompact.enabled"
+# Bytes that opening a file counts as: with Spark's 4 MB, some hundred small files are a dozen tasks, which take all cores.
+OPEN_COST = "spark.sql.files.openCostInBytes"
+_POOL = "spark.scheduler.pool"
 
 
 @contextmanager
@@ -37,6 +40,12 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, old)
+
+
+def use_pool(spark: SparkSession, name: str) -> None:
+    """The jobs of this thread share the cores with those of other pools, where the session's scheduler is fair: else the tasks of
+    a job wait for all of an earlier one."""
+    spark.sparkContext.setLocalProperty(_POOL, name)
 
 
 def tune(spark: SparkSession, *, compacts: bool | None = None) -> None:

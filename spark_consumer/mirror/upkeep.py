@@ -3,7 +3,7 @@
 manifest   versions of the mirror older than the retention are removed, except the newest of them: what is read as of the
            beginning of the retention starts from it
 changes    what that version contains is removed; small files are compacted after merges, in two sizes, so that a change is
-           rewritten about twice
+           rewritten about twice, and a checkpoint of the log is written
 tables     log entries and files that no remaining version needs are removed; small files are compacted as those of `changes`,
            looked at whenever a table has so many more versions. Delta's auto compaction, which the rest has, would rewrite a
            table behind the first write of each process, and again and again while it is below 128 MB.
@@ -34,6 +34,8 @@ GRACE_S = 3600.0
 LOG_GRACE_S = 900.0
 # Files below this size are compacted where there are so many.
 _SMALL_FILES = ((1 << 20, 32), (64 << 20, 96))
+# Commits of `changes` from one checkpoint to the next.
+_CHECKPOINT_EVERY = 100
 # Versions of a table from one look at its files to the next.
 _LOOK_EVERY = 16
 _DELTA = "spark.databricks.delta."
@@ -116,6 +118,7 @@ def compact(spark: SparkSession, path: str) -> None:
     if not target.exists(spark, location):
         return
     compact_files(spark, location)
+    delta_log.checkpoint(spark, location, _CHECKPOINT_EVERY)
     delta_log.remove(spark, location, _old_log(spark, location, datetime.now(UTC)))
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import math
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import SparkContext
+from pyspark import InheritableThread, SparkContext
 from pyspark.sql import SparkSession
 
 from schemas.description import ReplicaIdentity, TypeFacts
@@ -25,7 +26,7 @@ from spark_consumer.mirror.layout import changes_path, manifest_path
 from spark_consumer.mirror.preparing import STOP
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.target import transaction_version
-from spark_consumer.mirror.tuning import COMPACT, tune
+from spark_consumer.mirror.tuning import COMPACT, tune, use_pool
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
 from tests.spark_consumer.queries import run_to_end
@@ -171,6 +172,28 @@ def test_only_merges_compact(spark: SparkSession, feeder: Feeder, tmp_path: Path
     take(session, feeder, mirror)
     assert mirror._session is not None
     assert (session.conf.get(COMPACT), mirror._session.conf.get(COMPACT)) == ("false", "true")
+
+
+def test_a_batch_does_not_wait_for_the_tasks_of_a_merge(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    context = spark.sparkContext
+    items, mirror = feeder.table(ITEMS), appending(feeder, tmp_path)
+    transaction = feeder.begin()
+    transaction.insert(items, {"id": 1, "name": "a", "note": "b"})
+    transaction.commit()
+    feeder.kafka_commit()
+    take(spark, feeder, mirror)
+    mirror.stop()
+    assert context.getLocalProperty("spark.scheduler.pool") == "batches"
+    tasks = [0.5] * 20 * context.defaultParallelism
+    use_pool(spark, "merges")
+    long_job = InheritableThread(context.parallelize(tasks, len(tasks)).foreach, args=(time.sleep,))
+    long_job.start()
+    while not context.statusTracker().getActiveJobsIds():
+        assert long_job.is_alive()
+    use_pool(spark, "batches")
+    assert spark.range(100).selectExpr("sum(id)").head() == (4950,)
+    assert long_job.is_alive(), "its tasks came first"
+    long_job.join()
 
 
 def test_shuffles_have_a_partition_for_each_core_of_executors_that_came_late(

@@ -66,11 +66,15 @@ ITEMS = TableName("public", "items")
 EVERY_SECOND = "spark.databricks.delta.properties.defaults.checkpointInterval"
 
 
-def merge(spark: SparkSession, path: str, lsn: int) -> datetime:
-    """As a mirror does: an appended change, one row more, one less, and the picture. When all that was there."""
+def append(spark: SparkSession, path: str, lsn: int) -> None:
     change = {"table": "public.items", "op": "INSERT", "commit_lsn": lsn, "ordinal": 0, "schema_id": 1, "value": b""}
     rows = pa.Table.from_pylist([change], pa.schema([RAW.field(name) for name in changes.COLUMNS]))
     changes.append(to_frame(spark, rows), path, lsn, 1)
+
+
+def merge(spark: SparkSession, path: str, lsn: int) -> datetime:
+    """As a mirror does: an appended change, one row more, one less, and the picture. When all that was there."""
+    append(spark, path, lsn)
     location = table_path(path, ITEMS)
     properties = {} if target.exists(spark, location) else target.properties(["id"], deletion_vectors=True)
     write_once(spark.range(lsn, lsn + 2), location, "append", lsn, properties=properties)
@@ -128,6 +132,30 @@ def test_the_files_of_the_last_commits_have_what_a_version_of_changes_has(
     assert [bool(changes._files_behind(spark, changes_path(path), lsn)) for lsn in (1, 6, 8)] == [False, True, True]
     monkeypatch.setattr(changes, "_COMMITS", 3)
     assert [bool(changes._files_behind(spark, changes_path(path), lsn)) for lsn in (6, 8)] == [False, True]
+
+
+@pytest.mark.integration
+def test_checkpoints_of_changes_are_written_by_upkeep_and_not_by_batches(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_EVERY", 3)
+    path, log = str(tmp_path), Path(changes_path(str(tmp_path))) / "_delta_log"
+    changes.create(spark, path)
+
+    def checkpoints() -> list[int]:
+        return sorted(int(file.name[:20]) for file in log.glob("*.checkpoint.parquet"))
+
+    found: list[list[int]] = []
+    for lsn in range(1, 8):
+        before = checkpoints()
+        append(spark, path, lsn)
+        assert checkpoints() == before
+        if lsn % 2 == 0:
+            upkeep.compact(spark, path)
+            found.append(checkpoints())
+    assert found == [[], [4], [4]]
+    kept = changes.pinned(spark, path)
+    assert kept is not None and sorted(row[0] for row in kept.select("commit_lsn").collect()) == list(range(1, 8))
 
 
 def test_what_upkeep_cannot_do_is_reported_and_tried_again_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
