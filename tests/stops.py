@@ -76,7 +76,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/judgement/position.py check_first_start", ""): _STATE,
     ("gateway/judgement/position.py check_progress", "no longer exists"): _GAP,
     ("gateway/judgement/position.py check_progress", "is empty, but changes of slot"): _STATE,
-    ("gateway/judgement/position.py check_progress", "were read by another process"): _GAP,
+    ("gateway/judgement/position.py check_progress", "another process advanced the slot by"): _GAP,
     ("gateway/judgement/publication.py _keys_sent_in_part", ""): _STATE,
     ("gateway/judgement/repair.py skip", ""): _COMMAND,
     ("gateway/judgement/repair.py readmit", ""): _COMMAND,
@@ -146,7 +146,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/replication/errors.py 22P05", ""): _UNTRANSLATABLE,
     ("gateway/replication/errors.py 22021", ""): _UNTRANSLATABLE,
     ("gateway/replication/errors.py classify", "is now unusable"): _REFUSED,
-    ("gateway/replication/errors.py classify", "is too large to be sent"): _REFUSED,
+    ("gateway/replication/errors.py classify", "is too large for the server to send"): _REFUSED,
     ("gateway/replication/dsn.py check_dsn", ""): _MENDED,
     ("gateway/replication/login.py _classified", ""): _MENDED,
     ("gateway/replication/login.py _unreadable_file", ""): _TLS,
@@ -189,13 +189,13 @@ INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
     (("gateway/judgement/position.py check_prefix", "belongs to slot"), _MEANT),
     (("gateway/judgement/position.py check_first_start", "has been used before"), _OTHER),
     (("gateway/judgement/position.py check_progress", "no longer exists"), _OTHER),
-    (("gateway/judgement/position.py check_progress", "were read by another process"), _OTHER),
+    (("gateway/judgement/position.py check_progress", "another process advanced the slot by"), _OTHER),
     (("gateway/judgement/publication.py _keys_sent_in_part", ""), _OTHER),
     (("gateway/kafka/errors.py classify", "raise the topic's max.message.bytes"), _ALLOWED),
     (("gateway/kafka/errors.py classify", "lower kafka.transaction_timeout_s"), _ALLOWED),
     (("gateway/kafka/topics.py deleted_topics", ""), _OTHER),
     (("gateway/kafka/topics.py refused_topic", ""), _OTHER),
-    (("gateway/replication/errors.py classify", "is too large to be sent"), _WITHOUT),
+    (("gateway/replication/errors.py classify", "is too large for the server to send"), _WITHOUT),
     (("gateway/service/protection.py _check_key", ""), _OTHER),
     (("gateway/service/start.py _refuse_other_format", ""), _DIALECT),
     (
@@ -213,13 +213,15 @@ DEFECTS: Final = frozenset({"Defect", "FrameError", "KeyNotSent", "OutOfOrder", 
 _HEAD: Final = """# Errors with exit code 78
 
 Generated from the code by `python -m tests.stops`; a test verifies that this page matches the code. Each line describes an
-error that makes the gateway, or a command, exit with code 78, because an operator must make a decision, and names the place in
-the code that raises it. Conditions that may pass without intervention are not listed here: the gateway waits for them
-([faults.md](faults.md)). Invalid arguments of a command, and errors of `walgate tail` and `walgate demo`, which change nothing,
-are not listed either. `{...}` is a placeholder. If the cause of an error that the checks at startup detect arises while the
-gateway is streaming, the gateway restarts replication, and exits when these checks detect it. The last column names the tests
-in which the hint is followed and the gateway then streams again. Errors that should never occur, because they indicate a bug in
-the gateway or in a service that it is connected to, have no test.
+error that makes the gateway, or a command, exit with code 78, because an operator must make a decision, and names the file and
+the function that raise it (or the SQLSTATE of PostgreSQL's error) and the Python class of the error. Conditions that may pass
+without intervention are not listed here: the gateway waits for them ([faults.md](faults.md)). Invalid arguments of a command,
+and errors of `walgate tail` and `walgate demo`, which change nothing, are not listed either. `{...}` is a placeholder. The
+message of a FrameError or PgOutputError goes on with the byte and with what was expected there. Some errors are detected only
+by the checks at startup: if the cause of such an error arises while the gateway is streaming, the gateway first restarts
+replication, and exits when the checks detect the error. The last column names the tests in which the hint is followed and the
+gateway then streams again. Errors that should never occur, because they indicate a bug in the gateway or in a service that it
+is connected to, have no test.
 """
 
 

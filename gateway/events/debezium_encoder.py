@@ -293,9 +293,10 @@ class DebeziumEncoder:
         if index in self.relation.key:
             raise UnwritableRelation(
                 f"{self._name}, column {column.name} is part of the key: {reason}",
-                hint="set debezium.decimal_handling_mode = string or a coarser debezium.time_precision_mode, which can "
-                "represent the value. In both cases also set schemas.on_incompatible = register, because the type of the key "
-                "changes",
+                hint="set debezium.decimal_handling_mode = string for a numeric column, or a coarser "
+                "debezium.time_precision_mode "
+                "for a date or time column. In both cases also set schemas.on_incompatible = register, because the type of "
+                "the key changes",
             )
         self._unconvertible(self._name, column.name, reason)
         if not column.is_optional:

@@ -103,7 +103,7 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
             else "it exists now, so it was recreated"
         )
         return DataGap(
-            f"the server skipped changes, because a publication did not exist when they were committed ({left_out.message}); "
+            f"the server skipped changes, because a publication did not exist when they were made ({left_out.message}); "
             f"{now}",
             hint="changes of the publication's tables can no longer be sent through this slot, even if the publication is "
             "recreated: " + UNTIL_NOW,
@@ -113,7 +113,7 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
             f"slot {slot} was created before its publication, and this version of PostgreSQL cannot decode changes from such a "
             f"slot ({left_out.message})",
             hint="nothing has been delivered yet: run walgate accept-gap --until-now, which recreates the slot, "
-            "and start the gateway. Changes committed before that will not be sent: to get those rows, take a "
-            "snapshot of the tables (docs/operations.md, After a data gap)",
+            "and start the gateway. Changes committed before the slot is recreated will not be sent: to get "
+            "those rows, take a snapshot of the tables (docs/operations.md, After a data gap)",
         )
     return None

@@ -113,14 +113,15 @@ def check_first_start(stored: Stored, fresh: Position, facts: Facts, *, adopt_sl
     if stored.marker_topic_used:
         yield StopForOperator(
             f"topic prefix {fresh.prefix!r} has been used before, but no resume LSN is stored for slot {fresh.slot}",
-            hint="set another kafka.prefix, or delete the topics with this prefix",
+            hint="set another kafka.prefix, or delete the topics with this prefix if their records are no longer needed",
         )
     if facts.slot is not None and not adopt_slot:
         yield StopForOperator(
-            f"slot {fresh.slot} exists, but no resume LSN is stored for it, so it is not known how far the slot has been read",
-            hint="if nothing else reads it and its confirmed_flush_lsn is the right place to start, set "
-            "source.adopt_slot = true; otherwise choose another source.slot, or drop it: SELECT "
-            f"pg_drop_replication_slot('{fresh.slot}')",
+            f"slot {fresh.slot} exists, but no resume LSN is stored for it, so it is not known which changes have been "
+            "consumed through it",
+            hint="if something else reads this slot, choose another source.slot. If nothing does, and its confirmed_flush_lsn "
+            "is the right place to start, set source.adopt_slot = true; if it is not the right place, choose another "
+            f"source.slot, or drop this slot: SELECT pg_drop_replication_slot('{fresh.slot}')",
         )
 
 
@@ -138,8 +139,8 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
         if ahead > 0:
             yield DataGap(
                 f"slot {known.slot} is confirmed up to {before.slot.confirmed_flush_lsn}, but the stored resume LSN "
-                f"is {known.resume_lsn}: {ahead} bytes of WAL were read by another process, or the slot was "
-                "dropped and recreated",
+                f"is {known.resume_lsn}: another process advanced the slot by {ahead} bytes of WAL, or the "
+                "slot was dropped and recreated",
                 hint=ACCEPT_GAP,
             )
     if not stored.marker_topic_used:
@@ -156,5 +157,6 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
             yield DataGap(
                 f"{beyond}: the server is in an earlier state than when the gateway last read from it, and Kafka contains "
                 "changes that the server does not have",
-                hint="if it was restored from a backup, or promoted with data loss, " + UNTIL_NOW_BEHIND_RESUME_LSN,
+                hint="if it was restored, with its slot, to an earlier state, or is a standby that was promoted before it had "
+                "received all WAL, " + UNTIL_NOW_BEHIND_RESUME_LSN,
             )

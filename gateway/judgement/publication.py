@@ -84,8 +84,9 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
                 yield StopForOperator(
                     f"publication {publication.name} does not publish {', '.join(missing)} of {relation.full_name} (column "
                     "list), part of its replica identity: rows that differ only in that part would have the same key",
-                    hint=f"publish these columns; or run ALTER TABLE {table} REPLICA IDENTITY FULL: the table's events then have "
-                    "no key, unless its whole primary key is published",
+                    hint="publish these columns. Or, if the publication publishes neither UPDATE nor DELETE (PostgreSQL would "
+                    f"reject both), run ALTER TABLE {table} REPLICA IDENTITY FULL: the table's events then have no key, unless "
+                    "its whole primary key is published",
                 )
 
 

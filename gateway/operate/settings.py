@@ -477,7 +477,7 @@ def _refuse_unknown_variables() -> None:
     if unknown:
         near = [match for name in unknown for match in get_close_matches(name.upper(), names, 1)]
         raise StopForOperator(
-            f"not a setting, but in the environment: {', '.join(unknown)}; variables of settings have the form "
+            f"not a setting: {', '.join(unknown)} in the environment; variables for settings have the form "
             f"{PREFIX}SECTION__NAME",
             hint=f"did you mean {', '.join(near)}?" if near else "see docs/settings.md",
         )

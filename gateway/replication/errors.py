@@ -91,9 +91,9 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
     if said.sqlstate == "54000" or (said.sqlstate == "XX000" and _TOO_LARGE.search(said.message)):
         return StopForOperator(
             text,
-            hint="a row is too large to be sent as text: set source.binary = on. If it is already on, first leave the large "
-            "columns out of the publication (from PostgreSQL 15 on, ALTER PUBLICATION ... DROP TABLE t, then ADD TABLE t "
-            f"(columns)). Then {UNTIL_NOW}",
+            hint="a row is too large for the server to send as text: set source.binary = on. If it is already on, first leave "
+            "the large columns out of the publication (from PostgreSQL 15 on, ALTER PUBLICATION ... DROP TABLE t, then ADD "
+            f"TABLE t (columns)). Then {UNTIL_NOW}",
         )
     known = _TABLE.get(said.sqlstate) or _TABLE.get(said.sqlstate[:2])
     if known is None:

@@ -60,9 +60,9 @@ class DebeziumRelations:
         except NameCollision as error:
             raise UnwritableRelation(
                 f"{description.qualified_name}: {error}",
-                hint="in Debezium's record format, an underscore replaces each character that Avro does not allow: use "
-                "kafka.dialect = walgate with another slot and topic prefix. Renaming a column affects only changes made "
-                "afterwards: changes already committed are sent with the old names",
+                hint="in Debezium's record format, an underscore replaces each character that Avro does not allow, so two "
+                "columns can get the same name. Use kafka.dialect = walgate with another slot and topic prefix. Renaming a "
+                "column is not enough: changes already committed are sent with the old names",
             ) from None
         for described, column in zip(description.columns, relation.columns, strict=True):
             is_dropped = described.protection is not None and described.protection.action is Protect.DROP

@@ -370,7 +370,7 @@ class Start:
                 f"{found}",
                 hint="registry.url may point to a different registry than before, or the registry was emptied. "
                 "Consumers look up schemas by the IDs in the records: set the previous URL again, or restore the registry. "
-                f"If the registry is the right one, {not_a_position_hint(key)}",
+                f"If this is the right registry and it was not emptied, {not_a_position_hint(key)}",
             )
         return decode_position(key, value, schema)
 

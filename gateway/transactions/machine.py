@@ -701,7 +701,7 @@ class TransactionMachine:
             raise DataGap(
                 f"received COMMIT PREPARED {message.gid!r} (xid {message.xid}) at {message.commit_lsn}, "
                 "but its PREPARE TRANSACTION was never received",
-                hint="the changes of this transaction are in a gap that was accepted, or the slot was read by another process: "
+                hint="the changes of this transaction are in a gap that was accepted, or another process advanced the slot: "
                 + UNTIL_NOW,
             )
         self._note_commit(message.commit_lsn)

@@ -430,7 +430,7 @@ async def _prepared_in_a_gap(place: Place) -> None:
     await place.sql.execute(f"BEGIN; INSERT INTO flows VALUES (1000); PREPARE TRANSACTION '{place.slot}'")
     await place.sql.execute("SELECT pg_replication_slot_advance($1, pg_current_wal_flush_lsn())", place.slot)
     said = await place.ends()
-    assert "were read by another process" in said and "run walgate accept-gap," in said, said
+    assert "another process advanced the slot by" in said and "run walgate accept-gap," in said, said
     await place.accept_gap()
     await place.sql.execute(f"COMMIT PREPARED '{place.slot}'")
 
@@ -454,10 +454,16 @@ async def _load_again(place: Place) -> None:
 
 STATES: dict[str, Walk] = {
     "slot dropped": Walk(
-        "so it is not known how far the slot has been read", _slot_without_position, _run_as_told, first=True
+        "so it is not known which changes have been consumed through it",
+        _slot_without_position,
+        _run_as_told,
+        first=True,
     ),
     "slot adopted": Walk(
-        "so it is not known how far the slot has been read", _slot_without_position, _set_as_told, first=True
+        "so it is not known which changes have been consumed through it",
+        _slot_without_position,
+        _set_as_told,
+        first=True,
     ),
     "physical": Walk("is physical, not logical", _physical_slot, _another_slot, first=True),
     "plugin": Walk("has the output plugin", _slot_of_another_plugin, _another_slot, first=True),

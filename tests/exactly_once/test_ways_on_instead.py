@@ -99,11 +99,11 @@ async def _only_another_prefix(place: Place, said: str) -> None:
 
 async def _topics_deleted(place: Place, said: str) -> None:
     """Both hints, one after the other."""
-    assert "or delete the topics with this prefix" in said, said
+    assert "or delete the topics with this prefix if their records are no longer needed" in said, said
     for topic in place.admin.list_topics(timeout=30).topics:
         if topic.startswith(f"{place.prefix}."):
             await place.delete_topic(topic)
-    assert "otherwise choose another source.slot, or drop it" in await place.ends()
+    assert "choose another source.slot, or drop this slot" in await place.ends()
     place.set(source__slot=f"{place.slot}_other", snapshot__mode="initial")
 
 
@@ -153,7 +153,7 @@ async def _excluded(place: Place, said: str) -> None:
 
 WALKS: dict[str, Walk] = {
     "slot dropped": Walk("no longer exists", _slot_dropped, _anew),
-    "slot advanced": Walk("were read by another process", _slot_advanced, _anew),
+    "slot advanced": Walk("another process advanced the slot by", _slot_advanced, _anew),
     "publication dropped": Walk("because a publication did not exist", _publication_dropped, _anew),
     "topic deleted": Walk("these topics were deleted: ", _topic_deleted, _anew),
     "prefix changed": Walk(

@@ -173,7 +173,7 @@ WALKS: Mapping[str, Walk] = {
     "file missing": Walk("configuration file", _no_file, _file_made),
     "no TOML": Walk("configuration file", _no_toml, _file_made),
     "no number": Walk("the configuration is not valid:\n", _with(kafka__partitions="many"), _left_out),
-    "no section": Walk("not a setting, but in the environment: ", _with(kafka_prefix="x"), _said_how_it_is_called),
+    "no section": Walk("not a setting: ", _with(kafka_prefix="x"), _said_how_it_is_called),
     "no secret": Walk("_FILE: ", _with(source__dsn_file="{folder}/dsn"), _secret_made),
     "no failpoint": Walk("no failpoint", _with(failpoints="commit_recieved:kill"), _failpoint_as_told),
     "no action": Walk("is not valid", _with(failpoints="commit_received:boom"), _left_out),

@@ -82,7 +82,7 @@ def test_a_slot_that_another_process_is_creating_is_waited_for() -> None:
 
 
 def test_a_slot_without_a_position_is_adopted_only_on_demand() -> None:
-    with pytest.raises(StopForOperator, match="it is not known how far the slot has been read"):
+    with pytest.raises(StopForOperator, match="it is not known which changes have been consumed through it"):
         started(FACTS, NOTHING_STORED)
     position, _ = started(FACTS, NOTHING_STORED, adopt_slot=True)
     assert position.resume_lsn == 1000
@@ -142,7 +142,7 @@ def test_a_prefix_with_markers_of_a_lost_position_is_refused(facts: Facts) -> No
     ("facts", "stored", "said"),
     [
         (without_slot(), STORED, "no longer exists; changes up to 0/5DC were delivered"),
-        (with_slot(confirmed_flush_lsn=Lsn(1501)), STORED, "1 bytes of WAL were read by another process"),
+        (with_slot(confirmed_flush_lsn=Lsn(1501)), STORED, "another process advanced the slot by 1 bytes of WAL"),
         (with_slot(wal_status="lost"), STORED, "has been invalidated"),
         (with_slot(invalidation_reason="wal_removed"), STORED, "has been invalidated: wal_removed"),
         (with_slot(wal_status="lost", conflicting=True), STORED, "conflicted"),
