@@ -31,8 +31,8 @@ def check_dsn(dsn: str, doing: str) -> None:
     if found:
         raise StopForOperator(
             f"{doing}: source.dsn cannot be used: {found} is not percent-encoded in the user name or password",
-            hint=f"write {_ENCODED[found]} instead of {found} in the user name and password. Or leave the password out of the "
-            "DSN, and use source.password_file, source.password_command or passfile=",
+            hint=f"percent-encode it: write {_ENCODED[found]} instead of {found} in the user name and password. Or leave the "
+            "password out of the DSN, and use source.password_file, source.password_command or passfile=",
         )
 
 

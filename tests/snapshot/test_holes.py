@@ -185,6 +185,7 @@ async def held_commit(database: Database, statement: str) -> AsyncIterator[async
     """In the WAL, and for as long visible to nobody. Gives the session that waits."""
     sql, hanging = await connect_freely(database), await database.connect()
     await set_standby(sql, "ghost")
+    await _are_held(sql, hanging)
     task = asyncio.create_task(hanging.execute(statement))
     try:
         await _waits(sql, hanging, "wait_event = 'SyncRep'")
@@ -193,6 +194,18 @@ async def held_commit(database: Database, statement: str) -> AsyncIterator[async
     finally:
         await set_standby(sql, "")
         await task
+
+
+async def _are_held(sql: asyncpg.Connection, session: asyncpg.Connection) -> None:
+    """The checkpointer tells commits that there is a standby to wait for, some time after sessions know the setting."""
+    held = False
+    while not held:
+        probe = asyncio.create_task(session.execute("SELECT pg_logical_emit_message(true, 'probe', '')"))
+        await _waits(sql, session, "wait_event = 'SyncRep'", probe)
+        held = not probe.done()
+        if held:
+            await sql.execute("SELECT pg_cancel_backend($1)", session.get_server_pid())  # it is committed all the same
+        await probe
 
 
 async def _waits(
