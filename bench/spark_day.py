@@ -40,8 +40,7 @@ from spark_consumer.source.frames import RAW
 from spark_consumer.tables import TableName
 
 HOURS, BATCHES, MERGES = 24, 3600, 60
-CHECKPOINT_EVERY = 1000
-"""`delta.checkpointInterval` of `changes`."""
+CHECKPOINT_EVERY = int(changes._PROPERTIES["delta.checkpointInterval"])
 _OF_DELTA_ALONE = {"txnId", "inCommitTimestampOpt", "allFiles", "fileSizeHistogram", "histogramOpt",
                    "deletedRecordCountsHistogramOpt"}  # fmt: skip
 ITEMS = TableName("public", "items")

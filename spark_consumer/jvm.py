@@ -47,6 +47,11 @@ def _classic(spark: SparkSession) -> Any:
     return spark
 
 
+def java_log(spark: SparkSession, location: str) -> Any:
+    """Delta's own object for the table there. Raises MirrorError."""
+    return java(spark).org.apache.spark.sql.delta.DeltaLog.forTable(java_session(spark), location)
+
+
 def java_frame(frame: DataFrame) -> Any:
     return frame._jdf
 

@@ -14,8 +14,8 @@ from typing import Final
 from librt.strings import read_i16_be
 
 from gateway.events.debezium_source import SourceContext
-from gateway.events.errors import REPORT, KeyNotSent, NeedsOptional, UnknownBinary, UnreadableValue
-from gateway.operate.errors import UnwritableRelation
+from gateway.events.errors import KeyNotSent, NeedsOptional, UnknownBinary, UnreadableValue
+from gateway.operate.errors import REPORT, UnwritableRelation
 from gateway.pgoutput import UNCHANGED, Binary, PgOutputError, Text
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, NEW_TUPLE, OLD_TUPLE
@@ -294,9 +294,8 @@ class DebeziumEncoder:
             raise UnwritableRelation(
                 f"{self._name}, column {column.name} is part of the key: {reason}",
                 hint="set debezium.decimal_handling_mode = string for a numeric column, or a coarser "
-                "debezium.time_precision_mode "
-                "for a date or time column. In both cases also set schemas.on_incompatible = register, because the type of "
-                "the key changes",
+                "debezium.time_precision_mode for a date or time column. In both cases also set schemas.on_incompatible = "
+                "register, because the type of the key changes",
             )
         self._unconvertible(self._name, column.name, reason)
         if not column.is_optional:

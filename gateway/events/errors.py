@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from gateway.operate.errors import NeedsText, Retry, UnwritableRelation
-
-REPORT: Final = "report the error with the versions of PostgreSQL and of the gateway, and do not drop the slot"
 
 
 class UnknownBinary(NeedsText):

@@ -20,8 +20,9 @@ from typing import Final
 from librt.strings import read_i16_be
 
 from gateway.events.context import Context
-from gateway.events.errors import REPORT, KeyNotSent
+from gateway.events.errors import KeyNotSent
 from gateway.events.tuple_values import TupleCodec
+from gateway.operate.errors import REPORT
 from gateway.pgoutput import Binary, PgOutputError
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, KIND_UNCHANGED, NEW_TUPLE, OLD_TUPLE

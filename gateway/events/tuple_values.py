@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from gateway.events.errors import REPORT, UnknownBinary, UnreadableValue
+from gateway.events.errors import UnknownBinary, UnreadableValue
+from gateway.operate.errors import REPORT
 from gateway.pgoutput import UNCHANGED, Binary, Text
 from gateway.pgoutput.letters import KIND_BINARY, KIND_TEXT
 from gateway.pgoutput.row import TuplePart

@@ -17,19 +17,20 @@ from __future__ import annotations
 
 from typing import Final
 
-ACCEPT_GAP: Final = (
-    "either run walgate accept-gap, which accepts the loss and writes a GAP marker for consumers (the topic prefix stays the "
-    "same), or use a new source.slot and a new kafka.prefix. Afterwards, start the gateway and take a new snapshot of the tables "
-    "(docs/operations.md, After a data gap)"
+_BEHIND_A_GAP: Final = (
+    "either {} and writes a GAP marker for consumers (the topic prefix stays the same), or use a new source.slot and a new "
+    "kafka.prefix. Afterwards, start the gateway and take a new snapshot of the tables (docs/operations.md, After a data gap)"
 )
-UNTIL_NOW: Final = ACCEPT_GAP.replace(
-    "accept-gap, which accepts the loss",
-    "accept-gap --until-now, which drops and recreates the slot, discards all committed changes that have not been delivered,",
-    1,
+_RUN_UNTIL_NOW: Final = (
+    "run walgate accept-gap --until-now, which drops and recreates the slot, discards all committed changes that have not been "
+    "delivered,"
 )
-UNTIL_NOW_BEHIND_RESUME_LSN: Final = UNTIL_NOW.replace(
-    "either run", "either wait until the server's WAL has passed the resume LSN and then run", 1
+ACCEPT_GAP: Final = _BEHIND_A_GAP.format("run walgate accept-gap, which accepts the loss")
+UNTIL_NOW: Final = _BEHIND_A_GAP.format(_RUN_UNTIL_NOW)
+UNTIL_NOW_BEHIND_RESUME_LSN: Final = _BEHIND_A_GAP.format(
+    f"wait until the server's WAL has passed the resume LSN and then {_RUN_UNTIL_NOW}"
 )
+REPORT: Final = "report the error with the versions of PostgreSQL and of the gateway, and do not drop the slot"
 
 
 class WalgateError(Exception):

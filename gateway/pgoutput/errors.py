@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.operate.errors import StopForOperator
+from gateway.operate.errors import REPORT, StopForOperator
 
 
 class PgOutputError(StopForOperator):
@@ -15,7 +15,7 @@ class PgOutputError(StopForOperator):
     def __init__(self, message_name: str, field: str, offset: int, expected: str, actual: str) -> None:
         super().__init__(
             f"pgoutput: {message_name}, {field} at byte {offset}: expected {expected}, got {actual}",
-            hint="report the error with the versions of PostgreSQL and of the gateway, and do not drop the slot",
+            hint=REPORT,
         )
         self.message_name = message_name
         self.field = field

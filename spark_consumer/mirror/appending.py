@@ -29,7 +29,7 @@ from spark_consumer.mirror.preparing import EMPTY
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.standing import Standing
 from spark_consumer.mirror.target import exists
-from spark_consumer.mirror.tuning import NO_SETTINGS, OPEN_COST, TASKS_AT_LEAST, settings, tune, use_pool
+from spark_consumer.mirror.tuning import NO_SETTINGS, settings, tasks, tune, use_pool
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.signs import KINDS, SNAPSHOT_END
 from spark_consumer.tables import TableName
@@ -39,7 +39,6 @@ MANY_CHANGES = 10_000_000
 # A batch of so many is part of a backlog.
 BACKLOG_CHANGES = 250_000
 _POOL = "batches"
-_OPEN_COST = str(64 << 10)
 
 
 @dataclass
@@ -223,9 +222,7 @@ class AppendingMirror:
         if self._has_backlog:
             return self._merge(TABLES_AT_ONCE)
         half = max(1, self._session.sparkContext.defaultParallelism // 2)
-        return self._merge(
-            min(TABLES_AT_ONCE, half), {**dict.fromkeys(TASKS_AT_LEAST, str(half)), OPEN_COST: _OPEN_COST}
-        )
+        return self._merge(min(TABLES_AT_ONCE, half), tasks(half))
 
     def _merge(self, tables_at_once: int, own: Mapping[str, str] = NO_SETTINGS) -> bool:
         """Whether it is to go on: not where `walgate merge` has taken that over. `own`: settings of its session."""

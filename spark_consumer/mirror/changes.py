@@ -33,7 +33,7 @@ from spark_consumer.source.frames import RAW
 COLUMNS = ("table", "op", "commit_lsn", "commit_time", "ordinal", "schema_id", "value")
 _SCHEMA = pa.schema([RAW.field(name) for name in COLUMNS])
 _SCHEMAS = pa.schema([("schema_id", pa.int32()), ("text", pa.string())])
-# A commit a second. Batches are not to wait for checkpoints, which upkeep writes; for as long as nobody merges, these do.
+# A commit a second. Upkeep writes checkpoints, since batches would wait for them; Delta's own are for mirrors without merges.
 _PROPERTIES = {
     "delta.columnMapping.mode": "none",  # its files are also read without Delta
     "delta.dataSkippingStatsColumns": "table,commit_lsn,commit_time",

@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_consumer.jvm import file_names, hadoop_path, java, java_session
+from spark_consumer.jvm import file_names, hadoop_path, java, java_log, java_session
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
@@ -32,10 +32,6 @@ def committed_at(spark: SparkSession, location: str, version: int) -> datetime:
     return datetime.fromtimestamp(files.getFileStatus(path).getModificationTime() / 1000, UTC)
 
 
-def _log(spark: SparkSession, location: str) -> Any:
-    return java(spark).org.apache.spark.sql.delta.DeltaLog.forTable(java_session(spark), location)
-
-
 def _checkpoints(names: Sequence[str]) -> list[int]:
     """Versions of those among these names."""
     return [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
@@ -50,7 +46,7 @@ def commits(spark: SparkSession, location: str) -> Iterator[tuple[int, list[dict
     """Version and actions of each commit, newest first; it ends before the first one that is not there."""
     versions = set(_versions(entries(spark, location)))
     version = max(versions, default=-1)
-    store, make_path = _log(spark, location).store(), java(spark).org.apache.hadoop.fs.Path
+    store, make_path = java_log(spark, location).store(), java(spark).org.apache.hadoop.fs.Path
     settings = java_session(spark).sessionState().newHadoopConf()
     while version in versions:
         lines = store.read(make_path(f"{_folder(location)}/{version:020}.json"), settings).mkString("\n").split("\n")
@@ -65,11 +61,11 @@ def version_at(spark: SparkSession, location: str, names: Sequence[str], time: d
     return versions[max(later - 1, 0)]
 
 
-def checkpoint(spark: SparkSession, location: str, commits: int) -> None:
+def checkpoint(spark: SparkSession, location: str, every: int) -> None:
     """Writes one where so many commits came behind the last."""
     names = entries(spark, location)
-    if max(_versions(names), default=0) - max(_checkpoints(names), default=0) >= commits:
-        _log(spark, location).checkpoint()
+    if max(_versions(names), default=0) - max(_checkpoints(names), default=0) >= every:
+        java_log(spark, location).checkpoint()
 
 
 def needless(names: Sequence[str], version: int) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from spark_consumer.jvm import activated, java, java_frame, java_session
+from spark_consumer.jvm import activated, java, java_frame, java_log
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
@@ -37,8 +37,7 @@ def append(
 def _append(frame: DataFrame, location: str, application: str, number: int, expected: Mapping[str, int]) -> bool:
     spark = frame.sparkSession
     packages, option = java(spark).org.apache.spark.sql, java(spark).scala.Option
-    log = packages.delta.DeltaLog.forTable(java_session(spark), location)
-    transaction = log.startTransaction(option.empty(), option.empty())
+    transaction = java_log(spark, location).startTransaction(option.empty(), option.empty())
     snapshot = transaction.snapshot()
     noted = noted_versions(snapshot)
     rows = java_frame(frame)

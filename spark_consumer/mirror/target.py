@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, StructType
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.jvm import hadoop_path, java, java_session
+from spark_consumer.jvm import hadoop_path, java, java_log
 from spark_consumer.mirror.direct import noted_versions
 from spark_consumer.mirror.tuning import settings
 
@@ -107,7 +107,7 @@ def sql_table(location: str) -> str:
 
 def _snapshot(spark: SparkSession, location: str) -> Any:
     """Delta's own snapshot, through py4j: the history of a table would cost a job."""
-    log = java(spark).org.apache.spark.sql.delta.DeltaLog.forTable(java_session(spark), location)
+    log = java_log(spark, location)
     # update(stalenessAcceptable = false) with Scala's defaults for the rest
     return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
 
@@ -168,10 +168,9 @@ def files_below(spark: SparkSession, location: str, size: int, enough: int = 0) 
 def own_retention_s(spark: SparkSession, location: str) -> float:
     """For how long a table's own Delta properties say that its files and log entries stay; 0: they do not say."""
     metadata = _snapshot(spark, location).metadata()
-    delta = java(spark).org.apache.spark.sql.delta
-    log = delta.DeltaLog.forTable(java_session(spark), location)
+    log = java_log(spark, location)
     found = {
-        _TOMBSTONES: delta.DeltaLog.tombstoneRetentionMillis,
+        _TOMBSTONES: java(spark).org.apache.spark.sql.delta.DeltaLog.tombstoneRetentionMillis,
         "delta.logRetentionDuration": log.deltaRetentionMillis,
     }
     return max(
@@ -181,11 +180,10 @@ def own_retention_s(spark: SparkSession, location: str) -> float:
 
 def tombstones_s(spark: SparkSession, location: str, version: int) -> float:
     """For how long the log of a table says which files were replaced, by the properties that it had at a version."""
-    delta = java(spark).org.apache.spark.sql.delta
-    log = delta.DeltaLog.forTable(java_session(spark), location)
+    log = java_log(spark, location)
     defaults = [getattr(log, f"getSnapshotAt$default${place}")() for place in (2, 3, 4)]
     metadata = log.getSnapshotAt(version, *defaults).metadata()
-    return float(delta.DeltaLog.tombstoneRetentionMillis(metadata)) / 1000
+    return float(java(spark).org.apache.spark.sql.delta.DeltaLog.tombstoneRetentionMillis(metadata)) / 1000
 
 
 def keep_tombstones(spark: SparkSession, location: str, hours: int) -> None:

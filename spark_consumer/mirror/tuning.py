@@ -18,11 +18,11 @@ _SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _OURS = "spark.walgate.shuffle.partitions"  # what we have set it to
 # How many tasks a job has that reads little, or has shuffled what it read.
-TASKS_AT_LEAST = _SHUFFLE_PARTITIONS, "spark.sql.files.minPartitionNum"
+_TASKS_AT_LEAST = _SHUFFLE_PARTITIONS, "spark.sql.files.minPartitionNum"
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 COMPACT = "spark.databricks.delta.autoCompact.enabled"
 # Bytes that opening a file counts as: with Spark's 4 MB, some hundred small files are a dozen tasks, which take all cores.
-OPEN_COST = "spark.sql.files.openCostInBytes"
+_CHEAP_TO_OPEN = MappingProxyType({"spark.sql.files.openCostInBytes": str(64 << 10)})
 _POOL = "spark.scheduler.pool"
 
 
@@ -40,6 +40,11 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, old)
+
+
+def tasks(count: int) -> dict[str, str]:
+    """Settings with which small jobs have so many tasks, and leave the other cores to others."""
+    return {**dict.fromkeys(_TASKS_AT_LEAST, str(count)), **_CHEAP_TO_OPEN}
 
 
 def use_pool(spark: SparkSession, name: str) -> None:
