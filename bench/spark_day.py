@@ -35,6 +35,7 @@ from spark_consumer.jobs.session import local_session
 from spark_consumer.mirror import changes, manifest, target, upkeep, versions
 from spark_consumer.mirror.layout import changes_path, table_path
 from spark_consumer.mirror.merge import write_once
+from spark_consumer.mirror.parts import BatchSize
 from spark_consumer.mirror.tuning import COMPACT, settings, tune
 from spark_consumer.source.frames import RAW
 from spark_consumer.tables import TableName
@@ -66,7 +67,7 @@ class Batches:
             table = pa.Table.from_pylist([row], self._schema)
             if number % CHECKPOINT_EVERY == 0:
                 with settings(self._spark, {COMPACT: "false"}):
-                    changes.append(to_frame(self._spark, table), self._path, self.lsn, 1)
+                    changes.append(to_frame(self._spark, table), self._path, BatchSize(1, 0, 1, self.lsn, self.lsn))
                 checksum = self._checksum(number)
             else:
                 self._commit(table, row, number, checksum)

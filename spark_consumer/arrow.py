@@ -6,6 +6,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+_IN_PLAN_BYTES = "spark.sql.execution.arrow.localRelationThreshold"
+_ROWS_A_PARTITION = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
 
 def to_frame(spark: SparkSession, table: pa.Table, schema: StructType | None = None) -> DataFrame:
     """`table` as a frame. Nothing else gives Arrow to createDataFrame, which silently leaves out all rows behind an empty chunk
@@ -13,3 +16,9 @@ def to_frame(spark: SparkSession, table: pa.Table, schema: StructType | None = N
     filled = [batch for batch in table.to_batches() if batch.num_rows]
     whole = pa.Table.from_batches(filled, table.schema) if filled else table.schema.empty_table()
     return spark.createDataFrame(whole) if schema is None else spark.createDataFrame(whole, schema)
+
+
+def out_of_plan(spark: SparkSession, rows: int) -> dict[str, str]:
+    """Settings with which frames of so many rows in all are read from Arrow's data, in a task a core, not from the plan."""
+    cores = spark.sparkContext.defaultParallelism
+    return {_IN_PLAN_BYTES: "0", _ROWS_A_PARTITION: str(max(1, -(-rows // cores)))}

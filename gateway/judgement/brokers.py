@@ -232,10 +232,9 @@ def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
         )
     least = _number(config, "min.insync.replicas")
     if least is not None and least > factor:
-        yield RetrySlowly(
-            f"min.insync.replicas is {least}, but new topics have {counted(factor, 'replica')}: no record would ever be "
-            "acknowledged",
-            hint=f"set kafka.replication_factor = {least} or more",
+        yield OperatorWarning(
+            f"min.insync.replicas is {least}, but new topics have {counted(factor, 'replica')}: {_fewer_replicas(factor)}",
+            f"set kafka.replication_factor = {least} or more",
         )
     elif least is not None and factor >= 3 and least < 2:
         yield OperatorWarning(
@@ -251,6 +250,11 @@ def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
             hint=f"set transaction.state.log.replication.factor={brokers} and "
             "transaction.state.log.min.isr=1 in server.properties, or start more brokers",
         )
+
+
+def _fewer_replicas(count: int) -> str:
+    """What brokers do where they are asked for more in-sync replicas than there are replicas."""
+    return f"Kafka then requires only {count} in-sync, and its older versions acknowledge no record"
 
 
 def _brokers_there(count: int) -> str:
@@ -278,7 +282,7 @@ def check_single_partition(name: str, partitions: int) -> Iterator[Finding]:
         yield StopForOperator(
             f"topic {name} has {partitions} partitions; it must have exactly one",
             hint="delete the topic: the gateway creates it with one partition. Each gateway that has stored its resume LSN in "
-            "it then needs a new source.slot and a new kafka.prefix, and a new snapshot of its tables",
+            "it then needs a new source.slot, a new kafka.prefix and a new snapshot of its tables; drop its old slot",
         )
     elif name == SNAPSHOT_TOPIC:
         yield StopForOperator(
@@ -317,10 +321,10 @@ def _topic(topic: TopicFacts, expected: KafkaExpected) -> Iterator[Finding]:
         )
     least = _number(config, "min.insync.replicas")
     if least is not None and least > topic.replicas:
-        yield RetrySlowly(
-            f"topic {topic.name} has {counted(topic.replicas, 'replica')}, but its min.insync.replicas is {least}: no "
-            "record is acknowledged",
-            hint=f"{alter}min.insync.replicas={max(topic.replicas - 1, 1)}, or add replicas",
+        yield OperatorWarning(
+            f"topic {topic.name} has {counted(topic.replicas, 'replica')}, but its min.insync.replicas is {least}: "
+            f"{_fewer_replicas(topic.replicas)}",
+            f"{alter}min.insync.replicas={max(topic.replicas - 1, 1)}, or add replicas (kafka-reassign-partitions.sh)",
         )
     if topic.name == expected.position_topic:
         return

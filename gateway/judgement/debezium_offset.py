@@ -29,8 +29,8 @@ _ENTRIES: Final = re.compile(rb"w\x08.{4}(?P<count>.{4})", re.DOTALL)
 """What HashMap writes behind its fields: TC_BLOCKDATA with capacity and count."""
 _NOT_EVENTS: Final = frozenset({"BEGIN", "COMMIT", "NOOP"})
 _HINT: Final = (
-    "specify the offset storage file of the stopped connector (offset.storage.file.filename), or the response of "
-    "GET /connectors/<name>/offsets"
+    "specify the offset storage file of the stopped connector (offset.storage.file.filename), or a file with the "
+    "response of GET /connectors/<name>/offsets"
 )
 
 

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Final
 
 from gateway.judgement.debezium_offset import DebeziumOffset
 from gateway.judgement.facts import Facts, Stored
 from gateway.judgement.findings import Finding
-from gateway.operate.errors import ACCEPT_GAP, UNTIL_NOW_BEHIND_RESUME_LSN, DataGap, RetrySlowly, StopForOperator
+from gateway.operate.errors import (
+    ACCEPT_GAP,
+    NEW_PREFIX,
+    UNTIL_NOW_BEHIND_RESUME_LSN,
+    DataGap,
+    RetrySlowly,
+    StopForOperator,
+)
 from gateway.transactions.position import Position
 
-NEW_PREFIX: Final = "use a new source.slot and a new kafka.prefix, and take a new snapshot of the tables"
+_CHECK_SERVER = "first check source.dsn: with a wrong server, nothing is lost. "
 
 
 def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | None:
@@ -100,7 +106,9 @@ def check_prefix(positions: Mapping[bytes, Position], fresh: Position, facts: Fa
 
 
 def _other_server_hint(position: Position, fresh: Position, facts: Facts) -> str:
-    other = "set another kafka.prefix, or point source.dsn to the intended server"
+    other = (
+        "check source.dsn and source.slot: one of them may be wrong. If both are as intended, set another kafka.prefix"
+    )
     if position.system_identifier == fresh.system_identifier or adoption_obstacle(position, fresh, facts):
         return other
     command = f"walgate adopt --from-system {position.system_identifier}"
@@ -131,8 +139,9 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
     if after.slot is None:
         yield DataGap(
             f"slot {known.slot} no longer exists; changes up to {known.resume_lsn} were delivered",
-            hint="if it was dropped, or this is a new primary to which it was not synchronized, later changes can no longer "
-            "be read: " + ACCEPT_GAP,
+            hint=_CHECK_SERVER
+            + "If the slot was dropped, or this is a new primary to which it was not synchronized, later "
+            "changes can no longer be read: " + ACCEPT_GAP,
         )
     elif before.slot is not None and before.slot.confirmed_flush_lsn is not None:
         ahead = before.slot.confirmed_flush_lsn - known.resume_lsn
@@ -141,7 +150,7 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
                 f"slot {known.slot} is confirmed up to {before.slot.confirmed_flush_lsn}, but the stored resume LSN "
                 f"is {known.resume_lsn}: another process advanced the slot by {ahead} bytes of WAL, or the "
                 "slot was dropped and recreated",
-                hint=ACCEPT_GAP,
+                hint=_CHECK_SERVER + "If it is the right server: " + ACCEPT_GAP,
             )
     if not stored.marker_topic_used:
         yield DataGap(
@@ -157,6 +166,7 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
             yield DataGap(
                 f"{beyond}: the server is in an earlier state than when the gateway last read from it, and Kafka contains "
                 "changes that the server does not have",
-                hint="if it was restored, with its slot, to an earlier state, or is a standby that was promoted before it had "
-                "received all WAL, " + UNTIL_NOW_BEHIND_RESUME_LSN,
+                hint=_CHECK_SERVER
+                + "If the server was restored, with its slot, to an earlier state, or is a standby that was "
+                "promoted before it had received all WAL: " + UNTIL_NOW_BEHIND_RESUME_LSN,
             )

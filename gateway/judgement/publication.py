@@ -84,9 +84,9 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
                 yield StopForOperator(
                     f"publication {publication.name} does not publish {', '.join(missing)} of {relation.full_name} (column "
                     "list), part of its replica identity: rows that differ only in that part would have the same key",
-                    hint="publish these columns. Or, if the publication publishes neither UPDATE nor DELETE (PostgreSQL would "
-                    f"reject both), run ALTER TABLE {table} REPLICA IDENTITY FULL: the table's events then have no key, unless "
-                    "its whole primary key is published",
+                    hint="publish these columns. If the publication publishes neither UPDATE nor DELETE, you can instead run "
+                    f"ALTER TABLE {table} REPLICA IDENTITY FULL: the table's events then have no key, unless its whole primary "
+                    "key is published. (Otherwise PostgreSQL would then reject every UPDATE and DELETE of the table)",
                 )
 
 
@@ -101,9 +101,8 @@ def _without_key(
     )
     if facts.server.version_num >= 180000:
         return OperatorWarning(
-            f"events of {relation.full_name} have no key: {said}",
-            f"ALTER PUBLICATION {quote_identifier(publication.name)} SET (publish_generated_columns = stored), "
-            f"or ALTER TABLE {table} REPLICA IDENTITY FULL",
+            f"events of {relation.full_name} have no key, and PostgreSQL rejects UPDATE and DELETE of the table: {said}",
+            f"ALTER PUBLICATION {quote_identifier(publication.name)} SET (publish_generated_columns = stored)",
         )
     return OperatorWarning(
         f"events of {relation.full_name} have no key, and UPDATE and DELETE events do not identify the row: {said}",

@@ -26,7 +26,6 @@ from gateway.judgement.debezium_offset import DebeziumOffset
 from gateway.judgement.facts import Expected, Facts, Stored
 from gateway.judgement.findings import Finding, report_of
 from gateway.judgement.position import (
-    NEW_PREFIX,
     adoption_obstacle,
     after_rename,
     check_prefix,
@@ -50,7 +49,7 @@ from gateway.judgement.start import (
     Steps,
 )
 from gateway.lsn import Lsn
-from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator
+from gateway.operate.errors import NEW_PREFIX, DataGap, RetrySlowly, StopForOperator
 from gateway.transactions.position import Gap, Position
 
 _NOT_ADOPTED = (
@@ -238,7 +237,11 @@ def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offse
     _raise(check_prefix(stored.positions, fresh, facts))
     obstacle = debezium_obstacle(offset, facts)
     if fresh.key in stored.positions:
-        obstacle = f"slot {fresh.slot} already has a resume LSN: a gateway has read it"
+        raise StopForOperator(
+            f"adopt: slot {fresh.slot} already has a resume LSN: it was adopted before, or a gateway has read it",
+            hint="if walgate adopt has been run for this slot, start the gateway. Otherwise use a new source.slot and a new "
+            "kafka.prefix",
+        )
     if obstacle is not None:
         raise StopForOperator(f"adopt: {obstacle}", hint=_NOT_ADOPTED)
     offset = yield FindWritten(offset)

@@ -40,7 +40,8 @@ _SET: Final[Mapping[str, str]] = {
 @dataclass(frozen=True, slots=True)
 class RoleFacts:
     """`provider`: a key of PROVIDERS, or "". `is_pooled`: the process that answers is not the one that took the login.
-    `server_ahead_s`: the server's clock against ours. `unreadable`: published tables that the role may not SELECT."""
+    `server_ahead_s`: the server's clock against ours. `unreadable`: published tables that the role may not SELECT;
+    `closed_schemas`: schemas of published tables, on which it lacks USAGE."""
 
     name: str
     is_superuser: bool = False
@@ -56,6 +57,7 @@ class RoleFacts:
     used_connections: int = 0
     server_ahead_s: float = 0.0
     unreadable: tuple[str, ...] = ()
+    closed_schemas: tuple[str, ...] = ()
 
 
 def check_role(role: RoleFacts) -> Iterator[Finding]:
@@ -77,7 +79,7 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
         )
     if not (role.is_encrypted or role.is_local):
         yield OperatorWarning(
-            "the connection to PostgreSQL is not encrypted: rows and password are sent in cleartext",
+            "the connection to PostgreSQL is not encrypted: rows are sent in cleartext",
             "add sslmode=verify-full to source.dsn",
         )
     if role.unreadable:
@@ -85,6 +87,12 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
             f"role {role.name} cannot read {', '.join(role.unreadable[:10])}: streaming does not need "
             "SELECT on the tables, but a snapshot does",
             f"GRANT SELECT ON {role.unreadable[0]} TO {name}",
+        )
+    if role.closed_schemas:
+        yield OperatorWarning(
+            f"role {role.name} lacks USAGE on the schemas {', '.join(role.closed_schemas)}: streaming does not need it, but a "
+            "snapshot does",
+            f"GRANT USAGE ON SCHEMA {', '.join(role.closed_schemas)} TO {name}",
         )
     yield from _connections(role, name)
     if abs(role.server_ahead_s) > _CLOCK_S:

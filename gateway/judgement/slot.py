@@ -40,7 +40,8 @@ def check_slot(facts: Facts, expected: Expected) -> Iterator[Finding]:
         there, wanted = (str(value).lower() for value in (slot.failover, expected.failover))
         yield OperatorWarning(
             f"slot {slot.name} has failover = {there}, but source.failover = {wanted}",
-            f"stop the gateway, then run ALTER_REPLICATION_SLOT {slot.name} (FAILOVER {wanted}) over a replication connection",
+            "stop the gateway, then run over a replication connection: psql "
+            f"\"dbname={slot.database} replication=database\" -c 'ALTER_REPLICATION_SLOT {slot.name} (FAILOVER {wanted})'",
         )
 
 
@@ -82,19 +83,20 @@ def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield OperatorWarning(
             f"max_slot_wal_keep_size is {server.max_slot_wal_keep_mb} MB: the slot is invalidated if the gateway "
             "falls behind by more",
-            "ALTER SYSTEM SET max_slot_wal_keep_size = -1 if the disk has room for more",
+            "if the disk has room for more WAL, raise the limit: ALTER SYSTEM SET max_slot_wal_keep_size = '...'; "
+            "SELECT pg_reload_conf()",
         )
     if server.idle_slot_timeout_s > 0:
         yield OperatorWarning(
             f"idle_replication_slot_timeout is {server.idle_slot_timeout_s:.0f} s: the slot is invalidated if the "
             "gateway is down for longer",
-            "ALTER SYSTEM SET idle_replication_slot_timeout = 0",
+            "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf()",
         )
     if expected.failover and server.version_num >= 170000 and not server.synchronized_standby_slots:
         yield OperatorWarning(
             "failover is on, but synchronized_standby_slots is empty: after a failover Kafka may contain "
             "changes that the new primary never had",
-            "ALTER SYSTEM SET synchronized_standby_slots = '<physical slot of the standby>'",
+            "ALTER SYSTEM SET synchronized_standby_slots = '<physical slot of the standby>'; SELECT pg_reload_conf()",
         )
     if facts.slot is not None and facts.slot.wal_status == "extended":
         yield OperatorWarning(

@@ -33,8 +33,8 @@ _TLS_ALERT: Final = 0x15
 """The first byte of a TLS server's answer to what is no TLS."""
 _LOGIN: Final = "the listener may require SASL: check kafka.security_protocol and kafka.sasl_mechanism"
 _NO_TLS: Final = (
-    "the listener may not use TLS (check kafka.security_protocol), or may require a client certificate "
-    "(set kafka.ssl_cert_file)"
+    "perhaps the listener does not use TLS (check kafka.security_protocol), or it requires a client certificate "
+    "(set kafka.ssl_cert_file and kafka.ssl_key_file)"
 )
 _CERTIFICATE: Final = (
     "this listener requires a client certificate that it trusts: set kafka.ssl_cert_file and kafka.ssl_key_file"
@@ -71,7 +71,11 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
             text, hint="lower kafka.transaction_timeout_s, or raise the broker's transaction.max.timeout.ms"
         )
     if isinstance(error, ProducerFenced):
-        return Retry(text, hint="another gateway with the same slot has taken over, or the transaction timed out")
+        return Retry(
+            text,
+            hint="another gateway with the same slot has taken over, or the Kafka transaction timed out "
+            "(kafka.transaction_timeout_s)",
+        )
     hint = next((found for each in _chain(error) if (found := _diagnosis(each))), "")
     if hint:
         return RetrySlowly(text, hint=hint)

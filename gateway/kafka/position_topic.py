@@ -83,7 +83,7 @@ async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dic
             "aborts that transaction after its timeout",
         ) from error
     except (KafkaError, OSError) as error:
-        raise classify(error, f"reading {SNAPSHOT_TOPIC}") from error
+        raise classify(error, f"reading {SNAPSHOT_TOPIC}", READING) from error
     finally:
         await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
     return newest

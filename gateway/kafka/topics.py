@@ -20,7 +20,7 @@ from gateway.judgement.brokers import check_position_topic, check_single_partiti
 from gateway.judgement.findings import OperatorWarning, report_of
 from gateway.kafka.durability import COPIES, IN_SYNC, Durability, cautions
 from gateway.kafka.topic_admin import Refusal, TopicAdmin
-from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.operate.errors import NEW_PREFIX, DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.operate.failpoints import failpoint
 from gateway.operate.kafka_settings import KafkaSettings
 from schemas.debezium import debezium_topic
@@ -59,7 +59,7 @@ def deleted_topics(topics: Iterable[str]) -> DataGap:
     return DataGap(
         f"these topics were deleted: {', '.join(topics)}; their records are lost to consumers, even if the topics are recreated",
         hint="if they were deleted on purpose, create the topics yourself and restart the gateway: it continues with the new "
-        "topics. Otherwise use another slot and another kafka.prefix, and take a new snapshot of the tables",
+        f"topics. Otherwise {NEW_PREFIX}",
     )
 
 
@@ -96,7 +96,7 @@ def refused_topic(refusal: Refusal) -> WalgateError:
         )
         return StopForOperator(text, hint=hint)
     if refusal.is_too_few_brokers:
-        hint = "kafka.replication_factor (-1: the broker's default) exceeds the number of brokers, or a broker is down"
+        hint = "start the brokers that are down, or set kafka.replication_factor to the number of brokers at most"
         return RetrySlowly(text, hint=hint)
     if refusal.is_denied:
         return RetrySlowly(text, hint="grant Create on the cluster or on the prefix, or create the topic yourself")

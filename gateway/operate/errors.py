@@ -19,7 +19,8 @@ from typing import Final
 
 _BEHIND_A_GAP: Final = (
     "either {} and writes a GAP marker for consumers (the topic prefix stays the same), or use a new source.slot and a new "
-    "kafka.prefix. Afterwards, start the gateway and take a new snapshot of the tables (docs/operations.md, After a data gap)"
+    "kafka.prefix, and drop the old slot if it still exists. Afterwards, start the gateway and take a new snapshot of the "
+    "tables (docs/operations.md, After a data gap)"
 )
 _RUN_UNTIL_NOW: Final = (
     "run walgate accept-gap --until-now, which drops and recreates the slot, discards all committed changes that have not been "
@@ -29,6 +30,10 @@ ACCEPT_GAP: Final = _BEHIND_A_GAP.format("run walgate accept-gap, which accepts 
 UNTIL_NOW: Final = _BEHIND_A_GAP.format(_RUN_UNTIL_NOW)
 UNTIL_NOW_BEHIND_RESUME_LSN: Final = _BEHIND_A_GAP.format(
     f"wait until the server's WAL has passed the resume LSN and then {_RUN_UNTIL_NOW}"
+)
+NEW_PREFIX: Final = (
+    "use a new source.slot and a new kafka.prefix, drop the old slot (SELECT pg_drop_replication_slot('...')), start the gateway "
+    "and take a new snapshot of the tables"
 )
 REPORT: Final = "report the error with the versions of PostgreSQL and of the gateway, and do not drop the slot"
 

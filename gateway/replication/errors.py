@@ -27,8 +27,13 @@ _UNKNOWN = (
 _POOLER = "the gateway needs a direct connection to the server: check that there is no connection pooler in between"
 _UNPRINTABLE = "PostgreSQL 14 cannot convert intervals above 2^31 hours to text: set source.binary = on"
 _UNTRANSLATABLE = (
-    "the server cannot convert a text value to UTF8, so it cannot send this transaction. First correct the value, or "
-    f"leave its column out of the publication (with a column list). Then {UNTIL_NOW}"
+    "the server cannot convert a text value to UTF8, so it cannot send this transaction. First correct the value or, from "
+    f"PostgreSQL 15 on, leave its column out of the publication (with a column list). Then {UNTIL_NOW}"
+)
+
+_DENIED = (
+    "if the message names the database: GRANT CONNECT ON DATABASE ... TO <user>. If the role lacks the REPLICATION attribute: "
+    "ALTER ROLE <user> REPLICATION (on Amazon RDS and Aurora: GRANT rds_replication TO <user>)"
 )
 
 _TABLE: dict[str, tuple[type[WalgateError], str]] = {
@@ -37,7 +42,7 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "08P01": (StopForOperator, _POOLER),
     "28": (RetrySlowly, "check user, password and pg_hba.conf: logical replication needs a record for the database itself"),
     "3D000": (RetrySlowly, "check the name of the database in source.dsn"),
-    "42501": (RetrySlowly, "ALTER ROLE <user> REPLICATION; on Amazon RDS and Aurora: GRANT rds_replication TO <user>"),
+    "42501": (RetrySlowly, _DENIED),
     "42601": (StopForOperator, _POOLER),
     # The server stops, starts, or has no room
     "57014": (Retry, ""),
@@ -45,7 +50,7 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "57P02": (Retry, ""),
     "57P03": (Retry, ""),
     "57P05": (Retry, ""),
-    "57P04": (Retry, "the database was dropped"),
+    "57P04": (Retry, "the database was dropped: restore it, or point source.dsn to another one"),
     "40001": (Retry, ""),
     "40P01": (Retry, ""),
     "55P03": (Retry, ""),
@@ -91,9 +96,9 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
     if said.sqlstate == "54000" or (said.sqlstate == "XX000" and _TOO_LARGE.search(said.message)):
         return StopForOperator(
             text,
-            hint="a row is too large for the server to send as text: set source.binary = on. If it is already on, first leave "
-            "the large columns out of the publication (from PostgreSQL 15 on, ALTER PUBLICATION ... DROP TABLE t, then ADD "
-            f"TABLE t (columns)). Then {UNTIL_NOW}",
+            hint="a row is too large for the server to send as text: set source.binary = on and start the gateway; nothing is "
+            "lost. Only if it is already on: leave the large columns out of the publication (from PostgreSQL 15 on, ALTER "
+            f"PUBLICATION ... DROP TABLE t, then ADD TABLE t (columns)), and then {UNTIL_NOW}",
         )
     known = _TABLE.get(said.sqlstate) or _TABLE.get(said.sqlstate[:2])
     if known is None:
@@ -150,6 +155,10 @@ def classify_exception(error: BaseException, doing: str) -> WalgateError:
     return _classify_network(error, doing)
 
 
+NOT_WANTED = (
+    "check that source.dsn lists a server that satisfies target_session_attrs. If a failover is in progress, the gateway "
+    "continues when it is over"
+)
 _UNREACHABLE = "check that the server is running and accepts connections there (source.dsn, listen_addresses, firewall)"
 
 
@@ -162,7 +171,9 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
     if isinstance(error, socket.gaierror):
         return RetrySlowly(text, hint="check the host name in the DSN")
     if type(error) is ConnectionError and "SSL" in str(error):
-        return RetrySlowly(text, hint="the server does not support TLS, but sslmode requires it")
+        return RetrySlowly(
+            text, hint="the server does not support TLS: set ssl = on on the server, or a weaker sslmode in source.dsn"
+        )
     if isinstance(error, TimeoutError):
         return Retry(f"{doing}: timed out", hint=_UNREACHABLE)
     if isinstance(error, ConnectionRefusedError):
@@ -170,9 +181,7 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
     if isinstance(error, OSError):
         return Retry(text)
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return RetrySlowly(
-            text, hint="no host in the DSN satisfies target_session_attrs: a failover may be in progress"
-        )
+        return RetrySlowly(text, hint=NOT_WANTED)
     if isinstance(error, asyncpg.InternalClientError):
         return Retry(text)  # asyncpg on a connection that a crash of the server cut off in the middle of an answer
     if isinstance(error, asyncpg.InterfaceError):

@@ -22,7 +22,7 @@ from gateway.replication import driver
 from gateway.replication.authentication import LoginProtocol, is_local
 from gateway.replication.driver import Address, SessionAttribute, SSLMode, SSLNegotiation
 from gateway.replication.dsn import check_dsn, take_channel_binding
-from gateway.replication.errors import DRIVER_ERRORS, classify_exception
+from gateway.replication.errors import DRIVER_ERRORS, NOT_WANTED, classify_exception
 from gateway.replication.password import Login
 
 log = structlog.get_logger()
@@ -126,7 +126,7 @@ async def _log_in_at(address: Address, target: _Target, place: str) -> asyncpg.C
         connection.terminate()
         raise RetrySlowly(
             f"{place}: this server does not satisfy target_session_attrs={wanted.value}",
-            hint="no host in the DSN satisfies target_session_attrs: a failover may be in progress",
+            hint=NOT_WANTED,
         )
     _caution(address, target, connection)
     return connection

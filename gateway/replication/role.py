@@ -43,6 +43,13 @@ JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablen
 WHERE t.pubname = ANY ($1) AND NOT pg_catalog.has_table_privilege(c.oid, 'SELECT')
 ORDER BY 1 LIMIT 20
 """
+_CLOSED: Final = """
+SELECT DISTINCT pg_catalog.quote_ident(t.schemaname)
+FROM pg_catalog.pg_publication_tables AS t
+JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
+WHERE t.pubname = ANY ($1) AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+ORDER BY 1 LIMIT 20
+"""
 _PROVIDERS: Final = {"rds": "aws", "cloudsql": "google", "alloydb": "google", "azure": "azure"}
 
 
@@ -53,6 +60,7 @@ async def role_facts(sql: asyncpg.Connection, publications: Sequence[str]) -> Ro
         row = json.loads(await sql.fetchval(_QUERY))
         now = (begun + time.time()) / 2
         unreadable = await sql.fetch(_UNREADABLE, list(publications))
+        closed = await sql.fetch(_CLOSED, list(publications))
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the role") from error
     provider = next((_PROVIDERS[name] for name in row["settings"] or () if name in _PROVIDERS), "")
@@ -71,4 +79,5 @@ async def role_facts(sql: asyncpg.Connection, publications: Sequence[str]) -> Ro
         used_connections=row["used_connections"],
         server_ahead_s=float(row["time"]) - now,
         unreadable=tuple(name for (name,) in unreadable),
+        closed_schemas=tuple(name for (name,) in closed),
     )

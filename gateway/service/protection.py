@@ -46,7 +46,7 @@ def _check_key(description: RelationDescription, column: ColumnDescription, rule
         hint = "set in_key = true in the rule: the record's key and the fields old_key and before will then contain the hash"
     else:
         hint = (
-            "the action hash with in_key = true keeps keys distinct; otherwise exclude the column from the "
+            "set action = hash and in_key = true in the rule, which keeps keys distinct, or exclude the column from the "
             "rule's pattern"
         )
     raise StopForOperator(

@@ -274,16 +274,18 @@ class Pump:
             reason = _REASONS.get(type(error), type(error).__name__)
             relation = Quarantined(error.relation_oid, *name, topic, reason, commit_lsn)
             raise QuarantineRelation(error, relation) from error
-        ways = [error.hint] if error.hint else []
+        ways = [error.hint.rstrip(".")] if error.hint else []
         if machine.records_exclusions:
             ways.append(
-                "to continue without the table, quarantine it: under [[errors.tables]], set a pattern that matches "
+                "to continue without the table, quarantine it (its changes are then not written to Kafka): under "
+                "[[errors.tables]], set a pattern that matches "
                 f'{full_name}, and on_error = "quarantine"'
             )
         ways.append(
-            f"to continue without this transaction, run walgate skip --lsn {commit_lsn} (docs/operations.md, Errors in one table)"
+            f"to continue without this transaction, run walgate skip --lsn {commit_lsn}: its changes, including those of other "
+            "tables, are then not written to Kafka (docs/operations.md, Errors in one table)"
         )
-        error.hint = "; or ".join(ways)
+        error.hint = ". Or, ".join(ways)
 
     async def _close_alone(self) -> None:
         """A Kafka transaction for each PostgreSQL transaction: wait for the one before it."""

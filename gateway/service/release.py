@@ -123,7 +123,8 @@ class WalBudget:
         if settings.snapshot.mode == "never" or not settings.snapshot.commands:
             log.error(
                 "no_snapshot_queued",
-                hint="take a new snapshot of the tables (walgate snapshot start); see snapshot.mode",
+                hint="set snapshot.commands = true and a snapshot.mode other than never, restart the gateway, and take a new "
+                "snapshot of the tables: walgate snapshot start",
             )
             return
         await emit_command(login_of(settings.source), encode_command("start", (), "REPLACE", settings.source.slot))

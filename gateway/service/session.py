@@ -199,11 +199,14 @@ class Session:
         if self._settings.streams_open_transactions:
             # It was streamed before, until a savepoint of it with messages was rolled back.
             if self._reads_whole and source.messages:
-                return "; or set source.messages = false, so that it is sent in parts though its savepoints are rolled back"
+                return (
+                    "; or set source.messages = false: the transaction is then sent in parts, even if some of its savepoints "
+                    "are rolled back"
+                )
             return ""
         if self._settings.writes_debezium:
             return ""
-        return "; or set source.large_transactions = stream, so that it is sent in parts"
+        return "; or set source.large_transactions = stream: the transaction is then sent in parts"
 
     async def _connect_sql(self, stack: AsyncExitStack) -> asyncpg.Connection:
         sql = await connect_sql(login_of(self._settings.source), avoid=self._memory.left_behind)

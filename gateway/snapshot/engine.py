@@ -194,7 +194,8 @@ class Snapshot:
                 "tables_not_verified",
                 tables=chosen.unfinished,
                 reason="a snapshot that delivers these tables' rows has not ended",
-                hint="wait until it ends: walgate snapshot status",
+                hint="these tables are left out of this verification: wait until that snapshot has ended (walgate snapshot "
+                "status), then run the command again",
             )
         if chosen.tables:
             self._readings.begin_snapshot(len(chosen.tables))

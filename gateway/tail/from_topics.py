@@ -9,7 +9,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from gateway.kafka.driver import Consumer
-from gateway.kafka.errors import classify
+from gateway.kafka.errors import READING, classify
 from gateway.kafka.goodbye import say_goodbye
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.operate.errors import StopForOperator
@@ -39,7 +39,7 @@ async def tail_topics(
         await consumer.start()
         await _copy(consumer, f"{settings.prefix}.", records, chosen, output, from_beginning=from_beginning)
     except (KafkaError, OSError) as error:
-        raise classify(error, "reading topics") from error
+        raise classify(error, "reading topics", READING) from error
     finally:
         await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
 

@@ -25,6 +25,7 @@ from spark_consumer.mirror.catalog import Catalog
 from spark_consumer.mirror.form import APPENDED_FORM
 from spark_consumer.mirror.layout import changes_path, manifest_path
 from spark_consumer.mirror.merging import RETENTION_S, Merging
+from spark_consumer.mirror.parts import BatchSize
 from spark_consumer.mirror.preparing import EMPTY
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.standing import Standing
@@ -137,7 +138,7 @@ class AppendingMirror:
 
     def _waiting_tables(self, spark: SparkSession, behind_lsn: int) -> set[str]:
         """Those with changes that nobody has merged."""
-        rows = changes.waiting(spark, self.path, behind_lsn, self._appended)
+        rows, _ = changes.waiting(spark, self.path, behind_lsn, self._appended)
         named = [] if rows is None else rows.where(f.col("table").isNotNull()).select("table").distinct().collect()
         return {row["table"] for row in named}
 
@@ -165,7 +166,10 @@ class AppendingMirror:
         spark = rows.sparkSession
         self._keep_schemas(spark, total["schema_ids"])
         fence.check_appends(spark, self.path, self._epoch, self._appended)
-        changes.append(rows, self.path, total["last"], total["rows"], fence.held(self._epoch))
+        size = BatchSize(
+            total["changes"], total["rows"] - total["changes"], total["value_bytes"], total["first"], total["last"]
+        )
+        changes.append(rows, self.path, size, fence.held(self._epoch))
         self._appended, self._batch = total["last"], batch
         self._known.update(part["table"] for part in parts)
         self._waiting += total["changes"]
@@ -253,8 +257,8 @@ class AppendingMirror:
 
 
 def contents(rows: DataFrame) -> list[dict[str, Any]]:
-    """Of each table (None: of none) its changes and first commit LSN, and at last of all: counts, last commit LSN and time,
-    schema ids, ends of snapshots."""
+    """Of each table (None: of none) its changes and first commit LSN, and at last of all: counts, bytes of values, first and
+    last commit LSN, last time, schema ids, ends of snapshots."""
     is_sign = f.col("op").isin(list(KINDS))
     found = (
         rows.groupBy("table", "schema_id", "commit_lsn")
@@ -262,6 +266,7 @@ def contents(rows: DataFrame) -> list[dict[str, Any]]:
             f.count("*").alias("rows"),
             f.count_if(~is_sign).alias("changes"),
             f.count_if(f.col("op") == SNAPSHOT_END).alias("ends"),
+            f.sum(f.length("value")).alias("value_bytes"),
             f.max("commit_time").alias("commit_time"),
         )
         .toArrow()
@@ -273,6 +278,8 @@ def contents(rows: DataFrame) -> list[dict[str, Any]]:
     changed = found.filter(pc.greater(found["changes"], 0))
     total = {
         **{name: pc.sum(found[name]).as_py() for name in ("rows", "changes", "ends")},
+        "value_bytes": pc.sum(found["value_bytes"]).as_py() or 0,
+        "first": pc.min(found["commit_lsn"]).as_py(),
         "last": pc.max(found["commit_lsn"]).as_py(),
         "commit_time": pc.max(found["commit_time"]).as_py(),
         "schema_ids": pc.unique(found["schema_id"].drop_null()).to_pylist(),

@@ -51,9 +51,6 @@ from spark_consumer.reader.signs import KINDS
 from spark_consumer.tables import TableName, is_one_of
 
 TABLES_AT_ONCE = 2
-# Sources of merges with no more rows in all are not copied by Delta first. That copy is a job, but without it every step of
-# Spark's planning carries the rows: with 10,000 of them some tenths of a second of CPU time.
-FEW_CHANGES = 1000
 
 
 @dataclass
@@ -126,11 +123,11 @@ class Mirror:
         behind_lsn = -1 if self.last is None else self.last.commit_lsn
         if last_lsn is None:
             last_lsn = changes.appended_lsn(spark, self.path)
-        rows = changes.waiting(spark, self.path, behind_lsn, last_lsn) if last_lsn > behind_lsn else None
+        rows, size = changes.waiting(spark, self.path, behind_lsn, last_lsn) if last_lsn > behind_lsn else (None, None)
         if rows is None:
             return
         try:
-            self._apply_all(rows, batch, is_stored=True)
+            self._apply_stored(rows.select(*COLUMNS), batch, size)
         except fence.CONFLICTS as problem:
             raise fence.taken_over(self.path) from problem
         if self.last is None or self.last.commit_lsn < last_lsn:
@@ -140,24 +137,30 @@ class Mirror:
                 f"{reached}: the tables were not changed any further"
             )
 
-    def _apply_all(self, raw: DataFrame, batch: int, *, is_stored: bool = False) -> None:
-        """`is_stored`: it lies in files, which are read again at less cost than a copy in memory, unless in many pieces."""
+    def _apply_stored(self, raw: DataFrame, batch: int, size: BatchSize | None) -> None:
+        """It lies in files, which are read again at less cost than a copy in memory, unless in many pieces. `size`: if known."""
+        tune(raw.sparkSession)
+        size = size or batch_size(raw)
+        if not size.signs:
+            self._apply(raw, batch, size)
+        else:
+            self._apply_kept(raw, batch)
+
+    def _apply_kept(self, raw: DataFrame, batch: int) -> None:
+        raw.persist()
+        try:
+            self._apply(raw, batch)
+        finally:
+            raw.unpersist()
+
+    def _apply_all(self, raw: DataFrame, batch: int) -> None:
         tune(raw.sparkSession)
         is_sign = f.col("op").isin(list(KINDS))
         raw = raw.where(f.col("table").isNotNull() | is_sign)
         if self.last is not None:  # a new checkpoint begins early: those transactions are in the mirror
             known = f.col("table").isin(list(self.last.tables)) | is_sign
             raw = raw.where(~known | (f.col("commit_lsn") > self.last.commit_lsn))
-        raw = raw.select(*COLUMNS)
-        size = batch_size(raw) if is_stored else None
-        if size is not None and not size.signs:
-            self._apply(raw, batch, size)
-            return
-        raw.persist()
-        try:
-            self._apply(raw, batch)
-        finally:
-            raw.unpersist()
+        self._apply_kept(raw.select(*COLUMNS), batch)
 
     def open(self, spark: SparkSession, *, appends: bool = True) -> None:
         """Takes the mirror over, and merges what waits. `appends`: also from who appends to `changes`.
@@ -324,9 +327,10 @@ class Mirror:
             for part in content.parts
         ]
         work = [item for item in work if item.applied < content.commit_lsn]
+        are_here = all(item.part.is_small(len(item.shape.columns)) for item in work)
         with (
             settings(spark, {COMPACT: "false"}),  # upkeep does that
-            once(spark, content.commit_lsn, has_few=records is not None and content.changes <= FEW_CHANGES),
+            once(spark, content.commit_lsn, content.changes if are_here else None),
             ThreadPoolExecutor(self.tables_at_once) as threads,
         ):
             for future in [

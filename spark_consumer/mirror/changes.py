@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
@@ -25,6 +26,7 @@ from spark_consumer.mirror import delta_log
 from spark_consumer.mirror.direct import NOTHING
 from spark_consumer.mirror.layout import changes_path, schemas_path
 from spark_consumer.mirror.merge import despite_conflicts, write_once
+from spark_consumer.mirror.parts import BatchSize, total
 from spark_consumer.mirror.target import APPLICATION, DELETION_VECTORS, at_version, exists, transaction_version, version
 from spark_consumer.mirror.tuning import settings
 from spark_consumer.reader.registry import Schema
@@ -44,6 +46,8 @@ _CHANGES_A_FILE = 250_000
 # More entries of the log are not read one by one: a merge comes every few minutes.
 _COMMITS = 1000
 _LISTS_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+# Of the userMetadata of a commit: how much it has appended.
+_SIZE = "walgate.size"
 _GLOB = re.compile(r"[\[\]{}*?\\]")
 
 
@@ -58,11 +62,14 @@ def create(spark: SparkSession, path: str) -> None:
         nothing(spark).write.format("delta").mode("ignore").options(**_PROPERTIES).save(changes_path(path))
 
 
-def append(rows: DataFrame, path: str, commit_lsn: int, count: int, expected: Mapping[str, int] = NOTHING) -> None:
-    """`rows`: COLUMNS of `count` changes, the last of them at `commit_lsn`; once. `expected`: as for direct.append."""
-    files = -(-count // _CHANGES_A_FILE)
+def append(rows: DataFrame, path: str, size: BatchSize, expected: Mapping[str, int] = NOTHING) -> None:
+    """`rows`: COLUMNS, of this size; once. `expected`: as for direct.append."""
+    files = -(-(size.changes + size.signs) // _CHANGES_A_FILE)
     parted = rows.coalesce(1) if files <= 1 else rows.repartitionByRange(files, "table", "commit_lsn")
-    write_once(parted.sortWithinPartitions("table"), changes_path(path), "append", commit_lsn, expected=expected)
+    note = json.dumps({_SIZE: asdict(size)})
+    write_once(
+        parted.sortWithinPartitions("table"), changes_path(path), "append", size.last_lsn, expected=expected, note=note
+    )
 
 
 def appended_lsn(spark: SparkSession, path: str) -> int:
@@ -78,24 +85,28 @@ def pinned(spark: SparkSession, path: str) -> DataFrame | None:
     return at_version(spark, location, version(spark, location)) if exists(spark, location) else None
 
 
-def waiting(spark: SparkSession, path: str, behind_lsn: int, last_lsn: int) -> DataFrame | None:
-    """What was appended behind one commit LSN and up to another, which is not later than `appended_lsn`.
+def waiting(
+    spark: SparkSession, path: str, behind_lsn: int, last_lsn: int
+) -> tuple[DataFrame | None, BatchSize | None]:
+    """What was appended behind one commit LSN and up to another, which is not later than `appended_lsn`, and how much that is.
 
     Read from the files of the last commits where their entries in the log are there: for a version of `changes` as a whole Delta
-    would read its log, which is three jobs. None: this mirror has none.
+    would read its log, which is three jobs. None: this mirror has none; the size is not known.
     """
     location = changes_path(path)
-    files = _files_behind(spark, location, behind_lsn) if exists(spark, location) else None
-    if files is None:
-        rows = pinned(spark, path)
+    newest = _commits_behind(spark, location, behind_lsn) if exists(spark, location) else None
+    files = _files(location, newest or [])
+    if newest is None or not files:
+        rows, size = pinned(spark, path), None
     else:
+        size = _noted_size(newest, behind_lsn, last_lsn)
         with settings(spark, {_LISTS_BY_A_JOB: str(len(files) + 1)}):
             rows = spark.read.schema(from_arrow_schema(_SCHEMA)).parquet(*files)
-    return None if rows is None else between(rows, behind_lsn, last_lsn)
+    return (None if rows is None else between(rows, behind_lsn, last_lsn)), size
 
 
-def _files_behind(spark: SparkSession, location: str, behind_lsn: int) -> list[str] | None:
-    """Files of the table that have every change behind a commit LSN, and maybe others. None: the table has to be asked."""
+def _commits_behind(spark: SparkSession, location: str, behind_lsn: int) -> list[list[dict[str, Any]]] | None:
+    """Actions of the commits that have every change behind a commit LSN, newest first. None: the table has to be asked."""
     if _GLOB.search(location):
         return None
     newest: list[list[dict[str, Any]]] = []
@@ -110,13 +121,35 @@ def _files_behind(spark: SparkSession, location: str, behind_lsn: int) -> list[s
             return None
     else:
         return None
+    return newest
+
+
+def _files(location: str, newest: list[list[dict[str, Any]]]) -> list[str]:
+    """What these commits, newest first, have left of the files that they brought."""
     names: dict[str, None] = {}
     for actions in reversed(newest):
         for found in actions:
             if "remove" in found:
                 names.pop(found["remove"]["path"], None)
         names |= {found["add"]["path"]: None for found in actions if "add" in found}
-    return [f"{location}/{unquote(name)}" for name in names] or None
+    return [f"{location}/{unquote(name)}" for name in names]
+
+
+def _noted_size(newest: list[list[dict[str, Any]]], behind_lsn: int, last_lsn: int) -> BatchSize | None:
+    """Of what these commits, newest first, have appended behind one commit LSN and up to another. None: it was not noted, or a
+    merge has ended amid a commit."""
+    sizes = []
+    for actions in newest:
+        marks = [found["txn"]["version"] for found in actions if found.get("txn", {}).get("appId") == APPLICATION]
+        if not marks or marks[0] > last_lsn:
+            continue
+        notes = [found["commitInfo"].get("userMetadata") for found in actions if "commitInfo" in found]
+        noted = json.loads(notes[0]) if notes and notes[0] else {}
+        if _SIZE not in noted:
+            return None
+        sizes.append(BatchSize(**noted[_SIZE]))
+    size = total(sizes) if sizes else None
+    return size if size is not None and size.first_lsn > behind_lsn else None
 
 
 def between(rows: DataFrame, behind_lsn: int, last_lsn: int) -> DataFrame:

@@ -22,19 +22,26 @@ class Superseded(Exception):
 
 
 def append(
-    frame: DataFrame, location: str, application: str, number: int, expected: Mapping[str, int] = NOTHING
+    frame: DataFrame,
+    location: str,
+    application: str,
+    number: int,
+    expected: Mapping[str, int] = NOTHING,
+    note: str | None = None,
 ) -> bool:
     """One commit, once for this version (`number`) of the application. False: nothing was written, for Delta's writer is needed:
     there is no table, it has other columns, or no checksum that knows its applications.
 
-    `expected`: what other applications have noted. Raises Superseded where one has noted something else, and what Delta raises:
-    ConcurrentTransactionException where one does so during this commit.
+    `expected`: what other applications have noted. `note`: userMetadata of the commit. Raises Superseded where one has noted
+    something else, and what Delta raises: ConcurrentTransactionException where one does so during this commit.
     """
     with activated(frame.sparkSession):
-        return _append(frame, location, application, number, expected)
+        return _append(frame, location, application, number, expected, note)
 
 
-def _append(frame: DataFrame, location: str, application: str, number: int, expected: Mapping[str, int]) -> bool:
+def _append(
+    frame: DataFrame, location: str, application: str, number: int, expected: Mapping[str, int], note: str | None
+) -> bool:
     spark = frame.sparkSession
     packages, option = java(spark).org.apache.spark.sql, java(spark).scala.Option
     transaction = java_log(spark, location).startTransaction(option.empty(), option.empty())
@@ -53,7 +60,8 @@ def _append(frame: DataFrame, location: str, application: str, number: int, expe
     now = java(spark).java.lang.System.currentTimeMillis()
     mark = packages.delta.actions.SetTransaction(application, number, option.apply(now))
     operation = getattr(packages.delta, "DeltaOperations$Write")
-    transaction.commit(actions.appended(mark), operation(packages.SaveMode.Append, *(option.empty() for _ in range(8))))
+    told = [option.empty(), option.empty(), option.apply(note), *(option.empty() for _ in range(5))]
+    transaction.commit(actions.appended(mark), operation(packages.SaveMode.Append, *told))
     return True
 
 

@@ -22,6 +22,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from spark_consumer.arrow import out_of_plan
 from spark_consumer.mirror import direct
 from spark_consumer.mirror.shape import TableShape, special_key
 from spark_consumer.mirror.target import APPLICATION, quoted
@@ -29,6 +30,8 @@ from spark_consumer.mirror.tuning import settings
 
 _CONF = "spark.databricks.delta.write."
 _COPIES_SOURCE = "spark.databricks.delta.merge.materializeSource"
+# Sources of merges with no more rows in all stay in the plan: Spark then needs no job to broadcast them.
+FEW_ROWS = 1000
 # Of a merge's source: prefixes of the columns that have a state's key and row.
 KEY, ROW = "key.", "row."
 
@@ -59,14 +62,16 @@ def despite_conflicts(write: Callable[[], object], pause: Callable[[float], None
 
 
 @contextmanager
-def once(spark: SparkSession, commit_lsn: int, *, has_few: bool = False) -> Iterator[None]:
+def once(spark: SparkSession, commit_lsn: int, rows_here: int | None = None) -> Iterator[None]:
     """Every Delta write of this session within is done once for this commit LSN.
 
-    `has_few`: the sources of merges are few rows in this process. Delta would copy them first, which is a job, lest they change
-    meanwhile.
+    `rows_here`: the sources of merges are in this process, with so many rows in all. Delta would copy them first, which is a job,
+    lest they change meanwhile. Many are no part of the plan: each step of Spark's planning would carry them.
     """
     wanted = {f"{_CONF}txnAppId": APPLICATION, f"{_CONF}txnVersion": str(commit_lsn)}
-    with settings(spark, {**wanted, **({_COPIES_SOURCE: "none"} if has_few else {})}):
+    if rows_here is not None:
+        wanted |= {_COPIES_SOURCE: "none", **(out_of_plan(spark, rows_here) if rows_here > FEW_ROWS else {})}
+    with settings(spark, wanted):
         yield
 
 
@@ -81,16 +86,19 @@ def write_once(
     application: str = APPLICATION,
     properties: Mapping[str, str] = MappingProxyType({}),
     expected: Mapping[str, int] = direct.NOTHING,
+    note: str | None = None,
 ) -> None:
     """Append to, or overwrite, a Delta table, once for this commit LSN. `properties`: of the table, if this write makes it.
 
-    `expected`: as for direct.append, where that makes the commit.
+    `expected`: as for direct.append, where that makes the commit. `note`: userMetadata of the commit.
     """
-    if mode == "append" and not properties and direct.append(frame, location, application, commit_lsn, expected):
+    if mode == "append" and not properties and direct.append(frame, location, application, commit_lsn, expected, note):
         return
     writer = frame.write.format("delta").mode(mode).option("mergeSchema", merge_schema).options(**properties)
     if overwrite_schema:
         writer = writer.option("overwriteSchema", True)
+    if note is not None:
+        writer = writer.option("userMetadata", note)
     writer.option("txnAppId", application).option("txnVersion", commit_lsn).save(location)
 
 

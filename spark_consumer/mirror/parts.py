@@ -71,6 +71,17 @@ class BatchSize:
     last_lsn: int
 
 
+def total(sizes: Sequence[BatchSize]) -> BatchSize:
+    """Of batches that hold something, one behind the other in any order."""
+    return BatchSize(
+        sum(size.changes for size in sizes),
+        sum(size.signs for size in sizes),
+        sum(size.value_bytes for size in sizes),
+        min(size.first_lsn for size in sizes),
+        max(size.last_lsn for size in sizes),
+    )
+
+
 def batch_size(raw: DataFrame) -> BatchSize:
     """Of frames.RAW, with or without the rows of signs."""
     is_sign = f.col("op").isin(list(KINDS))

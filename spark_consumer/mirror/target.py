@@ -165,6 +165,12 @@ def files_below(spark: SparkSession, location: str, size: int, enough: int = 0) 
     return int(snapshot.allFiles().where(f"size < {size}").count())
 
 
+def byte_count(spark: SparkSession, location: str) -> int | None:
+    """Of its files; None: only a job would tell."""
+    checksum = _snapshot(spark, location).checksumOpt()
+    return int(checksum.get().tableSizeBytes()) if checksum.isDefined() else None
+
+
 def own_retention_s(spark: SparkSession, location: str) -> float:
     """For how long a table's own Delta properties say that its files and log entries stay; 0: they do not say."""
     metadata = _snapshot(spark, location).metadata()

@@ -33,6 +33,8 @@ from spark_consumer.mirror.states import (
 )
 
 NEW = -1
+# Finding out which files of a table have keys between two bounds is a job of half a second, as is reading a million keys.
+_SKIPPED_IN_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,14 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
     if work.refit is not None:
         _write_refitted(spark, flat_states(spark, states, unsent), work, commit_lsn, unsent)
     else:
-        merge(spark, work.location, flat_states(spark, states, unsent), shape, unsent, key_bounds(states, shape))
+        bounds = key_bounds(states, shape) if _is_large(spark, work.location) else {}
+        merge(spark, work.location, flat_states(spark, states, unsent), shape, unsent, bounds)
+
+
+def _is_large(spark: SparkSession, location: str) -> bool:
+    """Reading all keys of the table costs more than finding the files that may have some."""
+    size = target.byte_count(spark, location)
+    return size is None or size > _SKIPPED_IN_BYTES
 
 
 def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit_lsn: int) -> None:

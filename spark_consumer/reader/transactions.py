@@ -179,7 +179,8 @@ class TransactionReader:
                 f"the marker before offset {self._position} is not that of the transaction with commit_lsn "
                 f"{format_lsn(self._commit_lsn)}",
                 hint="The marker topic was recreated, or belongs to another Kafka cluster: changes committed in the meantime "
-                "may be missing.",
+                "may be missing. Check the bootstrap servers and the prefix. If they are right, start without a stored position, "
+                "with a new copy of the tables.",
             )
 
     async def _next_markers(self) -> list[Any]:

@@ -222,8 +222,8 @@ def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise UnsupportedSchema(
                 f"column {field.name!r} was written as {child.type} and does not fit into {field.type}",
-                hint="The type of the column was changed, and the conversion would lose values. Restart the query, or read "
-                "the records as they are stored, in the column value (omit the option table).",
+                hint="The type of the column was changed, and the conversion would lose values. Restart the query, or omit "
+                "the option `table` and read the stored records from the column `value`.",
             ) from None
     if not children:
         return pa.array([{}] * len(array), target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import resource
 import signal
 import time
@@ -401,6 +402,63 @@ async def test_a_right_that_is_taken_away_is_named_and_waited_for(place: Place) 
         for future in place.admin.delete_acls([anything]).values():
             future.result(30)
         print(await scene.finish())
+
+
+def _documented_acls(prefix: str) -> list[AclBinding]:
+    """What docs/operations.md says that a gateway needs, of a gateway with this prefix."""
+    acls = []
+    for line in (Path(__file__).parents[2] / "docs" / "operations.md").read_text().splitlines():
+        found = re.fullmatch(r"\| gateway \| (.*) \| ([^|]*) \|", line)
+        if found is None:
+            continue
+        resource_text, operations = found[1], re.findall(r"[A-Z]\w+", found[2])
+        names = [re.sub(r"^cdc\.", f"{prefix}.", name) for name in re.findall("`(.*?)`", resource_text)]
+        kind = next(kind for word, kind in _RESOURCES.items() if resource_text.startswith(word))
+        pattern = ResourcePatternType.PREFIXED if "prefix" in resource_text else ResourcePatternType.LITERAL
+        acls += [
+            AclBinding(
+                kind, name, pattern, "User:gateway", "*", AclOperation[_snake_case(operation)], AclPermissionType.ALLOW
+            )
+            for name in names or ["kafka-cluster"]
+            for operation in operations
+        ]
+    return acls
+
+
+_RESOURCES = {
+    "topic": ResourceType.TOPIC,
+    "transactional": ResourceType.TRANSACTIONAL_ID,
+    "cluster": ResourceType.BROKER,
+}
+
+
+def _snake_case(word: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", word).upper()
+
+
+async def test_the_acls_of_the_manual_suffice(place: Place) -> None:
+    """To create the topics, read tables, stream, and start again, from which on the marker topic is read."""
+    acls = _documented_acls(place.prefix)
+    assert len({acl.name for acl in acls}) == 6, acls
+    for future in place.admin.create_acls(acls).values():
+        future.result(30)
+    try:
+        account = {**ACCOUNT, "kafka__bootstrap_servers": place.broker.secured_servers, "snapshot__mode": "initial"}
+        async with place.scene(**account) as scene:
+            await scene.streaming()
+            await scene.commits()
+            await scene.gateway.stop()
+            scene.gateway.start()
+            await scene.streaming()
+            await scene.commits()
+            print(await scene.finish())
+            assert not scene.gateway.events("restarting")
+    finally:
+        filters = {acl.name: AclBindingFilter(
+            acl.restype, acl.name, acl.resource_pattern_type, "User:gateway", "*", AclOperation.ANY, AclPermissionType.ANY
+        ) for acl in acls}  # fmt: skip
+        for future in place.admin.delete_acls(list(filters.values())).values():
+            future.result(30)
 
 
 async def test_a_lost_position_topic_stops_the_start(place: Place) -> None:

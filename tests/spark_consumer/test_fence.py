@@ -17,6 +17,7 @@ from spark_consumer.mirror import batch, changes, direct, fence, versions, writi
 from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.layout import manifest_path, table_path
 from spark_consumer.mirror.merge import despite_conflicts, once, write_once
+from spark_consumer.mirror.parts import BatchSize
 from spark_consumer.mirror.target import APPLICATION, files_below, transaction_versions
 from spark_consumer.mirror.writing import TableWork
 from spark_consumer.reader.registry import Registry, SchemaCache
@@ -117,10 +118,10 @@ def test_a_writer_that_another_one_follows_appends_nothing_behind_its_own_last_l
     path, rows = str(tmp_path), changes.nothing(spark)
     changes.create(spark, path)
     first = fence.claim_appends(spark, path, rows)
-    changes.append(rows, path, 1, 1, fence.held(first))
+    changes.append(rows, path, BatchSize(1, 0, 0, 1, 1), fence.held(first))
     second = fence.claim_appends(spark, path, rows)
     with pytest.raises(fence.CONFLICTS):
-        changes.append(rows, path, 2, 1, fence.held(first))
+        changes.append(rows, path, BatchSize(1, 0, 0, 2, 2), fence.held(first))
     assert changes.appended_lsn(spark, path) == 1
     # The third comes while the second commits: it has looked already.
     look = direct.noted_versions
@@ -136,9 +137,9 @@ def test_a_writer_that_another_one_follows_appends_nothing_behind_its_own_last_l
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(direct, "noted_versions", looks)
         with pytest.raises(ConcurrentTransactionException):
-            changes.append(rows, path, 2, 1, fence.held(second))
+            changes.append(rows, path, BatchSize(1, 0, 0, 2, 2), fence.held(second))
     assert changes.appended_lsn(spark, path) == 1
-    changes.append(rows, path, 2, 1, fence.held(third[0]))
+    changes.append(rows, path, BatchSize(1, 0, 0, 2, 2), fence.held(third[0]))
     assert changes.appended_lsn(spark, path) == 2
 
 
@@ -251,7 +252,7 @@ def test_settings_of_a_person_stay_behind_a_write_that_is_done_once(spark: Spark
     name = "spark.databricks.delta.merge.materializeSource"
     spark.conf.set(name, "all")
     try:
-        with once(spark, 1, has_few=True):
+        with once(spark, 1, rows_here=10):
             assert spark.conf.get(name) == "none"
         assert spark.conf.get(name) == "all"
     finally:

@@ -129,7 +129,6 @@ def test_a_large_batch_is_folded_to_the_same_rows(
             monkeypatch.setattr(module, "look_at", lambda raw, _: (parts.batch_content(raw), None))
     if not tables_here:
         monkeypatch.setattr(parts, "_SMALL_CELLS", 0)
-        monkeypatch.setattr(batch, "FEW_CHANGES", 0)  # so many cells are not of a few changes
     workload = Workload(feeder, 11)
     for _ in range(40):
         workload.step()

@@ -23,6 +23,7 @@ from spark_consumer.mirror.delta_files import open_delta
 from spark_consumer.mirror.delta_log import needless
 from spark_consumer.mirror.layout import changes_path, manifest_path, table_path
 from spark_consumer.mirror.merge import write_once
+from spark_consumer.mirror.parts import BatchSize, batch_size
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.source.frames import RAW
 from spark_consumer.tables import TableName
@@ -69,7 +70,7 @@ EVERY_SECOND = "spark.databricks.delta.properties.defaults.checkpointInterval"
 def append(spark: SparkSession, path: str, lsn: int) -> None:
     change = {"table": "public.items", "op": "INSERT", "commit_lsn": lsn, "ordinal": 0, "schema_id": 1, "value": b""}
     rows = pa.Table.from_pylist([change], pa.schema([RAW.field(name) for name in changes.COLUMNS]))
-    changes.append(to_frame(spark, rows), path, lsn, 1)
+    changes.append(to_frame(spark, rows), path, BatchSize(1, 0, 0, lsn, lsn))
 
 
 def merge(spark: SparkSession, path: str, lsn: int) -> datetime:
@@ -103,14 +104,15 @@ def test_the_files_of_the_last_commits_have_what_a_version_of_changes_has(
         row = {"op": "INSERT", "commit_lsn": lsn, "schema_id": 1, "value": b"a"}
         rows = [{**row, "table": f"public.{word}", "ordinal": place} for place in range(count) for word in ("a", "b")]
         schema = pa.schema([RAW.field(name) for name in changes.COLUMNS])
-        changes.append(to_frame(spark, pa.Table.from_pylist(rows, schema)), path, lsn, len(rows))
+        size = BatchSize(len(rows), 0, len(rows), lsn, lsn)
+        changes.append(to_frame(spark, pa.Table.from_pylist(rows, schema)), path, size)
 
     def check(*behind: int, last: int) -> None:
         pinned = changes.pinned(spark, path)
         assert pinned is not None
         for lsn in behind:
-            rows = changes.waiting(spark, path, lsn, last)
-            assert rows is not None
+            rows, size = changes.waiting(spark, path, lsn, last)
+            assert rows is not None and size == batch_size(rows)
             wanted = sorted(map(tuple, changes.between(pinned, lsn, last).collect()), key=str)
             assert wanted and sorted(map(tuple, rows.collect()), key=str) == wanted
 
@@ -129,9 +131,9 @@ def test_the_files_of_the_last_commits_have_what_a_version_of_changes_has(
     log = Path(changes_path(path), "_delta_log")
     for version in range(3):
         (log / f"{version:020}.json").unlink()
-    assert [bool(changes._files_behind(spark, changes_path(path), lsn)) for lsn in (1, 6, 8)] == [False, True, True]
+    assert [bool(changes._commits_behind(spark, changes_path(path), lsn)) for lsn in (1, 6, 8)] == [False, True, True]
     monkeypatch.setattr(changes, "_COMMITS", 3)
-    assert [bool(changes._files_behind(spark, changes_path(path), lsn)) for lsn in (6, 8)] == [False, True]
+    assert [bool(changes._commits_behind(spark, changes_path(path), lsn)) for lsn in (6, 8)] == [False, True]
 
 
 @pytest.mark.integration
