@@ -118,8 +118,9 @@ class Story:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _play(self) -> None:
-        """The shop opens at once, and the mirror joins when Spark is there: it misses nothing."""
-        await _together(self._await_mirror(), self._work())
+        """The shop opens when the mirror reads, as if it had always been there."""
+        await self._await_mirror()
+        await self._work()
         with self._panel.step("Catch up") as step:
             await self._catch_up()
             step.detail = f"the mirror has reached {self._mirror.progress.commit_lsn}"

@@ -169,9 +169,9 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         server(max_slot_wal_keep_mb=100),
         WARN,
         "max_slot_wal_keep_size is 100 MB",
-        "max_slot_wal_keep_size = -1",
+        "max_slot_wal_keep_size = '...'; SELECT pg_reload_conf()",
     ),
-    ("idle timeout", server(idle_slot_timeout_s=60.0), WARN, "idle_replication_slot_timeout is 60 s", "= 0"),
+    ("idle timeout", server(idle_slot_timeout_s=60.0), WARN, "idle_replication_slot_timeout is 60 s", "= 0; SELECT"),
     (
         "two-phase version",
         World(facts=replace(with_server(version_num=140002), slot=None), expected=replace(EXPECTED, two_phase=True)),
@@ -282,6 +282,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "max_connections = 120",
     ),
     ("clock", role(server_ahead_s=-4000.0), WARN, "4000 s behind", "synchronize"),
+    ("no USAGE", role(closed_schemas=("shop",)), WARN, "lacks USAGE on the schemas shop", "GRANT USAGE ON SCHEMA shop"),
     ("no SELECT", role(unreadable=("shop.orders",)), WARN, "cannot read shop.orders", "GRANT SELECT ON shop.orders"),
     # the listeners
     ("dns", listener(failure="dns"), SLOW, "host name of k1:9092 cannot be resolved", "bootstrap_servers"),
@@ -372,8 +373,8 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
     (
         "never in sync",
         broker(min_insync_replicas="4"),
-        SLOW,
-        "no record would ever be acknowledged",
+        WARN,
+        "4, but new topics have 3 replicas: Kafka then requires only 3",
         "kafka.replication_factor = 4",
     ),
     ("one in sync", broker(min_insync_replicas="1"), WARN, "min.insync.replicas is 1", "min.insync.replicas=2"),
@@ -427,7 +428,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         topic("walgate.position", partitions=3),
         STOP,
         "walgate.position has 3 partitions",
-        "a new source.slot and a new kafka.prefix",
+        "a new source.slot, a new kafka.prefix and a new snapshot",
     ),
     (
         "markers in parts",
@@ -474,7 +475,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
     (
         "topic never in sync",
         topic("cdc.shop.orders", replicas=1),
-        SLOW,
+        WARN,
         "1 replica, but its min.insync.replicas is 2",
         "min.insync.replicas=1",
     ),
@@ -573,7 +574,7 @@ def test_a_managed_server_is_told_its_own_remedy(provider: str, said: str) -> No
     told = for_provider(finding, provider)
     assert said in told.hint and "ALTER SYSTEM" not in told.hint and type(told) is type(finding)
     (warning,) = server(max_slot_wal_keep_mb=100).findings()
-    assert "max_slot_wal_keep_size = -1" in for_provider(warning, provider).hint
+    assert "max_slot_wal_keep_size = '...'" in for_provider(warning, provider).hint
     assert "ALTER SYSTEM" not in for_provider(warning, provider).hint
     assert for_provider(warning, "") is warning
 
