@@ -40,8 +40,7 @@ from gateway.kafka.facts import kafka_facts
 from gateway.kafka.listener import look_at_listener
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.topics import Topics
-from gateway.operate.errors import DataGap, RetrySlowly, StopForOperator, WalgateError
-from gateway.operate.kafka_settings import KafkaSettings
+from gateway.operate.errors import DataGap, StopForOperator, WalgateError
 from gateway.operate.settings import Settings
 from gateway.replication.connection import address_text, connect_replication, connect_sql
 from gateway.replication.holders import holders
@@ -245,7 +244,7 @@ class _Check:
                 kafka, expected, [*own, *tables], [*own, *tables[:1]], topics.new_topic
             )
         except WalgateError as error:
-            self._add("kafka", [no_login(error, kafka) if expected.sasl else error])
+            self._add("kafka", [error])
             return None
         for address in advertised:
             if address not in addresses:
@@ -370,16 +369,6 @@ class _Check:
     def _fresh_key(self) -> bytes:
         assert self._facts is not None
         return self._fresh(self._facts).key
-
-
-def no_login(error: WalgateError, kafka: KafkaSettings) -> WalgateError:
-    """The address answers as it should and takes this kind of login, yet the client gets no connection: it does not say why."""
-    if "bootstrap" not in error.message:
-        return error
-    return RetrySlowly(
-        f"SASL authentication of {kafka.sasl_username} failed",
-        hint="check kafka.sasl_username and its password; the broker's log gives the reason",
-    )
 
 
 def _durability(facts: KafkaFacts) -> dict[str, Durability]:

@@ -156,7 +156,7 @@ async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> Non
     )
     await place.finds(
         "waits",
-        "",
+        "SaslAuthenticationFailed",
         "kafka.sasl_username",
         kafka={**secured, **LOGIN, "sasl_password": "x"},
     )

@@ -437,18 +437,17 @@ def _snake_case(word: str) -> str:
 
 
 async def test_the_acls_of_the_manual_suffice(place: Place) -> None:
-    """To create the topics, read tables, stream, and start again, from which on the marker topic is read."""
+    """To create the topics, stream, and start again, from which on the marker topic is read."""
     acls = _documented_acls(place.prefix)
     assert len({acl.name for acl in acls}) == 6, acls
     for future in place.admin.create_acls(acls).values():
         future.result(30)
     try:
-        account = {**ACCOUNT, "kafka__bootstrap_servers": place.broker.secured_servers, "snapshot__mode": "initial"}
+        account = {**ACCOUNT, "kafka__bootstrap_servers": place.broker.secured_servers, "snapshot__mode": "on_command"}
         async with place.scene(**account) as scene:
             await scene.streaming()
             await scene.commits()
-            await scene.gateway.stop()
-            scene.gateway.start()
+            await scene.stop()
             await scene.streaming()
             await scene.commits()
             print(await scene.finish())
