@@ -1,4 +1,4 @@
-"""Whole transactions without Spark: prints each committed transaction with its changes, as it comes.
+"""Whole transactions without Spark: prints each committed transaction with its changes, as it comes, until Ctrl-C.
 
 python examples/follow_transactions.py 127.0.0.1:9092 http://127.0.0.1:8081/apis/ccompat/v7 cdc
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
+from contextlib import suppress
 
 from spark_consumer.lsn import format_lsn
 from spark_consumer.reader.transactions import TransactionReader
@@ -28,4 +29,5 @@ async def follow(servers: str, registry: str, prefix: str, transactions: int | N
 
 
 if __name__ == "__main__":
-    asyncio.run(follow(*sys.argv[1:4]))
+    with suppress(KeyboardInterrupt):
+        asyncio.run(follow(*sys.argv[1:4]))

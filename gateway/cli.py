@@ -331,13 +331,20 @@ def _send_command(config: Path | None, command: str, tables: Sequence[str] = (),
         settings = load_settings(config)
         _check_commands(settings, purpose)
         from gateway.replication.password import login_of
-        from gateway.snapshot.commands import NotACommand, emit_command, encode_command
+        from gateway.snapshot.commands import NotACommand, emit_command, encode_command, unpublished
 
         try:
             text = encode_command(command, tables, purpose, settings.source.slot)
         except NotACommand as error:
             raise StopForOperator(f"snapshot {command}: {error}") from None
-        asyncio.run(emit_command(login_of(settings.source), text))
+        login = login_of(settings.source)
+        if tables and (unknown := asyncio.run(unpublished(login, settings.source.publications, tables))):
+            raise StopForOperator(
+                f"snapshot {command}: not published by {', '.join(settings.source.publications)}: {', '.join(unknown)}",
+                hint="check the names; ALTER PUBLICATION ... ADD TABLE publishes a table",
+            )
+        lsn = asyncio.run(emit_command(login, text))
+        print(f"sent at {lsn}: walgate snapshot status shows the progress", file=sys.stderr)
 
 
 @app.command()
@@ -381,7 +388,7 @@ def status(
 ) -> None:
     """Show what the gateway is waiting for, the lag, the retained WAL and what keeps restart_lsn from advancing. Asks the
     gateway if http.port is set, otherwise PostgreSQL and Kafka. Exit code 0: the gateway is streaming; 1: it is waiting or
-    down."""
+    down, or its state is unknown."""
     _set_up_silence()
     from gateway.service.status_report import show_status
 

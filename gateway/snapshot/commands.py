@@ -27,6 +27,7 @@ log = structlog.get_logger()
 
 COMMANDS: Final = ("start", "pause", "resume", "cancel")
 PURPOSES: Final = ("REPLACE", "VERIFY")
+_PUBLISHED: Final = "SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = ANY ($1)"
 _EMIT: Final = "SELECT pg_catalog.pg_logical_emit_message(true, $1::text, $2::text)::text"
 
 
@@ -126,6 +127,19 @@ def encode_command(command: str, tables: Sequence[str], purpose: str, slot: str)
     text = json.dumps(body)
     parse_command(text.encode())
     return text
+
+
+async def unpublished(login: Login, publications: Sequence[str], tables: Sequence[str]) -> list[str]:
+    """Those of these tables (schema.table) that are in none of the publications. Raises classified errors."""
+    sql: asyncpg.Connection = await connect_sql(login)
+    try:
+        rows = await sql.fetch(_PUBLISHED, list(publications))
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "looking for the tables") from error
+    finally:
+        sql.terminate()
+    published = {(namespace, name) for namespace, name in rows}
+    return [table for table in tables if parse_relation(table) not in published]
 
 
 async def emit_command(login: Login, text: str) -> Lsn:

@@ -23,7 +23,8 @@ def add_context(error: Exception, machine: TransactionMachine, payload: bytes, c
 
     Raises Defect for an error that is no WalgateError; MemoryError stays what it is.
     """
-    context = f"({_operation(machine, payload)}{_transaction(machine)}, LSN {Lsn(change_lsn)})"
+    lsn = f", LSN {Lsn(change_lsn)}" if change_lsn else ""  # a Relation message has none
+    context = f"({_operation(machine, payload)}{_transaction(machine)}{lsn})"
     relation_oid = _relation_oid(machine, payload)
     if isinstance(error, WalgateError):
         error.message = f"{error.message} {context}"

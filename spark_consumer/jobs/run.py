@@ -51,6 +51,9 @@ class Run:
         self.status = Status(prefix=options.prefix)
         self._asked = -_ASK_EVERY_S
         self._measured = -_MEASURE_EVERY_S
+        self._nothing_up_to = (
+            0  # position in the marker topic: no marker between the last batch and it is a transaction's
+        )
         schemas = SchemaCache(options.registry)
         self._schemas = schemas
         self._log = MarkerLog(options.broker, options.marker_topic, MarkerDecoder(schemas))
@@ -184,6 +187,7 @@ class Run:
         newest = json.loads(progress.sources[0].latestOffset or "null")
         if isinstance(newest, dict):
             self.status.set("lag_markers", max(0, newest["position"] - end["position"]))
+            self.status.is_behind = newest["position"] > max(end["position"], self._nothing_up_to)
         if end["commit_lsn"] > self._commit_lsn:
             self.report(BatchReport(progress.batchId, end["commit_lsn"], 0, 0, {}, 0.0))
         self._measure(end["position"])
@@ -195,9 +199,12 @@ class Run:
             return
         self._measured = time.monotonic()
         try:
-            waiting = backlog(self._log, position, self._log.bounds(patience_s=0)[1])
+            newest_position = self._log.bounds(patience_s=0)[1]
+            waiting = backlog(self._log, position, newest_position)
         except (SourceUnavailable, RangeExpired):
             return
+        if waiting.newest_lsn is None:
+            self._nothing_up_to = newest_position
         newest = self._commit_lsn if waiting.newest_lsn is None else waiting.newest_lsn
         self.status.set("lag_bytes", max(0, newest - self._commit_lsn) if self._commit_lsn >= 0 else 0)
         self.status.set("lag_changes", waiting.changes)

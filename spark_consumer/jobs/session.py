@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from spark_consumer.jvm import connect_refused, submitted_settings
@@ -23,10 +24,13 @@ from spark_consumer.source.datasource import register
 NEEDED = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # Spark's INT96 is nanoseconds: 1677 to 2262
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.executorEnv.PYTHONSAFEPATH": "1",  # a package `schemas` in a worker's directory is not ours
     "spark.python.authenticate.socketTimeout": "120s",  # a busy machine needs more than 15 s to start a Python
+}
+# Of mirrors and changelogs in Delta, and of who reads them: a query that only reads topics needs no jar.
+DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 # Batches are small and many. Shuffle and snapshot partitions: mirror/tuning.py.
 _CHEAP_BATCHES = {
@@ -60,6 +64,7 @@ _JAVA = "-XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
 # In a job of a minute or two the second compiler's work never pays back, and takes the cores that Python needs. Without it Java
 # reserves 48 MB for compiled code instead of 240, which Spark's generated code fills in half an hour of many tables.
 _QUICK_START = "-XX:TieredStopAtLevel=1"
+_NAMING_JARS = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath"}
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"  # of the spark-submit by which PySpark starts Java
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"  # in the environment of a program that spark-submit has started
 
@@ -89,7 +94,7 @@ def local_session(
     """A session in this process, with both data sources registered.
 
     `lasting`: for a job of hours, whose rate counts more than its start. `jars`: Delta's; none where they are in Spark's own
-    folder. `java_home`: Java 17 or 21 whose `java` takes Spark's flags.
+    folder, or only topics are read. `java_home`: Java 17 or 21 whose `java` takes Spark's flags.
     """
     if java_home is not None:
         os.environ["JAVA_HOME"] = str(java_home)
@@ -119,7 +124,9 @@ def job_session(
     given = {**submitted, **(settings or {})}
     if master.startswith("sc://") or "SPARK_REMOTE" in os.environ or "spark.remote" in given:
         raise connect_refused()
-    wanted: dict[str, Any] = {**NEEDED, **_CHEAP_BATCHES, **given, "spark.sql.extensions": _with_delta(given)}
+    wanted: dict[str, Any] = {**NEEDED, **_CHEAP_BATCHES, **given}
+    if not master.startswith("local") or jars or _may_have_delta(given):
+        wanted = {**DELTA, **wanted, "spark.sql.extensions": _with_delta(given)}
     if master:
         wanted["spark.master"] = master
     if memory_mb is not None and "spark.driver.memory" not in given and not is_submitted():
@@ -142,9 +149,15 @@ def is_submitted() -> bool:
     return _SUBMITTED in os.environ
 
 
+def _may_have_delta(given: Mapping[str, str]) -> bool:
+    """Without jars of ours: Delta's are named by settings, or in Spark's own folder."""
+    home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
+    return bool(given.keys() & _NAMING_JARS) or any((home / "jars").glob("delta-spark*.jar"))
+
+
 def _with_delta(given: Mapping[str, str]) -> str:
     """Extensions of others stay."""
-    delta = NEEDED["spark.sql.extensions"]
+    delta = DELTA["spark.sql.extensions"]
     there = [name for name in given.get("spark.sql.extensions", "").split(",") if name]
     return ",".join(there if delta in there else [delta, *there])
 

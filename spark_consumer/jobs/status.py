@@ -66,10 +66,11 @@ METRICS = {
 @dataclass
 class Status:
     """What a job says of itself; written by its thread, read by the server's. `waits_for`: "" while its query runs.
-    `last_error`: what ended a query that was started again, and when (Unix)."""
+    `last_error`: what ended a query that was started again, and when (Unix). `is_behind`: transactions wait in Kafka."""
 
     prefix: str = ""
     waits_for: str = "its first query"
+    is_behind: bool = False
     last_error: tuple[str, float] | None = None
     values: dict[str, float] = field(default_factory=lambda: dict.fromkeys(METRICS, 0.0))
 
@@ -123,7 +124,7 @@ class Status:
 
     def _lag_s(self, now: float) -> float:
         committed = self.values["walgate_job_commit_time_seconds"]
-        return max(0.0, now - committed) if self.values["walgate_job_lag_markers"] and committed else 0.0
+        return max(0.0, now - committed) if self.is_behind and committed else 0.0
 
     def answer(self, path: str) -> tuple[int, str]:
         match path:

@@ -447,6 +447,7 @@ async def _gap_up_to_now(place: Place, said: str) -> None:
 async def _load_again(place: Place) -> None:
     await place.gateway.streaming()
     before = len(place.gateway.events("snapshot_done"))
+    assert "not published by" in await walgate(place.gateway, "snapshot", "start", "public.nothing", code=78)
     await walgate(place.gateway, "snapshot", "start")
     await place.gateway.logged('"snapshot_done"', times=before + 1)
     await place.stop()

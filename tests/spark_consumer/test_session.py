@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gateway.local.java import spark_java_home
 from spark_consumer.errors import MirrorError
 from spark_consumer.jobs import session
 from spark_consumer.jvm import java, java_session
@@ -97,3 +100,28 @@ def test_a_server_of_spark_connect_is_refused_before_it_is_asked(
     with pytest.raises(MirrorError, match=REFUSED):
         session.job_session("job", master, settings=settings)
     assert not builder.settings
+
+
+def test_a_local_session_without_jars_knows_no_delta(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else each query of a program that only reads topics ends with a class that is not there."""
+    session.local_session("reads")
+    assert not session.DELTA.keys() & builder.settings.keys()
+    builder.settings.clear()
+    session.local_session("reads", settings={"spark.jars": "/delta.jar"})
+    assert builder.settings.items() >= session.DELTA.items()
+    builder.settings.clear()
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "delta-spark_4.2_2.13-4.4.0.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    session.local_session("reads")
+    assert builder.settings.items() >= session.DELTA.items()
+
+
+@pytest.mark.integration
+def test_a_program_reads_without_jars() -> None:
+    program = "from spark_consumer.jobs.session import local_session as s; print(s('x').range(4).where('id > 1').count())"
+    environment = {**os.environ, "JAVA_HOME": str(spark_java_home())}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "2", done.stderr

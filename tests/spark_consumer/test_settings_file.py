@@ -131,5 +131,7 @@ def test_lag_is_the_age_of_the_last_transaction_while_others_wait() -> None:
     status = Status()
     status.set("commit_time_seconds", 100.0)
     assert "walgate_job_lag_seconds 0\n" in status.text(lambda: 130.0)
-    status.set("lag_markers", 4)
+    status.set("lag_markers", 4)  # of transactions that were rolled back, say
+    assert "walgate_job_lag_seconds 0\n" in status.text(lambda: 130.0)
+    status.is_behind = True
     assert "walgate_job_lag_seconds 30\n" in status.text(lambda: 130.0)

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
-from spark_consumer.jobs.session import NEEDED
+from spark_consumer.jobs.session import DELTA, NEEDED
 from tests.spark_consumer import submitted_job
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation
 from tests.spark_consumer.test_jobs import change_items
@@ -35,7 +35,7 @@ def build_wheel(folder: Path) -> Path:
 def submit(archive: Path, folder: Path, *arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     settings = {
-        **NEEDED, "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.log.level": "ERROR",
+        **NEEDED, **DELTA, "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": "2", "spark.databricks.delta.snapshotPartitions": "1",
     }  # fmt: skip
     command = [
