@@ -121,7 +121,9 @@ def test_a_local_session_without_jars_knows_no_delta(
 
 @pytest.mark.integration
 def test_a_program_reads_without_jars() -> None:
-    program = "from spark_consumer.jobs.session import local_session as s; print(s('x').range(4).where('id > 1').count())"
+    program = (
+        "from spark_consumer.jobs.session import local_session as s; print(s('x').range(4).where('id > 1').count())"
+    )
     environment = {**os.environ, "JAVA_HOME": str(spark_java_home())}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "2", done.stderr
