@@ -8,6 +8,7 @@ from pyspark.sql.types import StructType
 
 _IN_PLAN_BYTES = "spark.sql.execution.arrow.localRelationThreshold"
 _ROWS_A_PARTITION = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_LEAST_ROWS = 10_000
 
 
 def to_frame(spark: SparkSession, table: pa.Table, schema: StructType | None = None) -> DataFrame:
@@ -19,6 +20,6 @@ def to_frame(spark: SparkSession, table: pa.Table, schema: StructType | None = N
 
 
 def out_of_plan(spark: SparkSession, rows: int) -> dict[str, str]:
-    """Settings with which frames of so many rows in all are read from Arrow's data, in a task a core, not from the plan."""
+    """Settings with which frames of so many rows in all are read from Arrow's data, in up to a task a core, not from the plan."""
     cores = spark.sparkContext.defaultParallelism
-    return {_IN_PLAN_BYTES: "0", _ROWS_A_PARTITION: str(max(1, -(-rows // cores)))}
+    return {_IN_PLAN_BYTES: "0", _ROWS_A_PARTITION: str(max(_LEAST_ROWS, -(-rows // cores)))}

@@ -170,6 +170,7 @@ class SparkChoice:
             settings=conf,
             secrets=secrets,
             lasting=lasting,
+            delta=True,
         )
 
 

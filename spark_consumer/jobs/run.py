@@ -51,9 +51,8 @@ class Run:
         self.status = Status(prefix=options.prefix)
         self._asked = -_ASK_EVERY_S
         self._measured = -_MEASURE_EVERY_S
-        self._nothing_up_to = (
-            0  # position in the marker topic: no marker between the last batch and it is a transaction's
-        )
+        # Position in the marker topic: between the last batch and it no marker is that of a transaction.
+        self._nothing_up_to = 0
         schemas = SchemaCache(options.registry)
         self._schemas = schemas
         self._log = MarkerLog(options.broker, options.marker_topic, MarkerDecoder(schemas))

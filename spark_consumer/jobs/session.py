@@ -90,17 +90,28 @@ def local_session(
     settings: Mapping[str, str] | None = None,
     secrets: Mapping[str, str] | None = None,
     lasting: bool = False,
+    delta: bool | None = None,
 ) -> SparkSession:
     """A session in this process, with both data sources registered.
 
-    `lasting`: for a job of hours, whose rate counts more than its start. `jars`: Delta's; none where they are in Spark's own
-    folder, or only topics are read. `java_home`: Java 17 or 21 whose `java` takes Spark's flags.
+    `lasting`: for a job of hours, whose rate counts more than its start. `jars`: Delta's; none where Spark has them itself, or
+    only topics are read. `delta`: whether the session knows Delta; None: where its jars can be found. `java_home`: Java 17 or 21
+    whose `java` takes Spark's flags.
     """
     if java_home is not None:
         os.environ["JAVA_HOME"] = str(java_home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # a worker takes python3 from PATH otherwise
     given = {**_LOCAL, _JAVA_OPTIONS: _JAVA if lasting else f"{_QUICK_START} {_JAVA}", **(settings or {})}
-    return job_session(name, f"local[{cores or '*'}]", jars, memory_mb=memory_mb, settings=given, secrets=secrets)
+    knows_delta = bool(jars) or _may_have_delta(given) if delta is None else delta
+    return job_session(
+        name,
+        f"local[{cores or '*'}]",
+        jars,
+        memory_mb=memory_mb,
+        settings=given,
+        secrets=secrets,
+        delta=knows_delta,
+    )
 
 
 def job_session(
@@ -111,6 +122,7 @@ def job_session(
     memory_mb: int | None = None,
     settings: Mapping[str, str] | None = None,
     secrets: Mapping[str, str] | None = None,
+    delta: bool = True,
 ) -> SparkSession:
     """A session with both data sources registered; the driver is this process. `settings` win over what the jobs rely on.
 
@@ -125,7 +137,7 @@ def job_session(
     if master.startswith("sc://") or "SPARK_REMOTE" in os.environ or "spark.remote" in given:
         raise connect_refused()
     wanted: dict[str, Any] = {**NEEDED, **_CHEAP_BATCHES, **given}
-    if not master.startswith("local") or jars or _may_have_delta(given):
+    if delta:
         wanted = {**DELTA, **wanted, "spark.sql.extensions": _with_delta(given)}
     if master:
         wanted["spark.master"] = master
@@ -150,7 +162,7 @@ def is_submitted() -> bool:
 
 
 def _may_have_delta(given: Mapping[str, str]) -> bool:
-    """Without jars of ours: Delta's are named by settings, or in Spark's own folder."""
+    """Jars are named by settings, or Delta's are in Spark's own folder."""
     home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
     return bool(given.keys() & _NAMING_JARS) or any((home / "jars").glob("delta-spark*.jar"))
 

@@ -46,8 +46,8 @@ _CHANGES_A_FILE = 250_000
 # More entries of the log are not read one by one: a merge comes every few minutes.
 _COMMITS = 1000
 _LISTS_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"
-# Of the userMetadata of a commit: how much it has appended.
-_SIZE = "walgate.size"
+# Begins the userMetadata of a commit, which says how much it has appended.
+_SIZE = "walgate.size "
 _GLOB = re.compile(r"[\[\]{}*?\\]")
 
 
@@ -66,7 +66,7 @@ def append(rows: DataFrame, path: str, size: BatchSize, expected: Mapping[str, i
     """`rows`: COLUMNS, of this size; once. `expected`: as for direct.append."""
     files = -(-(size.changes + size.signs) // _CHANGES_A_FILE)
     parted = rows.coalesce(1) if files <= 1 else rows.repartitionByRange(files, "table", "commit_lsn")
-    note = json.dumps({_SIZE: asdict(size)})
+    note = _SIZE + json.dumps(asdict(size))
     write_once(
         parted.sortWithinPartitions("table"), changes_path(path), "append", size.last_lsn, expected=expected, note=note
     )
@@ -143,11 +143,12 @@ def _noted_size(newest: list[list[dict[str, Any]]], behind_lsn: int, last_lsn: i
         marks = [found["txn"]["version"] for found in actions if found.get("txn", {}).get("appId") == APPLICATION]
         if not marks or marks[0] > last_lsn:
             continue
-        notes = [found["commitInfo"].get("userMetadata") for found in actions if "commitInfo" in found]
-        noted = json.loads(notes[0]) if notes and notes[0] else {}
-        if _SIZE not in noted:
+        note = next((found["commitInfo"].get("userMetadata") for found in actions if "commitInfo" in found), None)
+        if note is None or not note.startswith(
+            _SIZE
+        ):  # of an older release, maybe with a note that a session asked for
             return None
-        sizes.append(BatchSize(**noted[_SIZE]))
+        sizes.append(BatchSize(**json.loads(note.removeprefix(_SIZE))))
     size = total(sizes) if sizes else None
     return size if size is not None and size.first_lsn > behind_lsn else None
 
