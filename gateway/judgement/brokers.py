@@ -254,7 +254,7 @@ def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
 
 def _fewer_replicas(count: int) -> str:
     """What brokers do where they are asked for more in-sync replicas than there are replicas."""
-    return f"Kafka then requires only {count} in-sync, and its older versions acknowledge no record"
+    return f"Kafka then requires only {counted(count, 'in-sync replica')}; older versions of Kafka do not acknowledge any record"
 
 
 def _brokers_there(count: int) -> str:

@@ -103,7 +103,7 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
             else "it exists now, so it was recreated"
         )
         return DataGap(
-            f"the server skipped changes, because a publication did not exist when they were made ({left_out.message}); "
+            f"the server cannot send changes, because a publication did not exist when they were made ({left_out.message}); "
             f"{now}",
             hint="changes of the publication's tables can no longer be sent through this slot, even if the publication is "
             "recreated: " + UNTIL_NOW,

@@ -50,7 +50,7 @@ def _identities(facts: Facts) -> Iterator[Finding]:
     if without:
         yield OperatorWarning(
             f"UPDATE and DELETE fail in PostgreSQL on tables without a replica identity: {_some(without)}",
-            f"add a primary key, or ALTER TABLE {without[0]} REPLICA IDENTITY FULL",
+            f"for each of these tables: add a primary key, or ALTER TABLE {without[0]} REPLICA IDENTITY FULL",
         )
 
 
@@ -84,9 +84,10 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
                 yield StopForOperator(
                     f"publication {publication.name} does not publish {', '.join(missing)} of {relation.full_name} (column "
                     "list), part of its replica identity: rows that differ only in that part would have the same key",
-                    hint="publish these columns. If the publication publishes neither UPDATE nor DELETE, you can instead run "
-                    f"ALTER TABLE {table} REPLICA IDENTITY FULL: the table's events then have no key, unless its whole primary "
-                    "key is published. (Otherwise PostgreSQL would then reject every UPDATE and DELETE of the table)",
+                    hint="publish these columns. Only if the publication publishes neither UPDATE nor DELETE, you can instead "
+                    f"run ALTER TABLE {table} REPLICA IDENTITY FULL: the table's events then have no key, unless its whole "
+                    "primary key is published. Do not run it if the publication publishes UPDATE or DELETE: PostgreSQL would "
+                    "then reject every UPDATE or DELETE of the table",
                 )
 
 
@@ -122,7 +123,11 @@ def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
                 "changes that were committed in between are not sent; the server reports whether there were any",
             )
         for change in _changes(old, new):
-            yield OperatorWarning(f"publication {name}: {change}", "changes that are not published do not reach Kafka")
+            yield OperatorWarning(
+                f"publication {name}: {change}",
+                "if this was not intended, undo it (ALTER PUBLICATION, ALTER TABLE); changes that are not published do not reach "
+                "Kafka, and a table with another name has another topic",
+            )
 
 
 def added_tables(before: Facts, now: Facts) -> list[PublishedRelation]:

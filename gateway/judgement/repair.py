@@ -119,7 +119,7 @@ def accept_gap(
         raise StopForOperator(
             f"accept-gap: all changes that were committed after the resume LSN {position.resume_lsn} can still be read through "
             f"slot {position.slot}",
-            hint="start the gateway. If it stops because the server skipped changes or cannot read its WAL, run "
+            hint="start the gateway. If it stops because the server cannot send changes or cannot read its WAL, run "
             "walgate accept-gap --until-now, which discards all changes that were committed before now and have not "
             "been delivered",
         )

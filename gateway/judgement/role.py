@@ -86,7 +86,7 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
         yield OperatorWarning(
             f"role {role.name} cannot read {', '.join(role.unreadable[:10])}: streaming does not need "
             "SELECT on the tables, but a snapshot does",
-            f"GRANT SELECT ON {role.unreadable[0]} TO {name}",
+            f"GRANT SELECT ON {', '.join(role.unreadable[:10])} TO {name}",
         )
     if role.closed_schemas:
         yield OperatorWarning(

@@ -13,6 +13,8 @@ from gateway.operate.errors import RetrySlowly, StopForOperator
 OLDEST_VERSION_NUM: Final = 140002
 """Before it, the server did not send a key column that was stored out of line and left unchanged."""
 NEWEST_VERSION: Final = 18
+_ADDS_TABLES_SAFELY: Final = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
+"""From these on, invalidations reach transactions that are open while ALTER PUBLICATION commits (release notes of May 2025)."""
 
 
 def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
@@ -21,6 +23,13 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
     if server.version_num < OLDEST_VERSION_NUM:
         version = f"{major}.{server.version_num % 10000}"
         yield StopForOperator(f"PostgreSQL {version} is too old", hint="use PostgreSQL 14.2 or newer")
+    if server.version_num < _ADDS_TABLES_SAFELY.get(major, 0):
+        yield OperatorWarning(
+            "this version of PostgreSQL may leave out changes of a table, without any notice, if a transaction that has "
+            "changed it is open while ALTER PUBLICATION ... ADD TABLE commits",
+            "upgrade to 14.18, 15.13, 16.9, 17.5 or newer; until then, add tables as docs/operations.md, Add and remove "
+            "tables, says",
+        )
     if major > NEWEST_VERSION:
         yield OperatorWarning(
             f"PostgreSQL {major} is newer than the versions that this gateway supports", "install a newer gateway"

@@ -33,7 +33,8 @@ def check_slot(facts: Facts, expected: Expected) -> Iterator[Finding]:
     yield from _lost(slot)
     if expected.two_phase and not slot.two_phase:
         yield OperatorWarning(
-            f"slot {slot.name} was created without two_phase: the gateway enables it permanently when it starts",
+            f"slot {slot.name} was created without two_phase: the gateway enables it when it starts (before PostgreSQL 18, it "
+            "cannot be disabled again)",
             "set source.two_phase = false to leave the slot unchanged",
         )
     if slot.failover is not None and expected.failover != slot.failover:
@@ -72,7 +73,7 @@ def _lost(slot: SlotFacts) -> Iterator[Finding]:
     elif slot.wal_status == "unreserved":
         yield OperatorWarning(
             f"slot {slot.name} is about to be invalidated: the next checkpoint may remove WAL that it needs",
-            "ALTER SYSTEM SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf()",
+            "if the disk has room for more WAL: ALTER SYSTEM SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf()",
         )
 
 

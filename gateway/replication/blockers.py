@@ -125,4 +125,4 @@ def _hint(found: tuple[Blocker, ...]) -> str:
 def remedy(first: Blocker) -> str:
     if first.gid is not None:
         return "if it was forgotten, run COMMIT PREPARED or ROLLBACK PREPARED in its database"
-    return f"wait for it to end, or roll it back with SELECT pg_terminate_backend({first.pid})"
+    return f"wait for it to end, or end its session, which rolls it back: SELECT pg_terminate_backend({first.pid})"

@@ -94,7 +94,7 @@ def _remedy(kind: str, name: str, pid: int, state: str) -> str:
         return f"if it was forgotten, run COMMIT PREPARED {quoted} or ROLLBACK PREPARED {quoted} in database {state}"
     if kind == "slot":
         return f"check that its consumer is running. If it is no longer used, run SELECT pg_drop_replication_slot({quoted})"
-    return f"wait for it to end, or roll it back with SELECT pg_terminate_backend({pid})"
+    return f"wait for it to end, or end its session, which rolls it back: SELECT pg_terminate_backend({pid})"
 
 
 async def slot_status(sql: asyncpg.Connection, name: str) -> SlotStatus | None:

@@ -37,8 +37,8 @@ BLOCKED_S: Final = 10.0
 """A table that cannot be read is tried again after so long."""
 
 _BLOCKS: Final = {
-    "42501": "GRANT SELECT ON the table (and its partitions), and GRANT USAGE ON its SCHEMA, TO the gateway's role; or, "
-    "under row security, ALTER ROLE ... BYPASSRLS",
+    "42501": "GRANT SELECT ON <table> TO <role> (also on its partitions), and GRANT USAGE ON SCHEMA <schema> TO <role>. If "
+    "row-level security applies to the table: ALTER ROLE <role> BYPASSRLS. <role> is the gateway's role",
     "55P03": "",
 }
 

@@ -120,7 +120,8 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
             raise MirrorError(
                 f"{folder} has no _SUCCESS file: writing this micro-batch was interrupted. The current micro-batch, which ends "
                 f"at {format_lsn(commit_lsn)}, is a different one and cannot replace it",
-                hint="Remove the directory and restart the query: changes that the changelog already has are not written twice.",
+                hint="Remove this one directory (batch=...), then restart the query: changes that the changelog already "
+                "has are not written twice.",
             )
     return last
 

@@ -187,9 +187,9 @@ class _Planner:
             later = first_complete(self.log.walk(expired, self.log.bounds()[1]), wants, first_kept)
             raise RangeExpired(
                 f"rows of the transaction at offset {expired - 1} of the marker topic are no longer in Kafka",
-                hint="Retention has removed records that were never read, or a topic was recreated. To read "
-                f"from the first position at which everything is available, set startingPosition to marker:{later or expired} "
-                "and use a new checkpoint location.",
+                hint="Retention has removed records that were never read, or a topic was recreated: their changes are missing "
+                "from the output. Use a new checkpoint location, and a new mirror or changelog, and set startingPosition to "
+                f"marker:{later or expired}, the first position from which everything is available.",
             )
 
     def first_kept(self) -> FirstKept:

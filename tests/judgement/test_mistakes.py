@@ -153,6 +153,7 @@ STOP, SLOW, WARN = StopForOperator, RetrySlowly, OperatorWarning
 MISTAKES: list[tuple[str, World, type, str, str]] = [
     # the server
     ("too old", server(version_num=130010), STOP, "PostgreSQL 13.10 is too old", "14.2 or newer"),
+    ("adds tables", server(version_num=170004), WARN, "ADD TABLE commits", "17.5 or newer"),
     ("too new", server(version_num=190000), WARN, "PostgreSQL 19 is newer", "newer gateway"),
     ("wal_level", server(wal_level="replica"), SLOW, "wal_level is replica", "ALTER SYSTEM SET wal_level = logical"),
     ("encoding", server(encoding="SQL_ASCII"), STOP, "SQL_ASCII", "ENCODING 'UTF8'"),
@@ -174,7 +175,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
     ("idle timeout", server(idle_slot_timeout_s=60.0), WARN, "idle_replication_slot_timeout is 60 s", "= 0; SELECT"),
     (
         "two-phase version",
-        World(facts=replace(with_server(version_num=140002), slot=None), expected=replace(EXPECTED, two_phase=True)),
+        World(facts=replace(with_server(version_num=140018), slot=None), expected=replace(EXPECTED, two_phase=True)),
         STOP,
         "two_phase needs PostgreSQL 15",
         "source.two_phase = false",
@@ -191,7 +192,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
     ),
     (
         "failover version",
-        World(facts=replace(with_server(version_num=160000), slot=None), expected=replace(EXPECTED, failover=True)),
+        World(facts=replace(with_server(version_num=160009), slot=None), expected=replace(EXPECTED, failover=True)),
         STOP,
         "failover needs PostgreSQL 17",
         "source.failover = false",
