@@ -31,7 +31,7 @@ _HINT_UNREACHABLE: Final = (
     "check that registry.url is correct, the registry is running, and no firewall blocks the port"
 )
 _HINT_INCOMPATIBLE: Final = (
-    "there are two ways to continue, and neither loses data. To accept all such changes, set schemas.on_incompatible=register. "
+    "there are two ways to continue without losing data. To accept all such changes, set schemas.on_incompatible=register. "
     "To accept only this one, set the compatibility of subject {subject} to NONE, register the rejected schema (see the log), "
     "and set the compatibility back to BACKWARD. Then start the gateway. Consumers must be able to read both types. "
     "Reverting the column does not help: rows of the new type are already in the stream"

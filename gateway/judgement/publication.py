@@ -84,10 +84,11 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
                 yield StopForOperator(
                     f"publication {publication.name} does not publish {', '.join(missing)} of {relation.full_name} (column "
                     "list), part of its replica identity: rows that differ only in that part would have the same key",
-                    hint="publish these columns. Only if the publication publishes neither UPDATE nor DELETE, you can instead "
-                    f"run ALTER TABLE {table} REPLICA IDENTITY FULL: the table's events then have no key, unless its whole "
-                    "primary key is published. Do not run it if the publication publishes UPDATE or DELETE: PostgreSQL would "
-                    "then reject every UPDATE or DELETE of the table",
+                    hint="add these columns to the column list. If (and only if) the publication publishes neither UPDATE nor "
+                    f"DELETE, you can instead run ALTER TABLE {table} REPLICA IDENTITY FULL: the table's events then have "
+                    "no key, "
+                    "unless its whole primary key is published. Do not run it if the publication publishes UPDATE or DELETE: "
+                    "PostgreSQL would then reject every UPDATE or DELETE of the table",
                 )
 
 
@@ -120,7 +121,9 @@ def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
         if new.oid != old.oid:
             yield OperatorWarning(
                 f"publication {name} was dropped and recreated",
-                "changes that were committed in between are not sent; the server reports whether there were any",
+                "if its tables were changed in between, the server cannot send these changes: the gateway then stops, and "
+                "its error "
+                "says what to do. Otherwise, nothing needs to be done",
             )
         for change in _changes(old, new):
             yield OperatorWarning(

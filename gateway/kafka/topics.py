@@ -96,7 +96,7 @@ def refused_topic(refusal: Refusal) -> WalgateError:
         )
         return StopForOperator(text, hint=hint)
     if refusal.is_too_few_brokers:
-        hint = "start the brokers that are down, or set kafka.replication_factor to the number of brokers at most"
+        hint = "start the brokers that are down, or set kafka.replication_factor to at most the number of brokers"
         return RetrySlowly(text, hint=hint)
     if refusal.is_denied:
         return RetrySlowly(text, hint="grant Create on the cluster or on the prefix, or create the topic yourself")

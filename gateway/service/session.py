@@ -176,7 +176,8 @@ class Session:
                 table=relation.full_name,
                 reason=relation.reason,
                 since_commit_lsn=str(Lsn(relation.since_lsn)),
-                hint=f"its changes are counted and excluded; walgate readmit {relation.full_name} ends the quarantine",
+                hint="its changes are counted, but not written to Kafka. To end the quarantine, correct the cause, run walgate "
+                f"readmit {relation.full_name}, and take a new snapshot of the table (walgate snapshot start)",
             )
         self._memory.quarantine.clear()
         if position.quarantined:

@@ -111,7 +111,7 @@ async def _topics_deleted(place: Place, said: str) -> None:
 
 
 async def _columns_published(place: Place, said: str) -> None:
-    assert "publish these columns" in said, said
+    assert "add these columns to the column list" in said, said
     await place.sql.execute(
         "ALTER PUBLICATION walgate DROP TABLE parts; ALTER PUBLICATION walgate ADD TABLE parts (a, b)"
     )

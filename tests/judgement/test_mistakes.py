@@ -238,7 +238,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         published(replace(ORDERS, identity_columns=("id", "part"))),
         STOP,
         "does not publish part",
-        "publish these columns",
+        "add these columns to the column list",
     ),
     (
         "column lists",

@@ -399,5 +399,5 @@ async def test_rights_that_are_missing_are_named(place: Place, topic_prefix: str
 
 
 async def test_a_replication_factor_above_the_brokers_is_named_and_may_pass(place: Place, topic_prefix: str) -> None:
-    with pytest.raises(RetrySlowly, match="set kafka.replication_factor to the number of brokers at most"):
+    with pytest.raises(RetrySlowly, match="set kafka.replication_factor to at most the number of brokers"):
         await get_in(place.settings("PLAINTEXT", replication_factor=3), topic_prefix)
