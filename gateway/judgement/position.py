@@ -22,7 +22,10 @@ from gateway.operate.errors import (
 )
 from gateway.transactions.position import Position
 
-_CHECK_SERVER = "first check source.dsn. If it points to the wrong server, nothing has been lost: correct it and start the gateway. "
+_CHECK_SERVER = (
+    "first check source.dsn. If it points to the wrong server, nothing has been lost: correct it and start the "
+    "gateway. "
+)
 
 
 def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | None:
