@@ -27,8 +27,8 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield OperatorWarning(
             "this version of PostgreSQL may leave out changes of a table, without any notice, if a transaction that has "
             "changed it is open while ALTER PUBLICATION ... ADD TABLE commits",
-            "upgrade to 14.18, 15.13, 16.9, 17.5 or newer; until then, add tables as docs/operations.md, Add and remove "
-            "tables, says",
+            "upgrade to 14.18, 15.13, 16.9, 17.5 or newer; until then, add tables as described in docs/operations.md, section "
+            '"Add and remove tables"',
         )
     if major > NEWEST_VERSION:
         yield OperatorWarning(

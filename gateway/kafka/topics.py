@@ -240,8 +240,8 @@ class Topics:
         if deleted:
             raise deleted_topics(deleted)
         raise Retry(
-            f"existing topics that the broker does not know yet: {len(topics)}, including {topics[0]}",
-            hint="the broker is overloaded, or has just started",
+            f"{len(topics)} existing topics are not yet in the broker's metadata, including {topics[0]}",
+            hint="the broker is overloaded or has just started: the gateway tries again. If this persists, see the broker's log",
         )
 
     async def _create(self, topics: list[str]) -> list[Refusal]:

@@ -99,7 +99,10 @@ def choose_tables(publications: Mapping[str, PublicationFacts], patterns: Sequen
     if not chosen:
         raise StopForOperator(
             "no published table matches --table" if patterns else "the publications have no tables",
-            hint="the view pg_publication_tables lists the published tables; a pattern is schema.table or table, with * and ?",
+            hint="check --table: a pattern is schema.table or table, and may contain the wildcards * and ?. The view "
+            "pg_publication_tables lists the published tables"
+            if patterns
+            else "add tables: ALTER PUBLICATION ... ADD TABLE ...",
         )
     return chosen
 

@@ -322,9 +322,9 @@ class _Reading:
         return TransactionIncomplete(
             f"{self.stretch}: no record at offset {self.position} for {no_progress_s:g} s, but the markers "
             f"list records up to {self.stretch.last_offset}",
-            hint="The broker is slow, or records that the manifests list are missing from the topic. If the broker is "
-            "slow, raise "
-            "the option noProgressTimeout.",
+            hint="The broker is slow, or records that the manifests list are missing from the topic. If the broker is slow, "
+            "raise the option noProgressTimeout. If records are missing, start from a later position (in Spark, with a new "
+            "checkpoint location, and a new mirror or changelog).",
         )
 
 
