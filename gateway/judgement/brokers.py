@@ -336,7 +336,7 @@ def _topic(topic: TopicFacts, expected: KafkaExpected) -> Iterator[Finding]:
     largest = _number(config, "max.message.bytes")
     if largest is not None and largest < expected.max_record_bytes:
         yield OperatorWarning(
-            f"topic {topic.name} accepts records of at most {largest} bytes, but kafka.max_record_bytes is "
+            f"topic {topic.name} accepts record batches of at most {largest} bytes, but kafka.max_record_bytes is "
             f"{expected.max_record_bytes}: a row larger than the topic's limit stops the gateway",
             f"{alter}max.message.bytes={expected.max_record_bytes}",
         )

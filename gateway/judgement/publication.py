@@ -85,10 +85,9 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
                     f"publication {publication.name} does not publish {', '.join(missing)} of {relation.full_name} (column "
                     "list), part of its replica identity: rows that differ only in that part would have the same key",
                     hint="add these columns to the column list. If (and only if) the publication publishes neither UPDATE nor "
-                    f"DELETE, you can instead run ALTER TABLE {table} REPLICA IDENTITY FULL: the table's events then have "
-                    "no key, "
-                    "unless its whole primary key is published. Do not run it if the publication publishes UPDATE or DELETE: "
-                    "PostgreSQL would then reject every UPDATE or DELETE of the table",
+                    f"DELETE, you can instead run ALTER TABLE {table} REPLICA IDENTITY FULL: the table's events then have no "
+                    "key, unless its whole primary key is published. Do not run it if the publication publishes UPDATE or "
+                    "DELETE: PostgreSQL would then reject every UPDATE or DELETE of the table",
                 )
 
 
@@ -104,7 +103,9 @@ def _without_key(
     if facts.server.version_num >= 180000:
         return OperatorWarning(
             f"events of {relation.full_name} have no key, and PostgreSQL rejects UPDATE and DELETE of the table: {said}",
-            f"ALTER PUBLICATION {quote_identifier(publication.name)} SET (publish_generated_columns = stored)",
+            "if the publication has a column list for the table, add these columns to the list (in one transaction, ALTER "
+            "PUBLICATION ... DROP TABLE ..., then ADD TABLE ... (columns)). Otherwise: ALTER PUBLICATION "
+            f"{quote_identifier(publication.name)} SET (publish_generated_columns = stored)",
         )
     return OperatorWarning(
         f"events of {relation.full_name} have no key, and UPDATE and DELETE events do not identify the row: {said}",
@@ -121,9 +122,8 @@ def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
         if new.oid != old.oid:
             yield OperatorWarning(
                 f"publication {name} was dropped and recreated",
-                "if its tables were changed in between, the server cannot send these changes: the gateway then stops, and "
-                "its error "
-                "says what to do. Otherwise, nothing needs to be done",
+                "if rows of its tables were changed while the publication did not exist, the server cannot send these changes: "
+                "the gateway then stops, and the hint of its error says what to do. Otherwise, nothing needs to be done",
             )
         for change in _changes(old, new):
             yield OperatorWarning(

@@ -107,13 +107,13 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
 def _connections(role: RoleFacts, name: str) -> Iterator[Finding]:
     if 0 <= role.connection_limit < role.used_by_role + CONNECTIONS:
         yield OperatorWarning(
-            f"role {role.name} is limited to {counted(role.connection_limit, 'connection')} and uses {role.used_by_role}: "
-            f"the gateway needs {CONNECTIONS}",
+            f"role {role.name} is limited to {counted(role.connection_limit, 'connection')}, of which {role.used_by_role} are in "
+            f"use: the gateway needs {CONNECTIONS} more",
             f"ALTER ROLE {name} CONNECTION LIMIT {role.used_by_role + CONNECTIONS + 5}",
         )
     if role.max_connections < role.used_connections + SESSIONS:
         yield OperatorWarning(
-            f"{role.used_connections} of {role.max_connections} connections are in use: the gateway needs {SESSIONS}",
+            f"{role.used_connections} of {role.max_connections} connections are in use: the gateway needs {SESSIONS} more",
             f"ALTER SYSTEM SET max_connections = {role.max_connections + 20}; then restart the server",
         )
 

@@ -18,6 +18,12 @@ from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC
 _POLL_MS = 200
 
 
+_NOT_TO_ITS_END = (
+    "check that the broker is running. If another gateway crashed during a Kafka transaction, wait: the gateway continues when "
+    "the broker has aborted that transaction, after kafka.transaction_timeout_s of that gateway"
+)
+
+
 async def read_positions(
     settings: KafkaSettings, marker_topic: str, timeout_s: float
 ) -> tuple[dict[bytes, bytes], bool]:
@@ -49,8 +55,7 @@ async def read_positions(
     except TimeoutError as error:
         raise Retry(
             f"{POSITION_TOPIC} could not be read to its end within {timeout_s:.0f} s",
-            hint="check that the broker is running. If another gateway crashed during a Kafka transaction, the broker "
-            "aborts that transaction after its timeout",
+            hint=_NOT_TO_ITS_END,
         ) from error
     except (KafkaError, OSError) as error:
         raise classify(error, f"reading {POSITION_TOPIC}", READING) from error
@@ -79,8 +84,7 @@ async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dic
     except TimeoutError as error:
         raise Retry(
             f"{SNAPSHOT_TOPIC} could not be read to its end within {timeout_s:.0f} s",
-            hint="check that the broker is running. If another gateway crashed during a Kafka transaction, the broker "
-            "aborts that transaction after its timeout",
+            hint=_NOT_TO_ITS_END,
         ) from error
     except (KafkaError, OSError) as error:
         raise classify(error, f"reading {SNAPSHOT_TOPIC}", READING) from error

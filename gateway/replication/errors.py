@@ -31,6 +31,18 @@ _UNTRANSLATABLE = (
     f"PostgreSQL 15 on, leave its column out of the publication (with a column list). Then {UNTIL_NOW}"
 )
 
+_OUT_OF_MEMORY = (
+    "if the message says out of shared memory, raise max_locks_per_transaction (requires a server restart). Otherwise the "
+    "server is out of memory: lower logical_decoding_work_mem or the number of connections"
+)
+_UNSUPPORTED = (
+    "this server does not support the operation. If it is a standby, point source.dsn to the primary "
+    "(target_session_attrs=primary)"
+)
+_NOT_READY = (
+    "check that wal_level is logical, and that the slot can be used: see wal_status (and invalidation_reason, from PostgreSQL 17 "
+    "on) in pg_replication_slots"
+)
 _DENIED = (
     "if the message names the database: GRANT CONNECT ON DATABASE ... TO <user>. If the role lacks the REPLICATION attribute: "
     "ALTER ROLE <user> REPLICATION (on Amazon RDS and Aurora: GRANT rds_replication TO <user>)"
@@ -55,7 +67,7 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "40P01": (Retry, ""),
     "55P03": (Retry, ""),
     "53100": (RetrySlowly, "free disk space on the server"),
-    "53200": (RetrySlowly, "the server is out of memory: lower logical_decoding_work_mem or the number of connections"),
+    "53200": (RetrySlowly, _OUT_OF_MEMORY),
     "53300": (RetrySlowly, _FULL.format("max_wal_senders or max_connections", "close unused connections")),
     "53400": (RetrySlowly, _FULL.format("max_replication_slots", "drop unused replication slots")),
     "58030": (RetrySlowly, "the server cannot read or write its files: see its log"),
@@ -64,10 +76,10 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "42704": (Retry, ""),
     "42710": (Retry, "another process has created it in the meantime"),
     "55006": (Retry, "another process is reading the slot: see active_pid in pg_replication_slots"),
-    "55000": (RetrySlowly, "check that wal_level is logical, and look at the slot in pg_replication_slots"),
+    "55000": (RetrySlowly, _NOT_READY),
     "58P01": (RetrySlowly, "a file is missing on the server: see its log"),
     "58P02": (RetrySlowly, "a file already exists on the server: see its log"),
-    "0A000": (RetrySlowly, "this server does not support that: check whether it is a standby"),
+    "0A000": (RetrySlowly, _UNSUPPORTED),
     "22023": (StopForOperator, "the server rejects the value of a parameter: check the parameters after the ? in source.dsn"),
     "22008": (StopForOperator, _UNPRINTABLE),
     "22P05": (StopForOperator, _UNTRANSLATABLE),

@@ -93,7 +93,10 @@ def _remedy(kind: str, name: str, pid: int, state: str) -> str:
     if kind == "prepared":
         return f"if it was forgotten, run COMMIT PREPARED {quoted} or ROLLBACK PREPARED {quoted} in database {state}"
     if kind == "slot":
-        return f"check that its consumer is running. If it is no longer used, run SELECT pg_drop_replication_slot({quoted})"
+        return (
+            "check that the consumer of this slot is running. If the slot is no longer needed, run "
+            f"SELECT pg_drop_replication_slot({quoted})"
+        )
     return f"wait for it to end, or end its session, which rolls it back: SELECT pg_terminate_backend({pid})"
 
 

@@ -102,5 +102,7 @@ def check_counts(read: Read, seen: Sequence[int]) -> None:
         f"of xid {key & 0xFFFFFFFF}, gateway epoch {key >> 32} (commit_lsn {format_lsn(read.commit_lsns[at])}), but the "
         f"manifest in its marker says {read.record_counts[at]} ({len(wrong)} of {len(seen)} ranges of this read are wrong)",
         hint="Records are missing or duplicated, or belong to an earlier or later topic of the same name (the topic was "
-        "recreated). No records from this read were used. Restart the query, which reads the same ranges again.",
+        "recreated). No records from this read were used. Restart the query, which reads the same ranges again. If the "
+        "error occurs again, start from a later position (in Spark, with a new checkpoint location, and a new mirror or "
+        "changelog).",
     )

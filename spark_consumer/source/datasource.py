@@ -280,9 +280,9 @@ def _other_topic(what: str, offset: StreamOffset) -> MarkerError:
     return MarkerError(
         f"the query is at commit_lsn {format_lsn(offset['commit_lsn'])} at offset {offset['position']} of the "
         f"marker topic, but {what}",
-        hint="The topic was recreated, or the checkpoint location belongs to another Kafka cluster or prefix: "
-        "changes committed in the meantime may be missing from the output of this query. Use a new checkpoint location, and a "
-        "new mirror or changelog.",
+        hint="First check kafka.bootstrap.servers, prefix and the checkpoint location. If one of them is wrong, correct it and "
+        "restart the query: nothing is lost. If all are right, the topic was recreated, and changes may be missing from the "
+        "output of this query: use a new checkpoint location, and a new mirror or changelog.",
     )
 
 

@@ -186,7 +186,9 @@ async def _topics_and_rights(place: Place, account: dict[str, Any]) -> None:
     ).values():
         future.result(30)
     await place.finds("stops", f"{markers} has 2 partitions", "another kafka.prefix")
-    await place.finds("warning", f"{table} accepts records of at most 1048588 bytes", "max.message.bytes=16777216")
+    await place.finds(
+        "warning", f"{table} accepts record batches of at most 1048588 bytes", "max.message.bytes=16777216"
+    )
     await _denied(admin, ResourceType.TOPIC, table, AclOperation.WRITE)  # no ACL allows the rest: to describe it, say
     await place.finds("waits", "does not allow", table, "kafka-acls.sh", kafka=account)
 

@@ -456,7 +456,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "record size",
         topic("cdc.shop.orders", max_message_bytes="1048588"),
         WARN,
-        "accepts records of at most 1048588 bytes",
+        "accepts record batches of at most 1048588 bytes",
         "max.message.bytes=16777216",
     ),
     (
