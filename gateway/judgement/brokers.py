@@ -294,8 +294,9 @@ def check_single_partition(name: str, partitions: int) -> Iterator[Finding]:
         yield StopForOperator(
             f"topic {name} has {partitions} partitions; it must have exactly one, because its records must be in "
             "commit order",
-            hint="use another kafka.prefix (and another source.slot, if the current slot has already been used), or delete the "
-            "topic if it is not needed",
+            hint="use another kafka.prefix (and another source.slot, if the current slot has already been used). Only if "
+            "nothing has been delivered from the current slot, and no consumer needs the records of the topic, you can instead "
+            "delete the topic: the gateway creates it with one partition",
         )
 
 

@@ -50,7 +50,8 @@ def _identities(facts: Facts) -> Iterator[Finding]:
     if without:
         yield OperatorWarning(
             f"UPDATE and DELETE fail in PostgreSQL on tables without a replica identity: {_some(without)}",
-            f"for each of these tables: add a primary key, or ALTER TABLE {without[0]} REPLICA IDENTITY FULL",
+            "for each of these tables: add a primary key, or run ALTER TABLE ... REPLICA IDENTITY FULL (ALTER TABLE "
+            f"{without[0]} REPLICA IDENTITY FULL, for example)",
         )
 
 

@@ -19,8 +19,8 @@ _POLL_MS = 200
 
 
 _NOT_TO_ITS_END = (
-    "check that the broker is running. If another gateway crashed during a Kafka transaction, wait: the gateway continues when "
-    "the broker has aborted that transaction, after kafka.transaction_timeout_s of that gateway"
+    "check that the broker is running. If another gateway crashed during a Kafka transaction, wait: the broker aborts that "
+    "transaction after the other gateway's kafka.transaction_timeout_s, and this gateway then continues"
 )
 
 

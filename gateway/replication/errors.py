@@ -32,8 +32,8 @@ _UNTRANSLATABLE = (
 )
 
 _OUT_OF_MEMORY = (
-    "if the message says out of shared memory, raise max_locks_per_transaction (requires a server restart). Otherwise the "
-    "server is out of memory: lower logical_decoding_work_mem or the number of connections"
+    "if the message says 'out of shared memory', raise max_locks_per_transaction (requires a server restart). Otherwise, lower "
+    "logical_decoding_work_mem or the number of connections"
 )
 _UNSUPPORTED = (
     "this server does not support the operation. If it is a standby, point source.dsn to the primary "
@@ -184,7 +184,8 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
         return RetrySlowly(text, hint="check the host name in the DSN")
     if type(error) is ConnectionError and "SSL" in str(error):
         return RetrySlowly(
-            text, hint="the server does not support TLS: set ssl = on on the server, or a weaker sslmode in source.dsn"
+            text,
+            hint="the server does not support TLS: set ssl = on in the server's configuration, or use a weaker sslmode in source.dsn",
         )
     if isinstance(error, TimeoutError):
         return Retry(f"{doing}: timed out", hint=_UNREACHABLE)

@@ -282,8 +282,8 @@ class Pump:
                 f'{full_name}, and on_error = "quarantine"'
             )
         ways.append(
-            f"to continue without this transaction, run walgate skip --lsn {commit_lsn}: its changes, including those of other "
-            "tables, are then not written to Kafka (docs/operations.md, Errors in one table)"
+            "to continue without this transaction (its changes, including those of other tables, are then not written to Kafka), "
+            f"run walgate skip --lsn {commit_lsn} (docs/operations.md, Errors in one table)"
         )
         error.hint = ". Or, ".join(ways)
 

@@ -50,9 +50,8 @@ class WalBudget:
             raise Retry(
                 f"the slot retains {retained_bytes(facts)} bytes of WAL, and source.wal_budget_bytes is "
                 f"{self._bytes}: the gateway advances the slot",
-                hint="to keep undelivered changes in future, set source.on_wal_budget = warn and restart the gateway: the "
-                "slot then "
-                "retains WAL until max_slot_wal_keep_size is exceeded or the disk is full",
+                hint="to keep undelivered changes in future, set source.on_wal_budget = warn and restart the gateway: the slot "
+                "then retains WAL until max_slot_wal_keep_size is exceeded or the disk is full",
             )
 
     async def keep(self, catalog: Catalog) -> None:
@@ -88,8 +87,8 @@ class WalBudget:
                 end_lsn=str(released.end_lsn),
                 retained_bytes=retained_bytes(before),
                 budget_bytes=self._bytes,
-                hint="changes committed between these LSNs will not reach Kafka: a GAP marker records this as "
-                "soon as Kafka answers",
+                hint="changes committed between these LSNs will not reach Kafka. Keep the gateway running until Kafka answers: "
+                "it then writes a GAP marker. If it ends before that, its next start stops, and walgate accept-gap must be run",
             )
         if retained_bytes(after) >= (self._bytes or 0):
             log.error(

@@ -118,10 +118,10 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
             last = max(last, lsn)
         elif lsn != commit_lsn:
             raise MirrorError(
-                f"{folder} has no _SUCCESS file: writing this micro-batch was interrupted. The current micro-batch, which ends "
-                f"at {format_lsn(commit_lsn)}, is a different one and cannot replace it",
-                hint="Remove this one directory (batch=...), then restart the query: changes that the changelog already "
-                "has are not written twice.",
+                f"{folder} has no _SUCCESS file: the micro-batch in it was not written completely. The micro-batch that is "
+                f"being written now ends at {format_lsn(commit_lsn)}, and cannot replace it",
+                hint="Remove only the directory named in this message, then restart the query: changes that the changelog "
+                "already has are not written twice.",
             )
     return last
 
@@ -136,6 +136,6 @@ def _append_to_delta(changes: DataFrame, location: str, table: TableName, commit
         raise MirrorError(
             f"the changelog of {table} at {location} cannot store a column in its current type: "
             f"{str(problem).splitlines()[0]}",
-            hint="Delta can only widen a type. Move the existing table to another path. A new table, which begins with this "
-            "micro-batch, is then created in its place.",
+            hint="Delta can only widen a type. Move the existing table to another path, then restart the query: it creates "
+            "a new table, which begins with this micro-batch.",
         ) from problem

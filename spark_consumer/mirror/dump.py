@@ -100,7 +100,8 @@ def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
     if not manifest:
         raise MirrorError(
             f"the tables of the mirror at {path} have not been merged for the first time yet",
-            hint="walgate mirror does that when it has caught up, and reports it; walgate merge does it now.",
+            hint="Wait until walgate mirror has caught up: it then merges the tables and reports this. To merge them now, run "
+            "walgate merge.",
         )
     picture = max(manifest, key=lambda row: row["commit_lsn"])
     filling = Standing.of(picture.get("standing")).filling

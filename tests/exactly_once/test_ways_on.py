@@ -314,7 +314,7 @@ async def _markers_of_two_partitions(place: Place) -> None:
 
 async def _topic_deleted_as_told(place: Place, said: str) -> None:
     found = re.search(r"topic (\S+) has 2 partitions", said)
-    assert found and "or delete the topic" in said, said
+    assert found and "you can instead delete the topic" in said, said
     await place.delete_topic(found[1])
 
 
