@@ -185,7 +185,8 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
     if type(error) is ConnectionError and "SSL" in str(error):
         return RetrySlowly(
             text,
-            hint="the server does not support TLS: set ssl = on in the server's configuration, or use a weaker sslmode in source.dsn",
+            hint="the server does not support TLS: set ssl = on in the server's configuration, or use a weaker sslmode in "
+            "source.dsn",
         )
     if isinstance(error, TimeoutError):
         return Retry(f"{doing}: timed out", hint=_UNREACHABLE)
