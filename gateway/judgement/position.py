@@ -115,7 +115,10 @@ def _other_server_hint(position: Position, fresh: Position, facts: Facts) -> str
     if position.system_identifier == fresh.system_identifier or adoption_obstacle(position, fresh, facts):
         return other
     command = f"walgate adopt --from-system {position.system_identifier}"
-    return f"if this server was upgraded with pg_upgrade, run {command}. Otherwise {other}"
+    return (
+        f"if pg_upgrade created this server from the one with that system identifier, run {command}. Otherwise, or if you are "
+        f"not sure, {other}"
+    )
 
 
 def check_first_start(stored: Stored, fresh: Position, facts: Facts, *, adopt_slot: bool) -> Iterator[Finding]:

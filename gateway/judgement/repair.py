@@ -199,13 +199,22 @@ def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -
         raise StopForOperator(
             f"adopt: no resume LSN is stored for slot {fresh.slot} of {fresh.database} with the system identifier "
             f"{from_system}",
-            hint="the gateway's error message at startup names the system identifier to adopt from",
+            hint="start the gateway: if the slot has already been adopted, it continues. Otherwise its error message names "
+            "the system "
+            "identifier to adopt from",
         )
     obstacle = adoption_obstacle(known, fresh, facts)
     if fresh.key in stored.positions:
-        obstacle = f"slot {fresh.slot} of this server already has a resume LSN"
+        raise StopForOperator(
+            f"adopt: slot {fresh.slot} of this server already has a resume LSN",
+            hint="start the gateway: it continues there",
+        )
     if obstacle is not None:
-        raise StopForOperator(f"adopt: {obstacle}", hint=NEW_PREFIX)
+        raise StopForOperator(
+            f"adopt: {obstacle}",
+            hint="first check source.dsn. If it points to the wrong server, correct it and run the command again. Otherwise "
+            + NEW_PREFIX,
+        )
     assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
     position = replace(
         known,

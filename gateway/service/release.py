@@ -88,7 +88,8 @@ class WalBudget:
                 retained_bytes=retained_bytes(before),
                 budget_bytes=self._bytes,
                 hint="changes committed between these LSNs will not reach Kafka. Keep the gateway running until Kafka answers: "
-                "it then writes a GAP marker. If it ends before that, its next start stops, and walgate accept-gap must be run",
+                "it then writes a GAP marker. If the gateway ends before that, it exits with code 78 at its next start, and you "
+                "must run walgate accept-gap",
             )
         if retained_bytes(after) >= (self._bytes or 0):
             log.error(
