@@ -73,7 +73,7 @@ async def _not_a_number_in_the_key(place: Place) -> None:
 
 async def _text_key(place: Place, said: str) -> None:
     await _set_as_told(place, said)
-    assert "and schemas.on_incompatible = register" in said
+    assert "also set schemas.on_incompatible = register" in said
     place.set(schemas__on_incompatible="register")
 
 
@@ -134,7 +134,7 @@ async def _date_beyond_nanoseconds(place: Place) -> None:
 
 async def _coarser(place: Place, said: str) -> None:
     assert "or a coarser debezium.time_precision_mode" in said, said
-    assert "and schemas.on_incompatible = register" in said, said
+    assert "also set schemas.on_incompatible = register" in said, said
     place.set(debezium__time_precision_mode="microseconds", schemas__on_incompatible="register")
 
 

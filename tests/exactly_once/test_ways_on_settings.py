@@ -174,11 +174,11 @@ WALKS: Mapping[str, Walk] = {
     "no TOML": Walk("configuration file", _no_toml, _file_made),
     "no number": Walk("the configuration is not valid:\n", _with(kafka__partitions="many"), _left_out),
     "no section": Walk("not a setting: ", _with(kafka_prefix="x"), _said_how_it_is_called),
-    "no secret": Walk("_FILE: ", _with(source__dsn_file="{folder}/dsn"), _secret_made),
+    "no secret": Walk("_FILE names cannot be read", _with(source__dsn_file="{folder}/dsn"), _secret_made),
     "no failpoint": Walk("no failpoint", _with(failpoints="commit_recieved:kill"), _failpoint_as_told),
     "no action": Walk("is not valid", _with(failpoints="commit_received:boom"), _left_out),
     "library": Walk("relies on internals of 0.14.x", _another_library, _library_as_told),
-    "port taken": Walk("http: ", _port_taken, _another_port),
+    "port taken": Walk("the HTTP server cannot listen", _port_taken, _another_port),
     "password not encoded": Walk("is not percent-encoded", _password_not_encoded, _encoded_as_told),
     "password to a file": Walk("is not percent-encoded", _password_not_encoded, _in_a_file),
     "password to a command": Walk("is not percent-encoded", _password_not_encoded, _from_a_command),
@@ -259,14 +259,16 @@ class Unsendable:
 
 
 UNSENDABLE: Mapping[str, Unsendable] = {
-    "text": Unsendable(_TOO_LARGE, b"binary 'off'", "set source.binary = on.", {"source__binary": "off"}, False),
+    "text": Unsendable(
+        _TOO_LARGE, b"binary 'off'", "set source.binary = on and start the gateway", {"source__binary": "off"}, False
+    ),
     "binary": Unsendable(
-        _TOO_LARGE, b"binary 'on'", "If it is already on, leave the large columns out", {"source__binary": "on"}
+        _TOO_LARGE, b"binary 'on'", "Only if it is already on: leave the large columns out", {"source__binary": "on"}
     ),
     "two-phase": Unsendable(
         'could not map filenumber "base/5/16400" to relation OID',
         b"two_phase 'on'",
-        "Set source.two_phase = false. Then run walgate accept-gap",
+        "Set source.two_phase = false. Then either run walgate accept-gap",
         {"source__two_phase": True},
     ),
 }
