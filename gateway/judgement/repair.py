@@ -200,15 +200,14 @@ def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -
             f"adopt: no resume LSN is stored for slot {fresh.slot} of {fresh.database} with the system identifier "
             f"{from_system}",
             hint="start the gateway: if the slot has already been adopted, it continues. Otherwise its error message names "
-            "the system "
-            "identifier to adopt from",
+            "the system identifier to adopt from",
         )
-    obstacle = adoption_obstacle(known, fresh, facts)
     if fresh.key in stored.positions:
         raise StopForOperator(
             f"adopt: slot {fresh.slot} of this server already has a resume LSN",
             hint="start the gateway: it continues there",
         )
+    obstacle = adoption_obstacle(known, fresh, facts)
     if obstacle is not None:
         raise StopForOperator(
             f"adopt: {obstacle}",
@@ -243,13 +242,13 @@ def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offse
     _raise((*check_holder(facts, expected), *check_slot(facts, expected)))
     fresh = fresh_position(facts)
     _raise(check_prefix(stored.positions, fresh, facts))
-    obstacle = debezium_obstacle(offset, facts)
     if fresh.key in stored.positions:
         raise StopForOperator(
             f"adopt: slot {fresh.slot} already has a resume LSN: it was adopted before, or a gateway has read it",
             hint="if walgate adopt has been run for this slot, start the gateway. Otherwise use a new source.slot and a new "
             "kafka.prefix",
         )
+    obstacle = debezium_obstacle(offset, facts)
     if obstacle is not None:
         raise StopForOperator(f"adopt: {obstacle}", hint=_NOT_ADOPTED)
     offset = yield FindWritten(offset)

@@ -16,8 +16,6 @@ from gateway.operate.kafka_settings import KafkaSettings
 from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC
 
 _POLL_MS = 200
-
-
 _NOT_TO_ITS_END = (
     "check that the broker is running. If another gateway crashed during a Kafka transaction, wait: the broker aborts that "
     "transaction after the other gateway's kafka.transaction_timeout_s, and this gateway then continues"
@@ -38,20 +36,12 @@ async def read_positions(
     """
     position, marker = TopicPartition(POSITION_TOPIC, 0), TopicPartition(marker_topic, 0)
     consumer = _consumer(settings, "read_committed")
-    newest: dict[bytes, bytes] = {}
     try:
         async with asyncio.timeout(timeout_s):
             ends = await _true_ends(settings, (position, marker))
             await consumer.start()
             used = await _has_records(consumer, marker, ends[marker])
-            consumer.assign([position])
-            await consumer.seek_to_beginning(position)
-            while await consumer.position(position) < ends[position]:
-                for record in (await consumer.getmany(position, timeout_ms=_POLL_MS)).get(position, []):
-                    if record.value is None:
-                        newest.pop(record.key, None)
-                    elif record.key is not None:
-                        newest[record.key] = record.value
+            newest = await _newest(consumer, position, ends[position])
     except TimeoutError as error:
         raise Retry(
             f"{POSITION_TOPIC} could not be read to its end within {timeout_s:.0f} s",
@@ -68,19 +58,11 @@ async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dic
     """The newest record of each key, of all slots; the topic must be there. Raises Retry as `read_positions`."""
     place = TopicPartition(SNAPSHOT_TOPIC, 0)
     consumer = _consumer(settings, "read_committed")
-    newest: dict[bytes, bytes] = {}
     try:
         async with asyncio.timeout(timeout_s):
             ends = await _true_ends(settings, (place,))
             await consumer.start()
-            consumer.assign([place])
-            await consumer.seek_to_beginning(place)
-            while await consumer.position(place) < ends[place]:
-                for record in (await consumer.getmany(place, timeout_ms=_POLL_MS)).get(place, []):
-                    if record.value is None:
-                        newest.pop(record.key, None)
-                    elif record.key is not None:
-                        newest[record.key] = record.value
+            newest = await _newest(consumer, place, ends[place])
     except TimeoutError as error:
         raise Retry(
             f"{SNAPSHOT_TOPIC} could not be read to its end within {timeout_s:.0f} s",
@@ -90,6 +72,20 @@ async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dic
         raise classify(error, f"reading {SNAPSHOT_TOPIC}", READING) from error
     finally:
         await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
+    return newest
+
+
+async def _newest(consumer: Consumer, place: TopicPartition, end: int) -> dict[bytes, bytes]:
+    """The newest record of each key, up to the offset `end`."""
+    newest: dict[bytes, bytes] = {}
+    consumer.assign([place])
+    await consumer.seek_to_beginning(place)
+    while await consumer.position(place) < end:
+        for record in (await consumer.getmany(place, timeout_ms=_POLL_MS)).get(place, []):
+            if record.value is None:
+                newest.pop(record.key, None)
+            elif record.key is not None:
+                newest[record.key] = record.value
     return newest
 
 

@@ -68,8 +68,7 @@ def unused_rules(settings: ColumnSettings, publications: Iterable[PublicationFac
         OperatorWarning(
             f"the rule in [[columns]] with the pattern {pattern} matches no published column",
             "the rule protects nothing: correct its pattern, a regular expression that must match the whole name "
-            "schema.table.column, or "
-            "remove the rule",
+            "schema.table.column, or remove the rule",
         )
         for pattern in settings.unused(columns)
     )

@@ -278,8 +278,7 @@ class Pump:
         if machine.records_exclusions:
             ways.append(
                 "to continue without the table, quarantine it (its changes are then not written to Kafka): under "
-                "[[errors.tables]], set a pattern that matches "
-                f'{full_name}, and on_error = "quarantine"'
+                f'[[errors.tables]], set a pattern that matches {full_name}, and on_error = "quarantine"'
             )
         ways.append(
             "to continue without this transaction (its changes, including those of other tables, are then not written to Kafka), "

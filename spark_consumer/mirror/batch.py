@@ -144,12 +144,12 @@ class Mirror:
         if not size.signs:
             self._apply(raw, batch, size)
         else:
-            self._apply_kept(raw, batch)
+            self._apply_kept(raw, batch, size)
 
-    def _apply_kept(self, raw: DataFrame, batch: int) -> None:
+    def _apply_kept(self, raw: DataFrame, batch: int, size: BatchSize | None = None) -> None:
         raw.persist()
         try:
-            self._apply(raw, batch)
+            self._apply(raw, batch, size)
         finally:
             raw.unpersist()
 
