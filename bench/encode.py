@@ -27,6 +27,7 @@ from gateway.kafka.outlet import Batch, BatchWriter
 from gateway.local import Postgres
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
+from gateway.operate.settings import ErrorSettings
 from gateway.pgoutput import Relation
 from gateway.pgoutput.letters import ROW_MESSAGES
 from gateway.relations.catalog import COLUMNS_QUERY, KEY_QUERY, TYPES_QUERY, read_key, read_types
@@ -36,6 +37,7 @@ from gateway.replication.frames import XLOG_DATA, split
 from gateway.replication.inbox import Inbox
 from gateway.replication.options import pgoutput_options
 from gateway.service.pump import Pump
+from gateway.service.table_errors import TableErrors
 from gateway.snapshot.judge import Judge
 from gateway.snapshot.table import Table as SnapshotTable
 from gateway.snapshot.tracking import Tracking
@@ -245,7 +247,8 @@ def _machine(outlet: Callable[[str], Any]) -> TransactionMachine:
 def _pump_of(machine: TransactionMachine, writer: BatchWriter, announcer: Any) -> Pump:
     stand: Any = _Stand()
     position = Position("1", 1, "bench", "bench", "bench", (PUBLICATION,), "1")
-    return Pump(stand, stand, machine, writer, announcer, stand, position, 4)
+    errors = TableErrors(ErrorSettings(), ".".join, records_exclusions=True)
+    return Pump(stand, stand, machine, writer, announcer, stand, position, 4, table_errors=errors)
 
 
 def encode_debezium(captured: Capture) -> None:

@@ -1,9 +1,11 @@
 """What an operator decides about a slot's position: the steps of `walgate skip`, `readmit`, `accept-gap` and `adopt`. Pure, as
 start.py.
 
-    skip, readmit      look -> prepare Kafka -> fence -> read the positions -> look, judge -> record
-    accept-gap         the same, with a look before the positions as a start has; then drop and create the slot where it is of no
-                       use any more -> record. Interrupted between the two, it finds the slot gone, or new: a gap as well
+    skip, readmit      look -> prepare Kafka -> look at the positions, judge -> fence -> read the positions -> look, judge
+                       -> record. What is refused before the fence does not disturb a gateway that runs
+    accept-gap         look -> prepare Kafka -> fence -> look -> read the positions -> look, judge; then drop and create the slot
+                       where it is of no use any more -> record. Interrupted between the two, it finds the slot gone, or new: a
+                       gap as well. A gateway that holds the slot is refused at the first look
     adopt              the same; a former server's transactional id is fenced too
 
 A gateway that has released WAL (budget.py) takes the steps of accept-gap itself.
@@ -17,9 +19,8 @@ in its turn, so that a position is only ever replaced by one that was derived fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from gateway.events.marker import Marker
 from gateway.judgement.debezium_offset import DebeziumOffset
@@ -42,10 +43,10 @@ from gateway.judgement.start import (
     FenceFormer,
     FindWritten,
     Look,
+    LookAtPositions,
     PrepareKafka,
     ReadPositions,
     Record,
-    Step,
     Steps,
 )
 from gateway.lsn import Lsn
@@ -62,7 +63,15 @@ FreshPosition = Callable[[Facts], Position]
 
 def skip(fresh_position: FreshPosition, commit_lsn: Lsn) -> Steps:
     """The next start leaves out the transaction that commits (or was prepared) at `commit_lsn`. Returns the new position."""
-    position, facts = yield from _known(fresh_position)
+    return (yield from _changed(fresh_position, lambda position, facts: _skipping(position, facts, commit_lsn)))
+
+
+def readmit(fresh_position: FreshPosition, table: str) -> Steps:
+    """`table`: schema.table. Its changes are written again, from the next transaction on. Returns the new position."""
+    return (yield from _changed(fresh_position, lambda position, _: _readmitting(position, table)))
+
+
+def _skipping(position: Position, facts: Facts, commit_lsn: Lsn) -> Record:
     if commit_lsn < position.resume_lsn:
         raise StopForOperator(
             f"skip: the transaction that commits at {commit_lsn} has already been delivered: the resume LSN is "
@@ -74,21 +83,16 @@ def skip(fresh_position: FreshPosition, commit_lsn: Lsn) -> Steps:
             f"skip: nothing has been committed at {commit_lsn} yet: the WAL ends at {facts.server.flush_lsn}",
             hint="use the commit LSN from the gateway's error message",
         )
-    position = replace(position, skip_lsn=commit_lsn)
-    yield Record(position)
-    return position
+    return Record(replace(position, skip_lsn=commit_lsn))
 
 
-def readmit(fresh_position: FreshPosition, table: str) -> Steps:
-    """`table`: schema.table. Its changes are written again, from the next transaction on. Returns the new position."""
-    position, _ = yield from _known(fresh_position)
+def _readmitting(position: Position, table: str) -> Record:
     rest = tuple(each for each in position.quarantined if each.full_name != table)
     if len(rest) == len(position.quarantined):
         names = ", ".join(each.full_name for each in position.quarantined) or "none"
         raise StopForOperator(f"readmit: {table} is not in quarantine", hint=f"tables in quarantine: {names}")
     position = replace(position, quarantined=rest, epoch=position.epoch + 1)
-    yield Record(position, (Marker("EPOCH", 0, position.resume_lsn, detail=f"readmitted {table}"),))
-    return position
+    return Record(position, (Marker("EPOCH", 0, position.resume_lsn, detail=f"readmitted {table}"),))
 
 
 def accept_gap(
@@ -272,18 +276,31 @@ def _raise(findings: Iterable[Finding]) -> None:
     report_of(findings).raise_errors()
 
 
-def _known(fresh_position: FreshPosition) -> Generator[Step, Any, tuple[Position, Facts]]:
-    """Behind the fence: the slot's position, and facts that are newer."""
+def _changed(fresh_position: FreshPosition, change: Callable[[Position, Facts], Record]) -> Steps:
+    """`change` is judged by positions that may be old, then behind the fence."""
     yield Look()
     yield PrepareKafka()
-    yield Fence()
-    stored: Stored = yield ReadPositions()
+    stored: Stored = yield LookAtPositions()
     facts: Facts = yield Look()
+    change(_find(stored, fresh_position(facts), facts)[0], facts)
+    yield Fence()
+    stored = yield ReadPositions()
+    facts = yield Look()
     position = yield from _position_of(stored, fresh_position(facts), facts)
-    return position, facts
+    record = change(position, facts)
+    yield record
+    return record.position
 
 
 def _position_of(stored: Stored, fresh: Position, facts: Facts) -> Steps:
+    position, former = _find(stored, fresh, facts)
+    if former is not None:
+        yield Record(position, forgets=former.key)
+    return position
+
+
+def _find(stored: Stored, fresh: Position, facts: Facts) -> tuple[Position, Position | None]:
+    """The slot's position; and, of a database that was renamed, the one that is recorded."""
     former = position_before_rename(stored, fresh, facts)
     if former is not None:
         stored = after_rename(stored, former, fresh)
@@ -300,6 +317,4 @@ def _position_of(stored: Stored, fresh: Position, facts: Facts) -> Steps:
             f"{fresh.prefix!r}",
             hint="use the gateway's own configuration",
         )
-    if former is not None:
-        yield Record(position, forgets=former.key)
-    return position
+    return position, former

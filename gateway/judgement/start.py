@@ -59,6 +59,11 @@ class ReadPositions:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAtPositions:
+    """Of a repair, as ReadPositions but not behind the fence: what it shows may have changed since -> Stored."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProveFence:
     """Commit a Kafka transaction that changes nothing -> None. Raises Retry where another gateway has taken over."""
 
@@ -135,6 +140,7 @@ Step = (
     | PrepareKafka
     | Fence
     | ReadPositions
+    | LookAtPositions
     | ProveFence
     | WriteIntent
     | CreateSlot
@@ -195,7 +201,7 @@ def start(
         state="ACTIVE",
         epoch=position.epoch + 1,
         timeline=timeline,
-        quarantined=_with(position.quarantined, quarantine),
+        quarantined=_with(position.quarantined, quarantine, position.resume_lsn),
     )
     yield BeginEpoch(position, None if former is None else former.key)
     return position
@@ -207,7 +213,9 @@ def _renamed(former: Position, fresh: Position) -> OperatorWarning:
     )
 
 
-def _with(known: Iterable[Quarantined], more: Iterable[Quarantined]) -> tuple[Quarantined, ...]:
+def _with(known: Iterable[Quarantined], more: Iterable[Quarantined], resume_lsn: int) -> tuple[Quarantined, ...]:
+    """Of `more`, those of a snapshot have no LSN: they begin where the stream does."""
+    more = [each if each.since_lsn else replace(each, since_lsn=resume_lsn) for each in more]
     by_oid = {each.relation_oid: each for each in (*more, *known)}
     return tuple(sorted(by_oid.values(), key=lambda each: (each.since_lsn, each.relation_oid)))
 

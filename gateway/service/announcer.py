@@ -6,7 +6,8 @@ All of this waits, and the reading waits with it; the slot is kept alive by the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import asyncpg
@@ -17,6 +18,7 @@ from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.outlet import BatchWriter
 from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Name, Topics, compacted_without_key, topic_of_another, topic_of_two
+from gateway.operate.errors import UnwritableRelation
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
@@ -164,14 +166,14 @@ class Announcer:
     async def announce_all(self, relations: Sequence[tuple[Relation, RelationVersion | None]]) -> list[RelationVersion]:
         """Relations as the catalog has them now, with what is in force of each: the catalog is asked for all of them, and several
         are registered at once. Raises the first error when none is under way any more: behind it none is begun, as each may take
-        as long to fail."""
+        as long to fail. An UnwritableRelation names its relation."""
         with classified_schema_errors():
             await self._make_topics([(relation.namespace, relation.name) for relation, _ in relations])
             catalog = await self._look([relation for relation, _ in relations])
-            described = [
-                (*await self._described(relation, in_force, None, catalog), in_force)
-                for relation, in_force in relations
-            ]
+            described = []
+            for relation, in_force in relations:
+                with _naming(relation.relation_oid):
+                    described.append((*await self._described(relation, in_force, None, catalog), in_force))
         turns = asyncio.Semaphore(_REGISTERED_AT_ONCE)
         failed: list[BaseException] = []
 
@@ -182,7 +184,8 @@ class Announcer:
                 if failed:
                     raise failed[0]
                 try:
-                    return await self._registered(description, relation_, in_force)
+                    with _naming(description.oid):
+                        return await self._registered(description, relation_, in_force)
                 except BaseException as error:
                     failed.append(error)
                     raise
@@ -385,6 +388,15 @@ class Announcer:
             for oid, name in bases.items()
             if name[1] in by_name
         }
+
+
+@contextmanager
+def _naming(relation_oid: int) -> Iterator[None]:
+    try:
+        yield
+    except UnwritableRelation as error:
+        error.relation_oid = relation_oid
+        raise
 
 
 def _with_types_as_first_met(description: RelationDescription, schema: Schema) -> RelationDescription | None:

@@ -15,21 +15,18 @@ from typing import Protocol
 
 import structlog
 
-from gateway.events.errors import KeyNotSent, UnreadableValue
 from gateway.kafka.delivery import Delivery
-from gateway.kafka.outlet import BatchWriter, RecordTooLarge
+from gateway.kafka.outlet import BatchWriter
 from gateway.lsn import Lsn
 from gateway.operate import metrics
-from gateway.operate.errors import DataGap, Defect, Retry, StopForOperator, UnwritableRelation
+from gateway.operate.errors import DataGap, Retry, StopForOperator
 from gateway.operate.failpoints import failpoint
-from gateway.operate.settings import ErrorSettings
 from gateway.operate.status import Board
 from gateway.pgoutput import (
     Begin,
     Commit,
     CommitPrepared,
     Message,
-    PgOutputError,
     Prepare,
     Relation,
     RollbackPrepared,
@@ -49,11 +46,11 @@ from gateway.replication.frames import DRAINED, KEEPALIVE, XLOG_DATA, FrameError
 from gateway.replication.stream import ReplicationStream
 from gateway.service.announcer import Announcer
 from gateway.service.stream_status import StreamStatus
+from gateway.service.table_errors import TableErrors
 from gateway.transactions.commit_policy import Filling
 from gateway.transactions.error_context import add_context
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position, advance
-from gateway.transactions.transaction import Quarantined
 
 BEHIND_BYTES = 1 << 16
 """A read of so much says that the stream has more."""
@@ -62,18 +59,6 @@ PAUSE_S = 0.005
 """Where nothing comes for so long, it has no more after all."""
 
 _NOWHERE = Lsn(0)
-_STOP = ErrorSettings()
-_OF_RELATION = (UnwritableRelation, PgOutputError, Defect)
-_REASONS: dict[type, str] = {
-    UnwritableRelation: "its schema was rejected",
-    RecordTooLarge: "a row is larger than kafka.max_record_bytes",
-    UnreadableValue: "a value cannot be read",
-    KeyNotSent: "a row was received without its key",
-    PgOutputError: "a row message cannot be read",
-    Defect: "a bug in the gateway",
-}
-"""For readers of the manifest, and for the operator: no names, no values."""
-
 log = structlog.get_logger()
 _FAILPOINTS: dict[type, str] = {
     Begin: "begin_received",
@@ -109,16 +94,6 @@ class ReadWhole(Retry):
         )
 
 
-class QuarantineRelation(Retry):
-    """Begin again without `relation`."""
-
-    def __init__(self, error: StopForOperator, relation: Quarantined) -> None:
-        super().__init__(
-            f"{error.message}; {relation.full_name} is in quarantine from this transaction on", hint=error.hint
-        )
-        self.relation = relation
-
-
 class HandOver(Protocol):
     """Of a snapshot, what the loop calls (gateway/snapshot/engine.py)."""
 
@@ -146,9 +121,10 @@ class Pump:
         position: Position,
         protocol_version: int,
         careful_until: Lsn = _NOWHERE,
+        *,
         board: Board | None = None,
         snapshot: HandOver | None = None,
-        rules: ErrorSettings = _STOP,
+        table_errors: TableErrors,
     ) -> None:
         self._stream = stream
         self._feedback = feedback
@@ -159,7 +135,7 @@ class Pump:
         self._protocol_version = protocol_version
         self._careful_until = careful_until
         self._snapshot = snapshot
-        self._rules = rules
+        self._table_errors = table_errors
         self._excluded: dict[int, int] = {}
         self._excluded_before: dict[int, int] = {}
         self._relation_names: dict[int, tuple[str, str]] = {}
@@ -260,31 +236,14 @@ class Pump:
             raise WholeFirst(error, whole_until) from error
 
     def _decide(self, error: StopForOperator) -> None:
-        """What was committed before is delivered. An error of one relation puts it into quarantine, or names the ways on."""
+        """What was committed before is delivered."""
         machine = self._machine
         name = self._relation_names.get(error.relation_oid or 0)
-        if name is None or error.relation_oid is None or not isinstance(error, _OF_RELATION):
+        if name is None:
             return
         if machine.in_stream:
             raise ReadWhole(error) from error
-        commit_lsn = machine.current_commit_lsn or Lsn(machine.resume_lsn)
-        full_name = ".".join(name)
-        if self._rules.on_error_of(full_name) == "quarantine":
-            topic = self._announcer.topic_of(name)
-            reason = _REASONS.get(type(error), type(error).__name__)
-            relation = Quarantined(error.relation_oid, *name, topic, reason, commit_lsn)
-            raise QuarantineRelation(error, relation) from error
-        ways = [error.hint.rstrip(".")] if error.hint else []
-        if machine.records_exclusions:
-            ways.append(
-                "to continue without the table, quarantine it (its changes are then not written to Kafka): under "
-                f'[[errors.tables]], set a pattern that matches {full_name}, and on_error = "quarantine"'
-            )
-        ways.append(
-            "to continue without this transaction (its changes, including those of other tables, are then not written to Kafka), "
-            f"run walgate skip --lsn {commit_lsn} (docs/operations.md, Errors in one table)"
-        )
-        error.hint = ". Or, ".join(ways)
+        self._table_errors.of_change(error, name, machine.current_commit_lsn or Lsn(machine.resume_lsn))
 
     async def _close_alone(self) -> None:
         """A Kafka transaction for each PostgreSQL transaction: wait for the one before it."""

@@ -34,10 +34,11 @@ from gateway.replication.password import login_of
 from gateway.replication.server_message import ServerMessage
 from gateway.service.catalog import Catalog
 from gateway.service.protection import unused_rules
-from gateway.service.pump import Pump, QuarantineRelation, ReadWhole, WholeFirst
+from gateway.service.pump import Pump, ReadWhole, WholeFirst
 from gateway.service.release import WalBudget
 from gateway.service.start import SessionMemory, Start
 from gateway.service.stream_status import show_position
+from gateway.service.table_errors import QuarantineRelation, TableErrors
 from gateway.service.tasks import run_together
 from gateway.snapshot.engine import Snapshot
 from gateway.snapshot.reader import connect_reader
@@ -129,7 +130,9 @@ class Session:
         announcer = start.announcer(await self._connect_sql(stack), position)
         await announcer.prepare(catalog.relations)
         machine = start.machine(position)
-        snapshot = await self._snapshot(stack, start, machine, position)
+        table_errors = TableErrors(settings.errors, announcer.topic_of, records_exclusions=machine.records_exclusions)
+        with table_errors.of_snapshot():
+            snapshot = await self._snapshot(stack, start, machine, position)
         feedback = await self._start_stream(start, machine, position)
         leave_with(sql, start.stream)
         protocol = protocol_version(catalog.server.version_num)
@@ -143,9 +146,9 @@ class Session:
             position,
             protocol,
             memory.careful_until,
-            self._board,
-            snapshot,
-            settings.errors,
+            board=self._board,
+            snapshot=snapshot,
+            table_errors=table_errors,
         )
         show_position(self._board, position)
         if snapshot is not None:
@@ -154,23 +157,26 @@ class Session:
         self.is_streaming = True
         log.info("streaming", slot=position.slot, epoch=position.epoch, resume_lsn=str(position.resume_lsn))
         try:
-            await run_together(
-                pump.run(),
-                pump.deliver(),
-                pump.confirm(),
-                feedback.run(),
-                catalog.watch(position, start.stream.backend_pid, budget.check),
-                self._rest(start.producer),
-                *([] if snapshot is None else [snapshot.run()]),
-                until=self._drain(stop, pump),
-            )
+            with table_errors.of_snapshot():
+                await run_together(
+                    pump.run(),
+                    pump.deliver(),
+                    pump.confirm(),
+                    feedback.run(),
+                    catalog.watch(position, start.stream.backend_pid, budget.check),
+                    self._rest(start.producer),
+                    *([] if snapshot is None else [snapshot.run()]),
+                    until=self._drain(stop, pump),
+                )
         except TransactionTimedOut as error:
             self._stop_if_again(pump.closed_lsn, error)
             raise
 
     def _tell_quarantined(self, position: Position) -> None:
         """It is durable now: what an operator readmits later is not to come back from the memory."""
-        for relation in self._memory.quarantine.values():
+        for relation in position.quarantined:
+            if relation.relation_oid not in self._memory.quarantine:
+                continue
             log.error(
                 "table_quarantined",
                 table=relation.full_name,

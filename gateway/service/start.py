@@ -30,6 +30,7 @@ from gateway.judgement.start import (
     FindWritten,
     Identify,
     Look,
+    LookAtPositions,
     PrepareKafka,
     ProveFence,
     ReadPositions,
@@ -180,6 +181,10 @@ class Start:
                 self._wait_for("Kafka")
                 await self._fence()
             case ReadPositions():
+                stored = await self._read_positions()
+                await self._register_fixed_schemas()
+                return stored
+            case LookAtPositions():
                 return await self._read_positions()
             case ProveFence():
                 await self.delivery.prove_fence()
@@ -314,11 +319,10 @@ class Start:
                 for each in positions.values()
             )
         failpoint("after_position_read")
-        await self._register_fixed_schemas()
         return Stored(positions, used, moment)
 
     async def _register_fixed_schemas(self) -> None:
-        """Nothing is registered before the position has shown that this is still the same registry."""
+        """When the position has shown that this is still the same registry."""
         kafka = self._settings.kafka
         markers = transaction_topic(kafka.prefix)
         with classified_schema_errors():

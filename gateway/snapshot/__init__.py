@@ -15,4 +15,5 @@ logical message; its commit comes back through our own slot with an LSN, and the
     reselecting                              rows of which UPDATEs left values out
     engine                                   what begins, goes on and ends
     commands                                 what an operator says to it, through the stream
+    unwritable                               errors of one table
 """

@@ -8,7 +8,7 @@ Everybody who may connect to the database may emit it; `snapshot.commands = fals
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -95,21 +95,30 @@ def accepted(content: bytes, settings: Settings, *, in_stream: bool) -> Command 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`tables`: to be read, (schema, table) by oid. `unknown`: not published. `unfinished`: under a snapshot that a VERIFY would
-    end for ever, though readers need its rows."""
+    """`tables`: to be read, (schema, table) by oid. `unknown`: not published. `quarantined`: their changes are not written, so
+    that their rows would soon be old. `unfinished`: under a snapshot that a VERIFY would end for ever, though readers need its
+    rows."""
 
     tables: dict[int, tuple[str, str]]
     unknown: list[str]
+    quarantined: list[str]
     unfinished: list[str]
 
 
-def choose(command: Command, published: Mapping[tuple[str, str], int], under_way: Mapping[int, str]) -> Choice:
-    """What a `start` begins. `published`: oids; `under_way`: purposes of what is not done, by oid."""
-    choice = Choice({}, [], [])
+def choose(
+    command: Command,
+    published: Mapping[tuple[str, str], int],
+    under_way: Mapping[int, str],
+    quarantined: Container[int] = (),
+) -> Choice:
+    """What a `start` begins. `published`: oids; `under_way`: purposes of what is not done, by oid; `quarantined`: oids."""
+    choice = Choice({}, [], [], [])
     for name in command.tables or published:
         oid = published.get(name)
         if oid is None:
             choice.unknown.append(".".join(name))
+        elif oid in quarantined:
+            choice.quarantined.append(".".join(name))
         elif command.purpose == "VERIFY" and under_way.get(oid, "VERIFY") != "VERIFY":
             choice.unfinished.append(".".join(name))
         else:

@@ -15,7 +15,7 @@ from gateway.snapshot.reading import Reading
 from gateway.snapshot.readings import Readings
 from gateway.snapshot.state import TableState
 from gateway.snapshot.statements import CONTENT
-from gateway.snapshot.telling import tell_late, tell_unsent
+from gateway.snapshot.telling import tell_late, tell_quarantined, tell_unsent
 
 
 class Discovery:
@@ -55,6 +55,12 @@ class Discovery:
             readings.leave(oid)
         self.published = {(r.namespace, r.name): oid for oid, r in relations.items()}
         new = [each for oid, each in relations.items() if oid not in readings.known and oid not in readings.by_oid]
+        quarantined = [each for each in new if each.relation_oid in readings.quarantined]
+        if quarantined:
+            new = [each for each in new if each not in quarantined]
+            tell_quarantined([f"{relation.namespace}.{relation.name}" for relation in quarantined])
+        for relation in quarantined:
+            readings.never_read(TableState(relation.relation_oid, relation.namespace, relation.name, ""))
         is_late = self._is_late or self._settings.mode != "initial"
         if self._is_late and new and self._settings.mode == "initial":
             tell_late([f"{relation.namespace}.{relation.name}" for relation in new])
@@ -92,9 +98,9 @@ class Discovery:
         reads = self._settings.mode == "initial" and self._settings.read_again
         for oid, now, before in changed:
             reason = "" if before is None else unsent(before, now)
-            if reason:
+            if reason and oid not in readings.quarantined:
                 tell_unsent(now, reason, reads=reads)
-            if reason and reads:
+            if reason and reads and oid not in readings.quarantined:
                 readings.begin_snapshot(1)
                 readings.queue(oid, now.schema, now.name, "REPLACE")
             else:

@@ -42,7 +42,7 @@ from gateway.snapshot.state import KNOWN, States, TableState
 from gateway.snapshot.statements import EMIT
 from gateway.snapshot.survey import Recipe, Surveyed
 from gateway.snapshot.table import Status
-from gateway.snapshot.telling import Progress
+from gateway.snapshot.telling import Progress, tell_quarantined
 from gateway.transactions.debezium import DebeziumMachine
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import COMMAND_PREFIX
@@ -81,7 +81,7 @@ class Snapshot:
         reselects = settings.writes_debezium and settings.debezium.reselect_unavailable_values
         self._arriving = Arriving()
         self._noting = Noting(sql, machine, self._on_message)
-        self._readings = Readings(states, self._noting, position_key=position_key, frame=frame)
+        self._readings = Readings(states, self._noting, machine.quarantined, position_key=position_key, frame=frame)
         self._recipes = Recipes(settings, sql, machine, announce, text_only=text_only)
         self._reselecting = Reselecting(
             settings.snapshot, machine, self._noting, self._readings, self._arriving.wake, is_on=reselects
@@ -111,6 +111,13 @@ class Snapshot:
         """Go on with what an earlier session had begun: its changes are noted from the first one on."""
         self._noting.listen()
         unfinished = [state for state in self._states.tables.values() if state.status not in (KNOWN, Status.DONE.value)]
+        quarantined = [state for state in unfinished if state.relation_oid in self._readings.quarantined]
+        for state in quarantined:
+            self._readings.by_oid[state.relation_oid] = self._reading(state)
+            self._readings.cancel(state.relation_oid)
+        if quarantined:
+            tell_quarantined([f"{state.schema}.{state.name}" for state in quarantined])
+        unfinished = [state for state in unfinished if state not in quarantined]
         if unfinished:
             await self._resume(unfinished)
         if self._reselecting.is_on and isinstance(self._machine, DebeziumMachine):
@@ -135,12 +142,13 @@ class Snapshot:
             self._go_on(self._readings.by_oid[made.surveyed.relation.relation_oid], made)
         log.info("snapshot_resumed", tables=len(self._readings.by_oid), snapshot_id=self._readings.snapshot_id)
 
+    def _reading(self, state: TableState) -> Reading:
+        segments = self._states.keys.get(state.relation_oid, {})
+        return Reading(state, encoded=state, void_segments=list(segments), misses_keys=True)
+
     def _take_up(self, state: TableState, surveyed: Surveyed) -> bool:
         """Whether it may go on where it was."""
-        segments = self._states.keys.get(state.relation_oid, {})
-        reading = self._readings.by_oid[state.relation_oid] = Reading(
-            state, encoded=state, void_segments=list(segments), misses_keys=True
-        )
+        reading = self._readings.by_oid[state.relation_oid] = self._reading(state)
         under_way = state.status in (Status.READING.value, Status.ENDING.value)
         return under_way and (state.fingerprint == surveyed.fingerprint or reading.is_reselect)
 
@@ -186,7 +194,9 @@ class Snapshot:
     def _start(self, command: Command) -> None:
         """Its tables are read once more: they take the place of what readers have, or are compared with it."""
         purposes = {oid: each.state.purpose for oid, each in self._readings.by_oid.items()}
-        chosen = choose(command, self._discovery.published, purposes)
+        chosen = choose(command, self._discovery.published, purposes, self._readings.quarantined)
+        if chosen.quarantined:
+            tell_quarantined(chosen.quarantined)
         if chosen.unknown:
             log.warning("tables_not_published", tables=chosen.unknown)
         if chosen.unfinished:

@@ -21,6 +21,7 @@ from gateway.snapshot.readings import Readings
 from gateway.snapshot.reselecting import Reselecting
 from gateway.snapshot.table import Status
 from gateway.snapshot.telling import count_change
+from gateway.snapshot.unwritable import errors_of
 from gateway.transactions.machine import TransactionMachine
 from schemas.framing import FRAME_BYTES
 
@@ -79,7 +80,8 @@ class HandingOver:
         assert transaction is not None
         transaction.manifest.snapshot = reading.chunk(table.chunk_count - 1, len(rows), stale_count)
         for start in range(0, len(rows), SLICE_ROWS):
-            self._machine.read(waiting.recipe.version, rows[start : start + SLICE_ROWS], commit_lsn)
+            with errors_of(waiting.recipe.surveyed.relation):
+                self._machine.read(waiting.recipe.version, rows[start : start + SLICE_ROWS], commit_lsn)
             self._delivery.offer()
             await asyncio.sleep(0)  # feedback and keepalives
             await self._delivery.room()

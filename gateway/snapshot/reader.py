@@ -15,7 +15,7 @@ from gateway.operate.errors import WalgateError
 from gateway.operate.failpoints import failpoint
 from gateway.replication.connection import connect_sql
 from gateway.replication.password import Login
-from gateway.snapshot.copied import CopiedRows
+from gateway.snapshot.copied import END_OF_COPY, CopiedRows
 from gateway.snapshot.plan import Leaf, TidRange, cut, halves
 from gateway.snapshot.statements import (
     EMIT,
@@ -127,8 +127,19 @@ async def _copy(
     rest = None if chunk.range is None else halves(chunk.range, table_blocks)[1]
     wanted = frozenset(chunk.keys if not recipe.finds_keys else ())
     step_bytes = _STEP_BYTES if turn is None else _SHARED_STEP_BYTES
+    failed: list[Exception] = []
 
     async def feed(piece: bytes) -> None:
+        try:
+            if failed:
+                raise failed.pop()
+            await take(piece)
+        except Exception as error:
+            if not piece.endswith(END_OF_COPY):
+                raise
+            failed.append(error)  # asyncpg cancels the COPY, and waits for the answer for ever if it has ended
+
+    async def take(piece: bytes) -> None:
         data = memoryview(piece)
         for start in range(0, len(data), step_bytes):
             async with turn or nullcontext():
@@ -141,6 +152,8 @@ async def _copy(
 
     try:
         await sql.copy_from_query(_query(chunk, recipe), output=feed, format="binary", timeout=_COPY_TIMEOUT_S)
+        if failed:
+            raise failed.pop()
         copied.finish()
         if wanted:
             copied.keep(wanted)

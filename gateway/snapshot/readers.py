@@ -22,6 +22,7 @@ from gateway.snapshot.readings import Readings
 from gateway.snapshot.recipes import Recipes
 from gateway.snapshot.table import Chunk, Status
 from gateway.snapshot.telling import CHANGED_ATTEMPTS, Waits
+from gateway.snapshot.unwritable import errors_of
 
 log = structlog.get_logger()
 
@@ -140,7 +141,8 @@ class Readers:
 
         try:
             turn = self._turn if self._is_shared else None
-            found = await read_chunk(sql, chunk, reading.recipe, self._publications, waits, turn)
+            with errors_of(reading.recipe.surveyed.relation):
+                found = await read_chunk(sql, chunk, reading.recipe, self._publications, waits, turn)
         except Outdated:
             chunk.table.give_back(chunk)
             is_current = reading.table is chunk.table and chunk.generation == chunk.table.generation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 import structlog
@@ -29,10 +29,14 @@ log = structlog.get_logger()
 class Readings:
     """`by_oid`: those that are not done. `begun`: of these, the few that were set up, which are looked at again and again, where
     ten thousand may wait. `known`: relations that were read, or never will be. `left`: relations that are not published any more:
-    should they come again, they are read, and replace what was there."""
+    should they come again, they are read, and replace what was there. `quarantined`: relations that are not read until an
+    operator has readmitted them and asks for it."""
 
-    def __init__(self, states: States, noting: Noting, *, position_key: bytes, frame: bytes) -> None:
+    def __init__(
+        self, states: States, noting: Noting, quarantined: Container[int], *, position_key: bytes, frame: bytes
+    ) -> None:
         self._states = states
+        self.quarantined = quarantined
         self._noting = noting
         self._position_key = position_key
         self._frame = frame

@@ -7,16 +7,18 @@ from contextlib import suppress
 
 import asyncpg
 
+from gateway.operate.errors import UnwritableRelation
 from gateway.operate.settings import Settings
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.snapshot.announcing import Announce
 from gateway.snapshot.reading import Reading
 from gateway.snapshot.survey import Recipe, Surveyed, as_message, recipe, survey
+from gateway.snapshot.unwritable import UnwritableTable
 from gateway.transactions.machine import TransactionMachine
 
 
 class Recipes:
-    """`text_only`: a binary value came that cannot be encoded. Raises classified errors."""
+    """`text_only`: a binary value came that cannot be encoded. Raises classified errors and UnwritableTable."""
 
     def __init__(
         self,
@@ -50,7 +52,13 @@ class Recipes:
         relations = [as_message(each.relation) for each in tables]
         if not relations:
             return []
-        announced = await self._announce([(each, self._machine.in_force(each.relation_oid)) for each in relations])
+        try:
+            announced = await self._announce([(each, self._machine.in_force(each.relation_oid)) for each in relations])
+        except UnwritableRelation as error:
+            for each in relations:
+                if each.relation_oid == error.relation_oid:
+                    raise UnwritableTable(error, each.relation_oid, (each.namespace, each.name)) from error
+            raise
         text_only, keeps_tuples = self.text_only, self._in_debezium
         return [
             recipe(each, version, topic, self._prefix, text_only=text_only, keeps_tuples=keeps_tuples)

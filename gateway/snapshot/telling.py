@@ -33,6 +33,16 @@ def tell_late(names: Sequence[str]) -> None:
     )
 
 
+def tell_quarantined(names: Sequence[str]) -> None:
+    log.warning(
+        "tables_not_read",
+        count=len(names),
+        tables=names[:NAMED_TABLES],
+        reason="these tables are in quarantine",
+        hint="correct the cause, run `walgate readmit schema.table`, then `walgate snapshot start schema.table`",
+    )
+
+
 def tell_unsent(now: Content, reason: str, *, reads: bool) -> None:
     name = f"{now.schema}.{now.name}"
     if reads:

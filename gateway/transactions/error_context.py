@@ -31,14 +31,19 @@ def add_context(error: Exception, machine: TransactionMachine, payload: bytes, c
         error.args = (error.message,)
         error.relation_oid = relation_oid
     elif not isinstance(error, MemoryError):
-        frames = extract_tb(error.__traceback__)[-_INNERMOST_FRAMES:]
-        places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
-        defect = Defect(
-            f"{type(error).__name__} in {places} {context}",
-            hint="this is a bug in the gateway: report the error, and do not drop the slot",
-        )
+        defect = defect_of(error, context)
         defect.relation_oid = relation_oid
         raise defect from error
+
+
+def defect_of(error: Exception, context: str) -> Defect:
+    """For an error that is no WalgateError."""
+    frames = extract_tb(error.__traceback__)[-_INNERMOST_FRAMES:]
+    places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
+    return Defect(
+        f"{type(error).__name__} in {places} {context}",
+        hint="this is a bug in the gateway: report the error, and do not drop the slot",
+    )
 
 
 def _relation_oid(machine: TransactionMachine, payload: bytes) -> int | None:

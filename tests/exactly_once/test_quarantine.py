@@ -182,3 +182,104 @@ async def test_a_stop_names_the_transaction_and_skip_leaves_out_exactly_that_one
         assert await gateway.stop() == 0
     finally:
         await gateway.end()
+
+
+REJECTED = "ALTER TABLE typed ALTER c TYPE text USING c::text"
+LARGE_ROW = f"INSERT INTO large VALUES (9, repeat('x', {2 * MAX_RECORD_BYTES}))"
+
+
+async def test_a_table_in_quarantine_is_not_read_by_a_snapshot(
+    gateway: GatewayProcess, sql: asyncpg.Connection, written: Written
+) -> None:
+    """Its columns were changed, so that it would be read again: before a change of it came, behind one, and on command."""
+    gateway.settings |= {"errors__on_error": "quarantine", "snapshot__mode": "initial"}
+    await sql.execute("INSERT INTO flows VALUES (1); INSERT INTO typed VALUES (1, 1)")
+    await gateway.streaming()
+    try:
+        await written.has("flows", {1})
+        await written.has("typed", {1})
+        await both(sql, 2, f"{REJECTED}; INSERT INTO typed VALUES (2, 'x')")
+        await written.has("flows", {1, 2})
+        await sql.execute("ALTER TABLE typed ALTER c TYPE varchar(9)")  # rows without events
+        await both(sql, 3, "INSERT INTO typed VALUES (3, 'x')")
+        await walgate(gateway, "snapshot", "start", "public.typed", "public.flows")
+        await gateway.logged('"these tables are in quarantine"')
+        await gateway.logged('{"table": "public.flows", "rows": 3, ')
+        await gateway.kill()
+        await gateway.streaming()
+        await both(sql, 4, "INSERT INTO typed VALUES (4, 'x')")
+        await written.has("flows", {1, 2, 3, 4})
+        assert await written.ids("typed") == {1}
+        assert await gateway.stop() == 0
+
+        gateway.settings["schemas__on_incompatible"] = "register"
+        await gateway.streaming()
+        await walgate(gateway, "readmit", "public.typed")
+        await walgate(gateway, "snapshot", "start", "public.typed")
+        await written.has("typed", {1, 2, 3, 4})
+        assert await gateway.stop() == 0
+    finally:
+        await gateway.end()
+
+
+@pytest.mark.parametrize(
+    ("table", "poison", "reason"),
+    [
+        ("typed", f"INSERT INTO typed VALUES (1, 1); {REJECTED}", "its schema was rejected"),
+        ("large", LARGE_ROW, "a row is larger than kafka.max_record_bytes"),
+        ("poison", "INSERT INTO poison VALUES (1, 'too long')", "a value cannot be read"),
+    ],
+)
+async def test_an_error_of_a_table_that_is_read_is_an_error_of_that_table(
+    table: str, poison: str, reason: str, gateway: GatewayProcess, sql: asyncpg.Connection, written: Written
+) -> None:
+    """It stops the gateway and names the quarantine as a way on; in quarantine, the others are read to their end."""
+    gateway.settings["snapshot__mode"] = "initial"
+    is_rejected = table == "typed"
+    if is_rejected:
+        await sql.execute(poison.partition(";")[0])
+        await gateway.streaming()
+        await written.has("typed", {1})
+        assert await gateway.stop() == 0
+    await sql.execute(f"INSERT INTO flows VALUES (1); {REJECTED if is_rejected else poison}")
+    try:
+        gateway.start()
+        assert await gateway.wait() == 78
+        said = gateway.log().rpartition("walgate: ")[2]
+        assert f"snapshot of public.{table}" in said and f"set a pattern that matches public.{table}" in said, said
+        assert "walgate skip" not in said
+
+        gateway.settings["errors__tables"] = f'[{{"pattern": "public.{table}", "on_error": "quarantine"}}]'
+        await gateway.streaming()
+        await gateway.logged('"snapshot_done"')
+        await sql.execute("INSERT INTO flows VALUES (2)")
+        await written.has("flows", {1, 2})
+        assert [(entry["table"], entry["reason"]) for entry in gateway.events("table_quarantined")] == [
+            (f"public.{table}", reason)
+        ]
+        (entry,) = (await written.position())["quarantined"]
+        assert entry["name"] == table and entry["since_lsn"] > 0
+        assert await written.ids(table) == ({1} if is_rejected else set())
+        assert await gateway.stop() == 0
+    finally:
+        await gateway.end()
+
+
+async def test_a_command_that_is_refused_does_not_disturb_a_gateway_that_runs(
+    gateway: GatewayProcess, sql: asyncpg.Connection, written: Written
+) -> None:
+    await gateway.streaming()
+    try:
+        await sql.execute("INSERT INTO flows VALUES (1)")
+        await written.has("flows", {1})
+        epoch = (await written.position())["epoch"]
+        said = await walgate(gateway, "readmit", "public.flows", code=78)
+        assert "public.flows is not in quarantine" in said
+        said = await walgate(gateway, "skip", "--lsn", "0/1", code=78)
+        assert "has already been delivered" in said
+        await sql.execute("INSERT INTO flows VALUES (2)")
+        await written.has("flows", {1, 2})
+        assert (await written.position())["epoch"] == epoch and gateway.log().count('"streaming"') == 1
+        assert await gateway.stop() == 0
+    finally:
+        await gateway.end()

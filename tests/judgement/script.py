@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.judgement.facts import Facts, Stored, SystemIdentity
-from gateway.judgement.start import Identify, Look, ReadPositions, Step, Steps
+from gateway.judgement.start import Identify, Look, LookAtPositions, ReadPositions, Step, Steps
 from gateway.transactions.position import Position
 from tests.judgement.facts import SERVER
 
@@ -39,7 +39,7 @@ def carried_out(
             answer = given[type(step)](step)
         elif isinstance(step, Look):
             answer = facts
-        elif isinstance(step, ReadPositions):
+        elif isinstance(step, (ReadPositions, LookAtPositions)):
             answer = stored
         else:
             answer = None

@@ -20,9 +20,11 @@ from gateway.kafka.outlet import PIECE_BYTES, RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
 from gateway.operate.metrics import REGISTRY, show
+from gateway.operate.settings import ErrorSettings
 from gateway.operate.status import Board
 from gateway.pgoutput import Begin, Message, StreamStart
 from gateway.service.pump import BEHIND_BYTES, Pump, WholeFirst
+from gateway.service.table_errors import TableErrors
 from gateway.service.tasks import run_together
 from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.machine import TransactionMachine
@@ -155,7 +157,8 @@ class Place:
             self.position,
             4,
             careful_until,
-            self.board,
+            board=self.board,
+            table_errors=TableErrors(ErrorSettings(), ".".join, records_exclusions=True),
         )
 
     def open_batches(self, count: int, size: int = 1) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from gateway.snapshot.state import States
 
 NOT_ASKED: Any = None
 """PostgreSQL and the stream have no part in it."""
+STREAM: Any = SimpleNamespace(quarantined={})
 
 
 @pytest.fixture
@@ -25,6 +27,6 @@ def snapshot() -> Snapshot:
         }
     )
     return Snapshot(
-        settings, NOT_ASKED, NOT_ASKED, NOT_ASKED, NOT_ASKED, States(),
+        settings, NOT_ASKED, STREAM, NOT_ASKED, NOT_ASKED, States(),
         position_key=b"", frame=b"", is_first=True, text_only=False, publications=NOT_ASKED,
     )  # fmt: skip

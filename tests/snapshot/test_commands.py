@@ -45,11 +45,16 @@ UNDER_WAY = {1: "FILL", 2: "REPLACE", 3: "VERIFY"}
 def test_a_verify_does_not_end_what_brings_the_rows() -> None:
     both = {3: ("a", "verified"), 4: ("a", "done")}
     found = choose(Command("start", purpose="VERIFY"), PUBLISHED, UNDER_WAY)
-    assert found == Choice(both, [], ["a.filled", "a.replaced"])
+    assert found == Choice(both, [], [], ["a.filled", "a.replaced"])
     named = Command("start", (("a", "filled"), ("a", "done"), ("a", "gone")), "VERIFY")
-    assert choose(named, PUBLISHED, UNDER_WAY) == Choice({4: ("a", "done")}, ["a.gone"], ["a.filled"])
+    assert choose(named, PUBLISHED, UNDER_WAY) == Choice({4: ("a", "done")}, ["a.gone"], [], ["a.filled"])
+
+
+def test_a_table_in_quarantine_is_not_read() -> None:
+    found = choose(Command("start", (("a", "done"), ("a", "filled"))), PUBLISHED, UNDER_WAY, {4})
+    assert found == Choice({1: ("a", "filled")}, [], ["a.done"], [])
 
 
 def test_a_replace_takes_the_place_of_whatever_is_under_way() -> None:
     everything = {oid: name for name, oid in PUBLISHED.items()}
-    assert choose(Command("start"), PUBLISHED, UNDER_WAY) == Choice(everything, [], [])
+    assert choose(Command("start"), PUBLISHED, UNDER_WAY) == Choice(everything, [], [], [])
