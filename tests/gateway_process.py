@@ -122,7 +122,9 @@ class GatewayProcess:
     async def stop(self) -> int:
         if self.is_running:
             self.signal(signal.SIGTERM)
-        return await self.wait()
+        code = await self.wait()
+        assert "was never retrieved" not in self.log(), self.log_tail()
+        return code
 
     @property
     def resident_bytes(self) -> int:

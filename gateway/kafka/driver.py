@@ -24,8 +24,8 @@ Why each is there, and what would make it unnecessary:
 * `lz4_encode.__defaults__`. aiokafka compresses lz4 at level 9, the slowest; at level 1 a batch of everyday rows takes a tenth
   of the time and is a tenth larger (bench/encode.py: 0.7 of 5.9 us a row). Unnecessary with a compression level (KIP-390).
 * `DirectProducer`. `send_batch` waits until the batch before it has left and looks metadata up for each; `stop` waits for what
-  cannot be delivered; partitions that are certain to be written could only be added with their first record. Unnecessary with
-  a `send_batch` that only queues, and a `close` that gives up.
+  cannot be delivered; partitions that are certain to be written could only be added with their first record; futures that nobody
+  waits for any more are logged as errors. Unnecessary with a `send_batch` that only queues, and a `close` that gives up.
 * `record_appender`, `end_batch`. `BatchBuilder.append` costs 0.6 us a record more than the C builder behind it. Unnecessary
   when it takes positional arguments and does not call a serializer that is not there.
 * `Admin`. aiokafka's creates the topics that it is asked to describe, and cannot ask where partitions end.
@@ -38,6 +38,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from math import inf
 from typing import Any, Final, TypeVar
 
@@ -470,6 +471,7 @@ class DirectProducer(AIOKafkaProducer):  # type: ignore[misc]
         self.client._topics.add(topic)
         batch = self._message_accumulator._append_batch(builder, TopicPartition(topic, partition))
         delivery: asyncio.Future[Any] = batch.future
+        delivery.add_done_callback(_mark_retrieved)
         return delivery
 
     def stop_sending(self) -> None:
@@ -478,6 +480,19 @@ class DirectProducer(AIOKafkaProducer):  # type: ignore[misc]
         if sender is not None and not sender.done():
             sender.cancel()
         self._closed = True
+        batches = chain(self._message_accumulator._pending_batches, *self._message_accumulator._batches.values())
+        waiters = [batch._drain_waiter for batch in batches]
+        if self._txn_manager is not None and self._txn_manager._transaction_waiter is not None:
+            waiters.append(self._txn_manager._transaction_waiter)
+        for waiter in waiters:
+            if waiter.done():
+                _mark_retrieved(waiter)
+
+
+def _mark_retrieved(future: asyncio.Future[Any]) -> None:
+    """When a producer fails, so do all futures of it, and only the first is waited for: asyncio would log the others."""
+    if not future.cancelled():
+        future.exception()
 
 
 class Admin(AIOKafkaAdminClient):  # type: ignore[misc]
