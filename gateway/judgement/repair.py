@@ -50,7 +50,7 @@ from gateway.judgement.start import (
     Steps,
 )
 from gateway.lsn import Lsn
-from gateway.operate.errors import NEW_PREFIX, DataGap, RetrySlowly, StopForOperator
+from gateway.operate.errors import NEW_PREFIX, DataGap, Retry, RetrySlowly, StopForOperator
 from gateway.transactions.position import Gap, Position
 
 _NOT_ADOPTED = (
@@ -102,7 +102,8 @@ def accept_gap(
     proves the loss; with it, whatever the slot still holds is given up. `released`: why the gateway itself moved the slot on
     (budget.py); any other loss is left for the start to judge. Returns the new position."""
     facts: Facts = yield Look()
-    _raise((*check_holder(facts, expected), *check_publications(facts, expected)))
+    check_use = check_holder if released is not None else _check_stopped
+    _raise((*check_use(facts, expected), *check_publications(facts, expected)))
     yield PrepareKafka()
     yield Fence()
     before: Facts = yield Look()
@@ -189,7 +190,7 @@ def _proven_gap(before: Facts, after: Facts, position: Position, expected: Expec
 def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -> Steps:
     """After pg_upgrade kept the slot: the position of the old system identifier becomes that of the new one. Returns it."""
     facts: Facts = yield Look()
-    _raise((*check_holder(facts, expected), *check_publications(facts, expected)))
+    _raise((*_check_stopped(facts, expected), *check_publications(facts, expected)))
     yield PrepareKafka()
     yield Fence()
     yield FenceFormer(from_system)
@@ -238,7 +239,7 @@ def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offse
     `offset.lsn`, but for the rest of the transaction in which it stopped: that is read again, without the rows up to there.
     """
     facts: Facts = yield Look()
-    _raise((*check_holder(facts, expected), *check_publications(facts, expected)))
+    _raise((*_check_stopped(facts, expected), *check_publications(facts, expected)))
     yield PrepareKafka()
     yield Fence()
     stored: Stored = yield ReadPositions()
@@ -270,6 +271,17 @@ def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offse
     )
     yield Record(position)
     return position
+
+
+def _check_stopped(facts: Facts, expected: Expected) -> Iterator[Finding]:
+    """As check_holder, for an operator who may not know that the gateway has to be stopped."""
+    for finding in check_holder(facts, expected):
+        assert facts.slot is not None
+        yield Retry(
+            finding.message,
+            hint="stop the gateway, or the connector, that reads this slot, then run the command again. If it has been stopped and "
+            f"its session remains, end the session: SELECT pg_terminate_backend({facts.slot.active_pid})",
+        )
 
 
 def _raise(findings: Iterable[Finding]) -> None:

@@ -49,7 +49,7 @@ from gateway.replication.password import login_of
 from gateway.replication.role import role_facts
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.transactions.position import Position, decode_position, position_schema_id
-from schemas.names import POSITION_TOPIC, counted, message_topic, transaction_topic, value_subject
+from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted, message_topic, transaction_topic, value_subject
 from schemas.registry import RegistryClient
 
 Area = Literal["settings", "postgresql", "kafka", "registry", "resume_lsn"]
@@ -238,6 +238,8 @@ class _Check:
             return None
         topics = Topics(kafka, expected.marker_topic, set(), lambda _: None)
         own = [POSITION_TOPIC, expected.marker_topic, message_topic(kafka.prefix)]
+        if self._settings.takes_snapshots:
+            own.append(SNAPSHOT_TOPIC)
         tables = [topics.possible_names(relation)[0] for relation in self._relations()]
         try:
             facts, advertised = await kafka_facts(

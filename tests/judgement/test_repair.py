@@ -137,8 +137,9 @@ def test_what_a_marker_cannot_repair_is_refused() -> None:
             done(accept_gap(fresh, EXPECTED, until_now=True), facts, known)
     with pytest.raises(RetrySlowly, match="is a standby"):
         done(accept_gap(fresh, EXPECTED, until_now=True), with_server(in_recovery=True))
-    with pytest.raises(Retry, match="in use by process"):
+    with pytest.raises(Retry, match="in use by process") as refused:
         done(accept_gap(fresh, EXPECTED, until_now=True), with_slot(active_pid=77))
+    assert refused.value.hint.startswith("stop the gateway")
 
 
 def test_an_upgraded_server_takes_over_the_position_and_the_old_key_ends() -> None:
