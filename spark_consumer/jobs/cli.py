@@ -271,7 +271,7 @@ def mirror(
             print(_told_of_merges(merge_every), flush=True)
         while appending:
             appending.pop().stop()
-        appending.append(AppendingMirror(*facts, merge_every, run.retrying))
+        appending.append(AppendingMirror(*facts, merge_every, run.retrying, run.handed_over))
         run.check = appending[-1].check
         return appending[-1].apply
 

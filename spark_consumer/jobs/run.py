@@ -159,6 +159,10 @@ class Run:
         self.status.failed(told)
         self.say({"waiting_s": pause_s, "problem": told}, f"merging again in {pause_s:g} s: {told}")
 
+    def handed_over(self) -> None:
+        told = "walgate merge has taken over the merges: run it regularly, or restart this job to have it merge again"
+        self.say({"merges": False, "reason": told}, told)
+
     def interruptible(self, apply: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
         """`apply`, which fails with BatchInterrupted where `watch` stops the query during it, whatever its own error is."""
 

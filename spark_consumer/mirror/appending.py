@@ -62,6 +62,7 @@ class AppendingMirror:
     catalog: Catalog | None = None
     merge_every_s: float | None = None
     retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # told of a merge that failed
+    handed_over: Callable[[], None] = lambda: None  # told once, when `walgate merge` has taken over the merges
     _merger: Mirror = field(init=False)
     _merging: Merging = field(init=False)
     _session: SparkSession | None = field(default=None, init=False)  # of the merges
@@ -238,6 +239,7 @@ class AppendingMirror:
                 self._merger.merge_waiting(self._session, self._batch)
         except fence.TakenOver:
             fence.check_appends(self._session, self.path, self._epoch)
+            self.handed_over()
             return False
         self._merger.keep_up(self._session, self._batch, compacts=True)
         return True

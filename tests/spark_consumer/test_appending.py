@@ -245,6 +245,10 @@ def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, 
     tables = {table.name: table for table in newest(tmp_path)}
     assert sorted(str(row[0]) for row in tables["public.items"].rows()) == ["1", "2", "3", "4"]
     assert len(list(tables["public.visits"].rows())) == 4
+    told: list[str] = []
+    first.handed_over = lambda: told.append("handed over")
+    first.finish(spark, merge=True)
+    assert told == ["handed over"]
     second = appending(feeder, tmp_path)
     change(feeder, items, visits, 5)
     take(spark, feeder, second)  # from the start of the topics
