@@ -80,7 +80,7 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
     if not (role.is_encrypted or role.is_local):
         yield OperatorWarning(
             "the connection to PostgreSQL is not encrypted: rows are sent in cleartext",
-            "add sslmode=verify-full to source.dsn",
+            "add sslmode=verify-full and sslrootcert=FILE to source.dsn",
         )
     if role.unreadable:
         yield OperatorWarning(

@@ -141,7 +141,7 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
         if self._wire.get_extra_info("ssl_object") is None and not is_local(self._wire):
             raise RetrySlowly(
                 f"{self._doing}: the server requests the password in cleartext over a connection without TLS: refused",
-                hint="set sslmode=verify-full in source.dsn, or require scram-sha-256 in pg_hba.conf",
+                hint="set sslmode=verify-full and sslrootcert in source.dsn, or require scram-sha-256 in pg_hba.conf",
             )
 
     def _begin_scram(self, content: bytes) -> bool:

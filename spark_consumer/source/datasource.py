@@ -384,7 +384,7 @@ class WalgateTransactions(WalgateChanges):
             raise OptionError(
                 "table, tables, exclude, includeMessages and includeMarkers select changes, but "
                 "walgate-transactions returns transactions",
-                hint='Use its column `tables`, or format("walgate").',
+                hint='Omit these options and filter by the column `tables`, or use format("walgate").',
             )
         return options
 

@@ -86,10 +86,13 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Option
     if "table" in values and _flag(values, "includeMarkers"):
         raise OptionError(
             "table and includeMarkers cannot be combined",
-            hint="The typed columns of one table cannot represent markers.",
+            hint="Omit one of them: the typed columns of one table cannot represent markers.",
         )
     if "table" in values and "exclude" in values:
-        raise OptionError("table and exclude cannot be combined", hint="exclude applies if table is not set.")
+        raise OptionError(
+            "table and exclude cannot be combined",
+            hint="Omit one of them: exclude has an effect only if table is not set.",
+        )
     if "table" in values and "tables" in values:
         raise OptionError(
             "table and tables cannot be combined",
@@ -134,7 +137,9 @@ def _kafka_settings(values: Mapping[str, str]) -> dict[str, str]:
         # Only a check of names and values: it connects to nothing before it is told to.
         Consumer({**settings, "bootstrap.servers": "", "group.id": "check"}).close()
     except KafkaException as problem:
-        raise OptionError(f"kafka.*: {problem.args[0].str()}", hint="The names are those of librdkafka.") from None
+        raise OptionError(
+            f"kafka.*: {problem.args[0].str()}", hint="Use the property names of librdkafka, with the prefix kafka."
+        ) from None
     return settings
 
 
