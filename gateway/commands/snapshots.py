@@ -120,7 +120,7 @@ def _check_commands(settings: Settings, purpose: str) -> None:
     if not settings.takes_snapshots:
         raise StopForOperator(
             "snapshot.mode = never: the gateway does not accept snapshot commands",
-            hint="set snapshot.mode to on_command or initial",
+            hint="set snapshot.mode = initial or on_command, restart the gateway, and run the command again",
         )
     if purpose == "VERIFY" and settings.writes_debezium:
         raise StopForOperator(
@@ -129,7 +129,8 @@ def _check_commands(settings: Settings, purpose: str) -> None:
         )
     if not settings.snapshot.commands:
         raise StopForOperator(
-            "snapshot.commands is false: the gateway does not accept commands", hint="set snapshot.commands to true"
+            "snapshot.commands is false: the gateway does not accept commands",
+            hint="set snapshot.commands = true, restart the gateway, and run the command again",
         )
 
 

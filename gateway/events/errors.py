@@ -12,7 +12,7 @@ class UnknownBinary(NeedsText):
         super().__init__(
             f"{relation}, column {column}: the binary format of type {type_name} is not supported; continuing "
             "with the text format",
-            hint="set source.binary = off to avoid this restart",
+            hint="set source.binary = off to avoid this restart of replication",
         )
         self.relation = relation
         self.column = column

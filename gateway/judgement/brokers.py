@@ -281,22 +281,23 @@ def check_single_partition(name: str, partitions: int) -> Iterator[Finding]:
     if name == POSITION_TOPIC:
         yield StopForOperator(
             f"topic {name} has {partitions} partitions; it must have exactly one",
-            hint="delete the topic: the gateway creates it with one partition. Each gateway that has stored its resume LSN in "
-            "it then needs a new source.slot, a new kafka.prefix and a new snapshot of its tables; drop its old slot",
+            hint="resume LSNs that are stored in it are lost when it is deleted: each gateway that has stored one needs a new "
+            "source.slot, a new kafka.prefix and a new snapshot of its tables (and its old slot must be dropped). If none has, "
+            "or if you accept this, delete the topic: the gateway creates it with one partition",
         )
     elif name == SNAPSHOT_TOPIC:
         yield StopForOperator(
             f"topic {name} has {partitions} partitions; it must have exactly one",
-            hint="delete the topic: the gateway creates it with one partition. Snapshots that were not complete must then be "
-            "restarted: walgate snapshot start",
+            hint="delete the topic: the gateway creates it with one partition. Then start again the snapshots that were not "
+            "complete: walgate snapshot start",
         )
     else:
         yield StopForOperator(
             f"topic {name} has {partitions} partitions; it must have exactly one, because its records must be in "
             "commit order",
-            hint="use another kafka.prefix (and another source.slot, if the current slot has already been used). Only if "
-            "nothing has been delivered from the current slot, and no consumer needs the records of the topic, you can instead "
-            "delete the topic: the gateway creates it with one partition",
+            hint="use another kafka.prefix (and another source.slot, if the current slot has already been used). If (and only "
+            "if) nothing has been delivered from the current slot, and no consumer needs the records of the topic, you can "
+            "instead delete the topic: the gateway creates it with one partition",
         )
 
 
@@ -325,7 +326,8 @@ def _topic(topic: TopicFacts, expected: KafkaExpected) -> Iterator[Finding]:
         yield OperatorWarning(
             f"topic {topic.name} has {counted(topic.replicas, 'replica')}, but its min.insync.replicas is {least}: "
             f"{_fewer_replicas(topic.replicas)}",
-            f"{alter}min.insync.replicas={max(topic.replicas - 1, 1)}, or add replicas (kafka-reassign-partitions.sh)",
+            "add replicas (kafka-reassign-partitions.sh), or lower the minimum: "
+            f"{alter}min.insync.replicas={max(topic.replicas - 1, 1)}",
         )
     if topic.name == expected.position_topic:
         return
@@ -369,7 +371,7 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
             yield OperatorWarning(
                 f"topic {topic.name} keeps records {_hours(own)}: a mirror that is down for longer needs a "
                 "new snapshot of its tables",
-                f"{alter}-1, or the longest time (in ms) that a consumer may be down",
+                f"keep them forever, or (instead of -1) for the longest time in ms that a consumer may be down: {alter}-1",
             )
 
 

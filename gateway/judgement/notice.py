@@ -105,7 +105,7 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
         return DataGap(
             f"the server cannot send changes, because a publication did not exist when they were made ({left_out.message}); "
             f"{now}",
-            hint="changes of the publication's tables can no longer be sent through this slot, even if the publication is "
+            hint="changes to the publication's tables can no longer be sent through this slot, even if the publication is "
             "recreated: " + UNTIL_NOW,
         )
     if left_out.ends_stream:

@@ -24,7 +24,7 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
             yield RetrySlowly(
                 f"publication {name} does not exist",
                 hint=f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE ...; transactions that commit "
-                "before then are not sent",
+                "before the publication is created are not sent",
             )
         elif not publication.relations:
             yield OperatorWarning(
@@ -88,7 +88,7 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
                     hint="add these columns to the column list. If (and only if) the publication publishes neither UPDATE nor "
                     f"DELETE, you can instead run ALTER TABLE {table} REPLICA IDENTITY FULL: the table's events then have no "
                     "key, unless its whole primary key is published. Do not run it if the publication publishes UPDATE or "
-                    "DELETE: PostgreSQL would then reject every UPDATE or DELETE of the table",
+                    "DELETE: PostgreSQL would then reject every UPDATE or DELETE on the table",
                 )
 
 
@@ -103,7 +103,7 @@ def _without_key(
     )
     if facts.server.version_num >= 180000:
         return OperatorWarning(
-            f"events of {relation.full_name} have no key, and PostgreSQL rejects UPDATE and DELETE of the table: {said}",
+            f"events of {relation.full_name} have no key, and PostgreSQL rejects UPDATE and DELETE on the table: {said}",
             "if the publication has a column list for the table, add these columns to the list (in one transaction, ALTER "
             "PUBLICATION ... DROP TABLE ..., then ADD TABLE ... (columns)). Otherwise: ALTER PUBLICATION "
             f"{quote_identifier(publication.name)} SET (publish_generated_columns = stored)",

@@ -210,7 +210,7 @@ def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -
     if fresh.key in stored.positions:
         raise StopForOperator(
             f"adopt: slot {fresh.slot} of this server already has a resume LSN",
-            hint="start the gateway: it continues there",
+            hint="start the gateway: it continues from that LSN",
         )
     obstacle = adoption_obstacle(known, fresh, facts)
     if obstacle is not None:

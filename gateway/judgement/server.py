@@ -25,7 +25,7 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield StopForOperator(f"PostgreSQL {version} is too old", hint="use PostgreSQL 14.2 or newer")
     if server.version_num < _ADDS_TABLES_SAFELY.get(major, 0):
         yield OperatorWarning(
-            "this version of PostgreSQL may leave out changes of a table, without any notice, if a transaction that has "
+            "this version of PostgreSQL may leave out changes to a table, without any notice, if a transaction that has "
             "changed it is open while ALTER PUBLICATION ... ADD TABLE commits",
             "upgrade to 14.18, 15.13, 16.9, 17.5 or newer; until then, add tables as described in docs/operations.md, section "
             '"Add and remove tables"',
@@ -52,7 +52,8 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
     if expected.two_phase and server.max_prepared_transactions == 0:
         yield OperatorWarning(
             "two_phase is on, but max_prepared_transactions is 0: no transaction can be prepared",
-            "ALTER SYSTEM SET max_prepared_transactions = 10; then restart the server",
+            "set source.two_phase = false. Or, if applications prepare transactions: ALTER SYSTEM SET "
+            "max_prepared_transactions = 10; then restart the server",
         )
 
 
@@ -63,7 +64,7 @@ def check_slot_capacity(facts: Facts) -> Iterator[Finding]:
         yield RetrySlowly(
             f"all {server.max_replication_slots} replication slots are in use",
             hint=f"ALTER SYSTEM SET max_replication_slots = {server.used_slots + 5}; then restart the server. "
-            "Or drop an unused slot: SELECT pg_drop_replication_slot('...')",
+            "Or drop a slot that is no longer needed: SELECT pg_drop_replication_slot('...')",
         )
 
 

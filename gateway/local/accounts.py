@@ -61,5 +61,5 @@ def reachable_folder(candidates: Iterable[Path], account: Account | None) -> Pat
             return folder
     raise StopForOperator(
         f"no temporary directory is reachable for the account {account.name if account else 'of this process'}",
-        hint="set TMPDIR to a directory such as /tmp",
+        hint="set TMPDIR to a directory that this account can read and write, for example /tmp",
     )

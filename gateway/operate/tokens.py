@@ -122,7 +122,8 @@ class Tokens:
         except (httpx2.HTTPError, TimeoutError) as error:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             raise Retry(
-                f"{where} does not answer: {reason}", hint="check that the OpenID provider is running"
+                f"{where} does not answer: {reason}",
+                hint=f"check that {self._section}.oauth_token_url is correct and the OpenID provider is running",
             ) from error
         if answer.status_code >= 500 or answer.status_code in (408, 429):
             raise Retry(f"{where} returned HTTP status {answer.status_code}")

@@ -136,7 +136,7 @@ def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool) -> Walg
     if said.sqlstate == "42883" and binary:
         return NeedsText(
             f"{doing}: a type has no binary output function; continuing with the text format: {said}",
-            hint="set source.binary = off to avoid this restart",
+            hint="set source.binary = off to avoid this restart of replication",
         )
     return classify(said, doing)
 

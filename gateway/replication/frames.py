@@ -44,7 +44,7 @@ class FrameError(StopForOperator):
     def __init__(self, what: str, offset: int, expected: str, actual: str) -> None:
         super().__init__(
             f"replication stream: {what} at byte {offset}: expected {expected}, got {actual}",
-            hint="check whether there is a proxy or pooler in between. If there is none, report this with the "
+            hint="check whether there is a proxy or pooler in between. If there is none, report the error with the "
             "versions of PostgreSQL and of the gateway",
         )
         self.offset = offset

@@ -216,7 +216,7 @@ def _classified(error: BaseException, dsn: str, place: str) -> WalgateError:
     if isinstance(error, asyncpg.UndefinedObjectError):
         return StopForOperator(
             f"{place}: source.dsn has a parameter that the server does not know: {error.args[0]}",
-            hint="the parameters allowed after the ? are sslmode, sslrootcert, sslcert, sslkey, target_session_attrs, "
+            hint="after the ?, these parameters are allowed: sslmode, sslrootcert, sslcert, sslkey, target_session_attrs, "
             "passfile, channel_binding and server settings. libpq's connect_timeout and keepalives are not allowed: the "
             "gateway uses values of its own",
         )

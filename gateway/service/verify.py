@@ -190,7 +190,7 @@ class _Verification:
                 f"no result for {names}: neither the gateway nor the mirror has advanced for {self.patience_s:g} s",
                 hint="check that the gateway (walgate status) and the mirror are running, that --mirror is the mirror's path, "
                 "and that the gateway's log contains neither table_unreadable nor tables_not_read (tables in quarantine). "
-                "Tables are compared when they are merged: if walgate merge has taken over the merges, run it now",
+                "Tables are compared when they are merged: if the mirror has --merge-every inf, run walgate merge",
             )
 
 

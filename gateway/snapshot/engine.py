@@ -204,7 +204,7 @@ class Snapshot:
                 "tables_not_verified",
                 tables=chosen.unfinished,
                 reason="a snapshot that delivers these tables' rows has not ended",
-                hint="these tables are left out of this verification: wait until that snapshot has ended (walgate snapshot "
+                hint="this verification leaves these tables out: wait until their snapshot has ended (walgate snapshot "
                 "status), then run the command again",
             )
         if chosen.tables:

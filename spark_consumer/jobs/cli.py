@@ -21,7 +21,7 @@ from spark_consumer.errors import ConsumerError, OptionError, told_by
 from spark_consumer.jobs.run import Run, facts_of, line_of
 from spark_consumer.jobs.settings_file import Settings, load_settings
 from spark_consumer.jobs.status import serve
-from spark_consumer.lsn import parse_lsn
+from spark_consumer.lsn import format_lsn, parse_lsn
 from spark_consumer.mirror.merging import MERGE_AT_LEAST_EVERY_S, MERGE_EVERY_S, RETENTION_S
 from spark_consumer.source.options import MAX_CHANGES
 
@@ -345,13 +345,18 @@ def merge(
     from spark_consumer.mirror.appending import merge_once
     from spark_consumer.mirror.catalog import Catalog
 
-    def say(report: Any) -> None:
-        print(line_of(report) if progress == "lines" else json.dumps(facts_of(report)), flush=True)
+    def say(facts: dict[str, Any], line: str) -> None:
+        print(line if progress == "lines" else json.dumps(facts), flush=True)
 
     try:
         _check_progress(progress)
         spark = SparkChoice(master, conf, jars, memory_mb, cores, verbose, _settings(context)).session("walgate merge")
-        merge_once(spark, path, say, retention, Catalog(catalog, path) if catalog else None)
+        of_catalog = Catalog(catalog, path) if catalog else None
+        reached = merge_once(spark, path, lambda done: say(facts_of(done), line_of(done)), retention, of_catalog)
+        if reached is None:
+            say({"merged_lsn": None}, "the mirror has no changes yet")
+        else:
+            say({"merged_lsn": format_lsn(reached)}, f"all changes up to {format_lsn(reached)} are in the tables")
         spark.stop()
     except ConsumerError as problem:
         _fail(problem)

@@ -160,7 +160,7 @@ class Run:
         self.say({"waiting_s": pause_s, "problem": told}, f"merging again in {pause_s:g} s: {told}")
 
     def handed_over(self) -> None:
-        told = "walgate merge has taken over the merges: run it regularly, or restart this job to have it merge again"
+        told = "walgate merge has taken over the merges until it ends (if it was killed, run it again, or restart this job)"
         self.say({"merges": False, "reason": told}, told)
 
     def interruptible(self, apply: Callable[[Any, int], None]) -> Callable[[Any, int], None]:

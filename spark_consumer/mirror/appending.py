@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from typing import Any
@@ -62,7 +63,7 @@ class AppendingMirror:
     catalog: Catalog | None = None
     merge_every_s: float | None = None
     retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # told of a merge that failed
-    handed_over: Callable[[], None] = lambda: None  # told once, when `walgate merge` has taken over the merges
+    handed_over: Callable[[], None] = lambda: None  # told when `walgate merge` has taken over the merges
     _merger: Mirror = field(init=False)
     _merging: Merging = field(init=False)
     _session: SparkSession | None = field(default=None, init=False)  # of the merges
@@ -74,11 +75,16 @@ class AppendingMirror:
     _was_large: bool = field(default=False, init=False)  # the last batch
     _has_backlog: bool = field(default=False, init=False)  # what waits is of large batches
     _has_first: bool = field(default=False, init=False)  # version, or its merge was asked for
+    _is_handed_over: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._merger = Mirror(
+        self._merger = self._new_merger({})
+        self._merging = Merging(self._merge_beside, self.merge_every_s, self.retrying)
+
+    def _new_merger(self, schemas: dict[int, Schema]) -> Mirror:
+        return Mirror(
             self.path,
-            {},
+            schemas,
             self._report_merge,
             self.tables,
             self.exclude,
@@ -88,7 +94,6 @@ class AppendingMirror:
             self.retention_s,
             self.catalog,
         )
-        self._merging = Merging(self._merge_beside, self.merge_every_s, self.retrying)
 
     def apply(self, raw: DataFrame, batch: int) -> None:
         """`raw`: frames.RAW, whole transactions. Raises MirrorError, also for the merge that ran last."""
@@ -220,29 +225,48 @@ class AppendingMirror:
     def _report_merge(self, report: BatchReport) -> None:
         self.report(replace(report, is_merge=True))
 
-    def _merge_beside(self) -> bool:
+    def _merge_beside(self) -> None:
         """Beside batches, which need cores too: half of them is for merges, a table at a time for each, unless a backlog has just
         been taken in. Executors may have come since the last merge."""
         assert self._session is not None
         if self._has_backlog:
-            return self._merge(TABLES_AT_ONCE)
-        half = max(1, self._session.sparkContext.defaultParallelism // 2)
-        return self._merge(min(TABLES_AT_ONCE, half), tasks(half))
+            self._merge(TABLES_AT_ONCE)
+        else:
+            half = max(1, self._session.sparkContext.defaultParallelism // 2)
+            self._merge(min(TABLES_AT_ONCE, half), tasks(half))
 
-    def _merge(self, tables_at_once: int, own: Mapping[str, str] = NO_SETTINGS) -> bool:
-        """Whether it is to go on: not where `walgate merge` has taken that over. `own`: settings of its session."""
+    def _merge(self, tables_at_once: int, own: Mapping[str, str] = NO_SETTINGS) -> None:
+        """Nothing while `walgate merge` does it. `own`: settings of its session."""
         assert self._session is not None
         self._waiting, self._has_backlog = 0, False
-        self._merger.tables_at_once = tables_at_once
-        try:
-            with settings(self._session, own):
+        with settings(self._session, own):
+            try:
+                self._merger.tables_at_once = tables_at_once
                 self._merger.merge_waiting(self._session, self._batch)
-        except fence.TakenOver:
-            fence.check_appends(self._session, self.path, self._epoch)
-            self.handed_over()
-            return False
+            except fence.TakenOver:
+                if not self._merges_again(self._session, tables_at_once):
+                    return
         self._merger.keep_up(self._session, self._batch, compacts=True)
-        return True
+
+    def _merges_again(self, spark: SparkSession, tables_at_once: int) -> bool:
+        """Whether `walgate merge`, which has taken over the merges, has ended: what waits is merged then."""
+        while self._is_given_back(spark):
+            merger = self._new_merger(self._merger.schemas)
+            merger.tables_at_once = tables_at_once
+            with suppress(fence.TakenOver):  # by the next one
+                merger.open(spark, appends=False)
+                self._merger, self._is_handed_over = merger, False
+                return True
+        if not self._is_handed_over:
+            self._is_handed_over = True
+            self.handed_over()
+        self._merging.want()  # to look again
+        return False
+
+    def _is_given_back(self, spark: SparkSession) -> bool:
+        """Raises TakenOver where another mirror has taken over this one."""
+        fence.check_appends(spark, self.path, self._epoch)
+        return fence.is_given_back(spark, self.path)
 
     def stop(self) -> None:
         """Waits for the merge that runs, whatever becomes of it: another mirror takes its place."""
@@ -296,10 +320,10 @@ def merge_once(
     report: Callable[[BatchReport], None],
     retention_s: float | None = None,
     catalog: Catalog | None = None,
-) -> None:
+) -> int | None:
     """Merges what waits, as the mirror was told to, and removes what the retention (None: that of the mirror) ends.
 
-    Raises MirrorError.
+    The commit LSN that the tables have reached; None: nothing was ever appended. Raises MirrorError.
     """
     last = manifest.picture(spark, path)
     if last is None and not exists(spark, changes_path(path)):
@@ -319,10 +343,14 @@ def merge_once(
         noted.get("retention_s", RETENTION_S) if retention_s is None else retention_s,
         catalog,
     )
-    merger.open(spark, appends=False)
-    merger.upkeep.compact(spark)
-    merger.upkeep.compact_tables(spark)
-    merger.upkeep.remove(spark)
+    try:
+        merger.open(spark, appends=False)
+        merger.upkeep.compact(spark)
+        merger.upkeep.compact_tables(spark)
+        merger.upkeep.remove(spark)
+    finally:
+        merger.give_back(spark)
+    return None if merger.last is None else merger.last.commit_lsn
 
 
 def taken_in(spark: SparkSession, path: str) -> int | None:

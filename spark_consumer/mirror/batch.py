@@ -126,6 +126,7 @@ class Mirror:
         rows, size = changes.waiting(spark, self.path, behind_lsn, last_lsn) if last_lsn > behind_lsn else (None, None)
         if rows is None:
             return
+        fence.check(spark, self.path, self._epoch)  # before anything is read
         try:
             self._apply_stored(rows.select(*COLUMNS), batch, size)
         except fence.CONFLICTS as problem:
@@ -187,6 +188,11 @@ class Mirror:
         self._register(spark)
         self._report_notes(self._notes)
         self._notes.clear()
+
+    def give_back(self, spark: SparkSession) -> None:
+        """Leaves the merges to the mirror that they were taken from."""
+        if self._opened:
+            fence.give_back(spark, self.path, self._epoch, manifest.nothing(spark))
 
     def refuse_other_tables(self, last: manifest.Picture | None) -> None:
         """Raises MirrorError where the mirror was made for other tables, whose earlier changes it does not have."""

@@ -99,7 +99,7 @@ def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
     manifest = [row for table in files.batches() for row in table.to_pylist()]
     if not manifest:
         raise MirrorError(
-            f"the tables of the mirror at {path} have not been merged for the first time yet",
+            f"no changes have been merged into the tables of the mirror at {path} yet",
             hint="Wait until walgate mirror has caught up: it then merges the tables and reports this. To merge them now, run "
             "walgate merge.",
         )

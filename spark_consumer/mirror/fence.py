@@ -4,11 +4,13 @@ Each writer takes an epoch, a Delta transaction version of the manifest: a numbe
 clock, so that two never have the same. A writer that finds another epoch than its own stops. Delta itself refuses the second of
 two commits that were begun at once for one application id, and a commit during which the writer changes (`held`). Who appends to
 `changes` has an epoch there, and who merges one in the manifest: a job has both, unless `walgate merge` has taken the second.
+That notes at its end that its epoch is given back: the job takes the second again.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from delta.exceptions import ConcurrentTransactionException, DeltaConcurrentModificationException
 from pyspark.sql import DataFrame, SparkSession
@@ -21,6 +23,8 @@ from spark_consumer.mirror.merge import write_once
 from spark_consumer.mirror.target import APPLICATION, exists, transaction_version, transaction_versions
 
 WRITER = "walgate-writer"
+_GIVEN_BACK = "walgate-writer-ended"
+"""Its version is the epoch of a writer that has ended and leaves the mirror to the one before it."""
 CONFLICTS = (ConcurrentTransactionException, Superseded)
 """What a write raises where another writer has the mirror now."""
 _ATTEMPTS = 5
@@ -47,6 +51,22 @@ def _claim(spark: SparkSession, path: str, location: str, nothing: DataFrame) ->
         if transaction_version(spark, location, WRITER) == epoch:
             return epoch
     raise taken_over(path)
+
+
+def give_back(spark: SparkSession, path: str, epoch: int, nothing: DataFrame) -> None:
+    """Leaves the mirror to the writer before; nothing where another one has it by now. `nothing`: as for `claim`."""
+    location = manifest_path(path)
+    for _ in range(_ATTEMPTS):
+        if transaction_version(spark, location, WRITER) != epoch:
+            return
+        with suppress(DeltaConcurrentModificationException):
+            write_once(nothing, location, "append", epoch, application=_GIVEN_BACK, merge_schema=True)
+            return
+
+
+def is_given_back(spark: SparkSession, path: str) -> bool:
+    writer, ended = transaction_versions(spark, manifest_path(path), WRITER, _GIVEN_BACK)
+    return writer == ended
 
 
 def held(epoch: int) -> dict[str, int]:

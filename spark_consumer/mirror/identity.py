@@ -24,10 +24,11 @@ from spark_consumer.mirror.target import properties, quoted
 from spark_consumer.tables import TableName
 
 COPY = (
-    "Stop the mirror, and overwrite this Delta table with the current rows of the source table. The Delta table must have the "
-    "columns of the source table and, in addition, a map column named _special that is null in every row. Then restart the "
-    "mirror: changes that the copy already contains are harmless, provided that no column was added or dropped between the "
-    "mirror's last commit and the copy. Or continue without the table: restart the mirror with --exclude and the table's name."
+    "Stop the mirror, and overwrite the Delta table at this location with the current rows of the source table. The Delta "
+    "table must have the columns of the source table and, in addition, a map column named _special that is null in every row. "
+    "Then restart the mirror: changes that the copy already contains are harmless, provided that no column was added or dropped "
+    "between the mirror's last commit and the copy. Or continue without the table: restart the mirror with --exclude and the "
+    "table's name."
 )
 
 

@@ -19,7 +19,7 @@ PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 
 
 class Merging:
-    """`merge`: says whether it is to be called again. `every_s`: from the start of one merge to that of the next, at least; None:
+    """`every_s`: from the start of one merge to that of the next, at least; None:
     MERGE_EVERY_S, or up to MERGE_AT_LEAST_EVERY_S where merges would take more than MERGES_SHARE of the time. `retrying`: is told
     why a merge failed that will be made again, and the pause before, in seconds.
 
@@ -31,7 +31,7 @@ class Merging:
 
     def __init__(
         self,
-        merge: Callable[[], bool],
+        merge: Callable[[], None],
         every_s: float | None,
         retrying: Callable[[Exception, float], None] = lambda *_: None,
     ) -> None:
@@ -77,8 +77,7 @@ class Merging:
             began = time.monotonic()
             self._due = began + self._every_s
             try:
-                if not self._merge_again():
-                    return
+                self._merge_again()
             except Exception as problem:  # of any kind: the thread that appends raises it
                 self._problem = problem
                 return
@@ -87,11 +86,12 @@ class Merging:
                 with self._changed:
                     self._due = max(self._due, began + spaced_s)
 
-    def _merge_again(self) -> bool:
+    def _merge_again(self) -> None:
         """Whatever storage or a cluster says may pass; what Walgate itself says does not."""
         for pause_s in PAUSES_S:
             try:
-                return self._merge()
+                self._merge()
+                return
             except MirrorError:
                 raise
             except Exception as problem:
@@ -100,8 +100,8 @@ class Merging:
                 self._retrying(problem, pause_s)
             with self._changed:
                 if self._changed.wait_for(lambda: self._ended, pause_s):
-                    return False
-        return self._merge()
+                    return
+        self._merge()
 
     def _is_due(self) -> bool:
         """Waits until a merge is; False: ended."""

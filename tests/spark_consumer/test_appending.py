@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import queue
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -245,10 +247,8 @@ def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, 
     tables = {table.name: table for table in newest(tmp_path)}
     assert sorted(str(row[0]) for row in tables["public.items"].rows()) == ["1", "2", "3", "4"]
     assert len(list(tables["public.visits"].rows())) == 4
-    told: list[str] = []
-    first.handed_over = lambda: told.append("handed over")
+    first.handed_over = lambda: pytest.fail("the other program has ended")
     first.finish(spark, merge=True)
-    assert told == ["handed over"]
     second = appending(feeder, tmp_path)
     change(feeder, items, visits, 5)
     take(spark, feeder, second)  # from the start of the topics
@@ -269,6 +269,48 @@ def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, 
     assert versions.read(spark, path, at=third_lsn).commit_lsn == merged.commit_lsn  # the last merge before
     left = spark.read.format("delta").load(changes_path(path))
     assert left.where(f"commit_lsn <= {fourth_lsn}").isEmpty() and not left.isEmpty()
+
+
+def test_a_mirror_leaves_the_merges_to_another_program_until_that_has_ended(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    items, visits = feeder.table(ITEMS), feeder.table(VISITS)
+    path, told, reports = str(tmp_path), threading.Semaphore(0), queue.SimpleQueue[BatchReport]()
+    mirror = AppendingMirror(
+        path,
+        SchemaCache(Registry({"url": feeder.registry_url})),
+        reports.put,
+        merge_every_s=0.0,
+        handed_over=told.release,
+    )
+
+    def merged_lsn() -> int:
+        while not (report := reports.get(timeout=60)).is_merge:
+            pass
+        return report.commit_lsn
+
+    first_lsn = change(feeder, items, visits, 1)
+    take(spark, feeder, mirror)
+    assert merged_lsn() == first_lsn
+    other = Mirror(path, mirror.schemas)
+    other.open(spark, appends=False)
+    second_lsn = change(feeder, items, visits, 2)
+    take(spark, feeder, mirror)
+    assert told.acquire(timeout=60)
+    third_lsn = change(feeder, items, visits, 3)
+    take(spark, feeder, mirror)
+    other.merge_waiting(spark, last_lsn=second_lsn)
+    other.give_back(spark)
+    assert merged_lsn() == third_lsn  # also where nothing more comes
+    assert not told.acquire(blocking=False)
+    merge_once(spark, path, lambda _: pytest.fail("nothing waits"))
+    last_lsn = change(feeder, items, visits, 4)
+    take(spark, feeder, mirror)
+    assert merged_lsn() == last_lsn
+    mirror.stop()
+    assert not told.acquire(blocking=False)
+    assert [page for _, page in pages_of(versions.read(spark, path))] == ["/1", "/2", "/3", "/4"]
+    assert rows_of(versions.read(spark, path), items) == items.rows
 
 
 def test_a_release_that_does_not_know_the_form_of_a_mirror_leaves_it_alone(

@@ -18,9 +18,8 @@ LONG_S = 10_000.0
 def test_what_waits_is_merged_when_it_is_due_and_at_once_where_somebody_says_so() -> None:
     merged = threading.Semaphore(0)
 
-    def merge() -> bool:
+    def merge() -> None:
         merged.release()
-        return True
 
     for every_s, at_once in ((0.0, False), (LONG_S, True)):
         merging = Merging(merge, every_s)
@@ -49,11 +48,10 @@ def test_where_nobody_has_said_how_often_merges_take_a_fifth_of_the_time(
     merged = threading.Semaphore(0)
     monkeypatch.setattr(merging_module, "MERGE_AT_LEAST_EVERY_S", 2.0)
 
-    def merge() -> bool:
+    def merge() -> None:
         times.append(time.monotonic())
         threading.Event().wait(0.2)  # it takes that long
         merged.release()
-        return True
 
     merging = Merging(merge, every_s)
     merging.start()
@@ -69,9 +67,8 @@ def test_where_nobody_has_said_how_often_merges_take_a_fifth_of_the_time(
 def test_a_merge_that_is_postponed_comes_when_that_time_is_over_or_at_once() -> None:
     merged = threading.Event()
 
-    def merge() -> bool:
+    def merge() -> None:
         merged.set()
-        return True
 
     merging = Merging(merge, 0.0)
     merging.start()
@@ -100,7 +97,7 @@ def test_a_merge_that_fails_is_made_again_unless_walgate_itself_refuses_it_and_i
     made: list[None] = []
     told: list[Exception] = []
 
-    def merge() -> bool:
+    def merge() -> None:
         made.append(None)
         raise problem
 
@@ -117,7 +114,7 @@ def test_a_merge_that_fails_is_made_again_unless_walgate_itself_refuses_it_and_i
 def test_the_end_does_not_wait_for_the_next_attempt_of_a_merge() -> None:
     told = threading.Event()
 
-    def merge() -> bool:
+    def merge() -> None:
         raise OSError("storage is down")
 
     merging = Merging(merge, 0, lambda *_: told.set())
@@ -125,16 +122,6 @@ def test_the_end_does_not_wait_for_the_next_attempt_of_a_merge() -> None:
     merging.want()
     assert told.wait(60)
     merging.end()
-    merging.check()
-
-
-def test_nothing_is_merged_any_more_where_another_does_it() -> None:
-    merging = Merging(lambda: False, 0)
-    merging.start()
-    merging.want()
-    assert merging._thread is not None
-    merging._thread.join(60)
-    assert not merging._thread.is_alive()
     merging.check()
 
 
