@@ -106,7 +106,12 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
             f"the server cannot send changes, because a publication did not exist when they were made ({left_out.message}); "
             f"{now}",
             hint="changes to the publication's tables can no longer be sent through this slot, even if the publication is "
-            "recreated: " + UNTIL_NOW,
+            "recreated"
+            + (
+                f". Recreate it (CREATE PUBLICATION {missing[0]} FOR TABLE ...). Then {UNTIL_NOW}"
+                if missing
+                else f": {UNTIL_NOW}"
+            ),
         )
     if left_out.ends_stream:
         return StopForOperator(

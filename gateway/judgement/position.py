@@ -133,7 +133,9 @@ def check_first_start(stored: Stored, fresh: Position, facts: Facts, *, adopt_sl
         yield StopForOperator(
             f"slot {fresh.slot} exists, but no resume LSN is stored for it, so it is not known which changes have been "
             "consumed through it",
-            hint="if something else reads this slot, choose another source.slot. If nothing does, and its confirmed_flush_lsn "
+            hint="if this is the slot of a Debezium connector that the gateway replaces, keep it, and run walgate adopt "
+            "--from-debezium (docs/debezium.md, Migrating from a connector). If something else reads this slot, choose another "
+            "source.slot. If nothing does, and its confirmed_flush_lsn "
             "is the right place to start, set source.adopt_slot = true; if it is not the right place, choose another "
             f"source.slot, or drop this slot: SELECT pg_drop_replication_slot('{fresh.slot}')",
         )

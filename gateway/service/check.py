@@ -48,6 +48,7 @@ from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
 from gateway.replication.role import role_facts
 from gateway.service.schema_errors import classified_schema_errors
+from gateway.service.stored import refuse_other_dialect
 from gateway.transactions.position import Position, decode_position, position_schema_id
 from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted, message_topic, transaction_topic, value_subject
 from schemas.registry import RegistryClient
@@ -282,6 +283,7 @@ class _Check:
                 client = self._registry_client()
                 try:
                     await client.latest(value_subject(POSITION_TOPIC))
+                    await refuse_other_dialect(client, self._settings.kafka)
                 finally:
                     await client.close()
         except WalgateError as error:
@@ -330,11 +332,14 @@ class _Check:
         yield from check_prefix(stored.positions, fresh, after)
         known = stored.positions.get(fresh.key)
         if known is None or known.state != "ACTIVE":
-            if known is None:
-                yield from check_first_start(stored, fresh, after, adopt_slot=self._settings.source.adopt_slot)
-            self._ok(
-                "resume_lsn", f"nothing has been delivered from slot {fresh.slot} yet: this would be the first start"
-            )
+            found = check_first_start(stored, fresh, after, adopt_slot=self._settings.source.adopt_slot)
+            obstacles = list(found) if known is None else []
+            yield from obstacles
+            if not obstacles:
+                self._ok(
+                    "resume_lsn",
+                    f"nothing has been delivered from slot {fresh.slot} yet: this would be the first start",
+                )
             return
         self._ok(
             "resume_lsn",

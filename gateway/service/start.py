@@ -65,6 +65,7 @@ from gateway.service.debezium import DebeziumRelations, debezium_machine
 from gateway.service.debezium_written import find_written
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.service.snapshot_status import load_states
+from gateway.service.stored import refuse_other_dialect
 from gateway.snapshot.state import States, of_slot
 from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.debezium import DebeziumMachine, DebeziumTopics, KeyedOutlet
@@ -326,7 +327,7 @@ class Start:
         kafka = self._settings.kafka
         markers = transaction_topic(kafka.prefix)
         with classified_schema_errors():
-            await self._refuse_other_format(value_subject(markers))
+            await refuse_other_dialect(self.registry, kafka)
             marker_schema = TRANSACTION_VALUE if self._settings.writes_debezium else TRANSACTION_MARKER
             marker_id = await self.registry.register(value_subject(markers), marker_schema)
             position_id = await self.registry.register(value_subject(POSITION_TOPIC), POSITION)
@@ -342,20 +343,6 @@ class Start:
         self.writer = BatchWriter(self.producer.create_batch, kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
         policy = CommitPolicy(kafka.memory_bytes, kafka.commit_interval_ms / 1000)
         self.delivery = Delivery(self.producer, self.writer, frames, markers, policy)
-
-    async def _refuse_other_format(self, subject: str) -> None:
-        """No consumer could read records of both formats in one topic."""
-        found = await self.registry.latest(subject)
-        if found is None:
-            return
-        dialect = self._settings.kafka.dialect
-        written = "debezium" if found.get("name") == TRANSACTION_VALUE["name"] else "walgate"
-        if written != dialect:
-            raise StopForOperator(
-                f"the records in the topics of kafka.prefix = {self._settings.kafka.prefix} were written with "
-                f"kafka.dialect = {written}, but kafka.dialect is {dialect}",
-                hint=f"set kafka.dialect = {written}, or another kafka.prefix with another slot",
-            )
 
     async def _decode(self, key: bytes, value: bytes) -> Position:
         """By the schema that it was written with; is the registry still the one that knows it?"""

@@ -28,8 +28,9 @@ from gateway.service.monitor import ask_mirror, wal_held
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.service.snapshot_status import snapshot_states, told
 from gateway.service.status_text import UNKNOWN, render
+from gateway.service.stored import own_position
 from gateway.service.stream_status import show_position
-from gateway.transactions.position import Position, decode_position, position_schema_id
+from gateway.transactions.position import Position
 from schemas.names import POSITION_TOPIC, topic_name, transaction_topic, value_subject
 from schemas.registry import RegistryClient
 
@@ -117,10 +118,8 @@ async def _ask_kafka(settings: Settings, board: Board) -> dict[bytes, bytes]:
 async def _ask_registry(
     settings: Settings, board: Board, values: Mapping[bytes, bytes], tables: list[tuple[str, str]]
 ) -> Position | None:
-    """Shows the schemas of the tables, and returns the position of our slot: the key ends with its name, for the server's
-    identity is not known while PostgreSQL is down."""
+    """Shows the schemas of the tables, and returns the position of our slot."""
     registry = settings.registry
-    suffix = f"/{settings.source.slot}".encode()
     try:
         with classified_schema_errors():
             client = RegistryClient(registry.url, **registry.client_options(), timeout_s=_TIMEOUT_S)
@@ -128,11 +127,7 @@ async def _ask_registry(
                 await client.latest(value_subject(POSITION_TOPIC))
                 board.part_is_up("registry", registry.url)
                 await _show_schemas(settings, board, client, tables)
-                for key, value in values.items():
-                    if key.endswith(suffix):
-                        position = decode_position(key, value, await client.schema(position_schema_id(key, value)))
-                        if position.prefix == settings.kafka.prefix:
-                            return position
+                return await own_position(settings, values, client)
             finally:
                 await client.close()
     except WalgateError as error:

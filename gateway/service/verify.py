@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.judgement.facts import PublicationFacts
+from gateway.kafka.position_topic import read_positions
 from gateway.lsn import Lsn
 from gateway.names import is_table
 from gateway.operate.errors import Retry, StopForOperator, WalgateError
@@ -21,11 +22,14 @@ from gateway.replication.connection import connect_sql
 from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
 from gateway.service.mirror_folder import MirrorFolder
+from gateway.service.schema_errors import classified_schema_errors
 from gateway.service.snapshot_status import snapshot_states
+from gateway.service.stored import own_position
 from gateway.snapshot.commands import emit_command, encode_command
 from gateway.snapshot.state import KNOWN, States
 from gateway.snapshot.table import Status
-from schemas.names import counted, format_relation
+from schemas.names import POSITION_TOPIC, counted, format_relation
+from schemas.registry import RegistryClient
 from schemas.verdict import Verdict
 
 POLL_S: Final = 1.0
@@ -39,11 +43,12 @@ EQUAL, DIFFERENT, UNDECIDED = 0, 1, 2
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`first`: the verdicts of the comparison; `repaired`: those of the tables that were replaced after it. `absent`: tables that
-    the mirror does not have."""
+    the mirror does not have. `quarantined`: tables that were not compared."""
 
     first: tuple[Verdict, ...]
     repaired: tuple[Verdict, ...] = ()
     absent: tuple[str, ...] = ()
+    quarantined: tuple[str, ...] = ()
 
     @property
     def last(self) -> dict[str, Verdict]:
@@ -53,7 +58,7 @@ class Outcome:
     def exit_code(self) -> int:
         if any(verdict.difference_count for verdict in self.last.values()):
             return DIFFERENT
-        return UNDECIDED if self.absent else EQUAL
+        return UNDECIDED if self.absent or self.quarantined else EQUAL
 
 
 async def verify(
@@ -75,9 +80,10 @@ async def verify(
         sql.terminate()
     tables = choose_tables(facts.publications, patterns)
     key = f"{facts.server.system_identifier}/{facts.server.database}/{source.slot}".encode()
+    quarantined = [tables.pop(oid) for oid in await _in_quarantine(settings) if oid in tables]
     check_read(await snapshot_states(settings, key), tables)
     verification = _Verification(settings, folder, key, patience_s, tell)
-    first = await verification.run("VERIFY", sorted(tables.values()))
+    first = await verification.run("VERIFY", sorted(tables.values())) if tables else []
     absent = sorted(set(tables.values()) - {verdict.table for verdict in first})
     different = [verdict.table for verdict in first if verdict.difference_count]
     repaired: list[Verdict] = []
@@ -85,7 +91,20 @@ async def verify(
         tell(f"tables with differences, which will be replaced: {', '.join(different)}")
         await verification.run("REPLACE", different)
         repaired = await verification.run("VERIFY", different)
-    return Outcome(tuple(first), tuple(repaired), tuple(absent))
+    return Outcome(tuple(first), tuple(repaired), tuple(absent), tuple(sorted(quarantined)))
+
+
+async def _in_quarantine(settings: Settings) -> list[int]:
+    """Oids of the tables that no snapshot reads. Raises WalgateError."""
+    values, _ = await read_positions(settings.kafka, POSITION_TOPIC, settings.kafka.delivery_timeout_s)
+    registry = settings.registry
+    with classified_schema_errors():
+        client = RegistryClient(registry.url, **registry.client_options(), timeout_s=registry.timeout_s)
+        try:
+            position = await own_position(settings, values, client)
+        finally:
+            await client.close()
+    return [] if position is None else [each.relation_oid for each in position.quarantined]
 
 
 def choose_tables(publications: Mapping[str, PublicationFacts], patterns: Sequence[str]) -> dict[int, str]:
@@ -153,7 +172,7 @@ class _Verification:
             waiting.verdicts.append(verdict)
             waiting.moved_at = time.monotonic()
             if waiting.purpose == "VERIFY":
-                self.tell(line_of(verdict))
+                self.tell(f"{table}: compared, {counted(verdict.row_count, 'row')}")
             else:
                 self.tell(f"{table}: replaced, {verdict.row_count:,} rows")
 
@@ -189,7 +208,7 @@ class _Verification:
             raise Retry(
                 f"no result for {names}: neither the gateway nor the mirror has advanced for {self.patience_s:g} s",
                 hint="check that the gateway (walgate status) and the mirror are running, that --mirror is the mirror's path, "
-                "and that the gateway's log contains neither table_unreadable nor tables_not_read (tables in quarantine). "
+                "and that the gateway's log contains no table_unreadable. "
                 "Tables are compared when they are merged: if the mirror has --merge-every inf, run walgate merge",
             )
 
@@ -228,6 +247,7 @@ def render(outcome: Outcome) -> str:
         if verdict.table in repaired:
             lines.append(f"  after the repair: {line_of(repaired[verdict.table])}")
     lines += [f"{table}: not in the mirror" for table in outcome.absent]
+    lines += [f"{table}: in quarantine, not compared" for table in outcome.quarantined]
     return "\n".join(lines)
 
 
@@ -238,6 +258,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "row_count": sum(verdict.row_count for verdict in outcome.first),
         "difference_count": sum(verdict.difference_count for verdict in outcome.last.values()),
         "absent": list(outcome.absent),
+        "quarantined": list(outcome.quarantined),
         "tables": [
             {
                 "table": verdict.table,

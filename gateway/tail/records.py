@@ -24,6 +24,14 @@ from schemas.names import format_relation
 from schemas.recorded import recorded_relation
 from schemas.registry import RegistryClient
 
+_DEBEZIUM_OPERATIONS: Final = {
+    "c": "Insert",
+    "r": "Read",
+    "u": "Update",
+    "d": "Delete",
+    "t": "Truncate",
+    "m": "Message",
+}
 _NOTHING: Final[tuple[Any, ...]] = (None, [], {}, "")
 _MARKER: Final = "TransactionMarker"
 
@@ -62,7 +70,7 @@ class Records:
         relation = recorded_relation(schema)
         if relation is not None:
             shown["relation"] = format_relation(*relation)
-        if "op" in record and record.get("commit_lsn") is None:
+        if "op" in record and record.get("commit_lsn", ...) is None:  # Debezium's records have no such field
             shown["in_progress"] = True
         shown |= await self._key(key)
         named = ("op",) if "op" in record else ("kind",) if schema.get("name") == _MARKER else ()
@@ -88,7 +96,7 @@ def _decoded(framed: bytes, schema: dict[str, Any], schema_id: int) -> Any:
 
 def _name(record: dict[str, Any], schema: dict[str, Any]) -> str:
     if "op" in record:
-        return str(record["op"]).capitalize()
+        return _DEBEZIUM_OPERATIONS.get(record["op"]) or str(record["op"]).capitalize()
     return str(record["kind"]) if schema.get("name") == _MARKER else str(schema.get("name", "Record"))
 
 

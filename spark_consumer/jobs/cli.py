@@ -533,7 +533,8 @@ def _keep_up(job: Job, run: Run) -> None:
     spark.stop()
     if run.differences:
         _fail(
-            f"{counted(run.differences, 'difference')} between the source and the mirror: see <path>/differences",
+            f"VERIFY snapshots found {counted(run.differences, 'difference')} between the source and the mirror (some may have "
+            "been repaired since): see the directory differences of the mirror",
             DIFFERS,
         )
 

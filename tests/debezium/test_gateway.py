@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from spark_consumer.reader.topics import refuse_debezium
 from tests.conftest import Database
 from tests.debezium.encoded import Record
 from tests.debezium.scene import Reader, is_the_end
+from tests.exactly_once.written import command, walgate
 from tests.gateway_process import GatewayProcess
 
 pytestmark = pytest.mark.integration
@@ -59,12 +61,28 @@ async def test_a_reader_by_key_has_the_table_after_kills(
     places = [(r.value["source"]["lsn"], r.value["op"]) for r in records if r.value is not None]
     assert len(set(places)) == len(places), "an event came twice"
     assert await gateway.stop() == 0, gateway.log_tail()
+    if format_ == "avro":
+        await _is_shown(gateway, records)
     with pytest.raises(OptionError, match="Debezium's record format"):
         refuse_debezium(Registry({"url": registry.url}), topic_prefix)
     del gateway.settings["debezium__compacted_topics"], gateway.settings["debezium__format"]
+    other = {**gateway.settings, "kafka__dialect": "walgate"}
+    checked = await command(other, "check")
+    assert checked.returncode == 78 and "written with kafka.dialect = debezium" in checked.stdout
     gateway.start(kafka__dialect="walgate")
     assert await gateway.wait() == 78
     assert "written with kafka.dialect = debezium" in gateway.log()
+
+
+async def _is_shown(gateway: GatewayProcess, records: list[Record]) -> None:
+    """By `walgate tail`, under the names that its option --op takes."""
+    updates = [record.value for record in records if record.value is not None and record.value["op"] == "u"]
+    limit = ("--op", "update", "--limit", str(len(updates)))
+    lines = await walgate(gateway, "tail", "--topics", "--from-beginning", "--json", *limit)
+    shown = [json.loads(line) for line in lines.splitlines()]
+    assert {one["message"] for one in shown} == {"Update"}
+    assert sorted(one["after"]["id"] for one in shown) == sorted(value["after"]["id"] for value in updates)
+    assert not any("in_progress" in one for one in shown)
 
 
 def cleanup_policy(kafka: Kafka, topic: str) -> str:

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.exactly_once.written import Written, walgate
+from tests.exactly_once.written import Written, command, walgate
 from tests.gateway_process import OPTIONS, GatewayProcess
 from tests.service.test_error_context import SEEDED
 from tests.service.topics import Topics
@@ -189,7 +189,7 @@ LARGE_ROW = f"INSERT INTO large VALUES (9, repeat('x', {2 * MAX_RECORD_BYTES}))"
 
 
 async def test_a_table_in_quarantine_is_not_read_by_a_snapshot(
-    gateway: GatewayProcess, sql: asyncpg.Connection, written: Written
+    gateway: GatewayProcess, sql: asyncpg.Connection, written: Written, tmp_path: Path
 ) -> None:
     """Its columns were changed, so that it would be read again: before a change of it came, behind one, and on command."""
     gateway.settings |= {"errors__on_error": "quarantine", "snapshot__mode": "initial"}
@@ -210,6 +210,8 @@ async def test_a_table_in_quarantine_is_not_read_by_a_snapshot(
         await both(sql, 4, "INSERT INTO typed VALUES (4, 'x')")
         await written.has("flows", {1, 2, 3, 4})
         assert await written.ids("typed") == {1}
+        verified = await command(gateway.settings, "verify", "--mirror", str(tmp_path), "--table", "public.typed")
+        assert (verified.returncode, verified.stdout) == (2, "public.typed: in quarantine, not compared\n")
         assert await gateway.stop() == 0
 
         gateway.settings["schemas__on_incompatible"] = "register"
@@ -239,6 +241,7 @@ async def test_an_error_of_a_table_that_is_read_is_an_error_of_that_table(
     if is_rejected:
         await sql.execute(poison.partition(";")[0])
         await gateway.streaming()
+        await gateway.logged('"snapshot_done"')
         await written.has("typed", {1})
         assert await gateway.stop() == 0
     await sql.execute(f"INSERT INTO flows VALUES (1); {REJECTED if is_rejected else poison}")
@@ -250,10 +253,9 @@ async def test_an_error_of_a_table_that_is_read_is_an_error_of_that_table(
         assert "walgate skip" not in said
 
         gateway.settings["errors__tables"] = f'[{{"pattern": "public.{table}", "on_error": "quarantine"}}]'
-        done_count = len(gateway.events("snapshot_done"))
         await gateway.streaming()
         await gateway.logged('"table_quarantined"')
-        await gateway.logged('"snapshot_done"', times=done_count + 1)
+        await gateway.logged('"snapshot_done"')  # where a table was rejected, its own snapshot was the second
         await sql.execute("INSERT INTO flows VALUES (2)")
         await written.has("flows", {1, 2})
         assert [(entry["table"], entry["reason"]) for entry in gateway.events("table_quarantined")] == [

@@ -60,6 +60,7 @@ def test_a_table_whose_rows_have_not_come_yet_is_not_verified() -> None:
 def test_the_exit_code_tells_what_was_found() -> None:
     assert Outcome((verdict(),)).exit_code == EQUAL
     assert Outcome((verdict(),), absent=("public.items",)).exit_code == UNDECIDED
+    assert Outcome((verdict(),), quarantined=("public.items",)).exit_code == UNDECIDED
     assert Outcome((verdict(changed=1),), absent=("public.items",)).exit_code == DIFFERENT
     assert Outcome((verdict(changed=1),), (verdict(),)).exit_code == EQUAL
     assert Outcome((verdict(changed=1),), (verdict(changed=1),)).exit_code == DIFFERENT

@@ -235,7 +235,7 @@ def one_batch_of_many_tables(feeder: Feeder) -> list[Table]:
     tables = [feeder.table(one) for one in described]
     transaction = feeder.begin()
     for table in tables:
-        for key in range(50):
+        for key in range(2_000):  # so that the batch takes a while
             transaction.insert(table, {"id": key, "name": "a"})
     transaction.commit()
     feeder.kafka_commit()

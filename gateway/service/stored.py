@@ -1,0 +1,39 @@
+"""What a gateway has left in Kafka and the registry, as commands look at it that are no gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.operate.errors import StopForOperator
+from gateway.operate.kafka_settings import KafkaSettings
+from gateway.operate.settings import Settings
+from gateway.transactions.position import Position, decode_position, position_schema_id
+from schemas.debezium import TRANSACTION_VALUE
+from schemas.names import transaction_topic, value_subject
+from schemas.registry import RegistryClient
+
+
+async def own_position(settings: Settings, values: Mapping[bytes, bytes], registry: RegistryClient) -> Position | None:
+    """That of our slot among the records of the position topic: the key ends with its name, for the server's identity is not
+    known while PostgreSQL is down. Raises SchemaError."""
+    suffix = f"/{settings.source.slot}".encode()
+    for key, value in values.items():
+        if key.endswith(suffix):
+            position = decode_position(key, value, await registry.schema(position_schema_id(key, value)))
+            if position.prefix == settings.kafka.prefix:
+                return position
+    return None
+
+
+async def refuse_other_dialect(registry: RegistryClient, kafka: KafkaSettings) -> None:
+    """No consumer could read records of both dialects in one topic. Raises StopForOperator and SchemaError."""
+    found = await registry.latest(value_subject(transaction_topic(kafka.prefix)))
+    if found is None:
+        return
+    written = "debezium" if found.get("name") == TRANSACTION_VALUE["name"] else "walgate"
+    if written != kafka.dialect:
+        raise StopForOperator(
+            f"the records in the topics of kafka.prefix = {kafka.prefix} were written with kafka.dialect = {written}, but "
+            f"kafka.dialect is {kafka.dialect}",
+            hint=f"set kafka.dialect = {written}, or another kafka.prefix with another slot",
+        )
