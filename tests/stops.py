@@ -154,7 +154,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/replication/stream.py check_report", ""): _MENDED,
     ("gateway/service/debezium.py _unconvertible", ""): _DIALECT,
     ("gateway/service/debezium.py relation", ""): _DIALECT,
-    ("gateway/service/start.py _refuse_other_format", ""): _MENDED,
+    ("gateway/service/stored.py refuse_other_dialect", ""): _MENDED,
     ("gateway/transactions/debezium.py _begin_prepare", ""): _DIALECT,
     ("gateway/judgement/notice.py judge_reported", ""): _REMOVED,
     ("gateway/judgement/server.py check_server", "is too old"): _TOO_OLD,
@@ -197,7 +197,7 @@ INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
     (("gateway/kafka/topics.py refused_topic", ""), _OTHER),
     (("gateway/replication/errors.py classify", "is too large for the server to send"), _WITHOUT),
     (("gateway/service/protection.py _check_key", ""), _OTHER),
-    (("gateway/service/start.py _refuse_other_format", ""), _DIALECT),
+    (("gateway/service/stored.py refuse_other_dialect", ""), _DIALECT),
     (
         ("gateway/service/start.py _decode", ""),
         "exactly_once/test_registry_faults.py::test_a_registry_that_was_emptied_is_restored",

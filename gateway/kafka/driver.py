@@ -484,9 +484,8 @@ class DirectProducer(AIOKafkaProducer):  # type: ignore[misc]
         waiters = [batch._drain_waiter for batch in batches]
         if self._txn_manager is not None and self._txn_manager._transaction_waiter is not None:
             waiters.append(self._txn_manager._transaction_waiter)
-        for waiter in waiters:
-            if waiter.done():
-                _mark_retrieved(waiter)
+        for waiter in waiters:  # the sender may fail only now
+            waiter.add_done_callback(_mark_retrieved)
 
 
 def _mark_retrieved(future: asyncio.Future[Any]) -> None:
