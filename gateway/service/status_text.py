@@ -127,7 +127,8 @@ def _holder(holder: Mapping[str, Any], now: float) -> str:
 def _gap(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     gap = now["gap"]
     if gap:
-        yield "last gap", f"{Lsn(gap['first_lsn'])} to {Lsn(gap['end_lsn'])} is lost: {gap['reason']}"
+        lost = f"changes between {Lsn(gap['first_lsn'])} and {Lsn(gap['end_lsn'])} were lost: {gap['reason']}"
+        yield "last gap", f"{lost} (a new snapshot of the tables, taken after the gap, has their rows)"
 
 
 def _mirrors(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
