@@ -150,6 +150,7 @@ class Expected:
     two_phase: bool = False
     failover: bool = False
     backend_pid: int | None = None
+    keys_needed: bool = False  # new topics are compacted
 
 
 def published_types(publications: Mapping[str, PublicationFacts]) -> frozenset[int]:

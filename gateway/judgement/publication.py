@@ -32,6 +32,8 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
                 f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ...",
             )
     yield from _identities(facts)
+    if expected.keys_needed:
+        yield from _without_keys(facts)
     yield from _column_lists(facts)
     yield from _keys_sent_in_part(facts)
 
@@ -52,6 +54,17 @@ def _identities(facts: Facts) -> Iterator[Finding]:
             f"UPDATE and DELETE fail in PostgreSQL on tables without a replica identity: {_some(without)}",
             "for each of these tables: add a primary key, or run ALTER TABLE ... REPLICA IDENTITY FULL (ALTER TABLE "
             f"{without[0]} REPLICA IDENTITY FULL, for example)",
+        )
+
+
+def _without_keys(facts: Facts) -> Iterator[Finding]:
+    relations = (relation for publication in facts.publications.values() for relation in publication.relations)
+    without = sorted({relation.full_name for relation in relations if not relation.has_identity})
+    if without:
+        yield OperatorWarning(
+            f"records of tables without a primary key have no key, and with debezium.compacted_topics their new topics reject "
+            f"them, so that the gateway stops: {_some(without)}",
+            "add a primary key before the first start, or set cleanup.policy = delete for their topics in kafka.topics",
         )
 
 

@@ -101,7 +101,11 @@ class _Check:
         self._moment = 0
         source = settings.source
         self._expected = Expected(
-            slot=source.slot, publications=source.publications, two_phase=source.two_phase, failover=source.failover
+            slot=source.slot,
+            publications=source.publications,
+            two_phase=source.two_phase,
+            failover=source.failover,
+            keys_needed=settings.writes_debezium and settings.debezium.compacted_topics,
         )
 
     async def run(self) -> list[Checked]:

@@ -50,6 +50,7 @@ class Place:
             "source": {**self.source, **change.get("source", {})},
             "kafka": {**self.of_kafka, **change.get("kafka", {})},
             "registry": {**self.of_registry, **change.get("registry", {})},
+            "debezium": change.get("debezium", {}),
         }
         return Settings(**values)
 
@@ -143,7 +144,12 @@ async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
 
 async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> None:
     sql = await place.database.connect()
-    await sql.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION p FOR TABLE t")
+    await sql.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (v text);"
+        "CREATE PUBLICATION p FOR TABLE t, u WITH (publish = 'insert')"
+    )
+    compacted = {"kafka": {"dialect": "debezium"}, "debezium": {"compacted_topics": True}}
+    await place.finds("warning", "without a primary key", "public.u", "cleanup.policy = delete", **compacted)
     secured = {"bootstrap_servers": place.kafka.secured_servers}
     postgres = f"127.0.0.1:{place.database.server.port}"
     await place.finds("stops", "requires SASL (PLAIN)", "= SASL_PLAINTEXT", kafka=secured)
