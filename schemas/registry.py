@@ -323,7 +323,7 @@ def _no_registry(what: str, reason: object) -> RegistryMissing:
     described = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason
     return RegistryMissing(
         f"registry.url does not point to a schema registry ({what}): {described}",
-        hint="registry.url needs the path of the Confluent API: /apis/ccompat/v7 for Apicurio, none for "
+        hint="registry.url needs the path of the Confluent Schema Registry API: /apis/ccompat/v7 for Apicurio, none for "
         "Confluent and Karapace. If it is correct, a proxy or login page may be answering",
     )
 
@@ -335,8 +335,8 @@ def _incompatible(
     relation = f"{described['schema']}.{described['name']}" if described else subject
     columns = "; ".join(f"column {each.column} changed from {each.old_type} to {each.new_type}" for each in changes)
     return IncompatibleSchema(
-        f"{relation}: the new schema is incompatible with subject {subject}: with it, consumers could not read old events: "
-        f"{columns or answer}",
+        f"{relation}: the new schema is incompatible with an earlier one of subject {subject}: with it, consumers could not "
+        f"read old events: {columns or answer}",
         hint=_HINT_INCOMPATIBLE.format(subject=subject),
         subject=subject,
         schema_text=text,

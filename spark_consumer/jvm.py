@@ -35,7 +35,7 @@ def java_session(spark: SparkSession) -> Any:
 def connect_refused() -> MirrorError:
     return MirrorError(
         "mirrors and changelogs do not run over Spark Connect: a Spark Connect session gives no access to Delta's "
-        "log or Hadoop's file systems",
+        "transaction log or Hadoop's file systems",
         hint="Run walgate mirror (with --master URL on a cluster), or spark-submit. "
         'format("walgate") and the mirror\'s Delta tables can be read over Spark Connect.',
     )

@@ -288,8 +288,8 @@ def check_single_partition(name: str, partitions: int) -> Iterator[Finding]:
     elif name == SNAPSHOT_TOPIC:
         yield StopForOperator(
             f"topic {name} has {partitions} partitions; it must have exactly one",
-            hint="delete the topic: the gateway creates it with one partition. Then start again the snapshots that were not "
-            "complete: walgate snapshot start",
+            hint="delete the topic: the gateway creates it with one partition. Then start the incomplete snapshots again: "
+            "walgate snapshot start",
         )
     else:
         yield StopForOperator(
@@ -371,7 +371,7 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
             yield OperatorWarning(
                 f"topic {topic.name} keeps records {_hours(own)}: a mirror that is down for longer needs a "
                 "new snapshot of its tables",
-                f"keep them forever, or (instead of -1) for the longest time in ms that a consumer may be down: {alter}-1",
+                f"to keep them forever: {alter}-1. Or set, instead of -1, the longest time (in ms) that a consumer may be down",
             )
 
 

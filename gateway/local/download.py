@@ -171,8 +171,8 @@ def _check(wanted: Download, file: BufferedRandom, part: Path) -> None:
         part.unlink()
         raise WrongHash(
             f"{wanted.path.name} has SHA-256 {actual}, expected {wanted.sha256}",
-            hint="a proxy or a mirror may have changed the file. It has been deleted: run the command again, or set "
-            "WALGATE_REPOSITORY to another source",
+            hint="a proxy or a copy of the repository may have changed the file. It has been deleted: run the command "
+            "again, or set WALGATE_REPOSITORY to another source",
         )
 
 

@@ -32,7 +32,7 @@ def check_dsn(dsn: str, doing: str) -> None:
         raise StopForOperator(
             f"{doing}: source.dsn cannot be used: {found} is not percent-encoded in the user name or password",
             hint=f"percent-encode it: write {_ENCODED[found]} instead of {found} in the user name and password. Or leave the "
-            "password out of the DSN, and use source.password_file, source.password_command or passfile=",
+            "password out of source.dsn, and use source.password_file, source.password_command or passfile=",
         )
 
 

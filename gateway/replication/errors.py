@@ -181,7 +181,7 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
     if isinstance(error, ssl.SSLError):
         return RetrySlowly(text, hint="check sslmode and the server's TLS settings")
     if isinstance(error, socket.gaierror):
-        return RetrySlowly(text, hint="check the host name in the DSN")
+        return RetrySlowly(text, hint="check the host name in source.dsn")
     if type(error) is ConnectionError and "SSL" in str(error):
         return RetrySlowly(
             text,

@@ -50,7 +50,7 @@ class WalBudget:
             raise Retry(
                 f"the slot retains {retained_bytes(facts)} bytes of WAL, and source.wal_budget_bytes is "
                 f"{self._bytes}: the gateway advances the slot",
-                hint="to keep undelivered changes in future, set source.on_wal_budget = warn and restart the gateway: the slot "
+                hint="to keep undelivered changes in the future, set source.on_wal_budget = warn and restart the gateway: the slot "
                 "then retains WAL until max_slot_wal_keep_size is exceeded or the disk is full",
             )
 
@@ -95,8 +95,8 @@ class WalBudget:
             log.error(
                 "wal_not_freed_yet",
                 retained_bytes=retained_bytes(after),
-                hint="restart_lsn advances when the server logs its running transactions (every 15 s); open transactions "
-                "keep it from advancing: see walgate status",
+                hint="restart_lsn advances when the server writes its running transactions to the WAL (every 15 s); open "
+                "transactions keep it from advancing: see walgate status",
             )
 
     def _target(self, facts: Facts) -> Lsn | None:

@@ -516,7 +516,7 @@ def _log_left_out(message: LeftOutMessage) -> None:
         message_bytes=message.message_bytes,
         message_lsn=str(Lsn(message.message_lsn)),
         xid=message.xid,
-        hint="the marker of its transaction records this in its field `excluded`; source.message_prefixes limits which "
+        hint="this is recorded in the field `excluded` of the transaction's marker; source.message_prefixes limits which "
         "logical decoding messages are written to Kafka",
     )
 

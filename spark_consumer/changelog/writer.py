@@ -118,8 +118,8 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
             last = max(last, lsn)
         elif lsn != commit_lsn:
             raise MirrorError(
-                f"{folder} has no _SUCCESS file: the micro-batch in it was not written completely. The micro-batch that is "
-                f"being written now ends at {format_lsn(commit_lsn)}, and cannot replace it",
+                f"{folder} has no _SUCCESS file: the micro-batch in it was not written completely. The current micro-batch "
+                f"ends at {format_lsn(commit_lsn)}, and cannot replace it",
                 hint="Remove only the directory named in this message, then restart the query: changes that the changelog "
                 "already has are not written twice.",
             )

@@ -78,9 +78,9 @@ class DumpedTable:
             held[row] += -1 if word in OUT else 1
         if words["UPDATE"] != words["UPDATE_BEFORE"] or any(count < 0 for count in held.values()):
             raise MirrorError(
-                f"the current rows of {self.name} cannot be computed from its append-only log (the table has no key, so "
+                f"the current rows of {self.name} cannot be computed from its append-only table (the table has no key, so "
                 "every change is appended): old rows were not sent, or a column was added or changed",
-                hint="Old rows are sent only with REPLICA IDENTITY FULL. Read the append-only log itself with Spark, or write "
+                hint="Old rows are sent only with REPLICA IDENTITY FULL. Read the append-only table itself with Spark, or write "
                 "it to a Parquet file (walgate dump --to DIRECTORY).",
             )
         return held.elements()

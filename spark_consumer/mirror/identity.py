@@ -27,8 +27,8 @@ COPY = (
     "Stop the mirror, and overwrite the Delta table at this location with the current rows of the source table. The Delta "
     "table must have the columns of the source table and, in addition, a map column named _special that is null in every row. "
     "Then restart the mirror: changes that the copy already contains are harmless, provided that no column was added or dropped "
-    "between the mirror's last commit and the copy. Or continue without the table: restart the mirror with --exclude and the "
-    "table's name."
+    "between the last transaction that the mirror has applied and the copy. Or continue without the table: restart the mirror "
+    "with --exclude and the table's name."
 )
 
 
@@ -209,7 +209,7 @@ def added_up(log: DataFrame, table: TableName, location: str) -> DataFrame:
     words = {found["_op"]: found["count"] for found in log.groupBy("_op").count().collect()}
     if odd or words.get("UPDATE", 0) != words.get("UPDATE_BEFORE", 0):
         raise MirrorError(
-            f"{table} now has a replica identity, but its current rows cannot be computed from its append-only log at "
+            f"{table} now has a replica identity, but its current rows cannot be computed from its append-only table at "
             f"{location} (every change was appended, since the table had no key): "
             "not all of its old rows were sent, or a column was added or changed without an event",
             hint=COPY,
@@ -241,7 +241,7 @@ def check_log_names(table: TableName, shape: TableShape) -> None:
     own = [name for name in LOG_COLUMNS if name in shape.columns]
     if own and (not shape.key or is_log(own)):
         raise MirrorError(
-            f"{table} has the columns {_listed(own)}, which the mirror reserves for its append-only logs (of "
+            f"{table} has the columns {_listed(own)}, which the mirror reserves for its append-only tables (of "
             "tables without a key, where every change is appended)",
             hint="Rename them in the source, or leave the table out with --exclude.",
         )

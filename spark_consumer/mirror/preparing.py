@@ -85,9 +85,9 @@ class Preparation:
                 f"{location} has reached {format_lsn(applied)}, but this micro-batch ends at {format_lsn(commit_lsn)}: "
                 "the mirror was killed during a micro-batch, its checkpoint location was lost, and micro-batches now end at "
                 "other LSNs",
-                hint="Remove the query's checkpoint location (--checkpoint, by default <path>/checkpoint) and restart the query "
-                "so that it begins after the last complete micro-batch (walgate mirror does so automatically), with "
-                "micro-batches at least as large as before (--max-changes).",
+                hint="Remove the query's checkpoint location (--checkpoint, by default <path>/checkpoint), then restart the "
+                "query with micro-batches at least as large as before (--max-changes). It must begin after the last complete "
+                "micro-batch: walgate mirror chooses this position itself.",
             )
         if applied < commit_lsn:
             part = self._of_one_relation(spark, location, part, own, last)

@@ -39,7 +39,7 @@ class TableShape:
     """One version of a relation, as the mirror sees it. It pickles into tasks.
 
     `oid`: the relation's, which a table that is recreated does not share with the one before.
-    `key`: columns of the replica identity (the primary key under FULL); empty: no identity, the table is an append-only log.
+    `key`: columns of the replica identity (the primary key under FULL); empty: no identity, its Delta table is append-only.
     `uncertain_key`: those of the key whose Avro type cannot hold every value, so that their text in `special` belongs to the key.
     `numbers`: attnum of the columns, where it is known; `missing`: attmissingval by attnum.
     """

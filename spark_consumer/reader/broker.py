@@ -301,7 +301,7 @@ class _Reading:
             return offset if offset is not None and offset > stretch.last_offset else self.position
         if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise RangeExpired(
-                f"{stretch} no longer has offset {self.position}, but the markers list "
+                f"{stretch} no longer has offset {self.position}, but the manifests list "
                 f"{self.position}..{stretch.last_offset}",
                 hint="Retention has removed records that were never read, or the topic was recreated. Raise the retention, and "
                 "start from a later position (in Spark, with a new checkpoint location, and a new mirror or changelog).",

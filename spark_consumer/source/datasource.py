@@ -186,7 +186,7 @@ class _Planner:
         if expired is not None:
             later = first_complete(self.log.walk(expired, self.log.bounds()[1]), wants, first_kept)
             raise RangeExpired(
-                f"rows of the transaction at offset {expired - 1} of the marker topic are no longer in Kafka",
+                f"records of the transaction whose marker is at offset {expired - 1} are no longer in Kafka",
                 hint="Retention has removed records that were never read, or a topic was recreated: their changes are missing "
                 "from the output. Use a new checkpoint location, and a new mirror or changelog, and set startingPosition to "
                 f"marker:{later or expired}, the first position from which everything is available.",

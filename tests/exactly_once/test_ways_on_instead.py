@@ -194,7 +194,7 @@ async def _snapshots_split(place: Place) -> None:
 
 
 async def _snapshots_deleted(place: Place, said: str) -> None:
-    assert "delete the topic" in said and "restarted: walgate snapshot start" in said, said
+    assert "delete the topic" in said and "start the incomplete snapshots again: walgate snapshot start" in said, said
     await place.delete_topic(SNAPSHOT_TOPIC)
     await _load_again(place)
 

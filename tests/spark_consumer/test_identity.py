@@ -119,10 +119,10 @@ def test_a_log_that_does_not_add_up_gets_no_key(spark: SparkSession, feeder: Fee
     log = feeder.table(relation("items", COLUMNS, (), ReplicaIdentity.NOTHING))
     commit(feeder, log, (None, item(1, "a")), (None, item(2, "b")), (item(2, "b"), None))
     run_mirror(spark, feeder, tmp_path)
-    with pytest.raises(MirrorError, match=r"rows of public\.items cannot be computed from its append-only log"):
+    with pytest.raises(MirrorError, match=r"rows of public\.items cannot be computed from its append-only table"):
         dumped(tmp_path)
     commit(feeder, feeder.alter(log, KEYED), (None, item(3, "c")))
-    with pytest.raises(MirrorError, match=r"public\.items .* cannot be computed from its append-only log"):
+    with pytest.raises(MirrorError, match=r"public\.items .* cannot be computed from its append-only table"):
         run_mirror(spark, feeder, tmp_path)
 
 
