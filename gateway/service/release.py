@@ -50,8 +50,8 @@ class WalBudget:
             raise Retry(
                 f"the slot retains {retained_bytes(facts)} bytes of WAL, and source.wal_budget_bytes is "
                 f"{self._bytes}: the gateway advances the slot",
-                hint="to keep undelivered changes in the future, set source.on_wal_budget = warn and restart the gateway: the slot "
-                "then retains WAL until max_slot_wal_keep_size is exceeded or the disk is full",
+                hint="to keep undelivered changes in the future, set source.on_wal_budget = warn and restart the gateway: the "
+                "slot then retains WAL until max_slot_wal_keep_size is exceeded or the disk is full",
             )
 
     async def keep(self, catalog: Catalog) -> None:
