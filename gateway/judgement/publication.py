@@ -62,8 +62,8 @@ def _without_keys(facts: Facts) -> Iterator[Finding]:
     without = sorted({relation.full_name for relation in relations if not relation.has_identity})
     if without:
         yield OperatorWarning(
-            f"records of tables without a primary key have no key, and with debezium.compacted_topics their new topics reject "
-            f"them, so that the gateway stops: {_some(without)}",
+            "records of tables without a primary key have no key; with debezium.compacted_topics, new topics reject such "
+            f"records, and the gateway stops: {_some(without)}",
             "add a primary key before the first start, or set cleanup.policy = delete for their topics in kafka.topics",
         )
 
@@ -96,8 +96,8 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
                     yield _without_key(facts, publication, relation, missing)
                     continue
                 yield StopForOperator(
-                    f"publication {publication.name} does not publish {', '.join(missing)} of {relation.full_name} (column "
-                    "list), part of its replica identity: rows that differ only in that part would have the same key",
+                    f"the column list of publication {publication.name} leaves out {', '.join(missing)}, part of the replica "
+                    f"identity of {relation.full_name}: rows that differ only in that part would have the same key",
                     hint="add these columns to the column list. If (and only if) the publication publishes neither UPDATE nor "
                     f"DELETE, you can instead run ALTER TABLE {table} REPLICA IDENTITY FULL: the table's events then have no "
                     "key, unless its whole primary key is published. Do not run it if the publication publishes UPDATE or "
@@ -143,7 +143,7 @@ def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
             yield OperatorWarning(
                 f"publication {name}: {change}",
                 "if this was not intended, undo it (ALTER PUBLICATION, ALTER TABLE); changes that are not published do not reach "
-                "Kafka, and a table with another name has another topic",
+                "Kafka, and changes to a renamed table go to a different topic",
             )
 
 

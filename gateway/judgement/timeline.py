@@ -61,7 +61,7 @@ def check_promotion(resume_lsn: Lsn, old_timeline: int, new_timeline: int, histo
         )
     else:
         yield OperatorWarning(
-            f"the server was promoted: timeline {old_timeline} continued as {new_timeline} at {left_at}, "
+            f"the server was promoted: timeline {new_timeline} forked off timeline {old_timeline} at {left_at}, "
             "after the stored resume LSN",
             "nothing is lost; make sure that the old primary is not restarted",
         )

@@ -90,7 +90,7 @@ def refused_topic(refusal: Refusal) -> WalgateError:
     text = f"topic {refusal.topic} could not be created: {refusal.error}: {refusal.reason}".rstrip(": ")
     if refusal.collides:
         hint = (
-            "Kafka does not create a topic whose name differs from another's only in '.' and '_': set "
+            "Kafka does not create a topic if the name of an existing one is the same except for '.' and '_': set "
             "another kafka.prefix (for one table, another topic with kafka.topic_names), or delete the other "
             "topic if it is not needed"
         )

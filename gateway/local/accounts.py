@@ -60,6 +60,6 @@ def reachable_folder(candidates: Iterable[Path], account: Account | None) -> Pat
         if folder.is_dir() and reachable(folder, account):
             return folder
     raise StopForOperator(
-        f"no temporary directory is reachable for the account {account.name if account else 'of this process'}",
+        f"no temporary directory is accessible to the account {account.name if account else 'of this process'}",
         hint="set TMPDIR to a directory that this account can read and write, for example /tmp",
     )

@@ -149,9 +149,9 @@ class Monitor:
                 limit_bytes=wal.limit_bytes,
                 limit_by=wal.limit_by,
                 seconds_to_full=None if wal.seconds_to_full is None else round(wal.seconds_to_full),
-                hint="run walgate status: it shows what keeps the slot's restart_lsn from advancing. If transactions do, end "
-                "them; if a service does not answer, restore it. If max_slot_wal_keep_size is exceeded, PostgreSQL "
-                "invalidates the slot",
+                hint="run walgate status: it shows what keeps the slot's restart_lsn from advancing. If it is a transaction, "
+                "end it; if it is a service that does not answer, restore it. If max_slot_wal_keep_size is exceeded, "
+                "PostgreSQL invalidates the slot",
             )
         elif level < self._alarm[0]:
             self._alarm = level, now

@@ -95,7 +95,7 @@ class WalBudget:
             log.error(
                 "wal_not_freed_yet",
                 retained_bytes=retained_bytes(after),
-                hint="restart_lsn advances when the server writes its running transactions to the WAL (every 15 s); open "
+                hint="restart_lsn advances when the server writes the list of running transactions to the WAL (every 15 s); open "
                 "transactions keep it from advancing: see walgate status",
             )
 

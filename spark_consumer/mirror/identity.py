@@ -120,7 +120,8 @@ def recreated(table: TableName, location: str) -> MirrorError:
     return MirrorError(
         f"{table} was dropped and recreated, or another table was renamed to this name: PostgreSQL "
         f"does not report which of the rows in {location} belong to it",
-        hint=f"{COPY} If it was dropped and recreated, --on-recreated empty continues without its old rows.",
+        hint=f"{COPY} If it was dropped and recreated, you can also restart the mirror with --on-recreated=empty, without its "
+        "old rows.",
     )
 
 
@@ -241,8 +242,8 @@ def check_log_names(table: TableName, shape: TableShape) -> None:
     own = [name for name in LOG_COLUMNS if name in shape.columns]
     if own and (not shape.key or is_log(own)):
         raise MirrorError(
-            f"{table} has the columns {_listed(own)}, which the mirror reserves for its append-only tables (of "
-            "tables without a key, where every change is appended)",
+            f"{table} has the columns {_listed(own)}, which the mirror reserves for its append-only tables "
+            "(copies of tables without a key, to which every change is appended)",
             hint="Rename them in the source, or leave the table out with --exclude.",
         )
 

@@ -320,9 +320,9 @@ class _Reading:
         if self.trouble.last is not None:
             return unavailable(f"{self.stretch} from offset {self.position} on", self.trouble.last)
         return TransactionIncomplete(
-            f"{self.stretch}: no record at offset {self.position} for {no_progress_s:g} s, but the markers "
-            f"list records up to {self.stretch.last_offset}",
-            hint="The broker is slow, or records that the manifests list are missing from the topic. If the broker is slow, "
+            f"{self.stretch}: no record at offset {self.position} for {no_progress_s:g} s, but according to "
+            f"the manifests there are records up to {self.stretch.last_offset}",
+            hint="The broker is slow, or records listed in the manifests are missing from the topic. If the broker is slow, "
             "raise the option noProgressTimeout. If records are missing, start from a later position (in Spark, with a new "
             "checkpoint location, and a new mirror or changelog).",
         )

@@ -237,7 +237,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "half a key",
         published(replace(ORDERS, identity_columns=("id", "part"))),
         STOP,
-        "does not publish part",
+        "leaves out part",
         "add these columns to the column list",
     ),
     (
