@@ -240,7 +240,7 @@ class Topics:
         if deleted:
             raise deleted_topics(deleted)
         raise Retry(
-            f"{len(topics)} existing topics are not yet in the broker's metadata, including {topics[0]}",
+            f"{len(topics)} existing topics, including {topics[0]}, are not yet in the broker's metadata",
             hint="the broker is overloaded or has just started: the gateway tries again. If this persists, see the broker's log",
         )
 

@@ -27,8 +27,8 @@ COPY = (
     "Stop the mirror, and overwrite the Delta table at this location with the current rows of the source table. The Delta "
     "table must have the columns of the source table and, in addition, a map column named _special that is null in every row. "
     "Then restart the mirror: changes that the copy already contains are harmless, provided that no column was added or dropped "
-    "between the last transaction that the mirror has applied and the copy. Or continue without the table: restart the mirror "
-    "with --exclude and the table's name."
+    "after the last transaction that the mirror applied and before the rows were copied. Or continue without the table: "
+    "restart the mirror with --exclude and the table's name."
 )
 
 
@@ -120,8 +120,8 @@ def recreated(table: TableName, location: str) -> MirrorError:
     return MirrorError(
         f"{table} was dropped and recreated, or another table was renamed to this name: PostgreSQL "
         f"does not report which of the rows in {location} belong to it",
-        hint=f"{COPY} If it was dropped and recreated, you can also restart the mirror with --on-recreated=empty, without its "
-        "old rows.",
+        hint=f"{COPY} If the table was dropped and recreated, you can also restart the mirror with --on-recreated=empty: "
+        "the old table's rows are then removed from the copy.",
     )
 
 

@@ -218,7 +218,7 @@ def applied_commit_lsn(spark: SparkSession, location: str, application: str = AP
     if found is None:
         raise MirrorError(
             f"{location} is a Delta table that was not created by {application}: nothing was written to it",
-            hint="Move this table to another directory, or use another path: its rows could not be distinguished from those "
-            "of the source.",
+            hint="Move this table to another directory, or use another path: otherwise its rows could not be distinguished "
+            "from those of the source.",
         )
     return found

@@ -361,9 +361,7 @@ def unavailable(what: str, error: KafkaError, reason: KafkaError | None = None) 
         return SourceRefused(message, hint="Check the options kafka.security.protocol, kafka.sasl.* and kafka.ssl.*.")
     hint = ""
     if error.code() in _MISSING:
-        hint = (
-            "The topic is missing: check the options prefix and kafka.bootstrap.servers, and that the gateway has run."
-        )
+        hint = "The topic is missing: check the options `prefix` and `kafka.bootstrap.servers`, and that the gateway has run."
     elif reason is not None and "SSL_HANDSHAKE" in reason.str():  # the state in which the broker hung up
         hint = "The broker closed the connection during the TLS handshake: check kafka.security.protocol for this port."
     return SourceUnavailable(message, hint=hint)

@@ -58,7 +58,7 @@ def topic_of_table(registry: Registry, prefix: str, table: TableName) -> str:
             return topic
     raise SourceUnavailable(
         f"the schema registry has no schema of {table} under the prefix {prefix!r}",
-        hint="Check the options prefix and registry.url, and that the gateway has written to this prefix.",
+        hint="Check the options `prefix` and `registry.url`, and that the gateway has written to this prefix.",
     )
 
 

@@ -149,7 +149,7 @@ class TransactionReader:
         if place.topic not in await markers.topics():
             raise SourceUnavailable(
                 f"Kafka has no topic {place.topic}, or access to it is denied",
-                hint="Check prefix and bootstrap_servers, and that the gateway has run.",
+                hint="Check `prefix` and `bootstrap_servers`, and that the gateway has run.",
             )
         markers.assign([place])
         if self._position is None:

@@ -96,7 +96,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Option
     if "table" in values and "tables" in values:
         raise OptionError(
             "table and tables cannot be combined",
-            hint="table returns the typed columns of one table; tables returns the records of several, as stored in Kafka.",
+            hint="The option `table` returns the typed columns of one table; the option `tables` returns the records of several "
+            "tables, as stored in Kafka.",
         )
     return Options(
         broker=Broker(_kafka_settings(values), _seconds(values, "noProgressTimeout", 30.0)),
