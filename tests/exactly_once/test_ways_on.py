@@ -483,7 +483,7 @@ STATES: dict[str, Walk] = {
     "positions deletable": Walk("retention would delete the resume LSNs", _positions_may_be_deleted, _topic_as_told),
     "markers deleted": Walk("the topic was deleted and recreated", _markers_deleted, _loaded_again),
     "topic refused": Walk("could not be created", _refused_config, _left_out, first=True),
-    "key in part": Walk(", part of its replica identity", _key_sent_in_part, _identity_full_as_told, first=True),
+    "key in part": Walk(", part of the replica identity of", _key_sent_in_part, _identity_full_as_told, first=True),
     "topic given": Walk("but the topic contains changes of", _table_given_the_topic_of_another, _topic_of_its_own),
     "prepared in a gap": Walk(
         "but its PREPARE TRANSACTION was never received", _prepared_in_a_gap, _gap_up_to_now, first=True

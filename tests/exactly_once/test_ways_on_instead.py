@@ -164,7 +164,7 @@ WALKS: dict[str, Walk] = {
     "topic collides": Walk("could not be created", _topic_that_collides, _only_another_prefix, first=True),
     "topic of one table collides": Walk("could not be created", _topic_of_one_table_collides, _topic_named, first=True),
     "topic refused": Walk("could not be created", _with(kafka__topics=_CONFIG_OF_FLOWS), _topic_made, first=True),
-    "key in part": Walk(", part of its replica identity", _key_sent_in_part, _columns_published, first=True),
+    "key in part": Walk(", part of the replica identity of", _key_sent_in_part, _columns_published, first=True),
     "key emptied, then hashed": Walk("is part of the key", _rule_that_empties_a_key, _hashed),
     "key emptied, then left": Walk("is part of the key", _rule_that_empties_a_key, _excluded),
 }

@@ -134,7 +134,7 @@ async def _encoded_as_told(place: Place, said: str) -> None:
 
 
 async def _in_a_file(place: Place, said: str) -> None:
-    assert "password out of the DSN, and use source.password_file" in said, said
+    assert "password out of source.dsn, and use source.password_file" in said, said
     (place.folder / "password").write_text("p@ss\n")
     place.set(source__dsn=_without_password(place), source__password_file=str(place.folder / "password"))
 
