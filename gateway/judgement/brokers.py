@@ -114,8 +114,8 @@ def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator
         yield StopForOperator(
             f"{at} requires {('a different' if expected.own_certificate else 'a')} client certificate "
             "(ssl.client.auth=required)",
-            hint="set kafka.ssl_cert_file and kafka.ssl_key_file to a client certificate that the broker trusts (usually: "
-            "signed by a CA in its truststore)",
+            hint="set kafka.ssl_cert_file to a client certificate that the broker trusts (usually: signed by a CA in its "
+            "truststore), and kafka.ssl_key_file to its private key",
         )
         return
     if not listener.is_kafka:

@@ -279,8 +279,8 @@ def _check_stopped(facts: Facts, expected: Expected) -> Iterator[Finding]:
         assert facts.slot is not None
         yield Retry(
             finding.message,
-            hint="stop the gateway or the connector that reads this slot, then run the command again. If it has ended but its "
-            f"session remains, end the session: SELECT pg_terminate_backend({facts.slot.active_pid})",
+            hint="stop the gateway or the connector that reads this slot. If that process has ended but its session remains, "
+            f"end the session: SELECT pg_terminate_backend({facts.slot.active_pid}). Then run the command again",
         )
 
 
