@@ -240,7 +240,8 @@ class Topics:
         if deleted:
             raise deleted_topics(deleted)
         raise Retry(
-            f"{len(topics)} existing topics, including {topics[0]}, are not yet in the broker's metadata",
+            f"the broker's metadata does not contain all topics that exist yet: {topics[0]} is missing"
+            + (f", and {len(topics) - 1} more" if len(topics) > 1 else ""),
             hint="the broker is overloaded or has just started: the gateway tries again. If this persists, see the broker's log",
         )
 
