@@ -105,12 +105,10 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
         return DataGap(
             f"the server cannot send changes, because a publication did not exist when they were made ({left_out.message}); "
             f"{now}",
-            hint="recreating the publication is not enough: changes to its tables can no longer be sent through this slot. "
-            + (
-                f"First recreate it (CREATE PUBLICATION {missing[0]} FOR TABLE ...). Then {UNTIL_NOW}"
-                if missing
-                else UNTIL_NOW[0].upper() + UNTIL_NOW[1:]
-            ),
+            hint="changes to the publication's tables can no longer be sent through this slot, and recreating the publication "
+            "is not enough: "
+            + ("first recreate what does not exist (CREATE PUBLICATION ... FOR TABLE ...), then " if missing else "")
+            + UNTIL_NOW,
         )
     if left_out.ends_stream:
         return StopForOperator(

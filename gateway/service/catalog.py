@@ -15,7 +15,7 @@ from gateway.judgement.publication import added_tables, rows_not_sent
 from gateway.judgement.running import check_running
 from gateway.lsn import Lsn
 from gateway.operate.failpoints import failpoint
-from gateway.operate.settings import SourceSettings
+from gateway.operate.settings import Settings
 from gateway.relations.catalog import TYPES_QUERY, read_types, unknown_type
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.look import load_facts
@@ -29,6 +29,18 @@ log = structlog.get_logger()
 _NAMED_TABLES = 10
 
 
+def expected_of(settings: Settings) -> Expected:
+    """What the settings say, for a start and for `walgate check`."""
+    source = settings.source
+    return Expected(
+        slot=source.slot,
+        publications=source.publications,
+        two_phase=source.two_phase,
+        failover=source.failover,
+        keys_needed=settings.writes_debezium and settings.debezium.compacted_topics,
+    )
+
+
 class Catalog:
     """`sql` is a connection of the session. `moment` gives the next moment of the process; warnings are logged once, and kept in
     `logged`."""
@@ -36,22 +48,20 @@ class Catalog:
     def __init__(
         self,
         sql: asyncpg.Connection,
-        source: SourceSettings,
+        settings: Settings,
         moment: Callable[[], int],
         logged: set[OperatorWarning],
         *,
         reads_new_tables: bool = True,
     ) -> None:
         self._sql = sql
-        self._source = source
+        self._source = settings.source
         self._moment = moment
         self._logged = logged
         self._reads_new_tables = reads_new_tables
         self._facts: Facts | None = None
-        self.publications = PublicationLook(source.publications)
-        self.expected = Expected(
-            slot=source.slot, publications=source.publications, two_phase=source.two_phase, failover=source.failover
-        )
+        self.publications = PublicationLook(settings.source.publications)
+        self.expected = expected_of(settings)
 
     async def look(self) -> Facts:
         self._facts = await load_facts(self._sql, self._source.slot, self.publications, self._moment())

@@ -23,7 +23,7 @@ from gateway.judgement.brokers import (
     check_refusals,
     check_topics,
 )
-from gateway.judgement.facts import Expected, Facts, Stored
+from gateway.judgement.facts import Facts, Stored
 from gateway.judgement.findings import Finding, OperatorWarning
 from gateway.judgement.position import (
     after_rename,
@@ -47,11 +47,11 @@ from gateway.replication.holders import holders
 from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
 from gateway.replication.role import role_facts
-from gateway.service.schema_errors import classified_schema_errors
-from gateway.service.stored import refuse_other_dialect
-from gateway.transactions.position import Position, decode_position, position_schema_id
+from gateway.service.catalog import expected_of
+from gateway.service.schema_errors import classified_schema_errors, open_registry
+from gateway.service.stored import refuse_other_dialect, stored_position
+from gateway.transactions.position import Position
 from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted, message_topic, transaction_topic, value_subject
-from schemas.registry import RegistryClient
 
 Area = Literal["settings", "postgresql", "kafka", "registry", "resume_lsn"]
 Outcome = Literal["ok", "warning", "waits", "stops"]
@@ -99,14 +99,7 @@ class _Check:
         self._facts: Facts | None = None
         self._registry_answers = False
         self._moment = 0
-        source = settings.source
-        self._expected = Expected(
-            slot=source.slot,
-            publications=source.publications,
-            two_phase=source.two_phase,
-            failover=source.failover,
-            keys_needed=settings.writes_debezium and settings.debezium.compacted_topics,
-        )
+        self._expected = expected_of(settings)
 
     async def run(self) -> list[Checked]:
         self._checked.append(Checked("settings", "ok", "all settings are valid"))
@@ -277,23 +270,15 @@ class _Check:
 
     # -- the registry and the position -------------------------------------------------------------------------------
 
-    def _registry_client(self) -> RegistryClient:
-        settings = self._settings.registry
-        return RegistryClient(settings.url, **settings.client_options(), timeout_s=_TIMEOUT_S)
-
     async def _registry(self) -> None:
         try:
-            with classified_schema_errors():
-                client = self._registry_client()
-                try:
-                    await client.latest(value_subject(POSITION_TOPIC))
-                    await refuse_other_dialect(client, self._settings.kafka)
-                finally:
-                    await client.close()
+            async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
+                await client.latest(value_subject(POSITION_TOPIC))
+                self._registry_answers = True
+                await refuse_other_dialect(client, self._settings.kafka)
         except WalgateError as error:
             self._add("registry", [error])
         else:
-            self._registry_answers = True
             self._ok("registry", f"{self._settings.registry.url} answers as a schema registry")
 
     async def _position(self, kafka: KafkaFacts) -> None:
@@ -362,19 +347,15 @@ class _Check:
         except WalgateError as error:
             self._add("resume_lsn", [error])
             return {}
-        client = self._registry_client()
         positions: dict[bytes, Position] = {}
-        try:
+        async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
             for key, value in values.items():
                 try:
                     with classified_schema_errors():
-                        schema = await client.schema(position_schema_id(key, value))
-                    positions[key] = decode_position(key, value, schema)
+                        positions[key] = await stored_position(key, value, client)
                 except WalgateError as error:
                     if key == self._fresh_key():
                         self._add("resume_lsn", [error])
-        finally:
-            await client.close()
         return positions
 
     def _fresh_key(self) -> bytes:

@@ -53,5 +53,5 @@ async def _attempt(settings: Settings, steps: Repair) -> Position:
         stack.callback(sql.terminate)
         memory = SessionMemory()
         start = Start(settings, memory, stack, Board())
-        catalog = Catalog(sql, settings.source, memory.next_moment, memory.logged)
+        catalog = Catalog(sql, settings, memory.next_moment, memory.logged)
         return await start.carry_out(catalog, steps(start.fresh_position, catalog.expected))

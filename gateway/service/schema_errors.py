@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import structlog
 
 from gateway.operate.errors import Retry, RetrySlowly, UnwritableRelation
+from gateway.operate.settings import RegistrySettings
 from schemas.errors import (
     IncompatibleSchema,
     RegistryDenied,
@@ -15,6 +16,7 @@ from schemas.errors import (
     RegistryRefused,
     RegistryUnavailable,
 )
+from schemas.registry import RegistryClient
 
 log = structlog.get_logger()
 
@@ -33,3 +35,14 @@ def classified_schema_errors() -> Iterator[None]:
         if isinstance(error, IncompatibleSchema):
             log.error("schema_rejected", subject=error.subject, schema=error.schema_text)
         raise UnwritableRelation(error.message, hint=error.hint) from error
+
+
+@asynccontextmanager
+async def open_registry(settings: RegistrySettings, timeout_s: float) -> AsyncIterator[RegistryClient]:
+    """A client for a few questions, whose errors are classed. Raises WalgateError."""
+    with classified_schema_errors():
+        client = RegistryClient(settings.url, **settings.client_options(), timeout_s=timeout_s)
+        try:
+            yield client
+        finally:
+            await client.close()

@@ -116,7 +116,7 @@ class Session:
         failpoint("before_preflight")
         self._sql = sql = await self._connect_sql(stack)
         reads_new_tables = settings.snapshot.mode == "initial"
-        catalog = Catalog(sql, settings.source, memory.next_moment, memory.logged, reads_new_tables=reads_new_tables)
+        catalog = Catalog(sql, settings, memory.next_moment, memory.logged, reads_new_tables=reads_new_tables)
         budget = WalBudget(settings, memory, self._board)
         await budget.keep(catalog)
         await budget.record(catalog)

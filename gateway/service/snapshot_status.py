@@ -11,7 +11,7 @@ from gateway.operate.table_status import LISTED_TABLES, SnapshotStatus, TableSna
 from gateway.replication.connection import connect_sql
 from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
-from gateway.service.schema_errors import classified_schema_errors
+from gateway.service.schema_errors import open_registry
 from gateway.snapshot.state import KNOWN, RESELECT, States, TableState, decode_states, of_slot, writer_ids
 from gateway.snapshot.table import Status
 from schemas.errors import RegistryRefused
@@ -40,13 +40,8 @@ async def snapshot_states(settings: Settings, position_key: bytes) -> States:
     finally:
         await admin.close()
     values = of_slot(position_key, await read_snapshot_states(settings.kafka, settings.kafka.delivery_timeout_s))
-    registry = settings.registry
-    with classified_schema_errors():
-        client = RegistryClient(registry.url, **registry.client_options(), timeout_s=registry.timeout_s)
-        try:
-            return await load_states(values, client)
-        finally:
-            await client.close()
+    async with open_registry(settings.registry, settings.registry.timeout_s) as client:
+        return await load_states(values, client)
 
 
 async def load_states(values: Mapping[bytes, bytes], client: RegistryClient) -> States:

@@ -25,10 +25,10 @@ from gateway.replication.holders import holders, read_clock, slot_status
 from gateway.replication.password import login_of
 from gateway.replication.publication import published_tables
 from gateway.service.monitor import ask_mirror, wal_held
-from gateway.service.schema_errors import classified_schema_errors
+from gateway.service.schema_errors import open_registry
 from gateway.service.snapshot_status import snapshot_states, told
 from gateway.service.status_text import UNKNOWN, render
-from gateway.service.stored import own_position
+from gateway.service.stored import stored_position
 from gateway.service.stream_status import show_position
 from gateway.transactions.position import Position
 from schemas.names import POSITION_TOPIC, topic_name, transaction_topic, value_subject
@@ -118,18 +118,20 @@ async def _ask_kafka(settings: Settings, board: Board) -> dict[bytes, bytes]:
 async def _ask_registry(
     settings: Settings, board: Board, values: Mapping[bytes, bytes], tables: list[tuple[str, str]]
 ) -> Position | None:
-    """Shows the schemas of the tables, and returns the position of our slot."""
+    """Shows the schemas of the tables, and returns the position of our slot: the key ends with its name, for the server's
+    identity is not known while PostgreSQL is down."""
     registry = settings.registry
+    suffix = f"/{settings.source.slot}".encode()
     try:
-        with classified_schema_errors():
-            client = RegistryClient(registry.url, **registry.client_options(), timeout_s=_TIMEOUT_S)
-            try:
-                await client.latest(value_subject(POSITION_TOPIC))
-                board.part_is_up("registry", registry.url)
-                await _show_schemas(settings, board, client, tables)
-                return await own_position(settings, values, client)
-            finally:
-                await client.close()
+        async with open_registry(registry, _TIMEOUT_S) as client:
+            await client.latest(value_subject(POSITION_TOPIC))
+            board.part_is_up("registry", registry.url)
+            await _show_schemas(settings, board, client, tables)
+            for key, value in values.items():
+                if key.endswith(suffix):
+                    position = await stored_position(key, value, client)
+                    if position.prefix == settings.kafka.prefix:
+                        return position
     except WalgateError as error:
         board.part_is_down("registry", error, registry.url)
     return None

@@ -1,28 +1,18 @@
-"""What a gateway has left in Kafka and the registry, as commands look at it that are no gateway."""
+"""What a gateway has left in Kafka and the registry."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from gateway.operate.errors import StopForOperator
 from gateway.operate.kafka_settings import KafkaSettings
-from gateway.operate.settings import Settings
 from gateway.transactions.position import Position, decode_position, position_schema_id
 from schemas.debezium import TRANSACTION_VALUE
 from schemas.names import transaction_topic, value_subject
 from schemas.registry import RegistryClient
 
 
-async def own_position(settings: Settings, values: Mapping[bytes, bytes], registry: RegistryClient) -> Position | None:
-    """That of our slot among the records of the position topic: the key ends with its name, for the server's identity is not
-    known while PostgreSQL is down. Raises SchemaError."""
-    suffix = f"/{settings.source.slot}".encode()
-    for key, value in values.items():
-        if key.endswith(suffix):
-            position = decode_position(key, value, await registry.schema(position_schema_id(key, value)))
-            if position.prefix == settings.kafka.prefix:
-                return position
-    return None
+async def stored_position(key: bytes, value: bytes, registry: RegistryClient) -> Position:
+    """Of a record of the position topic, by the schema that it was written with. Raises SchemaError and StopForOperator."""
+    return decode_position(key, value, await registry.schema(position_schema_id(key, value)))
 
 
 async def refuse_other_dialect(registry: RegistryClient, kafka: KafkaSettings) -> None:

@@ -22,14 +22,13 @@ from gateway.replication.connection import connect_sql
 from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
 from gateway.service.mirror_folder import MirrorFolder
-from gateway.service.schema_errors import classified_schema_errors
+from gateway.service.schema_errors import open_registry
 from gateway.service.snapshot_status import snapshot_states
-from gateway.service.stored import own_position
+from gateway.service.stored import stored_position
 from gateway.snapshot.commands import emit_command, encode_command
 from gateway.snapshot.state import KNOWN, States
 from gateway.snapshot.table import Status
 from schemas.names import POSITION_TOPIC, counted, format_relation
-from schemas.registry import RegistryClient
 from schemas.verdict import Verdict
 
 POLL_S: Final = 1.0
@@ -80,8 +79,10 @@ async def verify(
         sql.terminate()
     tables = choose_tables(facts.publications, patterns)
     key = f"{facts.server.system_identifier}/{facts.server.database}/{source.slot}".encode()
-    quarantined = [tables.pop(oid) for oid in await _in_quarantine(settings) if oid in tables]
-    check_read(await snapshot_states(settings, key), tables)
+    states = await snapshot_states(settings, key)
+    in_quarantine = await _in_quarantine(settings, key) if states.tables else []  # else no gateway has begun anything
+    quarantined = [tables.pop(oid) for oid in in_quarantine if oid in tables]
+    check_read(states, tables)
     verification = _Verification(settings, folder, key, patience_s, tell)
     first = await verification.run("VERIFY", sorted(tables.values())) if tables else []
     absent = sorted(set(tables.values()) - {verdict.table for verdict in first})
@@ -94,17 +95,14 @@ async def verify(
     return Outcome(tuple(first), tuple(repaired), tuple(absent), tuple(sorted(quarantined)))
 
 
-async def _in_quarantine(settings: Settings) -> list[int]:
+async def _in_quarantine(settings: Settings, position_key: bytes) -> list[int]:
     """Oids of the tables that no snapshot reads. Raises WalgateError."""
     values, _ = await read_positions(settings.kafka, POSITION_TOPIC, settings.kafka.delivery_timeout_s)
-    registry = settings.registry
-    with classified_schema_errors():
-        client = RegistryClient(registry.url, **registry.client_options(), timeout_s=registry.timeout_s)
-        try:
-            position = await own_position(settings, values, client)
-        finally:
-            await client.close()
-    return [] if position is None else [each.relation_oid for each in position.quarantined]
+    if position_key not in values:
+        return []
+    async with open_registry(settings.registry, settings.registry.timeout_s) as client:
+        position = await stored_position(position_key, values[position_key], client)
+    return [each.relation_oid for each in position.quarantined]
 
 
 def choose_tables(publications: Mapping[str, PublicationFacts], patterns: Sequence[str]) -> dict[int, str]:

@@ -70,7 +70,7 @@ class Records:
         relation = recorded_relation(schema)
         if relation is not None:
             shown["relation"] = format_relation(*relation)
-        if "op" in record and record.get("commit_lsn", ...) is None:  # Debezium's records have no such field
+        if "op" in record and record.get("commit_lsn", 0) is None:  # Debezium's records have no such field
             shown["in_progress"] = True
         shown |= await self._key(key)
         named = ("op",) if "op" in record else ("kind",) if schema.get("name") == _MARKER else ()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -18,7 +17,7 @@ import typer
 
 from schemas.names import counted
 from spark_consumer.errors import ConsumerError, OptionError, told_by
-from spark_consumer.jobs.run import Run, facts_of, line_of
+from spark_consumer.jobs.run import Run, facts_of, line_of, say
 from spark_consumer.jobs.settings_file import Settings, load_settings
 from spark_consumer.jobs.status import serve
 from spark_consumer.lsn import format_lsn, parse_lsn
@@ -345,18 +344,18 @@ def merge(
     from spark_consumer.mirror.appending import merge_once
     from spark_consumer.mirror.catalog import Catalog
 
-    def say(facts: dict[str, Any], line: str) -> None:
-        print(line if progress == "lines" else json.dumps(facts), flush=True)
-
     try:
         _check_progress(progress)
         spark = SparkChoice(master, conf, jars, memory_mb, cores, verbose, _settings(context)).session("walgate merge")
         of_catalog = Catalog(catalog, path) if catalog else None
-        reached = merge_once(spark, path, lambda done: say(facts_of(done), line_of(done)), retention, of_catalog)
+        reached = merge_once(
+            spark, path, lambda done: say(progress, facts_of(done), line_of(done)), retention, of_catalog
+        )
         if reached is None:
-            say({"merged_lsn": None}, "the mirror has no changes yet")
+            say(progress, {"merged_lsn": None}, "the mirror has no changes yet")
         else:
-            say({"merged_lsn": format_lsn(reached)}, f"all changes up to {format_lsn(reached)} are in the tables")
+            told = f"all changes up to {format_lsn(reached)} are in the tables"
+            say(progress, {"merged_lsn": format_lsn(reached)}, told)
         spark.stop()
     except ConsumerError as problem:
         _fail(problem)

@@ -7,7 +7,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -33,6 +33,11 @@ _LOOK_EVERY_S = 0.2
 _ASK_EVERY_S = 1.0  # where the gateway stands
 _MEASURE_EVERY_S = 5.0  # what waits in Kafka
 _LONGEST_PAUSE_S = 60.0
+
+
+def say(progress: str, facts: Mapping[str, Any], line: str) -> None:
+    """`progress`: the option, json or lines."""
+    print(json.dumps(facts) if progress == "json" else line, flush=True)
 
 
 class Run:
@@ -62,7 +67,7 @@ class Run:
             signal.signal(number, lambda *_: self.stopping.set())
 
     def say(self, facts: dict[str, Any], line: str) -> None:
-        print(json.dumps(facts) if self._progress == "json" else line, flush=True)
+        say(self._progress, facts, line)
 
     def begins_behind(self, commit_lsn: int) -> None:
         """Everything up to there was written before this run."""
