@@ -195,9 +195,23 @@ async def test_021_prepared_transactions_are_ended_once_and_only_then_visible(pu
     await publisher.execute(f"COMMIT PREPARED '{quoted}'")
     await publisher.equal(schema, "test_tab")
     await publisher.execute(f"BEGIN; INSERT INTO test_tab VALUES (2, 'two'); PREPARE TRANSACTION '{quoted}'")
+    await publisher.caught_up()  # PostgreSQL sends no rows of a transaction that is rolled back before it decodes them
     await publisher.execute(f"ROLLBACK PREPARED '{quoted}'")
     await publisher.equal(schema, "test_tab")
     assert await _kinds(publisher, schema) == {"PREPARE", "COMMIT_PREPARED", "ROLLBACK_PREPARED"}
+
+
+@pytest.mark.parametrize("rows", [1, 2000], ids=["small", "streamed"])
+async def test_021_what_is_rolled_back_before_it_is_decoded_leaves_no_rows(publisher: Publisher, rows: int) -> None:
+    schema = await _test_tab(publisher)
+    await publisher.gateway.kill()
+    await publisher.execute(f"BEGIN; {FILL.format(1, rows)}; PREPARE TRANSACTION '{schema}'")
+    await publisher.execute(f"ROLLBACK PREPARED '{schema}'")
+    await publisher.execute("INSERT INTO test_tab VALUES (1, 'after')")
+    publisher.gateway.start()
+    replicas = await publisher.equal(schema, "test_tab")
+    assert replicas["test_tab"].operations == ["INSERT"]
+    assert await _kinds(publisher, schema) == {"COMMIT"}
 
 
 @pytest.mark.parametrize("while_away", ["prepare", "commit", "both"])
@@ -235,6 +249,7 @@ async def test_023_a_streamed_prepare_with_other_inserts_before_its_end(publishe
     await publisher.execute(f"COMMIT PREPARED '{schema}'")
     await publisher.equal(schema, "test_tab")
     await publisher.execute(f"BEGIN; {FILL.format(3001, 5000)}; PREPARE TRANSACTION '{schema}'")
+    await publisher.caught_up()
     await publisher.execute("DELETE FROM test_tab WHERE a = 99999")
     await publisher.execute(f"ROLLBACK PREPARED '{schema}'")
     await publisher.equal(schema, "test_tab")
