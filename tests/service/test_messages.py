@@ -65,7 +65,7 @@ async def play(sql: asyncpg.Connection, watcher: asyncpg.Connection) -> None:
     await sql.execute("ROLLBACK")
     await sql.execute("BEGIN; INSERT INTO t VALUES (4, 'p', NULL); PREPARE TRANSACTION 'kept'")
     await sql.execute("COMMIT PREPARED 'kept'")
-    await sql.execute("BEGIN; INSERT INTO t VALUES (5, 'r', NULL); PREPARE TRANSACTION 'dropped'")
+    await streamed(sql, watcher, "BEGIN; INSERT INTO t VALUES (5, 'r', NULL); PREPARE TRANSACTION 'dropped'")
     await sql.execute("ROLLBACK PREPARED 'dropped'")
     await streamed(sql, watcher, f"BEGIN; {BIG.format(20000)}")
     await sql.execute("PREPARE TRANSACTION 'streamed'")
