@@ -12,7 +12,7 @@ import shlex
 import sys
 from importlib.metadata import version as package_version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import structlog
 import typer
@@ -26,9 +26,6 @@ from gateway.operate.health import probe
 from gateway.operate.logs import LogFormat, LogLevel, set_up_logs
 from gateway.operate.settings import load_http_settings, load_reading_settings, load_settings
 
-if TYPE_CHECKING:
-    pass
-
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -36,6 +33,10 @@ app = typer.Typer(
 )
 
 log = structlog.get_logger()
+
+_SPARK_MODULES = ("pyspark", "delta", "pyarrow", "confluent_kafka")
+SPARK_JOBS = {"mirror": _SPARK_MODULES, "merge": _SPARK_MODULES, "consume": _SPARK_MODULES, "dump": ("pyarrow",)}
+"""The modules that each needs."""
 
 
 @app.callback()
@@ -278,7 +279,7 @@ def _print_version(wanted: bool) -> None:
 def _run_spark_job(name: str, arguments: list[str]) -> NoReturn:
     """The reader is a program of its own, so that the gateway never needs Spark. It takes the place of this one, so that a signal
     reaches it. Once its options are right, it asks gateway.local.spark for Java and the jars of Delta."""
-    _require(name, "spark", *(("pyarrow",) if name == "dump" else ("pyspark", "delta", "pyarrow", "confluent_kafka")))
+    _require(name, "spark", *SPARK_JOBS[name])
     program = [sys.executable, "-P", "-m"]
     environment = dict(os.environ)
     if find_spec("jgo"):  # without the extra `local`, Java and jars are where Spark itself looks for them
@@ -292,7 +293,16 @@ def _require(command: str, extra: str, *modules: str) -> None:
         fail(StopForOperator(f"walgate {command} needs more packages: pip install 'walgate[{extra}]'"))
 
 
+def _complete_spark_job() -> None:
+    """Where the shell asks for the options of a Spark job: let its program answer, which has them."""
+    if "_WALGATE_COMPLETE" in os.environ:
+        words = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()
+        if len(words) > 1 and words[1] in SPARK_JOBS and all(map(find_spec, SPARK_JOBS[words[1]])):
+            os.execv(sys.executable, [sys.executable, "-P", "-m", "spark_consumer"])
+
+
 def main() -> None:
+    _complete_spark_job()
     try:
         app()
     except WalgateError as error:  # of an import

@@ -65,7 +65,7 @@ def snapshot_status(config: ConfigOption = None) -> None:
         from gateway.service.snapshot_status import snapshot_status as read_status
         from gateway.service.snapshot_status import status_lines
 
-        for line in status_lines(asyncio.run(read_status(load_settings(config)))):
+        for line in status_lines(*asyncio.run(read_status(load_settings(config)))):
             print(line)
 
 

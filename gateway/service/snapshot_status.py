@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from gateway.kafka.position_topic import read_snapshot_states
 from gateway.kafka.topic_admin import TopicAdmin
@@ -12,22 +12,27 @@ from gateway.replication.connection import connect_sql
 from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
 from gateway.service.schema_errors import open_registry
+from gateway.service.stored import quarantined_tables
 from gateway.snapshot.state import KNOWN, RESELECT, States, TableState, decode_states, of_slot, writer_ids
 from gateway.snapshot.table import Status
+from gateway.transactions.position import position_key
+from gateway.transactions.transaction import Quarantined
 from schemas.errors import RegistryRefused
 from schemas.names import SNAPSHOT_TOPIC, counted
 from schemas.registry import RegistryClient
 
 
-async def snapshot_status(settings: Settings) -> States:
-    """Raises WalgateError. Without any snapshot: empty states. Asks PostgreSQL who it is."""
+async def snapshot_status(settings: Settings) -> tuple[States, tuple[Quarantined, ...]]:
+    """Without any snapshot: empty states. Asks PostgreSQL who it is. Raises WalgateError."""
     source = settings.source
     sql = await connect_sql(login_of(source))
     try:
         server = (await load_facts(sql, source.slot, source.publications, 0)).server
     finally:
         sql.terminate()
-    return await snapshot_states(settings, f"{server.system_identifier}/{server.database}/{source.slot}".encode())
+    key = position_key(server.system_identifier, server.database, source.slot)
+    states = await snapshot_states(settings, key)
+    return states, await quarantined_tables(settings, key) if states.stream else ()
 
 
 async def snapshot_states(settings: Settings, position_key: bytes) -> States:
@@ -73,7 +78,7 @@ def told(states: States) -> SnapshotStatus:
     return SnapshotStatus(states.stream is not None and states.stream.paused, len(left), tables)
 
 
-def status_lines(states: States) -> Iterator[str]:
+def status_lines(states: States, quarantined: Sequence[Quarantined] = ()) -> Iterator[str]:
     if states.stream is None:
         yield "no snapshot was taken for this slot"
         return
@@ -91,6 +96,8 @@ def status_lines(states: States) -> Iterator[str]:
             f"{counted(state.chunk_count, 'chunk')}, {counted(state.stale_count, 'stale row')} discarded, "
             f"{counted(again, 'key')} to read again"
         )
+    for table in quarantined:
+        yield f"{table.full_name}: in quarantine, not read until walgate readmit"
 
 
 def _started(states: States) -> list[TableState]:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from gateway.kafka.position_topic import read_positions
 from gateway.operate.errors import StopForOperator
 from gateway.operate.kafka_settings import KafkaSettings
+from gateway.operate.settings import Settings
+from gateway.service.schema_errors import open_registry
 from gateway.transactions.position import Position, decode_position, position_schema_id
+from gateway.transactions.transaction import Quarantined
 from schemas.debezium import TRANSACTION_VALUE
-from schemas.names import transaction_topic, value_subject
+from schemas.names import POSITION_TOPIC, transaction_topic, value_subject
 from schemas.registry import RegistryClient
 
 
 async def stored_position(key: bytes, value: bytes, registry: RegistryClient) -> Position:
     """Of a record of the position topic, by the schema that it was written with. Raises SchemaError and StopForOperator."""
     return decode_position(key, value, await registry.schema(position_schema_id(key, value)))
+
+
+async def quarantined_tables(settings: Settings, position_key: bytes) -> tuple[Quarantined, ...]:
+    """Of one slot: its snapshots do not read them. Raises WalgateError."""
+    values, _ = await read_positions(settings.kafka, POSITION_TOPIC, settings.kafka.delivery_timeout_s)
+    if position_key not in values:
+        return ()
+    async with open_registry(settings.registry, settings.registry.timeout_s) as client:
+        return (await stored_position(position_key, values[position_key], client)).quarantined
 
 
 async def refuse_other_dialect(registry: RegistryClient, kafka: KafkaSettings) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.judgement.facts import PublicationFacts
-from gateway.kafka.position_topic import read_positions
 from gateway.lsn import Lsn
 from gateway.names import is_table
 from gateway.operate.errors import Retry, StopForOperator, WalgateError
@@ -22,13 +21,13 @@ from gateway.replication.connection import connect_sql
 from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
 from gateway.service.mirror_folder import MirrorFolder
-from gateway.service.schema_errors import open_registry
 from gateway.service.snapshot_status import snapshot_states
-from gateway.service.stored import stored_position
+from gateway.service.stored import quarantined_tables
 from gateway.snapshot.commands import emit_command, encode_command
 from gateway.snapshot.state import KNOWN, States
 from gateway.snapshot.table import Status
-from schemas.names import POSITION_TOPIC, counted, format_relation
+from gateway.transactions.position import position_key
+from schemas.names import counted, format_relation
 from schemas.verdict import Verdict
 
 POLL_S: Final = 1.0
@@ -78,10 +77,12 @@ async def verify(
     finally:
         sql.terminate()
     tables = choose_tables(facts.publications, patterns)
-    key = f"{facts.server.system_identifier}/{facts.server.database}/{source.slot}".encode()
+    key = position_key(facts.server.system_identifier, facts.server.database, source.slot)
     states = await snapshot_states(settings, key)
-    in_quarantine = await _in_quarantine(settings, key) if states.tables else []  # else no gateway has begun anything
-    quarantined = [tables.pop(oid) for oid in in_quarantine if oid in tables]
+    in_quarantine = (
+        await quarantined_tables(settings, key) if states.tables else ()
+    )  # else no gateway has begun anything
+    quarantined = [tables.pop(each.relation_oid) for each in in_quarantine if each.relation_oid in tables]
     check_read(states, tables)
     verification = _Verification(settings, folder, key, patience_s, tell)
     first = await verification.run("VERIFY", sorted(tables.values())) if tables else []
@@ -93,16 +94,6 @@ async def verify(
         await verification.run("REPLACE", different)
         repaired = await verification.run("VERIFY", different)
     return Outcome(tuple(first), tuple(repaired), tuple(absent), tuple(sorted(quarantined)))
-
-
-async def _in_quarantine(settings: Settings, position_key: bytes) -> list[int]:
-    """Oids of the tables that no snapshot reads. Raises WalgateError."""
-    values, _ = await read_positions(settings.kafka, POSITION_TOPIC, settings.kafka.delivery_timeout_s)
-    if position_key not in values:
-        return []
-    async with open_registry(settings.registry, settings.registry.timeout_s) as client:
-        position = await stored_position(position_key, values[position_key], client)
-    return [each.relation_oid for each in position.quarantined]
 
 
 def choose_tables(publications: Mapping[str, PublicationFacts], patterns: Sequence[str]) -> dict[int, str]:

@@ -74,7 +74,12 @@ class Position:
 
     @property
     def key(self) -> bytes:
-        return f"{self.system_identifier}/{self.database}/{self.slot}".encode()
+        return position_key(self.system_identifier, self.database, self.slot)
+
+
+def position_key(system_identifier: str, database: str, slot: str) -> bytes:
+    """The key of a slot's records in the position topic, and the start of those in the snapshot topic."""
+    return f"{system_identifier}/{database}/{slot}".encode()
 
 
 def encode_position(frame: bytes, position: Position) -> bytes:

@@ -24,7 +24,7 @@ from spark_consumer.lsn import format_lsn, parse_lsn
 from spark_consumer.mirror.merging import MERGE_AT_LEAST_EVERY_S, MERGE_EVERY_S, RETENTION_S
 from spark_consumer.source.options import MAX_CHANGES
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 Servers = Annotated[str, typer.Option("--bootstrap-servers", help="Kafka brokers.")]
 RegistryUrl = Annotated[str, typer.Option("--registry", help="URL of the schema registry (Confluent API).")]

@@ -212,6 +212,7 @@ async def test_a_table_in_quarantine_is_not_read_by_a_snapshot(
         assert await written.ids("typed") == {1}
         verified = await command(gateway.settings, "verify", "--mirror", str(tmp_path), "--table", "public.typed")
         assert (verified.returncode, verified.stdout) == (2, "public.typed: in quarantine, not compared\n")
+        assert "public.typed: in quarantine, not read until" in await walgate(gateway, "snapshot", "status")
         assert await gateway.stop() == 0
 
         gateway.settings["schemas__on_incompatible"] = "register"

@@ -107,7 +107,12 @@ def test_what_was_probably_meant_is_named(arguments: list[str], meant: str, monk
 
 
 def test_the_shell_completes_commands_and_options() -> None:
-    for words, expected in (("walgate sta", "status"), ("walgate tail --from", "--from-beginning")):
+    for words, expected in (
+        ("walgate sta", "status"),
+        ("walgate tail --from", "--from-beginning"),
+        ("walgate mirror --merge", "--merge-every"),
+        ("walgate dump --mir", "--mirror"),
+    ):
         asked = {"_WALGATE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
         done = subprocess.run(
             [WALGATE], env=os.environ | asked, capture_output=True, text=True, timeout=60, check=False
