@@ -21,8 +21,9 @@ def _lines(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "gateway", _state(now)
     error = now["last_error"]
     if error:
-        yield "last error", f"{error['kind']} at {_clock(error['time'])}: {error['message']}"
-        if error["hint"]:
+        is_over = now["state"] == "streaming" and now["since"] > error["time"]
+        yield "last error", f"{error['kind']} at {_clock(error['time'])}{' (over)' * is_over}: {error['message']}"
+        if error["hint"] and not is_over:
             yield "", error["hint"]
     for part in now["parts"]:
         yield TITLES[part["name"]].removeprefix("the schema "), _part(part, now["time"])
@@ -99,7 +100,9 @@ def _wal(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "slot", f"{slot['name']}: {used}, {slot['wal_status'] or '?'}, confirmed {Lsn(slot['confirmed_flush_lsn'])}"
     if wal is None:
         return
-    text = f"{_size(wal['retained_bytes'])}, {_size(wal['bytes_per_s'])}/s"
+    rate = wal["bytes_per_s"]
+    change = f"{'growing' if rate > 0 else 'shrinking'} by {_size(abs(rate))}/s" if rate else "not growing"
+    text = f"{_size(wal['retained_bytes'])}, {change}"
     if wal["limit_bytes"] is not None:
         share = 100 * wal["retained_bytes"] / max(wal["limit_bytes"], 1)
         text += f": {share:.0f} % of {_size(wal['limit_bytes'])} ({wal['limit_by']})"

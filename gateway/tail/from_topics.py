@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
+import structlog
 from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
@@ -18,6 +19,9 @@ from gateway.tail.chosen import Chosen
 from gateway.tail.output import Output
 from gateway.tail.records import Records
 from gateway.tail.shown import Shown
+from schemas.names import format_relation, message_topic, relation_of_topic, transaction_topic
+
+log = structlog.get_logger()
 
 _POLL_MS: Final = 300
 _MOST_RECORDS: Final = 1000
@@ -37,7 +41,7 @@ async def tail_topics(
     )
     try:
         await consumer.start()
-        await _copy(consumer, f"{settings.prefix}.", records, chosen, output, from_beginning=from_beginning)
+        await _copy(consumer, settings.prefix, records, chosen, output, from_beginning=from_beginning)
     except (KafkaError, OSError) as error:
         raise classify(error, "reading topics", READING) from error
     finally:
@@ -52,17 +56,29 @@ async def _copy(
     while not output.ended.is_set():
         if looked_at is None or time.monotonic() - looked_at > _LOOK_S:
             at_end = looked_at is None and not from_beginning
-            await _follow_new(consumer, await consumer.partitions_below(prefix), offsets, at_end=at_end)
+            there = await consumer.partitions_below(f"{prefix}.")
+            await _follow_new(consumer, there, offsets, at_end=at_end)
             if not offsets:
                 raise StopForOperator(
-                    f"there is no topic {prefix}*", hint="set kafka.prefix to the prefix that the gateway writes to"
+                    f"there is no topic {prefix}.*", hint="set kafka.prefix to the prefix that the gateway writes to"
                 )
+            if looked_at is None:
+                _warn_of_tables({place.topic for place in there}, prefix, chosen)
             looked_at = time.monotonic()
         found = await consumer.getmany(timeout_ms=_POLL_MS, max_records=_MOST_RECORDS)
         for place, batch in found.items():
             offsets[place] = batch[-1].offset + 1
             shown = [await _shown(place, record, records) for record in batch]
             await output.write([one for each in shown for one in chosen.choose(each)])
+
+
+def _warn_of_tables(topics: set[str], prefix: str, chosen: Chosen) -> None:
+    """Of those without a topic; one that is created later is shown as well. Not every topic has the name of its table."""
+    tables = topics - {transaction_topic(prefix), message_topic(prefix)}
+    relations = [relation_of_topic(prefix, topic) for topic in tables]
+    if None not in relations:
+        for pattern, near in chosen.unmatched([format_relation(*relation) for relation in relations if relation]):
+            log.warning("no_topic_of_table", table=pattern, hint=f"did you mean {near}?" if near else "")
 
 
 async def _follow_new(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gateway.operate.errors import Retry
-from gateway.operate.status import Board, GapSeen, Holder
+from gateway.operate.status import Board, GapSeen, Holder, SlotStatus, WalHeld
 from gateway.operate.table_status import QuarantinedTable, SnapshotStatus, TableSnapshot
 from gateway.service.status_text import render
 
@@ -64,3 +66,23 @@ def test_who_is_away_and_who_holds_is_named_with_the_remedy() -> None:
     text = printed(board)
     assert "DOWN for" in text and "at http://r: no answer" in text and "is it up?" in text
     assert "blocked by    prepared transaction 'forgotten'" in text and "ROLLBACK PREPARED" in text
+
+
+def test_an_error_that_is_over_gives_no_advice() -> None:
+    moment = iter(float(n) for n in range(100))
+    board = Board(clock=lambda: next(moment))
+    board.failed(Retry("another gateway took over", hint="stop one of them"))
+    assert "took over" in lines(printed(board))["last error"] and "stop one of them" in printed(board)
+    board.wait_for("")
+    told = lines(printed(board))["last error"]
+    assert told.endswith("(over): another gateway took over") and "stop one of them" not in printed(board)
+
+
+@pytest.mark.parametrize(
+    ("rate", "told"), [(2048.0, "growing by 2.0 kB/s"), (-2048.0, "shrinking by 2.0 kB/s"), (0.0, "not growing")]
+)
+def test_wal_grows_shrinks_or_stays(rate: float, told: str) -> None:
+    board = Board()
+    board.slot = SlotStatus("s", 1, 0, 0, "reserved", None)
+    board.held = WalHeld(4096, rate)
+    assert lines(printed(board))["WAL retained"] == f"4.0 kB, {told}"

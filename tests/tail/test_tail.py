@@ -187,6 +187,9 @@ async def test_topics_hold_what_the_tables_hold(
             while len([one for one in found if one.get("relation") == "public.other"]) < 4:
                 found += await lines(process, '"public.other"')
             await ends(process, signal.SIGTERM)
+        async with tailing(environment, "--topics", "--table", "othr") as process:
+            assert "did you mean other?" in await said(process, "no_topic_of_table")
+            await ends(process, signal.SIGTERM)
         events = [one for one in found if one.get("relation") == "public.other"]
         assert sorted(one["after"]["id"] for one in events if one["message"] == "Insert") == [1, 2, 3]
         assert [one["key"] for one in events if one["message"] == "Delete"] == [{"id": 2}]
