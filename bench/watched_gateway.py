@@ -16,7 +16,7 @@ from typing import Any
 import uvloop
 
 from gateway.cli import app
-from gateway.operate.status import Board
+from gateway.operate.board import Board
 from gateway.service.monitor import Monitor
 
 INTERVAL_S = 1.0

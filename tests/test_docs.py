@@ -14,8 +14,8 @@ import fastavro
 from gateway.events.manifest import Manifest
 from gateway.events.marker import encode_markers
 from gateway.events.row_encoder import RowEncoder
+from gateway.operate.board import Board
 from gateway.operate.metrics import REGISTRY, show
-from gateway.operate.status import Board
 from gateway.pgoutput import Relation, decode
 from gateway.pgoutput.letters import ROW_MESSAGES
 from gateway.relations.description import describe

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.operate import metrics
-from gateway.operate.status import Board
+from gateway.operate.board import Board
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

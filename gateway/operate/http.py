@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from gateway.operate.board import Board
 from gateway.operate.http_server import start_server
 from gateway.operate.metrics import REGISTRY
 from gateway.operate.page import page_routes
-from gateway.operate.status import Board
 
 
 def start_http(host: str, port: int, board: Board) -> int:

@@ -1,5 +1,5 @@
 """Every metric that operators meet, each with its sentence. Counters move with each Kafka transaction or check; everything else
-is looked up on the board (gateway/operate/status.py) when somebody asks, so that it lives while nothing is connected. Never set
+is looked up on the board (gateway/operate/board.py) when somebody asks, so that it lives while nothing is connected. Never set
 per row.
 """
 
@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.operate.status import STATES, Board, Holder, Snapshot
+from gateway.operate.board import Board
+from gateway.operate.status import STATES, Holder, Snapshot
 
 REGISTRY = CollectorRegistry()
 

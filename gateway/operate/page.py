@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.operate.status import Board
+from gateway.operate.board import Board
 
 INTERVAL_S: Final = 1.0
 HISTORY_INTERVAL_S: Final = 2.0

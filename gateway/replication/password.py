@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.operate.errors import RetrySlowly
-from gateway.operate.settings import SourceSettings
+from gateway.operate.source_settings import SourceSettings
 
 COMMAND_TIMEOUT_S: Final = 30.0
 

@@ -30,7 +30,8 @@ from gateway.kafka.goodbye import say_goodbye
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.lsn import Lsn
 from gateway.operate.errors import Retry, StopForOperator
-from gateway.operate.settings import Settings, SourceSettings
+from gateway.operate.settings import Settings
+from gateway.operate.source_settings import SourceSettings
 from gateway.pgoutput import letters
 from gateway.replication.connection import connect_sql
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception

@@ -22,11 +22,12 @@ import structlog
 
 from gateway.kafka.probe import KafkaProbe
 from gateway.names import HEARTBEAT_PREFIX
+from gateway.operate.board import Board
 from gateway.operate.errors import Retry, WalgateError
 from gateway.operate.health import ask_json
 from gateway.operate.mirrors import MirrorStatus, read_mirror
 from gateway.operate.settings import Settings
-from gateway.operate.status import TITLES, Board, PartName, SlotStatus, WalHeld
+from gateway.operate.status import TITLES, PartName, SlotStatus, WalHeld
 from gateway.replication.connection import address_text, connect_sql
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.holders import holders, read_clock, slot_status

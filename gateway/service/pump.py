@@ -19,9 +19,9 @@ from gateway.kafka.delivery import Delivery
 from gateway.kafka.outlet import BatchWriter
 from gateway.lsn import Lsn
 from gateway.operate import metrics
+from gateway.operate.board import Board
 from gateway.operate.errors import DataGap, Retry, StopForOperator
 from gateway.operate.failpoints import failpoint
-from gateway.operate.status import Board
 from gateway.pgoutput import (
     Begin,
     Commit,

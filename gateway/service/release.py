@@ -20,9 +20,9 @@ from gateway.judgement.repair import accept_gap
 from gateway.judgement.slot import check_holder
 from gateway.lsn import Lsn
 from gateway.operate import metrics
+from gateway.operate.board import Board
 from gateway.operate.errors import Retry
 from gateway.operate.settings import Settings
-from gateway.operate.status import Board
 from gateway.replication.password import login_of
 from gateway.service.catalog import Catalog
 from gateway.service.start import SessionMemory, Start

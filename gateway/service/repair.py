@@ -14,10 +14,10 @@ import structlog
 from gateway.judgement.facts import Expected
 from gateway.judgement.repair import FreshPosition
 from gateway.judgement.start import Steps
+from gateway.operate.board import Board
 from gateway.operate.errors import Retry
 from gateway.operate.logs import Repeats
 from gateway.operate.settings import Settings
-from gateway.operate.status import Board
 from gateway.replication.connection import connect_sql
 from gateway.replication.password import login_of
 from gateway.service.catalog import Catalog

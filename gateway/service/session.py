@@ -20,10 +20,10 @@ from gateway.judgement.timeline import LeftBehind
 from gateway.kafka.delivery import TransactionTimedOut
 from gateway.kafka.producer import Producer
 from gateway.lsn import Lsn
+from gateway.operate.board import Board
 from gateway.operate.errors import NeedsText, Retry, StopForOperator
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
-from gateway.operate.status import Board
 from gateway.pgoutput import Relation
 from gateway.replication.connection import connect_sql, leave_with
 from gateway.replication.driver import address_of

@@ -50,10 +50,11 @@ from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Topics
 from gateway.lsn import Lsn
 from gateway.operate import metrics
+from gateway.operate.board import Board
 from gateway.operate.errors import Retry, RetrySlowly, StopForOperator
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
-from gateway.operate.status import Board, Holder
+from gateway.operate.status import Holder
 from gateway.replication.blockers import Blocker, naming_blockers, remedy
 from gateway.replication.connection import connect_replication
 from gateway.replication.driver import Address

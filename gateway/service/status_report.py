@@ -15,11 +15,12 @@ from typing import Any, Final
 
 from gateway.kafka.last_commit import last_commit
 from gateway.kafka.position_topic import read_positions
+from gateway.operate.board import Board
 from gateway.operate.errors import WalgateError
 from gateway.operate.health import ask_status
 from gateway.operate.lag import Progress
 from gateway.operate.settings import Settings
-from gateway.operate.status import Board, Counts
+from gateway.operate.status import Counts
 from gateway.replication.connection import address_text, connect_sql
 from gateway.replication.holders import holders, read_clock, slot_status
 from gateway.replication.password import login_of

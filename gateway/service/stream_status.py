@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from gateway.kafka.delivery import Delivery
 from gateway.operate import metrics
+from gateway.operate.board import Board
 from gateway.operate.lag import Progress
-from gateway.operate.status import Board, Counts, GapSeen, OpenStream
+from gateway.operate.status import Counts, GapSeen, OpenStream
 from gateway.operate.table_status import QuarantinedTable
 from gateway.replication.feedback import StandbyStatus
 from gateway.transactions.machine import TransactionMachine

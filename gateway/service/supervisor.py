@@ -28,12 +28,12 @@ from typing import Any
 import structlog
 
 from gateway.operate import metrics
+from gateway.operate.board import Board
 from gateway.operate.errors import Retry, RetrySlowly, WalgateError
 from gateway.operate.failpoints import failpoint
 from gateway.operate.health import authority
 from gateway.operate.logs import Repeats
 from gateway.operate.settings import Settings
-from gateway.operate.status import Board
 from gateway.service.monitor import Monitor
 from gateway.service.session import Session
 from gateway.service.start import SessionMemory

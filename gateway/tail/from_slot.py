@@ -16,7 +16,7 @@ import structlog
 
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
-from gateway.operate.settings import SourceSettings
+from gateway.operate.source_settings import SourceSettings
 from gateway.replication.blockers import naming_blockers
 from gateway.replication.connection import connect_replication, connect_sql
 from gateway.replication.errors import DRIVER_ERRORS, LossReported

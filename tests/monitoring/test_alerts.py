@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gateway.operate import metrics
-from gateway.operate.status import Board
+from gateway.operate.board import Board
 from tests.monitoring.prometheus import NAME, firing, labels_of, read_series, seconds
 
 ROOT = Path(__file__).parents[2]

@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
+from gateway.operate.board import Board
 from gateway.operate.errors import DataGap
 from gateway.operate.health import ask_status
 from gateway.operate.http import start_http
-from gateway.operate.status import Board
 
 EX_CONFIG = 78
 WALGATE = Path(sys.executable).with_name("walgate")

@@ -20,11 +20,11 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway.operate import http_server
+from gateway.operate.board import Board
 from gateway.operate.errors import StopForOperator
 from gateway.operate.http import start_http
 from gateway.operate.http_server import HEADER_BYTES, MOST_CONNECTIONS, max_connections, start_server
 from gateway.operate.metrics import show
-from gateway.operate.status import Board
 
 HALF = b"GET /livez HTTP/1.1\r\nHost: here\r\nX-Half: "
 TIMEOUT_S = 10.0

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.operate.board import Board
 from gateway.operate.lag import Progress
 from gateway.operate.metrics import REGISTRY, show
 from gateway.operate.mirrors import MOST_COMMITS, Commits, MirrorStatus, read_mirror
-from gateway.operate.status import Board, Counts
+from gateway.operate.status import Counts
 from gateway.service.monitor import ask_mirror
 from gateway.service.status_text import render
 from spark_consumer.jobs.status import Status, serve

@@ -11,13 +11,14 @@ from contextlib import ExitStack
 import pytest
 from playwright.async_api import expect
 
+from gateway.operate.board import Board
 from gateway.operate.errors import Retry
 from gateway.operate.http import start_http
 from gateway.operate.http_server import MOST_CONNECTIONS
 from gateway.operate.lag import Progress
 from gateway.operate.mirrors import MirrorStatus
 from gateway.operate.page import SHOWN_TOPICS
-from gateway.operate.status import Board, Counts, Holder, OpenStream, SlotStatus, WalHeld
+from gateway.operate.status import Counts, Holder, OpenStream, SlotStatus, WalHeld
 from tests.browser import browser_path, open_page
 from tests.operate.test_http import connect, get
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from gateway.operate.board import STALLED_S, Board
 from gateway.operate.errors import Retry
 from gateway.operate.lag import Progress
 from gateway.operate.metrics import EXCLUDED, OTHER_TOPICS, REGISTRY, TOPIC_LABELS, quarantined_label, show
-from gateway.operate.status import STALLED_S, Board, Counts, Holder
+from gateway.operate.status import Counts, Holder
 from gateway.operate.table_status import QuarantinedTable
 
 

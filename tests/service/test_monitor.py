@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from gateway.operate.board import Board
 from gateway.operate.settings import Settings
-from gateway.operate.status import Board, SlotStatus
+from gateway.operate.status import SlotStatus
 from gateway.service import monitor as module
 from gateway.service.monitor import Monitor, alarm_level, growth_rate, wal_held
 

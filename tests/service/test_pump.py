@@ -18,10 +18,10 @@ from gateway.events.marker import Marker
 from gateway.kafka.delivery import REQUEST_BYTES, Delivery, Frames
 from gateway.kafka.outlet import PIECE_BYTES, RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.lsn import Lsn
+from gateway.operate.board import Board
 from gateway.operate.errors import StopForOperator
 from gateway.operate.metrics import REGISTRY, show
 from gateway.operate.settings import ErrorSettings
-from gateway.operate.status import Board
 from gateway.pgoutput import Begin, Message, StreamStart
 from gateway.service.pump import BEHIND_BYTES, Pump, WholeFirst
 from gateway.service.table_errors import TableErrors

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.lsn import Lsn
+from gateway.operate.board import Board
 from gateway.operate.errors import Retry
 from gateway.operate.settings import Settings
-from gateway.operate.status import Board
 from gateway.service.release import WalBudget
 from gateway.service.start import SessionMemory
 from tests.judgement.facts import ACTIVE, with_slot

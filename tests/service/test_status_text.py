@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.operate.board import Board
 from gateway.operate.errors import Retry
-from gateway.operate.status import Board, GapSeen, Holder, SlotStatus, WalHeld
+from gateway.operate.status import GapSeen, Holder, SlotStatus, WalHeld
 from gateway.operate.table_status import QuarantinedTable, SnapshotStatus, TableSnapshot
 from gateway.service.status_text import render
 
