@@ -101,7 +101,9 @@ def local_session(
     if java_home is not None:
         os.environ["JAVA_HOME"] = str(java_home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # a worker takes python3 from PATH otherwise
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else Spark warns of a host name that is one of this computer alone
+    os.environ.setdefault(
+        "SPARK_LOCAL_IP", "127.0.0.1"
+    )  # else Spark warns of a host name that is one of this computer alone
     given = {**_LOCAL, _JAVA_OPTIONS: _JAVA if lasting else f"{_QUICK_START} {_JAVA}", **(settings or {})}
     knows_delta = bool(jars) or _may_have_delta(given) if delta is None else delta
     return job_session(
