@@ -106,7 +106,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/service/schema_errors.py classified_schema_errors", "UnwritableRelation"): _SKIPPED,
     ("gateway/service/session.py _stop_if_again", ""): _KAFKA
     + "test_a_transaction_that_outlives_its_kafka_transaction_stops_with_the_way_out",
-    ("gateway/service/start.py _decode", ""): "exactly_once/test_registry_faults.py::"
+    ("gateway/service/stored.py own_position", ""): "exactly_once/test_registry_faults.py::"
     "test_another_registry_behind_the_url_is_refused",
     ("gateway/events/tuple_values.py _refused", ""): _SKIPPED,
     ("gateway/judgement/brokers.py check_listener", "cannot be verified"): _LISTENER,
@@ -199,7 +199,7 @@ INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
     (("gateway/service/protection.py _check_key", ""), _OTHER),
     (("gateway/service/stored.py refuse_other_dialect", ""), _DIALECT),
     (
-        ("gateway/service/start.py _decode", ""),
+        ("gateway/service/stored.py own_position", ""),
         "exactly_once/test_registry_faults.py::test_a_registry_that_was_emptied_is_restored",
     ),
     (("gateway/snapshot/state.py _decode", ""), _NEWER),

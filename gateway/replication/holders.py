@@ -7,6 +7,7 @@ from typing import Final
 import asyncpg
 
 from gateway.operate.status import Holder, SlotStatus
+from gateway.replication.blockers import Blocker, remedy
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.slot import slot_facts
 
@@ -113,4 +114,20 @@ async def slot_status(sql: asyncpg.Connection, name: str) -> SlotStatus | None:
         slot.wal_status or "",
         slot.safe_wal_bytes,
         slot.inactive_since,
+    )
+
+
+def holder_of(blocker: Blocker, now: float) -> Holder:
+    """Whom the creation of the slot waits for. `now`: Unix seconds."""
+    return Holder(
+        kind="prepared" if blocker.gid is not None else "transaction",
+        name=blocker.gid or "",
+        pid=blocker.pid,
+        user=blocker.user or "",
+        application=blocker.application,
+        state=blocker.state,
+        since=None if blocker.open_s is None else now - blocker.open_s,
+        query_since=None if blocker.statement_s is None else now - blocker.statement_s,
+        remedy=remedy(blocker),
+        blocks=True,
     )

@@ -25,7 +25,8 @@ from gateway.operate.errors import Retry
 from gateway.operate.settings import Settings
 from gateway.replication.password import login_of
 from gateway.service.catalog import Catalog
-from gateway.service.start import SessionMemory, Start
+from gateway.service.memory import SessionMemory
+from gateway.service.start import Start
 from gateway.snapshot.commands import emit_command, encode_command
 
 log = structlog.get_logger()

@@ -21,7 +21,8 @@ from gateway.operate.settings import Settings
 from gateway.replication.connection import connect_sql
 from gateway.replication.password import login_of
 from gateway.service.catalog import Catalog
-from gateway.service.start import SessionMemory, Start
+from gateway.service.memory import SessionMemory
+from gateway.service.start import Start
 from gateway.transactions.position import Position
 
 log = structlog.get_logger()

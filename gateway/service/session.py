@@ -33,10 +33,11 @@ from gateway.replication.options import pgoutput_options, protocol_version
 from gateway.replication.password import login_of
 from gateway.replication.server_message import ServerMessage
 from gateway.service.catalog import Catalog
+from gateway.service.memory import SessionMemory
 from gateway.service.protection import unused_rules
 from gateway.service.pump import Pump, ReadWhole, WholeFirst
 from gateway.service.release import WalBudget
-from gateway.service.start import SessionMemory, Start
+from gateway.service.start import Start
 from gateway.service.stream_status import show_position
 from gateway.service.table_errors import QuarantineRelation, TableErrors
 from gateway.service.tasks import run_together

@@ -8,19 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from importlib.metadata import version as package_version
 from typing import Any
 
 import asyncpg
 import structlog
 
-from gateway.events.logical_message import LogicalMessageEncoder
 from gateway.events.marker import Marker
-from gateway.judgement.budget import Released
 from gateway.judgement.facts import Facts, Stored
-from gateway.judgement.findings import OperatorWarning
-from gateway.judgement.notice import Reported
 from gateway.judgement.start import (
     BeginEpoch,
     CreateSlot,
@@ -44,85 +39,42 @@ from gateway.judgement.start import (
 )
 from gateway.kafka.delivery import Delivery, Frames
 from gateway.kafka.goodbye import say_goodbye, to_the_end
-from gateway.kafka.outlet import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWriter, TopicOutlet
+from gateway.kafka.outlet import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.position_topic import read_positions, read_snapshot_states
 from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Topics
-from gateway.lsn import Lsn
-from gateway.operate import metrics
 from gateway.operate.board import Board
-from gateway.operate.errors import Retry, RetrySlowly, StopForOperator
+from gateway.operate.errors import Retry, RetrySlowly
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
-from gateway.operate.status import Holder
-from gateway.replication.blockers import Blocker, naming_blockers, remedy
+from gateway.replication.blockers import Blocker, naming_blockers
 from gateway.replication.connection import connect_replication
-from gateway.replication.driver import Address
+from gateway.replication.holders import holder_of
 from gateway.replication.password import login_of
 from gateway.replication.stream import ReplicationStream
 from gateway.service.announcer import Announcer
 from gateway.service.catalog import Catalog
 from gateway.service.debezium import DebeziumRelations, debezium_machine
 from gateway.service.debezium_written import find_written
+from gateway.service.fixed_topics import FixedSchemas, debezium_topics, open_message_topic, register_fixed_schemas
+from gateway.service.memory import SessionMemory
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.service.snapshot_status import load_states
-from gateway.service.stored import refuse_other_dialect
+from gateway.service.stored import own_position, position_of_another, refuse_other_dialect
 from gateway.snapshot.state import States, of_slot
 from gateway.transactions.commit_policy import CommitPolicy
-from gateway.transactions.debezium import DebeziumMachine, DebeziumTopics, KeyedOutlet
-from gateway.transactions.debezium_json import JsonOutlet
+from gateway.transactions.debezium import DebeziumMachine
 from gateway.transactions.machine import TransactionMachine
-from gateway.transactions.position import Position, decode_position, not_a_position_hint, position_schema_id
-from gateway.transactions.transaction import LeftOutMessage, MessageTopic, Quarantined
-from schemas.connect_type import DebeziumOptions
-from schemas.debezium import MESSAGE_KEY, TRANSACTION_KEY, TRANSACTION_VALUE, Schema, message_schema
-from schemas.errors import RegistryRefused, SchemaError
+from gateway.transactions.position import Position
+from gateway.transactions.transaction import MessageTopic
 from schemas.framing import frame
-from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC, key_subject, message_topic, transaction_topic, value_subject
-from schemas.records import LOGICAL_MESSAGE, POSITION, SNAPSHOT_STATE, TRANSACTION_MARKER
+from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC, transaction_topic, value_subject
+from schemas.records import SNAPSHOT_STATE
 from schemas.registry import RegistryClient
 
 log = structlog.get_logger()
 
 CLOSE_TIMEOUT_S = 2.0
-
-
-@dataclass(slots=True)
-class SessionMemory:
-    """What one session leaves to the next ones of the process."""
-
-    seen_topics: set[str] = field(default_factory=set)
-    logged: set[OperatorWarning] = field(default_factory=set)
-    text_only: bool = False
-    """A value has no binary form, or one that has no decoder."""
-    careful_until: Lsn = Lsn(0)  # noqa: RUF009  # an int
-    """Up to there transactions are delivered one by one: after it something needs an operator."""
-    optional_fields: set[tuple[int, str]] = field(default_factory=set)
-    """(relation oid, column) of columns that are NOT NULL now and were not when a row was written."""
-    timed_out_behind: Lsn | None = None
-    """The transaction that begins there outlived its Kafka transaction."""
-    whole_once: bool = False
-    """The next session reads without streaming: in a stream, it is unknown which messages were rolled back."""
-    quarantine: dict[int, Quarantined] = field(default_factory=dict)
-    """Relations that the position does not name yet."""
-    reported: Reported | None = None
-    """What the server said of changes or WAL that are missing."""
-    moment: int = 0
-    position: Position | None = None
-    """With which the last session began."""
-    released: Released | None = None
-    """WAL that was given up, and Kafka does not know yet."""
-    release_again_at: float = 0.0
-    """Monotonic time before which the slot is not moved on again."""
-    left_behind: list[Address] = field(default_factory=list)
-    """Hosts of the DSN that a failover left behind, the latest last: the others are tried first."""
-
-    def avoid(self, address: Address) -> None:
-        self.left_behind = [*(each for each in self.left_behind if each != address), address]
-
-    def next_moment(self) -> int:
-        self.moment += 1
-        return self.moment
 
 
 class Start:
@@ -135,6 +87,7 @@ class Start:
     writer: BatchWriter
     delivery: Delivery
     messages: MessageTopic
+    _schemas: FixedSchemas
     stream: ReplicationStream
     snapshot_frame: bytes
 
@@ -144,8 +97,6 @@ class Start:
         self._stack = stack
         self._board = board
         self._wait_for = board.wait_for
-        self._messages_id = self._marker_id = self._transaction_key_id = self._message_key_id = 0
-        self._message_partitions = 1
         self._debezium: DebeziumRelations | None = None
         self._login = login_of(settings.source)
 
@@ -234,7 +185,7 @@ class Start:
 
     def _note_blockers(self, found: tuple[Blocker, ...]) -> None:
         now = time.time()
-        self._board.blocked_by(tuple(_holder(blocker, now) for blocker in found))
+        self._board.blocked_by(tuple(holder_of(blocker, now) for blocker in found))
 
     def fresh_position(self, facts: Facts) -> Position:
         source = self._settings.source
@@ -312,7 +263,11 @@ class Start:
         fresh = self.fresh_position(self.catalog.facts)
         positions = {}
         for key, value in values.items():
-            position = await self._decode(key, value) if key == fresh.key else await self._decode_of_another(key, value)
+            if key == fresh.key:
+                with classified_schema_errors():
+                    position: Position | None = await own_position(key, value, self.registry)
+            else:
+                position = await position_of_another(key, value, self.registry)
             if position is not None:
                 positions[key] = position
         if self._settings.writes_debezium:  # that topic may be Debezium's own, and need not be written to
@@ -329,50 +284,11 @@ class Start:
         markers = transaction_topic(kafka.prefix)
         with classified_schema_errors():
             await refuse_other_dialect(self.registry, kafka)
-            marker_schema = TRANSACTION_VALUE if self._settings.writes_debezium else TRANSACTION_MARKER
-            marker_id = await self.registry.register(value_subject(markers), marker_schema)
-            position_id = await self.registry.register(value_subject(POSITION_TOPIC), POSITION)
-            debezium = self._settings.debezium.options()
-            messages = message_schema(debezium) if self._settings.writes_debezium else LOGICAL_MESSAGE
-            self._messages_id = await self.registry.register(value_subject(message_topic(kafka.prefix)), messages)
-            if self._settings.writes_debezium:
-                self._transaction_key_id = await self.registry.register(key_subject(markers), TRANSACTION_KEY)
-                message_key = key_subject(message_topic(kafka.prefix))
-                self._message_key_id = await self.registry.register(message_key, MESSAGE_KEY)
-        self._marker_id = marker_id
-        frames = Frames(frame(marker_id), frame(position_id))
+            self._schemas = await register_fixed_schemas(self.registry, self._settings)
+        frames = Frames(frame(self._schemas.transaction), frame(self._schemas.position))
         self.writer = BatchWriter(self.producer.create_batch, kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
         policy = CommitPolicy(kafka.memory_bytes, kafka.commit_interval_ms / 1000)
         self.delivery = Delivery(self.producer, self.writer, frames, markers, policy)
-
-    async def _decode(self, key: bytes, value: bytes) -> Position:
-        """By the schema that it was written with; is the registry still the one that knows it?"""
-        schema_id = position_schema_id(key, value)
-        with classified_schema_errors():
-            try:
-                schema = await self.registry.schema(schema_id)
-                found: object = schema.get("name")
-            except RegistryRefused as error:
-                if error.hint:  # credentials
-                    raise
-                schema, found = {}, error.message
-        if found != POSITION["name"]:
-            raise StopForOperator(
-                f"a record of {POSITION_TOPIC} was not written with a schema of this registry: schema {schema_id}: "
-                f"{found}",
-                hint="registry.url may point to a different registry than before, or the registry was emptied. "
-                "Consumers look up schemas by the IDs in the records: set the previous URL again, or restore the registry. "
-                f"If this is the right registry and it was not emptied, {not_a_position_hint(key)}",
-            )
-        return decode_position(key, value, schema)
-
-    async def _decode_of_another(self, key: bytes, value: bytes) -> Position | None:
-        """Of another slot's gateway, which may use another registry."""
-        try:
-            return decode_position(key, value, await self.registry.schema(position_schema_id(key, value)))
-        except (SchemaError, StopForOperator) as error:
-            log.info("unreadable_position", key=key.decode("utf-8", "replace"), reason=error.message)
-            return None
 
     def announcer(self, sql: asyncpg.Connection, position: Position) -> Announcer:
         """One that asks on a connection of its own."""
@@ -425,7 +341,9 @@ class Start:
 
     async def _begin_epoch(self, position: Position, forgets: bytes | None) -> None:
         failpoint("before_epoch_marker")
-        self.messages = await self._message_topic(is_new=position.epoch == 1)
+        self.messages = await open_message_topic(
+            self._settings, self.topics, self.writer, self._schemas.message, is_new=position.epoch == 1
+        )
         markers = [] if self._settings.writes_debezium else [Marker("EPOCH", 0, position.resume_lsn)]
         states = await self._states_of_former(position, forgets)
         await self.delivery.deliver_now(markers, position, forgets, states)
@@ -444,82 +362,8 @@ class Start:
                 skip_lsn=position.skip_lsn,
             )
         options = self._settings.debezium.options()
-        return debezium_machine(position, self.messages, self._debezium_topics(options), options, self._debezium)
-
-    def _debezium_topics(self, options: DebeziumOptions) -> DebeziumTopics:
-        prefix = self._settings.kafka.prefix
-        messages = self._outlet(
-            self.writer.outlet(message_topic(prefix), self._message_partitions, "logical messages"),
-            MESSAGE_KEY,
-            message_schema(options),
-            options,
-        )
-        frames = frame(self._message_key_id), frame(self._messages_id)
-        if not options.provide_transaction_metadata:
-            return DebeziumTopics(messages, *frames)
-        topic = transaction_topic(prefix)
-        transactions = self._outlet(
-            self.writer.outlet(topic, self.topics.partition_count(topic), "BEGIN and END"),
-            TRANSACTION_KEY,
-            TRANSACTION_VALUE,
-            options,
-        )
-        return DebeziumTopics(messages, *frames, transactions, frame(self._transaction_key_id), frame(self._marker_id))
-
-    @staticmethod
-    def _outlet(outlet: TopicOutlet, key: Schema, value: Schema, options: DebeziumOptions) -> KeyedOutlet:
-        if options.format == "avro":
-            return outlet
-        return JsonOutlet(outlet, key, value, with_schema=options.format_schemas_enable)
-
-    async def _message_topic(self, *, is_new: bool) -> MessageTopic:
-        topic = message_topic(self._settings.kafka.prefix)
-        if not is_new:
-            await self.topics.refuse_deleted(await self.topics.missing([topic]))
-        partition_count = (await self.topics.ensure([topic]))[topic]
-        self._message_partitions = partition_count
-        encoder = LogicalMessageEncoder(frame(self._messages_id))
-        outlet = self.writer.outlet(topic, partition_count, "logical messages")
-        source = self._settings.source
-        prefixes = frozenset(source.message_prefixes)
-        return MessageTopic(
-            topic,
-            self._messages_id,
-            encoder.encode,
-            outlet,
-            _log_left_out,
-            prefixes,
-            heartbeats_only=not source.messages,
-        )
-
-
-def _holder(blocker: Blocker, now: float) -> Holder:
-    return Holder(
-        kind="prepared" if blocker.gid is not None else "transaction",
-        name=blocker.gid or "",
-        pid=blocker.pid,
-        user=blocker.user or "",
-        application=blocker.application,
-        state=blocker.state,
-        since=None if blocker.open_s is None else now - blocker.open_s,
-        query_since=None if blocker.statement_s is None else now - blocker.statement_s,
-        remedy=remedy(blocker),
-        blocks=True,
-    )
-
-
-def _log_left_out(message: LeftOutMessage) -> None:
-    metrics.MESSAGES_EXCLUDED.inc()
-    log.warning(
-        "message_excluded",
-        reason="a logical decoding message is larger than kafka.max_record_bytes",
-        prefix=message.prefix,
-        message_bytes=message.message_bytes,
-        message_lsn=str(Lsn(message.message_lsn)),
-        xid=message.xid,
-        hint="this is recorded in the field `excluded` of the transaction's marker; source.message_prefixes limits which "
-        "logical decoding messages are written to Kafka",
-    )
+        topics = debezium_topics(self._settings.kafka.prefix, self.topics, self.writer, self._schemas, options)
+        return debezium_machine(position, self.messages, topics, options, self._debezium)
 
 
 async def close(closing: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
+import structlog
+
 from gateway.kafka.position_topic import read_positions
 from gateway.operate.errors import StopForOperator
 from gateway.operate.kafka_settings import KafkaSettings
 from gateway.operate.settings import Settings
 from gateway.service.schema_errors import open_registry
-from gateway.transactions.position import Position, decode_position, position_schema_id
+from gateway.transactions.position import Position, decode_position, not_a_position_hint, position_schema_id
 from gateway.transactions.transaction import Quarantined
 from schemas.debezium import TRANSACTION_VALUE
+from schemas.errors import RegistryRefused, SchemaError
 from schemas.names import POSITION_TOPIC, transaction_topic, value_subject
+from schemas.records import POSITION
 from schemas.registry import RegistryClient
+
+log = structlog.get_logger()
 
 
 async def stored_position(key: bytes, value: bytes, registry: RegistryClient) -> Position:
     """Of a record of the position topic, by the schema that it was written with. Raises SchemaError and StopForOperator."""
     return decode_position(key, value, await registry.schema(position_schema_id(key, value)))
+
+
+async def own_position(key: bytes, value: bytes, registry: RegistryClient) -> Position:
+    """Of this slot; is the registry still the one that knows its schema? Raises StopForOperator and SchemaError."""
+    schema_id = position_schema_id(key, value)
+    try:
+        schema = await registry.schema(schema_id)
+        found: object = schema.get("name")
+    except RegistryRefused as error:
+        if error.hint:  # credentials
+            raise
+        schema, found = {}, error.message
+    if found != POSITION["name"]:
+        raise StopForOperator(
+            f"a record of {POSITION_TOPIC} was not written with a schema of this registry: schema {schema_id}: {found}",
+            hint="registry.url may point to a different registry than before, or the registry was emptied. "
+            "Consumers look up schemas by the IDs in the records: set the previous URL again, or restore the registry. "
+            f"If this is the right registry and it was not emptied, {not_a_position_hint(key)}",
+        )
+    return decode_position(key, value, schema)
+
+
+async def position_of_another(key: bytes, value: bytes, registry: RegistryClient) -> Position | None:
+    """Of another slot's gateway, which may use another registry."""
+    try:
+        return await stored_position(key, value, registry)
+    except (SchemaError, StopForOperator) as error:
+        log.info("unreadable_position", key=key.decode("utf-8", "replace"), reason=error.message)
+        return None
 
 
 async def quarantined_tables(settings: Settings, position_key: bytes) -> tuple[Quarantined, ...]:

@@ -34,9 +34,9 @@ from gateway.operate.failpoints import failpoint
 from gateway.operate.health import authority
 from gateway.operate.logs import Repeats
 from gateway.operate.settings import Settings
+from gateway.service.memory import SessionMemory
 from gateway.service.monitor import Monitor
 from gateway.service.session import Session
-from gateway.service.start import SessionMemory
 from gateway.service.tasks import cancel
 
 log = structlog.get_logger()

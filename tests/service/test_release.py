@@ -11,8 +11,8 @@ from gateway.lsn import Lsn
 from gateway.operate.board import Board
 from gateway.operate.errors import Retry
 from gateway.operate.settings import Settings
+from gateway.service.memory import SessionMemory
 from gateway.service.release import WalBudget
-from gateway.service.start import SessionMemory
 from tests.judgement.facts import ACTIVE, with_slot
 
 FULL = with_slot(restart_lsn=Lsn(100), confirmed_flush_lsn=Lsn(200))

@@ -10,8 +10,8 @@ from gateway.kafka.delivery import TransactionTimedOut
 from gateway.lsn import Lsn
 from gateway.operate.errors import StopForOperator
 from gateway.operate.settings import Settings
+from gateway.service.memory import SessionMemory
 from gateway.service.session import Session
-from gateway.service.start import SessionMemory
 
 NOT_ASKED: Any = None
 
