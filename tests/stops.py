@@ -108,7 +108,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     + "test_a_transaction_that_outlives_its_kafka_transaction_stops_with_the_way_out",
     ("gateway/service/stored.py own_position", ""): "exactly_once/test_registry_faults.py::"
     "test_another_registry_behind_the_url_is_refused",
-    ("gateway/events/tuple_values.py _refused", ""): _SKIPPED,
+    ("gateway/events/errors.py unreadable_value", ""): _SKIPPED,
     ("gateway/judgement/brokers.py check_listener", "cannot be verified"): _LISTENER,
     ("gateway/judgement/brokers.py check_listener", "client certificate"): _LISTENER,
     ("gateway/judgement/brokers.py check_listener", "not with Kafka's protocol"): _LISTENER,
@@ -165,7 +165,6 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/kafka/driver.py check_version", ""): _MENDED,
     ("gateway/transactions/machine.py _commit_prepared", ""): _STATE,
     ("gateway/transactions/position.py _not_a_position", ""): _FOREIGN,
-    ("gateway/events/debezium_encoder.py _refused", ""): _DIALECT,
     ("gateway/snapshot/state.py _decode", ""): _FOREIGN,
     ("gateway/operate/msk.py __init__", ""): _LIBRARY,
 }
@@ -180,6 +179,7 @@ _WITHOUT: Final = (
 _ALLOWED: Final = "exactly_once/test_ways_on_instead.py::test_brokers_are_made_to_allow_what_the_settings_ask_for"
 _MEANT: Final = "exactly_once/test_ways_on_instead.py::test_a_wrong_server_is_left_for_the_one_that_was_meant"
 INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
+    (("gateway/events/errors.py unreadable_value", ""), _DIALECT),
     (("gateway/judgement/brokers.py check_brokers", ""), _ALLOWED),
     (("gateway/judgement/brokers.py check_listener", "TLS, but kafka.security_protocol"), _LISTENER),
     (("gateway/judgement/brokers.py _login", "does not use SASL"), _LISTENER),

@@ -14,13 +14,12 @@ from typing import Final
 from librt.strings import read_i16_be
 
 from gateway.events.debezium_source import SourceContext
-from gateway.events.errors import KeyNotSent, NeedsOptional, UnknownBinary, UnreadableValue
-from gateway.operate.errors import REPORT, UnwritableRelation
-from gateway.pgoutput import UNCHANGED, Binary, PgOutputError, Text
+from gateway.events.errors import NeedsOptional, key_not_sent, unreadable_value
+from gateway.operate.errors import UnwritableRelation
+from gateway.pgoutput import UNCHANGED, Binary, Text
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, NEW_TUPLE, OLD_TUPLE
-from gateway.pgoutput.row import TUPLE_NAMES, TuplePart, read_earlier, read_earlier_and_new, read_new
-from gateway.pgoutput.tuple_data import column_offset
+from gateway.pgoutput.row import TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
 from gateway.values.codec import Codec
 from gateway.values.connect_codec import connect_codec, null_value, placeholder, skip_column
 from gateway.values.reader import NOTHING, Parts, Reader, Unusual, some_bytes
@@ -237,12 +236,8 @@ class DebeziumEncoder:
         return self._key_frame + b"".join([row[at] for at in self._key_parts])
 
     def _checked(self, part: TuplePart, cursor: Cursor) -> TuplePart:
-        """A tuple with as many columns as the relation has. Sees on the way whether the server sends binary."""
-        if len(part.values) != self._count:
-            name = TUPLE_NAMES[part.letter]
-            raise PgOutputError(
-                cursor.message_name, f"number of columns of the {name}", part.offset, str(self._count), str(len(part.values))
-            )  # fmt: skip
+        """Sees on the way whether the server sends binary."""
+        check_column_count(part, self._count, cursor)
         if self._readers is not self._binary and Binary in map(type, part.values):
             self._read_with(self._binary, self._binary_of_keys)
         return part
@@ -287,7 +282,7 @@ class DebeziumEncoder:
         except Special:
             return self._without(index, column, "its Kafka Connect type cannot represent the value")
         except (NotRenderable, *_MALFORMED) as error:
-            raise self._refused(part, index, value, error) from None
+            raise unreadable_value(self.relation.description, part, index, error) from None
 
     def _without(self, index: int, column: ConnectColumn, reason: str) -> bytes:
         if index in self.relation.key:
@@ -313,26 +308,10 @@ class DebeziumEncoder:
             sent = part
             if part.values[at] is UNCHANGED:
                 if earlier is None or earlier.values[at] is UNCHANGED:
-                    raise KeyNotSent(
-                        f"{self._name}, column {column.name}: an UPDATE did not change the TOASTed value of this key "
-                        "column, and the server sent no key with it",
-                        hint=REPORT,
-                    )
+                    raise key_not_sent(self.relation.description, part, at)
                 sent = earlier
             parts.append(self._value(sent, at, column))
         return self._key_frame + b"".join(parts)
-
-    def _refused(self, part: TuplePart, index: int, value: Text | Binary, error: Exception) -> Exception:
-        """`error` may quote the value, so that it is not chained."""
-        column = self.relation.description.columns[index]
-        if isinstance(error, NotRenderable):
-            return UnknownBinary(self._name, column.name, column.facts.name or str(column.facts.oid))
-        form = "text" if isinstance(value, Text) else "binary"
-        return UnreadableValue(
-            f"{self._name}, column {column.name}: the value at byte {part.offset + column_offset(part.values, index)} is not "
-            f"a valid {column.facts.name} in {form} format ({type(error).__name__})",
-            hint=REPORT,
-        )
 
 
 def _readers(codecs: list[Codec | None], sends_binary: list[bool]) -> list[Reader]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from gateway.operate.errors import NeedsText, Retry, UnwritableRelation
+from gateway.operate.errors import REPORT, NeedsText, Retry, UnwritableRelation
+from gateway.pgoutput.row import TuplePart
+from gateway.pgoutput.tuple_data import Text, column_offset
+from gateway.values.special import NotRenderable
+from schemas.description import RelationDescription
 
 
 class UnknownBinary(NeedsText):
@@ -34,3 +38,29 @@ class KeyNotSent(UnwritableRelation):
 
 class UnreadableValue(UnwritableRelation):
     """A value is not what its type's text or binary form allows. The error names the place, never the value."""
+
+
+def key_not_sent(description: RelationDescription, part: TuplePart, index: int) -> KeyNotSent:
+    """`part`: the new tuple, whose column `index` was left out."""
+    return KeyNotSent(
+        f"{description.qualified_name}, column {description.columns[index].name}: an UPDATE did not change the TOASTed value of "
+        f"this key column (at byte {part.offset + column_offset(part.values, index)}), and the server sent no key with it",
+        hint=REPORT,
+    )
+
+
+def unreadable_value(
+    description: RelationDescription, part: TuplePart, index: int, error: Exception
+) -> UnknownBinary | UnreadableValue:
+    """For `error`, with which the value was read; it may quote the value, so that it must not be chained."""
+    column = description.columns[index]
+    type_name = column.facts.name or str(column.facts.oid)
+    if isinstance(error, NotRenderable):
+        return UnknownBinary(description.qualified_name, column.name, type_name)
+    form = "text" if isinstance(part.values[index], Text) else "binary"
+    return UnreadableValue(
+        f"{description.qualified_name}, column {column.name}: the value at byte "
+        f"{part.offset + column_offset(part.values, index)} is not a valid {type_name} in {form} format "
+        f"({type(error).__name__})",
+        hint=REPORT,
+    )

@@ -20,13 +20,11 @@ from typing import Final
 from librt.strings import read_i16_be
 
 from gateway.events.context import Context
-from gateway.events.errors import KeyNotSent
 from gateway.events.tuple_values import TupleCodec
-from gateway.operate.errors import REPORT
-from gateway.pgoutput import Binary, PgOutputError
+from gateway.pgoutput import Binary
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, KIND_UNCHANGED, NEW_TUPLE, OLD_TUPLE
-from gateway.pgoutput.row import TUPLE_NAMES, TuplePart, read_earlier, read_earlier_and_new, read_new
+from gateway.pgoutput.row import TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
 from gateway.values.reader import NOTHING, Parts, Unusual, some_bytes
 from gateway.values.row_readers import RowReaders
 from gateway.values.special import NotRenderable, Special
@@ -264,7 +262,7 @@ class RowEncoder:
         row, unchanged, special = self._tuples.encode(new, "")
         if unchanged:
             self.left_out_count += 1
-        key = self._framed(self._key_of(new, None))
+        key = self._framed(self._tuples.encode_key(new, None))
         return key, b"".join([*parts, *row, *_trailing_fields(unchanged, special)])
 
     def _update_slowly(
@@ -277,7 +275,7 @@ class RowEncoder:
         assert earlier is not None
         self._checked(earlier, cursor)
         self._checked(new, cursor)
-        old_key, new_key = self._key_of(earlier, None), self._key_of(new, earlier)
+        old_key, new_key = self._tuples.encode_key(earlier, None), self._tuples.encode_key(new, earlier)
         before: list[bytes] = [_NULL]
         unchanged: list[str] = []
         special: list[tuple[str, bytes]] = []
@@ -304,7 +302,7 @@ class RowEncoder:
         cursor = _cursor(data, position, end, context, "Delete")
         earlier = self._checked(read_earlier(cursor), cursor)
         cursor.finish()
-        key = self._key_of(earlier, None)
+        key = self._tuples.encode_key(earlier, None)
         if earlier.letter == KEY_TUPLE:
             return self._framed(key), b"".join([*envelope, _NULL, _SOME, *key, _NULL, _NULL, _NO_TRAILING_FIELDS])
         row, unchanged, special = self._tuples.encode(earlier, BEFORE_PREFIX)
@@ -312,29 +310,11 @@ class RowEncoder:
         return self._framed(key), b"".join([*envelope, _BEFORE, *row, _NULL, *trailing])
 
     def _checked(self, part: TuplePart, cursor: Cursor) -> TuplePart:
-        """A tuple with as many columns as the relation has. Sees on the way whether the server sends binary."""
-        if len(part.values) != self._count:
-            name = TUPLE_NAMES[part.letter]
-            raise PgOutputError(
-                cursor.message_name,
-                f"number of columns of the {name}",
-                part.offset,
-                str(self._count),
-                str(len(part.values)),
-            )
+        """Sees on the way whether the server sends binary."""
+        check_column_count(part, self._count, cursor)
         if self._follows_wire and self._readers is not self._tuples.binary_readers and Binary in map(type, part.values):
             self._read_with(self._tuples.binary_readers)
         return part
-
-    def _key_of(self, part: TuplePart, earlier: TuplePart | None) -> list[bytes]:
-        try:
-            return self._tuples.encode_key(part, earlier)
-        except KeyError as missing:
-            raise KeyNotSent(
-                f"{self.description.qualified_name}, column {missing.args[0]}: an UPDATE did not change the TOASTed "
-                "value of this key column, and the server sent no key with it",
-                hint=REPORT,
-            ) from None
 
     def _framed(self, key: list[bytes]) -> Key:
         return None if self._key_frame is None else self._key_frame + b"".join(key)

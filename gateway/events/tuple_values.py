@@ -5,12 +5,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from gateway.events.errors import UnknownBinary, UnreadableValue
-from gateway.operate.errors import REPORT
-from gateway.pgoutput import UNCHANGED, Binary, Text
+from gateway.events.errors import key_not_sent, unreadable_value
+from gateway.pgoutput import UNCHANGED, Text
 from gateway.pgoutput.letters import KIND_BINARY, KIND_TEXT
 from gateway.pgoutput.row import TuplePart
-from gateway.pgoutput.tuple_data import column_offset, walk_columns
+from gateway.pgoutput.tuple_data import walk_columns
 from gateway.values.codec import Codec, codec
 from gateway.values.protection import protected_codec
 from gateway.values.reader import AVRO_NULL, some_bytes
@@ -78,12 +77,12 @@ class TupleCodec:
         return row, unchanged, special
 
     def encode_key(self, part: TuplePart, earlier: TuplePart | None) -> list[bytes]:
-        """Key bytes of the identity columns; an UNCHANGED one is taken from the earlier tuple. KeyError: it is not there."""
+        """Key bytes of the identity columns; an UNCHANGED one is taken from the earlier tuple. Raises KeyNotSent."""
         key: list[bytes] = []
         for index, each in self._keys:
             source = earlier if earlier is not None and part.values[index] is UNCHANGED else part
             if source.values[index] is UNCHANGED:
-                raise KeyError(self._description.columns[index].name)
+                raise key_not_sent(self._description, part, index)
             encoded, text = self._encode_value(each, source, index)
             key.append(encoded if text is None else some_bytes(text))
         return key
@@ -120,25 +119,12 @@ class TupleCodec:
             if isinstance(value, Text):
                 return AVRO_NULL, special_text(value.value)
         except (NotRenderable, *_MALFORMED) as error:
-            raise self._refused(part, index, value, error) from None
+            raise unreadable_value(self._description, part, index, error) from None
         try:
             assert each.render is not None  # a type that is encoded from binary is rendered from it too
             return AVRO_NULL, special_text(each.render(value.value))
         except (NotRenderable, *_MALFORMED) as error:
-            raise self._refused(part, index, value, error) from None
-
-    def _refused(self, part: TuplePart, index: int, value: Text | Binary, error: Exception) -> Exception:
-        """`error` may quote the value, so that it is not chained."""
-        column = self._description.columns[index]
-        relation = self._description.qualified_name
-        if isinstance(error, NotRenderable):
-            return UnknownBinary(relation, column.name, column.facts.name or str(column.facts.oid))
-        form = "text" if isinstance(value, Text) else "binary"
-        return UnreadableValue(
-            f"{relation}, column {column.name}: the value at byte {part.offset + column_offset(part.values, index)} is not "
-            f"a valid {column.facts.name} in {form} format ({type(error).__name__})",
-            hint=REPORT,
-        )
+            raise unreadable_value(self._description, part, index, error) from None
 
 
 def column_codec(column: ColumnType, rule: Protection | None) -> Codec:

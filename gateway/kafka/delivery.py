@@ -65,7 +65,10 @@ class KafkaTransaction:
 
 
 class Delivery:
-    """For one task that calls `deliver` again and again, and one that fills and closes."""
+    """For one task that calls `deliver` again and again, and one that fills and closes.
+
+    `on_delivered`: called with topic, record count and bytes of each batch of rows that the broker has acknowledged.
+    """
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class Delivery:
         frames: Frames,
         marker_topic: str,
         policy: CommitPolicy,
+        on_delivered: Callable[[str, int, int], None],
     ) -> None:
         self._producer = producer
         self._writer = writer
@@ -103,8 +107,7 @@ class Delivery:
         self._position_wake = asyncio.Event()
         self.in_flight_bytes = 0
         self._busy_at = 0.0
-        self.on_delivered: Callable[[str, int, int], None] | None = None
-        """Called with topic, record count and bytes of each batch of rows that the broker has acknowledged."""
+        self._on_delivered = on_delivered
 
     @property
     def _is_busy(self) -> bool:
@@ -319,8 +322,7 @@ class Delivery:
         self._writing_s += min(now - self._acked_at, self._producer.transaction_timeout_s / 10)
         self._acked_at = now
         self.in_flight_bytes -= batch.memory_bytes
-        if self.on_delivered is not None:
-            self.on_delivered(batch.topic, batch.builder.record_count(), batch.size)
+        self._on_delivered(batch.topic, batch.builder.record_count(), batch.size)
         if self.policy.has_room(self.in_flight_bytes):
             self._has_room.set()
 

@@ -137,6 +137,13 @@ def _read_part(cursor: Cursor, allowed: tuple[int, ...]) -> TuplePart:
     return TuplePart(letter, cursor.origin + cursor.position, read_tuple_data(cursor, TUPLE_NAMES[letter]))
 
 
+def check_column_count(part: TuplePart, count: int, cursor: Cursor) -> None:
+    """A tuple has as many columns as its relation. Raises PgOutputError."""
+    if len(part.values) != count:
+        field = f"number of columns of the {TUPLE_NAMES[part.letter]}"
+        raise cursor.error(field, part.offset - cursor.origin, str(count), str(len(part.values)))
+
+
 def _key_and_old(part: TuplePart | None) -> tuple[TupleData | None, TupleData | None]:
     if part is None:
         return None, None

@@ -288,7 +288,7 @@ class Start:
         frames = Frames(frame(self._schemas.transaction), frame(self._schemas.position))
         self.writer = BatchWriter(self.producer.create_batch, kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
         policy = CommitPolicy(kafka.memory_bytes, kafka.commit_interval_ms / 1000)
-        self.delivery = Delivery(self.producer, self.writer, frames, markers, policy)
+        self.delivery = Delivery(self.producer, self.writer, frames, markers, policy, self._board.count)
 
     def announcer(self, sql: asyncpg.Connection, position: Position) -> Announcer:
         """One that asks on a connection of its own."""

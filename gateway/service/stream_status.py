@@ -71,7 +71,6 @@ class StreamStatus:
         self._heartbeat_time = 0
         self._marked = (0, 0)
         self._stream_since: dict[int, float] = {}
-        delivery.on_delivered = board.count
         board.watch(self.progress, self.counts)
 
     def closed(self, position: Position) -> None:

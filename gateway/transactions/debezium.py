@@ -472,12 +472,7 @@ class DebeziumMachine(TransactionMachine):
             "-c 'ALTER_REPLICATION_SLOT <slot> (TWO_PHASE false)', then start the gateway",
         )
 
-    def drained(self, data: bytes, position: int, end: int, message_bytes: int) -> None:
-        if data[position] in (INSERT, UPDATE, 0x44):
-            relation_oid: int = read_i32_be(data, position + 1)
-            relation_oid &= _UNSIGNED
-            if self.is_skipping:
-                return
-            version = self._debezium_version(relation_oid)
-            raise version.outlet.too_large(f"comes in a message of {message_bytes} bytes", message_bytes)
-        super().drained(data, position, end, message_bytes)
+    def _refuse_drained(self, relation_oid: int, message_bytes: int) -> None:
+        if not self.is_skipping:
+            outlet = self._debezium_version(relation_oid).outlet
+            raise outlet.too_large(f"comes in a message of {message_bytes} bytes", message_bytes)

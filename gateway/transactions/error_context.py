@@ -9,11 +9,12 @@ from typing import Final
 from gateway.lsn import Lsn
 from gateway.operate.errors import Defect, WalgateError
 from gateway.pgoutput.decode import MESSAGE_NAMES
-from gateway.pgoutput.letters import DELETE, INSERT, RELATION, UPDATE
+from gateway.pgoutput.letters import DELETE, INSERT, RELATION, ROW_MESSAGES, TRUNCATE, UPDATE
 from gateway.transactions.machine import TransactionMachine
 
 _OPERATIONS: Final = {INSERT: "INSERT", UPDATE: "UPDATE", DELETE: "DELETE"}
-_ROW_LETTERS: Final = frozenset(_OPERATIONS)
+_COUNT_AND_OPTIONS: Final = 5
+"""Bytes of a Truncate message before its relations."""
 _INNERMOST_FRAMES: Final = 4
 
 
@@ -47,7 +48,7 @@ def defect_of(error: Exception, context: str) -> Defect:
 
 
 def _relation_oid(machine: TransactionMachine, payload: bytes) -> int | None:
-    if payload[0] not in _ROW_LETTERS and payload[0] != RELATION:
+    if payload[0] not in ROW_MESSAGES and payload[0] != RELATION:
         return None
     start = 5 if machine.in_stream else 1
     return int.from_bytes(payload[start : start + 4])
@@ -55,14 +56,22 @@ def _relation_oid(machine: TransactionMachine, payload: bytes) -> int | None:
 
 def _operation(machine: TransactionMachine, payload: bytes) -> str:
     letter = payload[0]
+    start = 5 if machine.in_stream else 1
+    if letter == TRUNCATE:
+        oids = payload[start + _COUNT_AND_OPTIONS :]  # perhaps cut off: that may be the error
+        names = [_relation_name(machine, int.from_bytes(oids[at : at + 4])) for at in range(0, len(oids) - 3, 4)]
+        return f"TRUNCATE of {', '.join(names)}"
     operation = _OPERATIONS.get(letter)
     if operation is None:
         return f"{MESSAGE_NAMES.get(letter, 'unknown')} message"
     relation_oid = _relation_oid(machine, payload)
     assert relation_oid is not None
+    return f"{operation} of {_relation_name(machine, relation_oid)}"
+
+
+def _relation_name(machine: TransactionMachine, relation_oid: int) -> str:
     version = machine.in_force(relation_oid)
-    relation = f"relation {relation_oid}" if version is None else version.name
-    return f"{operation} of {relation}"
+    return f"relation {relation_oid}" if version is None else version.name
 
 
 def _transaction(machine: TransactionMachine) -> str:

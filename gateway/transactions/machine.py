@@ -565,16 +565,20 @@ class TransactionMachine:
             oid_at = position + (5 if self.in_stream else 1)
             relation_oid: int = read_i32_be(data, oid_at)
             relation_oid &= _UNSIGNED
-            if self._leaves_out(self._demand_transaction("a row message"), relation_oid):
-                return
-            version = self._active.get(relation_oid) or self._activate(relation_oid)
-            raise version.outlet.too_large(f"comes in a message of {message_bytes} bytes", message_bytes)
+            self._refuse_drained(relation_oid, message_bytes)
+            return
         head = read_message_head(data[position:end], self.in_stream)
         transaction = self._transaction_of(head)
         if transaction is not None and transaction.skipped:
             return
         if self._messages.takes(head.prefix):
             self._leave_out(head, transaction, message_bytes)
+
+    def _refuse_drained(self, relation_oid: int, message_bytes: int) -> None:
+        """Raises StopForOperator, where the row is not left out."""
+        if not self._leaves_out(self._demand_transaction("a row message"), relation_oid):
+            version = self._active.get(relation_oid) or self._activate(relation_oid)
+            raise version.outlet.too_large(f"comes in a message of {message_bytes} bytes", message_bytes)
 
     # -- in-progress streams --------------------------------------------------------------------------------------------
 

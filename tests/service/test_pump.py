@@ -133,7 +133,7 @@ class Place:
         self.feedback = Feedback()
         self.writer = writer = BatchWriter(self.producer.create_batch, MAX_RECORD_BYTES)
         frames = Frames(frame(1), frame(2))
-        self.delivery = Delivery(cast(Any, self.producer), writer, frames, "cdc.transaction", policy)
+        self.delivery = Delivery(cast(Any, self.producer), writer, frames, "cdc.transaction", policy, self.board.count)
         messages = MessageTopic(
             "cdc.message",
             9,

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.lsn import Lsn
 from gateway.operate.errors import Defect, Retry, StopForOperator
-from gateway.pgoutput import Begin, StreamStart
+from gateway.pgoutput import Begin, StreamStart, Truncate
 from gateway.transactions.error_context import add_context
 from tests.pgoutput.writer import write
 from tests.transactions.stream import RELATION_OID, Stream
@@ -31,6 +31,10 @@ def test_an_error_names_operation_relation_transaction_and_lsn() -> None:
         located(stream, UNKNOWN_ROW)
         == "what went wrong (INSERT of relation 1, transaction 771, commit LSN 0/8, LSN 1/10)"
     )
+    truncate = write(Truncate(None, (RELATION_OID, 1), False, False))
+    of_both = "what went wrong (TRUNCATE of public.t, relation 1, transaction 771, commit LSN 0/8, LSN 1/10)"
+    assert located(stream, truncate) == of_both
+    assert located(stream, truncate[:-1]) == of_both.replace(", relation 1", "")
     assert located(stream, b"?") == "what went wrong (unknown message, transaction 771, commit LSN 0/8, LSN 1/10)"
 
 
