@@ -60,7 +60,7 @@ class Run:
         self._nothing_up_to = 0
         schemas = SchemaCache(options.registry)
         self._schemas = schemas
-        self._log = MarkerLog(options.broker, options.marker_topic, MarkerDecoder(schemas))
+        self._log = MarkerLog(options.broker, options.marker_topic, MarkerDecoder(schemas, options.marker_topic))
 
     def stop_on_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):

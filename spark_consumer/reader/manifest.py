@@ -120,11 +120,13 @@ def _parsed(schema: Any) -> Any:
 class MarkerDecoder:
     """Marker record -> CommittedTransaction, or None for the kinds that neither end a transaction nor are notices.
 
-    `writer_schemas`: schema id -> schema, asked once for each id; it may raise SourceUnavailable.
+    `writer_schemas`: schema id -> schema, asked once for each id; it may raise SourceUnavailable. `topic`: of the markers, for
+    errors.
     """
 
-    def __init__(self, writer_schemas: Mapping[int, Any]) -> None:
+    def __init__(self, writer_schemas: Mapping[int, Any], topic: str) -> None:
         self._writer_schemas = writer_schemas
+        self._topic = topic
         self._parsed: dict[int, Any] = {}
 
     def decode(self, offset: int, value: bytes) -> CommittedTransaction | None:
@@ -135,7 +137,7 @@ class MarkerDecoder:
         if manifest is None and marker["kind"] in NOTICES:
             manifest = _NO_MANIFEST
         if manifest is None:
-            raise MarkerError(f"marker {offset} ({marker['kind']}, xid {marker['xid']}) has no manifest")
+            raise MarkerError(f"{self._place(offset)}: the {marker['kind']} of xid {marker['xid']} has no manifest")
         transaction = CommittedTransaction(
             marker_offset=offset,
             kind=marker["kind"],
@@ -159,7 +161,7 @@ class MarkerDecoder:
 
     def _decode_avro(self, offset: int, value: bytes) -> dict[str, Any]:
         if len(value) < FRAME_BYTES or value[0] != 0:
-            raise MarkerError(f"record {offset} of the marker topic is not in Confluent's wire format")
+            raise MarkerError(f"{self._place(offset)}: the record is not in Confluent's wire format")
         schema_id = int.from_bytes(value[1:FRAME_BYTES], "big")
         if schema_id not in self._parsed:
             self._parsed[schema_id] = _parsed(self._writer_schemas[schema_id])
@@ -169,11 +171,14 @@ class MarkerDecoder:
             marker: Any = fastavro.schemaless_reader(data, self._parsed[schema_id], marker_schema())
         except Exception as problem:  # fastavro raises a dozen kinds
             raise MarkerError(
-                f"marker {offset} does not decode with schema {schema_id}: {type(problem).__name__}"
+                f"{self._place(offset)}: the marker does not decode with schema {schema_id}: {type(problem).__name__}"
             ) from problem
         if data.tell() != len(value):
-            raise MarkerError(f"marker {offset} has {len(value) - data.tell()} extra bytes at its end")
+            raise MarkerError(f"{self._place(offset)}: the marker has {len(value) - data.tell()} extra bytes at its end")
         return dict(marker)
+
+    def _place(self, offset: int) -> str:
+        return f"{self._topic}[0] offset {offset}"
 
 
 _NO_MANIFEST: dict[str, Any] = {

@@ -116,7 +116,7 @@ class TransactionReader:
         self._begins_before = False  # with the last transaction that was read, as a proof
         self._no_progress_s = no_progress_s
         self._schemas = SchemaCache(Registry({**(registry or {}), "url": registry_url}))
-        self._decoder = MarkerDecoder(self._schemas)
+        self._decoder = MarkerDecoder(self._schemas, transaction_topic(prefix))
         self._parsed: dict[int, tuple[Any, dict[str, str], TableName | None]] = {}
         self._markers: AIOKafkaConsumer | None = None
         self._records: AIOKafkaConsumer | None = None

@@ -175,7 +175,8 @@ class _Planner:
     @property
     def log(self) -> MarkerLog:
         if self._log is None:
-            self._log = MarkerLog(self.options.broker, self.options.marker_topic, MarkerDecoder(self.schemas))
+            topic = self.options.marker_topic
+            self._log = MarkerLog(self.options.broker, topic, MarkerDecoder(self.schemas, topic))
         return self._log
 
     def check_kept(self, transactions: list[CommittedTransaction], first_kept: FirstKept) -> None:

@@ -51,7 +51,7 @@ def reader(topic: Topic) -> StreamReader:
     """Of a query that begins, or goes on after a restart."""
     options = parse_options({"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://unused"}, streaming=True)
     planner = _Planner(options, TransactionShape(options))
-    planner._log = MarkerLog(topic, "cdc.transaction", Decoder({}))
+    planner._log = MarkerLog(topic, "cdc.transaction", Decoder({}, "cdc.transaction"))
     return StreamReader(planner)
 
 
@@ -140,7 +140,7 @@ def test_what_waits_is_counted_or_judged_by_both_ends(
 ) -> None:
     monkeypatch.setattr(backlog, "SAMPLE", 3)
     topic = topic_of(7, *range(11, 11 + count))
-    log = MarkerLog(topic, "cdc.transaction", Decoder({}))
+    log = MarkerLog(topic, "cdc.transaction", Decoder({}, "cdc.transaction"))
     found = backlog.backlog(log, 1, 1 + count)
     assert found == backlog.Backlog(changes, 10 + count if count else None)
     assert sum(last + 1 - first for first, last in topic.reads) == min(count, 6)
@@ -148,7 +148,7 @@ def test_what_waits_is_counted_or_judged_by_both_ends(
 
 def test_a_time_is_found_without_loading_the_topic() -> None:
     topic = topic_of(*range(1, 4 * STEP))
-    log = MarkerLog(topic, "cdc.transaction", Decoder({}))
+    log = MarkerLog(topic, "cdc.transaction", Decoder({}, "cdc.transaction"))
     assert resolve(Position("time", 70_000), log) == 70_000
     assert max(last - first for first, last in topic.reads) < STEP
     assert not log._transactions
