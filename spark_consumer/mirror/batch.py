@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -51,6 +51,8 @@ from spark_consumer.reader.signs import KINDS
 from spark_consumer.tables import TableName, is_one_of
 
 TABLES_AT_ONCE = 2
+_ATTEMPTS = 3
+_CHECK_EVERY_S = 1.0
 
 
 @dataclass
@@ -82,6 +84,9 @@ class Mirror:
     _shapes: Shapes = field(init=False)
     _preparation: Preparation = field(init=False)
     _epoch: int = field(default=0, init=False)
+    _checked_at: float = field(
+        default=0.0, init=False
+    )  # monotonic: when it was seen that the epoch holds, between tables
     _notes: list[str] = field(default_factory=list, init=False)  # for the next report
 
     def __post_init__(self) -> None:
@@ -270,13 +275,19 @@ class Mirror:
         standing, ended = advance(self._standing, piece.marks)
         known = {} if self.last is None else self.last.tables
         standing.meet(str(part.table) for part in content.parts if str(part.table) not in known)
+        for snapshots in (standing.open, ended):
+            windows.note_key(self._shapes, piece, snapshots)
         windows.note_keys(spark, self.path, self._shapes, piece, {**standing.open, **ended})
         if content.parts:
             self._write_tables(spark, piece.changes, piece.records, content)
         differences = windows.compare(spark, self.path, self._shapes, piece, ended, self.last)
-        for name, window in ended.items():
-            if window.purpose == REPLACE:
-                windows.end_replace(spark, self.path, self._shapes, piece, name, window, self.last)
+        if ended:  # a writer that has taken over may have removed the keys that came
+            fence.check(spark, self.path, self._epoch)
+        kept = [
+            windows.end_replace(spark, self.path, self._shapes, piece, name, window, self.last)
+            for name, window in ended.items()
+            if window.purpose == REPLACE
+        ]
         fence.check(spark, self.path, self._epoch)
         windows.conclude(spark, self.path, piece, ended)
         self._record(spark, piece, standing, ended)
@@ -287,7 +298,7 @@ class Mirror:
         tables.update(
             {str(part.table): part.changes for part in piece.verified.content.parts} if piece.verified else {}
         )
-        notes = [*self._preparation.take_notes(), *self._notes]
+        notes = [*self._preparation.take_notes(), *self._notes, *filter(None, kept)]
         self._notes.clear()
         notes += notes_of(piece.marks, ended) + ([counted(differences, "difference")] if differences else [])
         seconds = time.monotonic() - began
@@ -328,6 +339,19 @@ class Mirror:
         """Tables are altered before `once`, which holds for every write of the session: Delta would take such a commit for the
         batch's own."""
         own = {part.table: own_records(raw, records, part.table) for part in content.parts}
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._prepare_and_write(spark, own, content)
+                return
+            except fence.CONFLICTS:
+                fence.check(spark, self.path, self._epoch)
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                self._preparation.forget()  # a writer that this one followed has written a table since it was prepared
+
+    def _prepare_and_write(
+        self, spark: SparkSession, own: Mapping[TableName, pa.Table | DataFrame], content: BatchContent
+    ) -> None:
         work = [
             self._preparation.prepare(spark, part, own[part.table], content.commit_lsn, self.last)
             for part in content.parts
@@ -346,6 +370,9 @@ class Mirror:
                 future.result()
 
     def _write_table(self, spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commit_lsn: int) -> None:
+        if time.monotonic() > self._checked_at + _CHECK_EVERY_S:
+            fence.check(spark, self.path, self._epoch)
+            self._checked_at = time.monotonic()
         own = within_reach(spark, own, work.part, len(work.shape.columns))
         despite_conflicts(partial(write, spark, work, own, commit_lsn))
 
@@ -360,6 +387,8 @@ class Mirror:
             name, shape = str(part.table), self._shapes.of(part.newest)
             self._preparation.note_applied(part.table, content.commit_lsn)
             written.add(name)
+            if oids.get(name, shape.oid) != shape.oid:
+                standing.former.setdefault(name, []).append(oids[name])
             keys[name], oids[name], schema_ids[name] = shape.key, shape.oid, part.newest
         for name in written:
             location = table_path(self.path, TableName.parse(name))

@@ -46,6 +46,8 @@ _CHANGES_A_FILE = 250_000
 # More entries of the log are not read one by one: a merge comes every few minutes.
 _COMMITS = 1000
 _LISTS_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+# Its version in `changes`: the commit LSN up to which changes were removed.
+_PRUNED = "walgate-pruned"
 # Begins the userMetadata of a commit, which says how much it has appended.
 _SIZE = "walgate.size "
 _GLOB = re.compile(r"[\[\]{}*?\\]")
@@ -165,10 +167,19 @@ def last_before(rows: DataFrame, time: datetime | None) -> int:
 
 
 def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
-    """Removes what is not behind `commit_lsn`, which must be that of a version of the mirror."""
+    """Removes what is not behind `commit_lsn`, which must be that of a version of the mirror.
+
+    That is noted first: what stays no longer begins with the mirror, which a reader must know as soon as older versions go.
+    """
     if exists(spark, changes_path(path)):
+        write_once(nothing(spark), changes_path(path), "append", commit_lsn, application=_PRUNED, merge_schema=True)
         table = DeltaTable.forPath(spark, changes_path(path))
         despite_conflicts(lambda: table.delete(f.col("commit_lsn") <= commit_lsn))
+
+
+def begin_with_mirror(spark: SparkSession, path: str) -> bool:
+    """Nothing was ever removed from `changes`, which is there."""
+    return transaction_version(spark, changes_path(path), _PRUNED) is None
 
 
 def keep_schemas(spark: SparkSession, path: str, schemas: Mapping[int, Schema], wanted: Iterable[int]) -> None:

@@ -6,7 +6,7 @@ version says the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -48,8 +48,17 @@ def _append(
     snapshot = transaction.snapshot()
     noted = noted_versions(snapshot)
     rows = java_frame(frame)
-    if noted is None or snapshot.schema().catalogString() != rows.schema().catalogString():
+    if noted is None and expected:  # Delta's writer would not look at them
+        noted = _transactions(snapshot, (application, *expected))
+    if noted is None:
         return False
+    if snapshot.schema().catalogString() != rows.schema().catalogString():
+        names = list(snapshot.schema().fieldNames())
+        if sorted(names) != sorted(frame.columns):
+            return False
+        rows = java_frame(frame.select(*(f"`{name.replace('`', '``')}`" for name in names)))
+        if snapshot.schema().catalogString() != rows.schema().catalogString():
+            return False
     if any(noted.get(name) != version for name, version in expected.items()):
         raise Superseded(location)
     if noted.get(application, -1) >= number:
@@ -63,6 +72,13 @@ def _append(
     told = [option.empty(), option.empty(), option.apply(note), *(option.empty() for _ in range(5))]
     transaction.commit(actions.appended(mark), operation(packages.SaveMode.Append, *told))
     return True
+
+
+def _transactions(snapshot: Any, applications: Iterable[str]) -> dict[str, int]:
+    """As `noted_versions`, from the log of the table, which is a job."""
+    listed = snapshot.transactions()
+    found = {name: listed.get(name) for name in applications}
+    return {name: int(version.get()) for name, version in found.items() if version.isDefined()}
 
 
 def noted_versions(snapshot: Any) -> dict[str, int] | None:

@@ -104,7 +104,7 @@ class TakenOver(MirrorError):
 
 def taken_over(path: str) -> TakenOver:
     return TakenOver(
-        f"another writer has taken over the mirror at {path}: this writer is stopping, and has written nothing since then",
+        f"another writer has taken over the mirror at {path}: this writer is stopping",
         hint="Only one process can write to a mirror: the one that was started last. If the other process is the one that should "
         "write, do not restart this one. Otherwise, stop the other process, then restart this one.",
     )

@@ -20,7 +20,7 @@ from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.fold import position
 from spark_consumer.mirror.parts import TablePart
 from spark_consumer.mirror.shape import LOG_COLUMNS, OUT, TableShape, is_log
-from spark_consumer.mirror.target import properties, quoted
+from spark_consumer.mirror.target import properties, quoted, rewrite
 from spark_consumer.tables import TableName
 
 COPY = (
@@ -95,8 +95,8 @@ def beginning_of_relation(
 ) -> tuple[int, int] | None:
     """Where a table is of another relation than before, whose rows went without a word: position of its first record.
 
-    `known`: oid of the relation before, `others`: of those of other tables; `is_emptied`: whether the rows before are gone.
-    Raises MirrorError where it is a relation that was known by another name, or where names were swapped.
+    `known`: oid of the relation before, `others`: of those of other tables, and of those that had this name earlier;
+    `is_emptied`: whether the rows before are gone. Raises MirrorError where it is one of the others, or where names were swapped.
     """
     oids = {oid_of(schema_id) for schema_id in part.schema_ids}
     if len(oids if known is None else oids | {known}) == 1:
@@ -116,12 +116,14 @@ def keep(spark: SparkSession, location: str, kept: str) -> None:
     rows.write.format("delta").mode("overwrite").options(**properties(rows.columns)).save(kept)
 
 
-def recreated(table: TableName, location: str) -> MirrorError:
+def recreated(table: TableName, location: str, *, may_empty: bool = False) -> MirrorError:
+    """`may_empty`: its rows before can go."""
     return MirrorError(
         f"{table} was dropped and recreated, or another table was renamed to this name: PostgreSQL "
         f"does not report which of the rows in {location} belong to it",
-        hint=f"{COPY} If the table was dropped and recreated, you can also restart the mirror with --on-recreated=empty: "
-        "the old table's rows are then removed from the copy.",
+        hint=COPY
+        + " If the table was dropped and recreated, you can also restart the mirror with --on-recreated=empty: "
+        "the old table's rows are then removed from the copy." * may_empty,
     )
 
 
@@ -159,7 +161,7 @@ def convert(spark: SparkSession, location: str, table: TableName, shape: TableSh
     made = converted(frame, table, location, shape, applied)
     if made is frame:
         return
-    made.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(location)
+    rewrite(made, location)
 
 
 def converted(frame: DataFrame, table: TableName, location: str, shape: TableShape, applied: int) -> DataFrame:

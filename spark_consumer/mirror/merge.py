@@ -19,6 +19,7 @@ from delta.exceptions import (
     MetadataChangedException,
 )
 from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -88,9 +89,11 @@ def write_once(
     expected: Mapping[str, int] = direct.NOTHING,
     note: str | None = None,
 ) -> None:
-    """Append to, or overwrite, a Delta table, once for this commit LSN. `properties`: of the table, if this write makes it.
+    """Append to, overwrite or create (`mode`: errorifexists) a Delta table, once for this commit LSN. `properties`: of the table,
+    if this write makes it.
 
-    `expected`: as for direct.append, where that makes the commit. `note`: userMetadata of the commit.
+    `expected`: as for direct.append, where that makes the commit. `note`: userMetadata of the commit. Raises Superseded also
+    where a table that is to be created is there.
     """
     if mode == "append" and not properties and direct.append(frame, location, application, commit_lsn, expected, note):
         return
@@ -99,7 +102,12 @@ def write_once(
         writer = writer.option("overwriteSchema", True)
     if note is not None:
         writer = writer.option("userMetadata", note)
-    writer.option("txnAppId", application).option("txnVersion", commit_lsn).save(location)
+    try:
+        writer.option("txnAppId", application).option("txnVersion", commit_lsn).save(location)
+    except AnalysisException as problem:
+        if problem.getCondition() != "DELTA_PATH_EXISTS":
+            raise
+        raise direct.Superseded(location) from problem
 
 
 def merge(

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror import fence, identity, manifest, target
+from spark_consumer.mirror import identity, manifest, target
 from spark_consumer.mirror.columns import ColumnChange, change_of_columns, doubts_of, missing_values
+from spark_consumer.mirror.direct import Superseded
 from spark_consumer.mirror.layout import kept_path, table_path
 from spark_consumer.mirror.log import log_table_schema
+from spark_consumer.mirror.merge import despite_conflicts
 from spark_consumer.mirror.parts import TablePart
 from spark_consumer.mirror.shape import TableShape
 from spark_consumer.mirror.shapes import Shapes
+from spark_consumer.mirror.standing import Standing
 from spark_consumer.mirror.states import table_schema
 from spark_consumer.mirror.writing import NEW, Refit, TableWork, rows_of
 from spark_consumer.tables import TableName
@@ -44,10 +48,14 @@ class Preparation:
         notes = [
             f"{table} was dropped and recreated: the rows of the old table were removed" for table in self._emptied
         ]
-        notes += self._doubts
+        notes += dict.fromkeys(self._doubts)
         self._emptied.clear()
         self._doubts.clear()
         return notes
+
+    def forget(self) -> None:
+        """What the tables were: another writer has written some."""
+        self._applied.clear()
 
     def note_applied(self, table: TableName, commit_lsn: int) -> None:
         self._applied[table] = (commit_lsn, _NOT_KNOWN)
@@ -67,7 +75,7 @@ class Preparation:
     ) -> TableWork:
         """`last`: the last version of the mirror.
 
-        Raises MirrorError when a table is another writer's, or holds more than this batch.
+        Raises MirrorError when a table is another writer's, or holds more than this batch; Superseded as `_applied_commit_lsn`.
         """
         shape = self.shapes.of(part.newest)
         texts = self.shapes.texts(part)
@@ -77,6 +85,7 @@ class Preparation:
         identity.check_names(part.table, columns.names)
         if not target.exists(spark, location):
             part = self._of_one_relation(spark, location, part, own, last)
+            self._note_rename(part.table, shape.oid, last)
             emptied = self._emptied.get(part.table)
             return TableWork(location, part, shape, texts, NEW, emptied, self.deletion_vectors)
         applied = self._applied_commit_lsn(spark, part.table, location)
@@ -97,8 +106,8 @@ class Preparation:
             work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), refit=refit)
             if refit is None:
                 if not (shape.key and part.table in self._emptied):  # all that is there goes
-                    identity.convert(spark, location, part.table, shape, applied)
-                target.align(spark, location, columns)
+                    despite_conflicts(partial(identity.convert, spark, location, part.table, shape, applied))
+                despite_conflicts(partial(target.align, spark, location, columns))
             keys = {} if last is None else last.keys
             if shape.key and part.cut is None and tuple(keys.get(str(part.table), ())) != shape.key:
                 base = work.base(spark)
@@ -108,14 +117,14 @@ class Preparation:
         return TableWork(location, part, shape, texts, applied, self._emptied.get(part.table))
 
     def _applied_commit_lsn(self, spark: SparkSession, table: TableName, location: str) -> int:
-        """What a table has taken in. Raises MirrorError where that is not what this writer has left there."""
+        """What a table has taken in. Raises Superseded where that is not what this writer has left there."""
         known = self._applied.get(table)
         version = target.version(spark, location)
         if known is not None and known[1] == version:
             return known[0]
         found = target.applied_commit_lsn(spark, location)
         if known is not None and known[0] != found:
-            raise fence.taken_over(self.path)
+            raise Superseded(location)
         self._applied[table] = (found, version)
         return found
 
@@ -169,14 +178,22 @@ class Preparation:
         return target.was_overwritten(spark, location, known)
 
     def _note_doubts(self, table: TableName, before: TableShape, shape: TableShape, change: ColumnChange) -> None:
-        doubts = doubts_of(before, shape, change)
-        if doubts and self.strict:
+        if doubts := doubts_of(before, shape, change):
+            self._note_doubt(table, doubts)
+
+    def _note_rename(self, table: TableName, oid: int, last: manifest.Picture | None) -> None:
+        """A table that is new in the mirror was there by another name."""
+        before = [name for name, known in ({} if last is None else last.oids).items() if known == oid]
+        if before and before != [str(table)]:
+            self._note_doubt(table, f"it was {before[0]} before, and the rows from before are only there")
+
+    def _note_doubt(self, table: TableName, doubt: str) -> None:
+        if self.strict:
             raise MirrorError(
-                f"{table}: {doubts}",
+                f"{table}: {doubt}",
                 hint="Run walgate snapshot start for this table, and start the mirror once without --strict.",
             )
-        if doubts:
-            self._doubts.append(f"{table}: {doubts}. A snapshot of the table corrects that")
+        self._doubts.append(f"{table}: {doubt}. A snapshot of the table corrects that")
 
     def _of_one_relation(
         self,
@@ -193,19 +210,20 @@ class Preparation:
         self._emptied.pop(part.table, None)
         oids = {} if last is None else dict(last.oids)
         known = oids.pop(str(part.table), None)
+        former = [] if last is None else Standing.of(last.standing).former.get(str(part.table), [])
         begin = identity.beginning_of_relation(
             part,
             location,
             own,
             lambda schema_id: self.shapes.of(schema_id).oid,
             known,
-            oids.values(),
+            {*oids.values(), *former},
             lambda: self._was_emptied(spark, location, part.table, last),
         )
         if begin is None:
             return part
         if self.on_recreated == STOP:
-            raise identity.recreated(part.table, location)
+            raise identity.recreated(part.table, location, may_empty=True)
         if self.on_recreated == KEEP_AS and known is not None:
             identity.keep(spark, location, kept_path(self.path, part.table, known))
         self._emptied[part.table] = (begin[0], begin[1] - 1)

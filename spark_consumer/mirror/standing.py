@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -34,11 +34,22 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A snapshot of one table: its changes from behind `begin_lsn` on tell which keys the source has."""
+    """A snapshot of one table: its changes from behind `begin_lsn` on tell which keys the source has.
+
+    `key`: of the table in its first rows that came (attnums, or names where those are not known); `has_two_keys`: it changed.
+    """
 
     snapshot_id: str
     purpose: str
     begin_lsn: int
+    key: list[Any] | None = None
+    has_two_keys: bool = False
+
+    def met(self, key: list[Any]) -> Window:
+        """Rows with this key came."""
+        if self.key is None:
+            return replace(self, key=key)
+        return self if key == self.key else replace(self, has_two_keys=True)
 
 
 @dataclass
@@ -46,7 +57,7 @@ class Standing:
     """`open`: snapshots of tables. `whole`: snapshots of all tables, id -> purpose, and `done`: tables that ended in one of them.
 
     `excludes`: patterns of tables that were left out so far. `filling`: tables that were not complete yet. `frozen`: table ->
-    reason. `gap`: why every table but `repaired` is stale.
+    reason. `gap`: why every table but `repaired` is stale. `former`: oids of other relations that had a table's name before.
     """
 
     open: dict[str, Window] = field(default_factory=dict)
@@ -57,6 +68,7 @@ class Standing:
     gap: str | None = None
     repaired: set[str] = field(default_factory=set)
     excludes: list[str] = field(default_factory=list)
+    former: dict[str, list[int]] = field(default_factory=dict)
 
     def take(self, mark: Mark) -> None:
         name = mark.table
@@ -125,6 +137,7 @@ class Standing:
             frozen=facts["frozen"],
             gap=facts["gap"],
             excludes=facts.get("excludes", []),
+            former=facts.get("former", {}),
             **sets,
         )
 

@@ -31,6 +31,8 @@ DELETION_VECTORS = {"delta.enableDeletionVectors": "true"}
 _NO_CLEANUP = {"delta.enableExpiredLogCleanup": "false"}
 _TOMBSTONES = "delta.deletedFileRetentionDuration"
 _REFUSES_OLD = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
+# userMetadata of a commit by which the mirror rewrites a table.
+_OWN = "walgate"
 # In a name, what Delta refuses without them being mapped.
 _REFUSED = re.compile(r"[ ,;{}()\n\t=]")
 
@@ -56,6 +58,12 @@ def map_columns(spark: SparkSession, location: str) -> None:
 
 def exists(spark: SparkSession, location: str) -> bool:
     return bool(DeltaTable.isDeltaTable(spark, location))
+
+
+def rewrite(rows: DataFrame, location: str) -> None:
+    """A table as a whole with other columns, before a batch is written. `was_overwritten` does not take it for a person's."""
+    writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    writer.option("userMetadata", _OWN).save(location)
 
 
 def align(spark: SparkSession, location: str, wanted: StructType) -> None:
@@ -85,7 +93,7 @@ def _cast(spark: SparkSession, location: str, changed: dict[str, DataType]) -> N
         f.col(quoted(name)).cast(changed[name]).alias(name) if name in changed else f.col(quoted(name))
         for name in frame.columns
     ]
-    frame.select(*columns).write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(location)
+    rewrite(frame.select(*columns), location)
 
 
 def _sql_type(spark: SparkSession, kind: DataType) -> str:
@@ -150,10 +158,10 @@ def at_version(spark: SparkSession, location: str, number: int) -> DataFrame:
 
 
 def was_overwritten(spark: SparkSession, location: str, since: int) -> bool:
-    """Whether somebody rewrote the whole table after the version `since`."""
+    """Whether somebody else than the mirror rewrote the whole table after the version `since`."""
     later = DeltaTable.forPath(spark, location).history().where(f.col("version") > since)
     whole = (f.col("operationParameters.mode") == "Overwrite") | f.col("operation").contains("REPLACE TABLE")
-    return not later.where(whole).isEmpty()
+    return not later.where(whole & ~f.col("userMetadata").eqNullSafe(_OWN)).isEmpty()
 
 
 def files_below(spark: SparkSession, location: str, size: int, enough: int = 0) -> int:

@@ -140,8 +140,8 @@ def remove(spark: SparkSession, path: str, retention: timedelta) -> None:
         return
     oldest_lsn = manifest.merged_before(spark, path, now - retention)
     if oldest_lsn is not None:
-        manifest.prune(spark, path, oldest_lsn)
         changes.prune(spark, path, oldest_lsn)
+        manifest.prune(spark, path, oldest_lsn)
         for name, version in manifest.oldest_versions(spark, path).items():
             location = table_path(path, TableName.parse(name))
             own = timedelta(seconds=target.own_retention_s(spark, location))

@@ -74,7 +74,11 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
         if found is not None and last_lsn > found.commit_lsn:
             found = find(spark, path, last_lsn)
         waiting = changes.between(kept, -1 if found is None else found.commit_lsn, last_lsn)
-        if (found is not None and last_lsn > found.commit_lsn) or (found is None and not waiting.isEmpty()):
+        if found is None:  # asked last: only then may older versions have gone
+            is_laid_over = not waiting.isEmpty() and changes.begin_with_mirror(spark, path)
+        else:
+            is_laid_over = last_lsn > found.commit_lsn
+        if is_laid_over:
             made, over = lay_over(spark, path, found or Picture.before_all(), waiting)
             below = {name: partial(_at_version, spark, path, name, made.tables[name]) for name in made.complete}
             wanted = {name: make for name, make in over.items() if name not in Standing.of(made.standing).filling}

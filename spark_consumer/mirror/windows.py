@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from pyspark.sql import SparkSession
 
 from spark_consumer.mirror import manifest, seen, target, verdicts, verify
 from spark_consumer.mirror.layout import seen_path, table_path
+from spark_consumer.mirror.merge import despite_conflicts
 from spark_consumer.mirror.parts import own_records
 from spark_consumer.mirror.piece import Piece
 from spark_consumer.mirror.shape import is_log
@@ -16,6 +18,14 @@ from spark_consumer.mirror.standing import FILL, VERIFY, Window
 from spark_consumer.mirror.writing import rows_of
 from spark_consumer.reader.signs import SNAPSHOT_END
 from spark_consumer.tables import TableName
+
+
+def note_key(shapes: Shapes, piece: Piece, windows: dict[str, Window]) -> None:
+    """In each window, whether the key of its table changes."""
+    for part in (*piece.content.parts, *(piece.verified.content.parts if piece.verified else ())):
+        name, shape = str(part.table), shapes.of(part.newest)
+        if name in windows:
+            windows[name] = windows[name].met(list(shape.key_numbers or shape.key))
 
 
 def note_keys(spark: SparkSession, path: str, shapes: Shapes, piece: Piece, windows: Mapping[str, Window]) -> None:
@@ -74,19 +84,29 @@ def end_replace(
     name: str,
     window: Window,
     last: manifest.Picture | None,
-) -> None:
-    """The rows whose keys did not come are not in the source any more."""
+) -> str | None:
+    """The rows whose keys did not come are not in the source any more. Gives what to report where it is not known which keys
+    came: then all rows stay."""
     table = TableName.parse(name)
-    location = table_path(path, table)
+    location, keys = table_path(path, table), seen_path(path, table, window.begin_lsn)
     if not target.exists(spark, location):
-        return
+        return None
     if is_log(spark.read.format("delta").load(location).columns):
         if not piece.row_count(name):
-            seen.end_log(spark, location, window.begin_lsn)
-        return
+            despite_conflicts(partial(seen.end_log, spark, location, window.begin_lsn))
+        return None
+    reason = ""
+    if window.has_two_keys:
+        reason = "its key changed while its snapshot was read"
+    elif piece.row_count(name) and not target.exists(spark, keys):
+        reason = f"{keys}, with the keys that its snapshot read, does not exist"
+    if reason:
+        stay = "so rows that are no longer in the source may remain"
+        return f"{name}: {reason}, {stay}. Run walgate snapshot start for this table"
     schema_id = _newest(piece, name, last)
     shape = shapes.of(schema_id) if schema_id is not None else None
-    seen.delete_surplus(spark, location, seen_path(path, table, window.begin_lsn), shape)
+    despite_conflicts(partial(seen.delete_surplus, spark, location, keys, shape))
+    return None
 
 
 def _newest(piece: Piece, name: str, last: manifest.Picture | None) -> int | None:

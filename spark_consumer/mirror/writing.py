@@ -144,13 +144,12 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
 
 
 def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -> None:
-    write_once(
-        frame,
-        work.location,
-        mode,
-        commit_lsn,
-        properties=work.properties(frame.columns) if work.applied == NEW else {},
-    )
+    """Where a table has become another one since it was prepared, rows that are appended would be there twice."""
+    if work.applied == NEW:
+        properties = work.properties(frame.columns)
+        write_once(frame, work.location, "errorifexists", commit_lsn, properties=properties)
+    else:
+        write_once(frame, work.location, mode, commit_lsn, expected={target.APPLICATION: work.applied})
 
 
 def _write_log(spark: SparkSession, work: TableWork, log: DataFrame, commit_lsn: int) -> None:
