@@ -390,7 +390,7 @@ class Pump:
             log.warning("transaction_skipped", commit_lsn=str(self._position.skip_lsn))
         self._position = position
         self._status.closed(position)
-        failpoint("cycle_sealed")
+        failpoint("transaction_closed")
         self._unclosed_bytes = self._unflushed_bytes = 0
         self._closed_at = time.monotonic()
 

@@ -308,7 +308,7 @@ async def test_what_was_committed_before_the_stream_can_not_go_on_is_delivered(
 
 
 async def test_a_row_too_large_in_a_stream_over_many_tables_is_what_is_told() -> None:
-    """It is met while the batches of the other tables are being closed, and the cycle before it is being committed."""
+    """It is met while the batches of the other tables are being closed, and the last Kafka transaction is being committed."""
     place = Place()
     place.producer.delay_s = 0.05
     place.stream.put(message(200, b"committed before"))
