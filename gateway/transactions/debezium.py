@@ -334,7 +334,7 @@ class DebeziumMachine(TransactionMachine):
         self._owes = True
 
     @property
-    def pending_marker_count(self) -> int:
+    def owed_marker_count(self) -> int:
         return int(self._owes)
 
     def take_markers(self) -> list[Marker]:

@@ -220,7 +220,7 @@ class TransactionMachine:
         return len(self._streams)
 
     @property
-    def pending_marker_count(self) -> int:
+    def owed_marker_count(self) -> int:
         return len(self._markers)
 
     def take_markers(self) -> list[Marker]:

@@ -222,7 +222,7 @@ async def test_a_kafka_transaction_over_many_batches_waits_while_the_stream_has_
 
 @pytest.mark.parametrize(
     "policy",
-    [replace(POLICY, hold_s=0.0), replace(POLICY, memory_bytes=BEHIND_BYTES), replace(POLICY, max_pending_markers=0)],
+    [replace(POLICY, hold_s=0.0), replace(POLICY, memory_bytes=BEHIND_BYTES), replace(POLICY, max_owed_markers=0)],
     ids=["age", "memory", "markers"],
 )
 async def test_it_waits_for_no_more_and_no_longer_than_it_is_worth(policy: CommitPolicy) -> None:
