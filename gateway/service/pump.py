@@ -362,7 +362,10 @@ class Pump:
         machine, writer, delivery = self._machine, self._writer, self._delivery
         return Filling(
             machine.at_boundary,
-            machine.owed_count > 0 or machine.owed_marker_count > 0 or writer.has_records or delivery.holds_unclosed,
+            machine.undelivered_count > 0
+            or machine.owed_marker_count > 0
+            or writer.has_records
+            or delivery.holds_unclosed,
             delivery.is_free,
             unclosed_bytes,
             len(writer.open),
