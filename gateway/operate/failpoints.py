@@ -75,7 +75,7 @@ FAILPOINTS: dict[str, str] = {
     "chunk_committed": "A chunk's transaction is committed; the stream has perhaps not brought it.",
     "chunk_handed_over": "Rows, or a bound, of a snapshot are in their place in the stream, before the end of their transaction.",
     # one Kafka transaction
-    "cycle_sealed": "The rows, markers and position of a Kafka transaction are settled.",
+    "transaction_closed": "A Kafka transaction is closed: its rows, markers and position are settled.",
     "transaction_begun": "The Kafka transaction is open; nothing was sent.",
     "batch_sent": "A batch of rows was handed to the producer.",
     "batch_acked": "The broker acknowledged a batch of rows.",

@@ -101,10 +101,6 @@ class Inbox:
         return False
 
     @property
-    def buffer_bytes(self) -> int:
-        return len(self._view)
-
-    @property
     def is_full(self) -> bool:
         """No more should be read before `take`: there is little room, and something to take."""
         return self._complete > 0 and len(self._view) - self._filled < min(_LEAST_SPACE, self._capacity // 2)

@@ -149,10 +149,6 @@ class ReplicationStream(asyncio.BufferedProtocol):
         return self._paused
 
     @property
-    def buffered_bytes(self) -> int:
-        return self._inbox.complete_bytes + self._inbox.partial_bytes
-
-    @property
     def failure(self) -> WalgateError | None:
         return self._failure
 

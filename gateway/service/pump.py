@@ -200,7 +200,7 @@ class Pump:
         self._more_at_hand = len(data) >= BEHIND_BYTES
         self._close_if_due()
         await self._delivery.room()
-        while self._policy.waits_for_kafka(self._machine.pending_marker_count, kafka_is_free=self._delivery.is_free):
+        while self._policy.waits_for_kafka(self._machine.owed_marker_count, kafka_is_free=self._delivery.is_free):
             await self._delivery.commit_done()
 
     async def _read(self) -> bytes:
@@ -362,11 +362,14 @@ class Pump:
         machine, writer, delivery = self._machine, self._writer, self._delivery
         return Filling(
             machine.at_boundary,
-            machine.owed_count > 0 or machine.pending_marker_count > 0 or writer.has_records or delivery.holds_unclosed,
+            machine.undelivered_count > 0
+            or machine.owed_marker_count > 0
+            or writer.has_records
+            or delivery.holds_unclosed,
             delivery.is_free,
             unclosed_bytes,
             len(writer.open),
-            machine.pending_marker_count,
+            machine.owed_marker_count,
             time.monotonic() - self._closed_at,
             self._more_at_hand,
             self._stopping,
@@ -390,14 +393,14 @@ class Pump:
             log.warning("transaction_skipped", commit_lsn=str(self._position.skip_lsn))
         self._position = position
         self._status.closed(position)
-        failpoint("cycle_sealed")
+        failpoint("transaction_closed")
         self._unclosed_bytes = self._unflushed_bytes = 0
         self._closed_at = time.monotonic()
 
     @property
     def is_settled(self) -> bool:
         """Everything that was received and can be durable is durable."""
-        return self._machine.at_boundary and self._delivery.is_quiet and self._machine.pending_marker_count == 0
+        return self._machine.at_boundary and self._delivery.is_quiet and self._machine.owed_marker_count == 0
 
     def _keepalive(self, end_lsn: int, *, reply_requested: bool) -> None:
         """The idle rule: with nothing pending, what the server has read may become our position - durable first, as the

@@ -27,11 +27,11 @@ _S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """A Kafka transaction that is not durable yet. `owed_since` 0: no PostgreSQL transaction commits with it."""
+    """A Kafka transaction that is not durable yet. `undelivered_since` 0: no PostgreSQL transaction commits with it."""
 
     position: Position
-    owed_since: int
-    owed_count: int
+    undelivered_since: int
+    undelivered_count: int
     commit_lsn: int
     commit_time: int
     event_count: int
@@ -76,7 +76,7 @@ class StreamStatus:
     def closed(self, position: Position) -> None:
         """A Kafka transaction ends here."""
         machine = self._machine
-        since, count = machine.take_owed()
+        since, count = machine.take_undelivered()
         self._closed.append(
             _Closed(
                 position,
@@ -116,8 +116,8 @@ class StreamStatus:
         received_lsn = max(int(self._feedback.received_lsn), self._durable_lsn)
         closed = list(self._closed)
         machine = self._machine
-        waiting = [one.owed_since for one in closed if one.owed_since]
-        waiting += [moment for moment in (machine.owed_since, machine.receiving_since) if moment]
+        waiting = [one.undelivered_since for one in closed if one.undelivered_since]
+        waiting += [moment for moment in (machine.undelivered_since, machine.receiving_since) if moment]
         commit_lsn, commit_time = self._last_commit
         marked_lsn, marked_time = self._marked
         return Progress(
@@ -128,7 +128,7 @@ class StreamStatus:
             last_commit_time=commit_time * _S if commit_time else None,
             marked_lsn=marked_lsn,
             marked_time=marked_time * _S if marked_time else None,
-            undelivered_transactions=sum(one.owed_count for one in closed) + machine.owed_count,
+            undelivered_transactions=sum(one.undelivered_count for one in closed) + machine.undelivered_count,
             heartbeat_time=self._heartbeat_time * _S if self._heartbeat_time else None,
         )
 

@@ -35,7 +35,7 @@ class Filling:
     """Read from PostgreSQL since the one before it was closed."""
     open_batches: int
     """Partitions with a batch that is not full."""
-    pending_markers: int
+    owed_markers: int
     age_s: float
     """Since the one before it was closed."""
     more_at_hand: bool = False
@@ -59,7 +59,7 @@ class CommitPolicy:
     """After so many bytes batches leave also when they are not full: a transaction over a thousand tables has as many."""
     hold_s: float = 2.0
     """Small batches are held back no longer than this."""
-    max_pending_markers: int = 20_000
+    max_owed_markers: int = 20_000
     """Reading waits while a stalled broker lets more markers than this pile up: small transactions are mostly markers."""
     idle_interval_s: float = 10.0
     idle_bytes: int = 16 << 20
@@ -83,7 +83,7 @@ class CommitPolicy:
             or filling.stopping
             or filling.one_by_one
             or filling.bytes >= self._worthwhile_bytes(filling.open_batches)
-            or filling.pending_markers >= self.max_pending_markers
+            or filling.owed_markers >= self.max_owed_markers
             or filling.age_s >= self.hold_s
         )
 
@@ -95,9 +95,9 @@ class CommitPolicy:
         """Whether more may be read although so much is not acknowledged yet."""
         return in_flight_bytes <= self.memory_bytes
 
-    def waits_for_kafka(self, pending_markers: int, *, kafka_is_free: bool) -> bool:
+    def waits_for_kafka(self, owed_markers: int, *, kafka_is_free: bool) -> bool:
         """Whether reading waits until markers can leave."""
-        return pending_markers > self.max_pending_markers and not kafka_is_free
+        return owed_markers > self.max_owed_markers and not kafka_is_free
 
     def rest_s(self, age_s: float) -> float:
         """So long Kafka is left alone behind a Kafka transaction that was begun so long ago, and is durable now."""

@@ -206,7 +206,7 @@ class DebeziumMachine(TransactionMachine):
             self._counts = _Counts()
         self.event_count += transaction.ordinal
         self._note_commit(marker_lsn)
-        self._note_owed(time, transaction.is_heartbeat or transaction.ordinal > 0)
+        self._note_undelivered(time, transaction.is_heartbeat or transaction.ordinal > 0)
         if transaction.is_heartbeat:
             self.heartbeat_time = time
         self._resume_behind(end_lsn)
@@ -334,7 +334,7 @@ class DebeziumMachine(TransactionMachine):
         self._owes = True
 
     @property
-    def pending_marker_count(self) -> int:
+    def owed_marker_count(self) -> int:
         return int(self._owes)
 
     def take_markers(self) -> list[Marker]:

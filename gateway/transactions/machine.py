@@ -148,8 +148,8 @@ class TransactionMachine:
         self.marked_lsn = 0
         self.marked_time = 0
         """Of the newest commit that has a marker: readers see no other."""
-        self.owed_since = 0
-        self.owed_count = 0
+        self.undelivered_since = 0
+        self.undelivered_count = 0
         self.heartbeat_time = 0
         self.watch: Watch | None = None
         self.arrived: object | None = None
@@ -220,7 +220,7 @@ class TransactionMachine:
         return len(self._streams)
 
     @property
-    def pending_marker_count(self) -> int:
+    def owed_marker_count(self) -> int:
         return len(self._markers)
 
     def take_markers(self) -> list[Marker]:
@@ -228,12 +228,12 @@ class TransactionMachine:
         markers, self._markers = self._markers, []
         return markers
 
-    def take_owed(self) -> tuple[int, int]:
+    def take_undelivered(self) -> tuple[int, int]:
         """Commit time (Unix, microseconds; 0: none) of the first transaction with events, or a heartbeat, that has committed
         since the last call, and how many have."""
-        owed = self.owed_since, self.owed_count
-        self.owed_since = self.owed_count = 0
-        return owed
+        undelivered = self.undelivered_since, self.undelivered_count
+        self.undelivered_since = self.undelivered_count = 0
+        return undelivered
 
     @property
     def receiving_since(self) -> int:
@@ -450,7 +450,7 @@ class TransactionMachine:
         self.event_count += transaction.ordinal
         if kind in ("COMMIT", "STREAM_COMMIT"):
             self._note_commit(marker_lsn)
-            self._note_owed(time, transaction.is_heartbeat or not manifest.is_empty)
+            self._note_undelivered(time, transaction.is_heartbeat or not manifest.is_empty)
             if transaction.is_heartbeat:
                 self.heartbeat_time = time
         if transaction.skipped:
@@ -465,12 +465,12 @@ class TransactionMachine:
                 self.marked_lsn, self.marked_time = marker_lsn, time
         self._resume_behind(end_lsn)
 
-    def _note_owed(self, commit_time: int, is_owed: bool) -> None:
+    def _note_undelivered(self, commit_time: int, counts: bool) -> None:
         self.last_commit_time = commit_time
-        if is_owed:
-            self.owed_count += 1
-            if self.owed_since == 0:
-                self.owed_since = commit_time
+        if counts:
+            self.undelivered_count += 1
+            if self.undelivered_since == 0:
+                self.undelivered_since = commit_time
 
     def _resume_behind(self, lsn: int) -> None:
         if lsn > self.resume_lsn:
@@ -709,7 +709,7 @@ class TransactionMachine:
                 + UNTIL_NOW,
             )
         self._note_commit(message.commit_lsn)
-        self._note_owed(message.commit_time, not prepared.manifest.is_empty)
+        self._note_undelivered(message.commit_time, not prepared.manifest.is_empty)
         self._end_prepared(prepared, "COMMIT_PREPARED", message.commit_lsn, message.end_lsn, message.commit_time)
         if self.watch is not None:
             self.watch.committed_whole(prepared.xid, prepared.manifest)

@@ -93,7 +93,7 @@ def test_rows_that_were_read_are_written_as_they_are_and_leave_no_marker() -> No
     dialect.begin()
     dialect.machine.read(version, [(b"key", new(*row_of(1))), (b"key", new(*row_of(2, b"y")))], 77)
     dialect.machine.owe(Marker("SNAPSHOT_END", 1, 2))
-    assert dialect.machine.pending_marker_count == 1
+    assert dialect.machine.owed_marker_count == 1
     dialect.commit()
     found = dialect.read()
     assert [record.key for record in found] == [{"c0": 1}, {"c0": 2}]
@@ -103,7 +103,7 @@ def test_rows_that_were_read_are_written_as_they_are_and_leave_no_marker() -> No
         source = record.value["source"]
         assert (source["snapshot"], source["lsn"], source["txId"]) == ("incremental", 77, 5)
     assert dialect.machine.take_markers() == []
-    assert (dialect.machine.pending_marker_count, dialect.machine.event_count) == (0, 2)
+    assert (dialect.machine.owed_marker_count, dialect.machine.event_count) == (0, 2)
 
 
 def test_a_row_that_was_read_and_has_no_plain_value_goes_the_general_way() -> None:

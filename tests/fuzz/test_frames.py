@@ -38,8 +38,9 @@ def fuzz(input_count: int) -> int:
                 space = inbox.space()
                 count = min(len(space), len(data), cuts.randrange(1, 200))
                 space[:count] = data[:count]
+                buffer_bytes = inbox.complete_bytes + inbox.partial_bytes + len(space)
+                assert buffer_bytes <= 2 * CAPACITY + 2 * len(data) + 4000, "a length that is believed"
                 inbox.add(count)
-                assert inbox.buffer_bytes <= 2 * CAPACITY + 2 * len(data) + 4000, "a length that is believed"
                 data = data[count:]
                 list(split(inbox.take()))
         except FrameError:

@@ -222,7 +222,7 @@ async def test_a_kafka_transaction_over_many_batches_waits_while_the_stream_has_
 
 @pytest.mark.parametrize(
     "policy",
-    [replace(POLICY, hold_s=0.0), replace(POLICY, memory_bytes=BEHIND_BYTES), replace(POLICY, max_pending_markers=0)],
+    [replace(POLICY, hold_s=0.0), replace(POLICY, memory_bytes=BEHIND_BYTES), replace(POLICY, max_owed_markers=0)],
     ids=["age", "memory", "markers"],
 )
 async def test_it_waits_for_no_more_and_no_longer_than_it_is_worth(policy: CommitPolicy) -> None:
@@ -308,7 +308,7 @@ async def test_what_was_committed_before_the_stream_can_not_go_on_is_delivered(
 
 
 async def test_a_row_too_large_in_a_stream_over_many_tables_is_what_is_told() -> None:
-    """It is met while the batches of the other tables are being closed, and the cycle before it is being committed."""
+    """It is met while the batches of the other tables are being closed, and the last Kafka transaction is being committed."""
     place = Place()
     place.producer.delay_s = 0.05
     place.stream.put(message(200, b"committed before"))

@@ -1,4 +1,4 @@
-"""PostgreSQL's subscription scenarios about single changes: src/test/subscription/t/001, 002, 006, 008, 009, 010, 011, 012,
+"""PostgreSQL's subscription scenarios about single changes: src/test/subscription/t/001, 002, 006, 008, 009, 010, 011, 032,
 034, 100.
 
 The publisher's half is theirs, retold; the subscriber is a replica rebuilt from Kafka, the oracle the source tables.
@@ -6,6 +6,7 @@ The publisher's half is theirs, retold; the subscriber is a replica rebuilt from
 
 from __future__ import annotations
 
+import asyncpg
 import pytest
 
 from tests.subscription.conftest import Publisher
@@ -222,6 +223,77 @@ async def test_032_rows_are_found_under_replica_identity_full(publisher: Publish
         """
     )
     await publisher.equal(schema, "found")
+
+
+async def test_034_temporal_keys_identify_rows(publisher: Publisher) -> None:
+    schema = await publisher.schema()
+    columns = "a text, id int4range NOT NULL, valid_at daterange NOT NULL"
+    await publisher.execute(
+        f"""
+        CREATE TABLE temporal_full ({columns});
+        ALTER TABLE temporal_full REPLICA IDENTITY FULL;
+        CREATE TABLE temporal_pk ({columns}, PRIMARY KEY (id, valid_at WITHOUT OVERLAPS));
+        CREATE TABLE temporal_pk_full ({columns}, PRIMARY KEY (id, valid_at WITHOUT OVERLAPS));
+        ALTER TABLE temporal_pk_full REPLICA IDENTITY FULL;
+        CREATE TABLE temporal_index ({columns}, CONSTRAINT temporal_key UNIQUE (id, valid_at WITHOUT OVERLAPS));
+        ALTER TABLE temporal_index REPLICA IDENTITY USING INDEX temporal_key;
+        CREATE EXTENSION IF NOT EXISTS btree_gist SCHEMA public;
+        CREATE TABLE temporal_scalar (id int, seen_at tsrange, a text, PRIMARY KEY (id, seen_at WITHOUT OVERLAPS));
+        """
+    )
+    names = ["temporal_full", "temporal_pk", "temporal_pk_full", "temporal_index"]
+    await publisher.publish(*names, "temporal_scalar")
+    for name in names:
+        await publisher.execute(
+            f"""
+            INSERT INTO {name} (id, valid_at, a) VALUES
+                ('[1,2)', '[2000-01-01,2010-01-01)', 'a'), ('[2,3)', '[2000-01-01,2010-01-01)', 'a'),
+                ('[3,4)', '[2000-01-01,2010-01-01)', 'a'), ('[3,4)', '[2010-01-01,)', 'a');
+            UPDATE {name} SET a = 'b' WHERE id = '[2,3)';
+            DELETE FROM {name} WHERE id = '[3,4)' AND valid_at @> '2005-01-01'::date;
+            UPDATE {name} SET valid_at = valid_at * '[2005-01-01,)', a = 'c' WHERE id = '[2,3)';
+            INSERT INTO {name} (id, valid_at) VALUES ('[2,3)', '[2000-01-01,2005-01-01)');
+            UPDATE {name} SET id = '[5,9)' WHERE id = '[1,2)';
+            UPDATE {name} SET id = '[6,9)', valid_at = '(,)' WHERE id = '[5,9)';
+            """
+        )
+    await publisher.execute(
+        """
+        INSERT INTO temporal_scalar VALUES (1, '[2000-01-01,2010-01-01 12:00:00.5)', 'a'), (1, '[2010-01-01 12:00:00.5,)', 'b');
+        UPDATE temporal_scalar SET a = 'c' WHERE seen_at @> '2020-01-01'::timestamp;
+        UPDATE temporal_scalar SET seen_at = '(2010-01-01 12:00:00.5,infinity]' WHERE upper_inf(seen_at);
+        DELETE FROM temporal_scalar WHERE seen_at @> '2005-01-01'::timestamp;
+        """
+    )
+    replicas = await publisher.equal(schema, *names, "temporal_scalar")
+    assert {name: len(replicas[name].keyed) for name in replicas} == {
+        "temporal_full": 0,
+        "temporal_pk": 4,
+        "temporal_pk_full": 4,
+        "temporal_index": 4,
+        "temporal_scalar": 1,
+    }
+
+
+async def test_034_a_temporal_table_without_identity_takes_inserts_alone(publisher: Publisher) -> None:
+    schema = await publisher.schema()
+    await publisher.execute(
+        """
+        CREATE TABLE temporal_nothing (a text, id int4range, valid_at daterange, PRIMARY KEY (id, valid_at WITHOUT OVERLAPS));
+        ALTER TABLE temporal_nothing REPLICA IDENTITY NOTHING;
+        CREATE TABLE temporal_no_key (a text, id int4range, valid_at daterange);
+        """
+    )
+    await publisher.publish("temporal_nothing", "temporal_no_key")
+    for name in ("temporal_nothing", "temporal_no_key"):
+        await publisher.execute(
+            f"INSERT INTO {name} VALUES ('a', '[1,2)', '[2000-01-01,2010-01-01)'), (NULL, '[2,3)', '[2000-01-01,)')"
+        )
+        for statement in (f"UPDATE {name} SET a = 'b' WHERE id = '[2,3)'", f"DELETE FROM {name} WHERE id = '[2,3)'"):
+            with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="does not have a replica identity"):
+                await publisher.execute(statement)
+    replicas = await publisher.equal(schema, "temporal_nothing", "temporal_no_key")
+    assert replicas["temporal_nothing"].operations == ["INSERT", "INSERT"]
 
 
 async def test_100_a_changed_replica_identity_counts_at_once(publisher: Publisher) -> None:

@@ -1,4 +1,4 @@
-"""PostgreSQL's scenarios about what a publication holds: 013, 024, 025, 028, 031."""
+"""PostgreSQL's scenarios about what a publication holds: 007, 013, 024, 025, 028, 031."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ fillings = st.builds(
     kafka_is_free=st.booleans(),
     bytes=st.integers(0, 2 * POLICY.memory_bytes) | st.integers(0, 2 * POLICY.close_bytes),
     open_batches=st.integers(0, 20_000),
-    pending_markers=st.integers(0, 2 * POLICY.max_pending_markers),
+    owed_markers=st.integers(0, 2 * POLICY.max_owed_markers),
     age_s=st.floats(0, 2 * POLICY.hold_s),
     more_at_hand=st.booleans(),
     stopping=st.booleans(),
@@ -49,7 +49,7 @@ def test_a_stop_and_a_transaction_of_its_own_do_not_wait(filling: Filling) -> No
 @given(closable.map(lambda filling: replace(filling, more_at_hand=True, stopping=False, one_by_one=False)))
 def test_while_the_stream_has_more_only_what_is_small_and_young_is_held_back(filling: Filling) -> None:
     is_small = filling.bytes < min(filling.open_batches * POLICY.batch_worth_bytes, POLICY.memory_bytes)
-    has_few_markers = filling.pending_markers < POLICY.max_pending_markers
+    has_few_markers = filling.owed_markers < POLICY.max_owed_markers
     assert POLICY.closes(filling) != (is_small and has_few_markers and filling.age_s < POLICY.hold_s)
 
 
@@ -65,7 +65,7 @@ def test_growing_never_keeps_it_open(filling: Filling, bytes_: int, markers: int
     larger = replace(
         filling,
         bytes=filling.bytes + bytes_,
-        pending_markers=filling.pending_markers + markers,
+        owed_markers=filling.owed_markers + markers,
         age_s=filling.age_s + seconds,
     )
     assert POLICY.closes(larger) >= POLICY.closes(filling)
@@ -82,13 +82,13 @@ def test_a_busy_stream_of_any_shape_is_committed_in_time(open_batches: int, read
         filling = replace(
             filling,
             bytes=filling.bytes + size,
-            pending_markers=filling.pending_markers + 1,
+            owed_markers=filling.owed_markers + 1,
             age_s=filling.age_s + seconds,
         )
         assert filling.bytes < POLICY.memory_bytes + READ_BYTES
         assert filling.age_s < POLICY.hold_s + 0.5
         if POLICY.closes(filling):
-            filling = replace(filling, bytes=0, pending_markers=0, age_s=0.0)
+            filling = replace(filling, bytes=0, owed_markers=0, age_s=0.0)
 
 
 @given(st.integers(0, 1 << 28), st.integers(0, 20_000))
@@ -103,7 +103,7 @@ def test_batches_leave_before_they_fill_the_memory(unflushed_bytes: int, open_ba
 def test_reading_waits_for_memory_and_for_markers_that_cannot_leave(bytes_: int, markers: int, is_free: bool) -> None:
     assert POLICY.has_room(bytes_) == (bytes_ <= POLICY.memory_bytes)
     waits = POLICY.waits_for_kafka(markers, kafka_is_free=is_free)
-    assert waits == (markers > POLICY.max_pending_markers and not is_free)
+    assert waits == (markers > POLICY.max_owed_markers and not is_free)
 
 
 @given(st.integers(-(1 << 20), 1 << 28), st.floats(0, 30), st.booleans())

@@ -179,11 +179,11 @@ def test_a_heartbeat_counts_as_owed_though_it_has_no_event() -> None:
     begin(stream, 5, 1000)
     stream.receive(Message(None, True, Lsn(1), HEARTBEAT_PREFIX, b"slot"))
     commit(stream, 1000)
-    assert stream.machine.heartbeat_time == TIME and stream.machine.take_owed() == (TIME, 1)
+    assert stream.machine.heartbeat_time == TIME and stream.machine.take_undelivered() == (TIME, 1)
     assert stream.machine.take_markers() == [] and not stream.messages.events
     begin(stream, 6, 2000)
     commit(stream, 2000)
-    assert stream.machine.take_owed() == (0, 0)
+    assert stream.machine.take_undelivered() == (0, 0)
 
 
 def test_a_truncate_in_a_stream_belongs_to_its_subtransaction() -> None:
