@@ -281,3 +281,32 @@ def test_what_lies_behind_a_truncate_is_known(spark: SparkSession, form: str) ->
         found = spark.createDataFrame(found)
     assert sorted(schema_ids_behind(found, (20, 4))) == [2, 3]
     assert schema_ids_behind(found, (30, 0)) == []
+
+
+def test_a_relation_that_gets_its_former_name_back_is_refused(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """Its rows from before went when another relation had the name: they are not to be missed silently."""
+    first = feeder.table(KEYED)
+    commit(feeder, first, *((None, {"id": number, "name": "old"}) for number in range(3)))
+    run_mirror(spark, feeder, tmp_path)
+    other = feeder.alter(first, replace(KEYED, oid=KEYED.oid + 1))
+    commit(feeder, other, (None, {"id": 50, "name": "other"}))
+    run_mirror(spark, feeder, tmp_path)
+    commit(feeder, first, (None, {"id": 10, "name": "back"}))
+    with pytest.raises(Exception, match="another table was renamed to this name") as caught:
+        run_mirror(spark, feeder, tmp_path)
+    assert "--exclude" in str(caught.value) and "--on-recreated=empty" not in str(caught.value)
+
+
+def test_a_table_that_was_there_by_another_name_is_reported(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    commit(feeder, feeder.table(KEYED), (None, {"id": 1, "name": "old"}))
+    run_mirror(spark, feeder, tmp_path)
+    commit(feeder, feeder.table(replace(KEYED, name="renamed")), (None, {"id": 2, "name": "new"}))
+    reports: list[BatchReport] = []
+    mirror = Mirror(str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})), reports.append)
+    mirror.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
+    said = "public.renamed: it was public.items before, and the rows from before are only there"
+    assert any(said in note for report in reports for note in report.notes), reports
