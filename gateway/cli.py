@@ -230,14 +230,15 @@ def check(
     Exit code 0: the gateway would start; 1: it would wait for a fix; 78: it would exit, because an operator must make a
     decision."""
     set_up_silence()
-    from gateway.service import check as checking
+    from gateway.service import check_report as report
+    from gateway.service.check import run_check
 
     try:
-        checked = checking.check(load_settings(config))
+        checked = asyncio.run(run_check(load_settings(config)))
     except WalgateError as error:
-        checked = [checking.Checked("settings", "stops", error.message, error.hint)]
-    print(json.dumps(checking.as_json(checked)) if as_json else checking.render(checked))
-    raise SystemExit(checking.exit_code(checked))
+        checked = [report.Checked("settings", "stops", error.message, error.hint)]
+    print(json.dumps(report.as_json(checked)) if as_json else report.render(checked))
+    raise SystemExit(report.exit_code(checked))
 
 
 @app.command()

@@ -7,11 +7,10 @@ the registry would take a schema, and whether the WAL that the slot needs can st
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import replace
+from typing import Final
 
 import asyncpg
 
@@ -40,7 +39,7 @@ from gateway.kafka.facts import kafka_facts
 from gateway.kafka.listener import look_at_listener
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.topics import Topics
-from gateway.operate.errors import DataGap, StopForOperator, WalgateError
+from gateway.operate.errors import WalgateError
 from gateway.operate.settings import Settings
 from gateway.replication.connection import address_text, connect_replication, connect_sql
 from gateway.replication.holders import holders
@@ -48,44 +47,14 @@ from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
 from gateway.replication.role import role_facts
 from gateway.service.catalog import expected_of
+from gateway.service.check_report import Area, Checked, outcome_of
 from gateway.service.schema_errors import classified_schema_errors, open_registry
 from gateway.service.stored import refuse_other_dialect, stored_position
 from gateway.transactions.position import Position
 from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted, message_topic, transaction_topic, value_subject
 
-Area = Literal["settings", "postgresql", "kafka", "registry", "resume_lsn"]
-Outcome = Literal["ok", "warning", "waits", "stops"]
-AREAS: Final[tuple[Area, ...]] = ("settings", "postgresql", "kafka", "registry", "resume_lsn")
-EXIT_WAITS: Final = 1
-EXIT_STOPS: Final = 78
 _TIMEOUT_S: Final = 10.0
 _LOOKED_AT_TABLES: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """One line of the report. warning: the gateway runs; waits: a start would wait for the repair; stops: it would end (78)."""
-
-    area: Area
-    outcome: Outcome
-    message: str
-    remedy: str = ""
-
-
-def outcome_of(finding: Finding) -> Outcome:
-    if isinstance(finding, OperatorWarning):
-        return "warning"
-    return "stops" if isinstance(finding, (StopForOperator, DataGap)) else "waits"
-
-
-def exit_code(checked: Iterable[Checked]) -> int:
-    """0: a start would run; 1: it would wait for a repair; 78: an operator must decide, or a setting must change."""
-    outcomes = {each.outcome for each in checked}
-    return EXIT_STOPS if "stops" in outcomes else EXIT_WAITS if "waits" in outcomes else 0
-
-
-def as_json(checked: list[Checked]) -> dict[str, Any]:
-    return {"exit_code": exit_code(checked), "findings": [asdict(each) for each in checked]}
 
 
 async def run_check(settings: Settings) -> list[Checked]:
@@ -369,30 +338,3 @@ def _durability(facts: KafkaFacts) -> dict[str, Durability]:
         least, unclean = (topic.config.get(key) for key in ("min.insync.replicas", "unclean.leader.election.enable"))
         found[name] = Durability(topic.replicas, int(least) if least else None, unclean == "true" if unclean else None)
     return found
-
-
-_TITLES: Final[dict[Area, str]] = {"resume_lsn": "resume LSN"}
-_MARKS: Final[dict[Outcome, str]] = {"ok": "ok", "warning": "WARNING", "waits": "WAITS", "stops": "STOPS"}
-
-
-def render(checked: list[Checked]) -> str:
-    """For people: what is well in a line, what is not with its remedy below."""
-    lines = []
-    for area in AREAS:
-        for each in (one for one in checked if one.area == area):
-            lines.append(f"{_TITLES.get(area, area):<11} {_MARKS[each.outcome]:<8} {each.message}")
-            if each.remedy:
-                lines.extend(f"{'':<21}{part}" for part in each.remedy.splitlines())
-    wrong = sum(each.outcome in ("waits", "stops") for each in checked)
-    warnings = sum(each.outcome == "warning" for each in checked)
-    verdict = (
-        "the gateway would start"
-        if not wrong
-        else f"{wrong} {'problem prevents' if wrong == 1 else 'problems prevent'} the gateway from starting"
-    )
-    lines.append(f"{verdict}; {warnings} {'warning' if warnings == 1 else 'warnings'}")
-    return "\n".join(lines)
-
-
-def check(settings: Settings) -> list[Checked]:
-    return asyncio.run(run_check(settings))

@@ -22,7 +22,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from gateway.local import Registry
 from gateway.operate.settings import Settings
-from gateway.service.check import Checked, exit_code, render, run_check
+from gateway.service.check import run_check
+from gateway.service.check_report import Checked, exit_code, render
 from tests.conftest import Database
 from tests.exactly_once.proxy import ACCOUNT, ProxiedKafka
 from tests.gateway_process import COMMAND
