@@ -89,6 +89,11 @@ class KafkaFacts:
     topics: Mapping[str, TopicFacts]
     refusals: tuple[Refused, ...] = ()
 
+    @property
+    def unseen(self) -> frozenset[str]:
+        """Topics of which it is not known whether they exist."""
+        return frozenset(refused.on for refused in self.refusals if refused.operation == "Describe")
+
 
 def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding]:
     """What is wrong with this address; first things first: without a connection nothing more is said."""

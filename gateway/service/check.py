@@ -7,7 +7,7 @@ the registry would take a schema, and whether the WAL that the slot needs can st
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
@@ -49,7 +49,7 @@ from gateway.replication.role import role_facts
 from gateway.service.catalog import expected_of
 from gateway.service.check_report import Area, Checked, outcome_of
 from gateway.service.schema_errors import classified_schema_errors, open_registry
-from gateway.service.stored import refuse_other_dialect, stored_position
+from gateway.service.stored import own_position, refuse_other_dialect, stored_position
 from gateway.transactions.position import Position
 from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted, message_topic, transaction_topic, value_subject
 
@@ -251,18 +251,14 @@ class _Check:
             self._ok("registry", f"{self._settings.registry.url} answers as a schema registry")
 
     async def _position(self, kafka: KafkaFacts) -> None:
-        """The slot before the position, the end of the WAL after it: facts in another order prove nothing."""
+        """The slot before the position, the end of the WAL after it: facts in another order prove nothing. A position that could
+        not be read is not one that is not there: of it, nothing more is said."""
         facts = self._facts
         assert facts is not None
-        marker = transaction_topic(self._settings.kafka.prefix)
         fresh = self._fresh(facts)
-        if POSITION_TOPIC not in kafka.topics:
-            stored = Stored({}, False, self._next_moment())
-        elif marker not in kafka.topics:
-            stored = Stored(await self._positions(marker=POSITION_TOPIC), False, self._next_moment())
-        else:
-            positions = await self._positions(marker=marker)
-            stored = Stored(positions, self._used, self._next_moment())
+        stored = await self._stored(kafka, fresh)
+        if stored is None:
+            return
         try:
             async with self._sql() as sql:
                 after = await self._look(sql)
@@ -270,6 +266,38 @@ class _Check:
             self._add("resume_lsn", [error])
             return
         self._add("resume_lsn", self._judge(facts, stored, after, fresh))
+
+    async def _stored(self, kafka: KafkaFacts, fresh: Position) -> Stored | None:
+        """None: it could not be read; a finding says why."""
+        marker = transaction_topic(self._settings.kafka.prefix)
+        if not kafka.unseen.isdisjoint((POSITION_TOPIC, marker)):
+            return None
+        if POSITION_TOPIC not in kafka.topics:
+            return Stored({}, False, self._next_moment())
+        has_markers = marker in kafka.topics
+        try:
+            values, is_used = await read_positions(
+                self._settings.kafka, marker if has_markers else POSITION_TOPIC, _TIMEOUT_S
+            )
+            positions = await self._decoded(values, fresh)
+        except WalgateError as error:
+            self._add("resume_lsn", [error])
+            return None
+        return Stored(positions, has_markers and is_used, self._next_moment())
+
+    async def _decoded(self, values: Mapping[bytes, bytes], fresh: Position) -> dict[bytes, Position]:
+        """Of other slots' gateways, which may use another registry, those that can be read. Raises WalgateError for ours."""
+        positions: dict[bytes, Position] = {}
+        async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
+            for key, value in values.items():
+                try:
+                    with classified_schema_errors():
+                        decode = own_position if key == fresh.key else stored_position
+                        positions[key] = await decode(key, value, client)
+                except WalgateError:
+                    if key == fresh.key:
+                        raise
+        return positions
 
     def _fresh(self, facts: Facts) -> Position:
         source, kafka = self._settings.source, self._settings.kafka
@@ -308,28 +336,6 @@ class _Check:
         expected = replace(self._expected, timeline=known.timeline)
         left_behind = list(check_left_behind(after, expected))
         yield from left_behind or check_progress(before, stored, after, known)
-
-    async def _positions(self, marker: str) -> dict[bytes, Position]:
-        self._used = False
-        try:
-            values, self._used = await read_positions(self._settings.kafka, marker, _TIMEOUT_S)
-        except WalgateError as error:
-            self._add("resume_lsn", [error])
-            return {}
-        positions: dict[bytes, Position] = {}
-        async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
-            for key, value in values.items():
-                try:
-                    with classified_schema_errors():
-                        positions[key] = await stored_position(key, value, client)
-                except WalgateError as error:
-                    if key == self._fresh_key():
-                        self._add("resume_lsn", [error])
-        return positions
-
-    def _fresh_key(self) -> bytes:
-        assert self._facts is not None
-        return self._fresh(self._facts).key
 
 
 def _durability(facts: KafkaFacts) -> dict[str, Durability]:

@@ -6,12 +6,16 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -24,9 +28,10 @@ from gateway.local import Registry
 from gateway.operate.settings import Settings
 from gateway.service.check import run_check
 from gateway.service.check_report import Checked, exit_code, render
+from schemas.names import POSITION_TOPIC
 from tests.conftest import Database
 from tests.exactly_once.proxy import ACCOUNT, ProxiedKafka
-from tests.gateway_process import COMMAND
+from tests.gateway_process import COMMAND, GatewayProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 LOGIN = {name.removeprefix("kafka__"): value for name, value in ACCOUNT.items()}
@@ -198,6 +203,67 @@ async def _topics_and_rights(place: Place, account: dict[str, Any]) -> None:
     )
     await _denied(admin, ResourceType.TOPIC, table, AclOperation.WRITE)  # no ACL allows the rest: to describe it, say
     await place.finds("waits", "does not allow", table, "kafka-acls.sh", kafka=account)
+
+
+async def test_a_position_that_cannot_be_read_is_not_taken_for_none(place: Place, tmp_path: Path) -> None:
+    """The slot is well, and must not be said to be one that nothing is known of."""
+    sql = await place.database.connect()
+    await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+    of_parts = {"source": place.source, "kafka": place.of_kafka, "registry": place.of_registry}
+    settings = {f"{part}__{name}": value for part, values in of_parts.items() for name, value in values.items()}
+    gateway = GatewayProcess(tmp_path / "gateway.log", settings)
+    await gateway.streaming()
+    await gateway.stop()
+    account = {"kafka": {"bootstrap_servers": place.kafka.secured_servers, **LOGIN}}
+    assert wrong(await run_check(place.settings(**account))) == []
+
+    async def finds_only(code: int, *words: str, **change: Any) -> None:
+        checked = await run_check(place.settings(**change))
+        found = wrong(checked)
+        assert len(found) == 1 and exit_code(checked) == code, render(checked)
+        assert all(word in f"{found[0].message} {found[0].remedy}" for word in words), found
+
+    markers = f"{place.prefix}.transaction"
+    for topic, operation, words in (
+        (POSITION_TOPIC, AclOperation.READ, ("denies access to topic", "grant Read and Describe")),
+        (markers, AclOperation.READ, ("denies access to topic", "grant Read and Describe")),
+        (POSITION_TOPIC, AclOperation.DESCRIBE, (f"does not allow Describe on {POSITION_TOPIC}", "kafka-acls.sh")),
+        (markers, AclOperation.DESCRIBE, (f"does not allow Describe on {markers}", "kafka-acls.sh")),
+    ):
+        async with all_but(place, topic, operation):
+            await finds_only(1, *words, **account)
+    foreign = Producer({"bootstrap.servers": place.kafka.bootstrap_servers, "transactional.id": f"of-{place.prefix}"})
+    foreign.init_transactions(30)
+    foreign.begin_transaction()
+    foreign.produce(POSITION_TOPIC, key=b"1/d/s", value=b"v")
+    foreign.flush(30)
+    await finds_only(1, "could not be read to its end", "wait")
+    foreign.abort_transaction(30)
+    assert wrong(await run_check(place.settings())) == []
+    identifier, name = await sql.fetchrow("SELECT system_identifier, current_database() FROM pg_control_system()")
+    plain = Producer({"bootstrap.servers": place.kafka.bootstrap_servers})
+    plain.produce(POSITION_TOPIC, key=f"{identifier}/{name}/{place.prefix}".encode(), value=b"\0\0\0\0\0")
+    assert plain.flush(30) == 0
+    await finds_only(78, POSITION_TOPIC)
+
+
+@asynccontextmanager
+async def all_but(place: Place, topic: str, operation: AclOperation) -> AsyncIterator[None]:
+    """What User:gateway may do with a topic; the authorizer hears of it a little later."""
+    admin = AdminClient({"bootstrap.servers": place.kafka.bootstrap_servers})
+    at = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:gateway", "*")
+    rules = [AclBinding(*at, AclOperation.ALL, AclPermissionType.ALLOW)]
+    rules.append(AclBinding(*at, operation, AclPermissionType.DENY))
+    for future in admin.create_acls(rules).values():
+        future.result(30)
+    await asyncio.sleep(1.0)
+    try:
+        yield
+    finally:
+        every = AclBindingFilter(*at, AclOperation.ANY, AclPermissionType.ANY)
+        for deleted in admin.delete_acls([every]).values():
+            deleted.result(30)
+        await asyncio.sleep(1.0)
 
 
 async def _denied(admin: AdminClient, kind: Any, name: str, operation: Any) -> None:
