@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -130,6 +130,19 @@ def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator
         )
         return
     yield from _login(listener, expected)
+
+
+def check_bootstrap(listeners: Sequence[ListenerFacts], expected: KafkaExpected) -> Iterator[Finding]:
+    """Of the addresses in kafka.bootstrap_servers one is enough."""
+    found = [list(check_listener(listener, expected)) for listener in listeners]
+    one_is_well = not all(found)
+    for finding in (finding for of_one in found for finding in of_one):
+        if one_is_well:
+            yield OperatorWarning(
+                f"{finding.message}; the gateway uses the other addresses in kafka.bootstrap_servers", finding.hint
+            )
+        else:
+            yield finding
 
 
 def _login(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ import asyncpg
 from gateway.judgement.brokers import (
     KafkaExpected,
     KafkaFacts,
+    check_bootstrap,
     check_brokers,
     check_listener,
     check_refusals,
@@ -201,7 +202,8 @@ class _Check:
     async def _kafka(self) -> KafkaFacts | None:
         kafka, expected = self._settings.kafka, self._kafka_expected()
         addresses = [part.strip() for part in kafka.bootstrap_servers.split(",")]
-        if not any([await self._listener(address, expected) for address in addresses]):
+        listeners = [await look_at_listener(address, kafka) for address in addresses]
+        if not self._add("kafka", check_bootstrap(listeners, expected)):
             return None
         topics = Topics(kafka, expected.marker_topic, set(), lambda _: None)
         own = [POSITION_TOPIC, expected.marker_topic, message_topic(kafka.prefix)]
@@ -217,7 +219,8 @@ class _Check:
             return None
         for address in advertised:
             if address not in addresses:
-                await self._listener(address, expected, advertised=True)
+                listener = await look_at_listener(address, kafka, advertised=True)
+                self._add("kafka", check_listener(listener, expected))
         for check in (check_refusals, check_brokers, check_topics):
             self._add("kafka", check(facts, expected))
         self._add("kafka", cautions(_durability(facts), facts.broker_count))
@@ -226,10 +229,6 @@ class _Check:
             "kafka", f"{counted(facts.broker_count, 'broker')}; {len(known)} of {len(own) + len(tables)} topics exist"
         )
         return facts
-
-    async def _listener(self, address: str, expected: KafkaExpected, *, advertised: bool = False) -> bool:
-        listener = await look_at_listener(address, self._settings.kafka, advertised=advertised)
-        return self._add("kafka", check_listener(listener, expected))
 
     def _relations(self) -> list[tuple[str, str]]:
         if self._facts is None:

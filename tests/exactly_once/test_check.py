@@ -175,6 +175,8 @@ async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> Non
     await place.finds("stops", "does not use TLS", "= PLAINTEXT", kafka={"security_protocol": "SSL"})
     await place.finds("stops", "answers, but not with Kafka's protocol", kafka={"bootstrap_servers": postgres})
     await place.finds("waits", "connection to 127.0.0.1:1 refused", kafka={"bootstrap_servers": "127.0.0.1:1"})
+    both = {"bootstrap_servers": f"127.0.0.1:1,{place.kafka.bootstrap_servers}"}
+    await place.finds("warning", "connection to 127.0.0.1:1 refused", "uses the other addresses", kafka=both)
     await place.finds("waits", "kafka.replication_factor is 3", "= 1", kafka={"replication_factor": 3})
     await place.finds("stops", "kafka.transaction_timeout_s is 2000", "= 900", kafka={"transaction_timeout_s": 2000})
     await place.finds("stops", "requests of at most 104857600 bytes", kafka={"max_record_bytes": 200 << 20})

@@ -17,6 +17,7 @@ from gateway.judgement.brokers import (
     ListenerFacts,
     Refused,
     TopicFacts,
+    check_bootstrap,
     check_brokers,
     check_listener,
     check_refusals,
@@ -578,6 +579,15 @@ def test_a_managed_server_is_told_its_own_remedy(provider: str, said: str) -> No
     assert "max_slot_wal_keep_size = '...'" in for_provider(warning, provider).hint
     assert "ALTER SYSTEM" not in for_provider(warning, provider).hint
     assert for_provider(warning, "") is warning
+
+
+def test_one_bootstrap_address_that_is_well_is_enough() -> None:
+    dead = replace(LISTENER, address="k0:9092", failure="refused")
+    (found,) = check_bootstrap([dead, LISTENER], WANTED)
+    assert isinstance(found, OperatorWarning) and "connection to k0:9092 refused" in found.message
+    assert "uses the other addresses" in found.message and "kafka.bootstrap_servers" in found.hint
+    assert [type(each) for each in check_bootstrap([dead, dead], WANTED)] == [RetrySlowly, RetrySlowly]
+    assert list(check_bootstrap([LISTENER], WANTED)) == []
 
 
 def test_a_gap_is_not_judged_without_a_position() -> None:
