@@ -376,7 +376,13 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
     kept = _number(marker.config, "retention.ms") if marker is not None else None
     for topic in facts.topics.values():
         own = _number(topic.config, "retention.ms")
-        if topic is marker or topic.name == expected.position_topic or own is None or own < 0:
+        is_read_by_marker = topic.name not in (expected.marker_topic, expected.position_topic, SNAPSHOT_TOPIC)
+        if (
+            not is_read_by_marker
+            or own is None
+            or own < 0
+            or "delete" not in topic.config.get("cleanup.policy", "delete")
+        ):
             continue
         alter = f"{_ALTER_TOPIC.format(topic.name)}retention.ms="
         if kept is not None and (kept < 0 or own < kept):

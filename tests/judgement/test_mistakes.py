@@ -62,6 +62,9 @@ TOPIC_CONFIG = {
 }
 TOPICS = {
     "walgate.position": TopicFacts("walgate.position", 1, 3, config={**TOPIC_CONFIG, "cleanup.policy": "compact"}),
+    "walgate.snapshot": TopicFacts(
+        "walgate.snapshot", 1, 3, config={**TOPIC_CONFIG, "cleanup.policy": "compact", "retention.ms": "604800000"}
+    ),
     "cdc.transaction": TopicFacts("cdc.transaction", 1, 3, config=TOPIC_CONFIG),
     "cdc.shop.orders": TopicFacts("cdc.shop.orders", 3, 3, config=TOPIC_CONFIG),
 }
@@ -554,9 +557,10 @@ def test_a_new_cluster_whose_configuration_is_not_ours_to_see_has_no_findings() 
     assert World(brokers=KafkaFacts(3, {}, {}), wanted=wanted(replication_factor=-1)).findings() == []
     (found,) = World(brokers=KafkaFacts(2, {}, {})).findings()
     assert "kafka.replication_factor is 3, but there are 2 brokers" in found.message
-    longer = {
-        name: replace(topic, config={**topic.config, "retention.ms": days})
-        for (name, topic), days in zip(TOPICS.items(), ("-1", str(5 * 86_400_000), str(9 * 86_400_000)), strict=True)
+    days_kept = {"cdc.transaction": 5, "cdc.shop.orders": 9}
+    longer = TOPICS | {
+        name: replace(TOPICS[name], config={**TOPICS[name].config, "retention.ms": str(days * 86_400_000)})
+        for name, days in days_kept.items()
     }
     assert World(brokers=replace(BROKERS, topics=longer)).findings() == []
     unseen = replace(TOPICS["cdc.shop.orders"], config={})
@@ -579,6 +583,12 @@ def test_a_managed_server_is_told_its_own_remedy(provider: str, said: str) -> No
     assert "max_slot_wal_keep_size = '...'" in for_provider(warning, provider).hint
     assert "ALTER SYSTEM" not in for_provider(warning, provider).hint
     assert for_provider(warning, "") is warning
+
+
+@pytest.mark.parametrize(("policy", "is_said"), [("delete", True), ("compact,delete", True), ("compact", False)])
+def test_retention_counts_only_where_records_are_deleted_by_it(policy: str, is_said: bool) -> None:
+    world = topic("cdc.shop.orders", retention_ms="3600000", cleanup_policy=policy)
+    assert bool(world.findings()) is is_said
 
 
 def test_one_bootstrap_address_that_is_well_is_enough() -> None:
