@@ -132,7 +132,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/kafka/topics.py topic_of_two", ""): _DIALECT,
     ("gateway/operate/failpoints.py _parse_action", ""): _MENDED,
     ("gateway/operate/failpoints.py parse_failpoints", ""): _MENDED,
-    ("gateway/operate/http_server.py start_server", ""): _MENDED,
+    ("gateway/operate/http_socket.py listen", ""): _MENDED,
     ("gateway/operate/section.py unusable", ""): _LISTENER,
     ("gateway/operate/settings.py _merge", ""): _MENDED,
     ("gateway/operate/settings.py _read_file", ""): _MENDED,

@@ -7,6 +7,7 @@ the registry would take a schema, and whether the WAL that the slot needs can st
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -41,6 +42,8 @@ from gateway.kafka.listener import look_at_listener
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.topics import Topics
 from gateway.operate.errors import WalgateError
+from gateway.operate.health import ask_status
+from gateway.operate.http_socket import listen
 from gateway.operate.settings import Settings
 from gateway.replication.connection import address_text, connect_replication, connect_sql
 from gateway.replication.holders import holders
@@ -73,6 +76,7 @@ class _Check:
 
     async def run(self) -> list[Checked]:
         self._checked.append(Checked("settings", "ok", "all settings are valid"))
+        await self._http()
         await self._postgresql()
         kafka = await self._kafka()
         await self._registry()
@@ -96,6 +100,20 @@ class _Check:
     def _next_moment(self) -> int:
         self._moment += 1
         return self._moment
+
+    async def _http(self) -> None:
+        """The port is free, or a gateway of this slot has it, which ends before another one starts."""
+        http, slot = self._settings.http, self._settings.source.slot
+        if not http.port:
+            return
+        try:
+            listen(http.host, http.port).close()
+        except WalgateError as error:
+            running = await asyncio.to_thread(ask_status, http.host, http.port)
+            if running is not None and running.get("slot_name") == slot:
+                self._ok("settings", f"a gateway of slot {slot} answers on http.port {http.port}")
+            else:
+                self._add("settings", [error])
 
     # -- PostgreSQL ------------------------------------------------------------------------------------------------
 
