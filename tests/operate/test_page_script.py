@@ -61,6 +61,14 @@ HOLDER = {
 }
 
 
+def test_a_list_of_topics_that_is_cut_says_so() -> None:
+    assert shown(status(topic_count=SHOWN_TOPICS), "known.cut.textContent") == ""
+    many = status(topic_count=1234)
+    assert shown(many, "known.cut.textContent") == "busiest 100 of 1,234 (most records)"
+    nothing = '(known.filter.value = "table_0001", topics(s), said(known.topics))'
+    assert shown(many, nothing) == "none of the busiest 100 of 1,234 (most records) matches"
+
+
 @pytest.mark.parametrize("server_time", [NOW - 3600, NOW, NOW + 3600, None])
 def test_ages_of_what_postgresql_dates_are_by_its_clock(server_time: float | None) -> None:
     at = NOW if server_time is None else server_time
