@@ -33,6 +33,7 @@ from gateway.judgement.position import (
     check_progress,
     position_before_rename,
 )
+from gateway.judgement.publication import check_actions
 from gateway.judgement.role import RoleFacts, check_role, for_provider
 from gateway.judgement.server import check_left_behind, check_slot_capacity
 from gateway.judgement.start import check_without_position
@@ -134,11 +135,11 @@ class _Check:
             async with self._sql() as sql:
                 role = await role_facts(sql, self._settings.source.publications)
                 # What is wrong with the role explains why the rest fails.
-                self._add("postgresql", check_role(role), role.provider)
+                self._add("postgresql", check_role(role, takes_snapshots=self._settings.takes_snapshots), role.provider)
                 facts = self._facts = await self._look(sql)
                 self._say_server(sql, facts, role)
                 report = check_without_position(facts, self._expected)
-                self._add("postgresql", (*report.errors, *report.warnings), role.provider)
+                self._add("postgresql", (*report.errors, *report.warnings, *check_actions(facts)), role.provider)
                 if facts.slot is None:
                     self._add("postgresql", check_slot_capacity(facts), role.provider)
                     await self._holders(sql)

@@ -144,8 +144,18 @@ async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
         assert any("cannot see other roles' sessions" in message for message in said)
         assert any("cannot read" in message for message in said)
         assert exit_code(checked) == 1
+        assert not any("row-level security" in message for message in said)
+        await sql.execute(f"GRANT SELECT ON t TO {role}; ALTER TABLE t ENABLE ROW LEVEL SECURITY")
+        only = {"source": {"dsn": url}}
+        await place.finds("warning", "row-level security applies", "public.t", "BYPASSRLS", **only)
+        for enough in (f"ALTER ROLE {role} BYPASSRLS", f"ALTER ROLE {role} NOBYPASSRLS; ALTER TABLE t OWNER TO {role}"):
+            await sql.execute(enough)
+            checked = await run_check(place.settings(**only))
+            assert not any("row-level security" in one.message for one in checked), render(checked)
+        await sql.execute("ALTER TABLE t FORCE ROW LEVEL SECURITY")
+        await place.finds("warning", "row-level security applies", "public.t", **only)
     finally:
-        await sql.execute(f"DROP ROLE {role}")
+        await sql.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
 
 
 async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> None:

@@ -25,6 +25,7 @@ from gateway.judgement.brokers import (
 )
 from gateway.judgement.facts import Expected, Facts
 from gateway.judgement.findings import Finding, OperatorWarning
+from gateway.judgement.publication import check_actions
 from gateway.judgement.role import RoleFacts, check_role, for_provider
 from gateway.judgement.server import check_slot_capacity
 from gateway.judgement.start import check_without_position
@@ -85,7 +86,7 @@ class World:
 
     def findings(self) -> list[Finding]:
         report = check_without_position(self.facts, self.expected)
-        found: list[Finding] = [*report.errors, *report.warnings]
+        found: list[Finding] = [*report.errors, *report.warnings, *check_actions(self.facts)]
         if self.facts.slot is None:
             found += check_slot_capacity(self.facts)
         checks: tuple[Iterable[Finding], ...] = (
@@ -176,6 +177,13 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "max_slot_wal_keep_size is 100 MB",
         "max_slot_wal_keep_size = '...'; SELECT pg_reload_conf()",
     ),
+    (
+        "budget above the server's limit",
+        World(facts=with_server(max_slot_wal_keep_mb=100), expected=replace(EXPECTED, advance_bytes=101 << 20)),
+        WARN,
+        "the slot is invalidated before source.on_wal_budget = advance can advance it",
+        f"less than {100 << 20}",
+    ),
     ("idle timeout", server(idle_slot_timeout_s=60.0), WARN, "idle_replication_slot_timeout is 60 s", "= 0; SELECT"),
     (
         "two-phase version",
@@ -245,6 +253,13 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "add these columns to the column list",
     ),
     (
+        "no updates",
+        World(facts=with_publication(actions=frozenset({"insert", "truncate"}))),
+        WARN,
+        "publication p does not publish update, delete: these changes do not reach Kafka",
+        "ALTER PUBLICATION \"p\" SET (publish = 'insert, update, delete, truncate')",
+    ),
+    (
         "column lists",
         World(
             facts=replace(
@@ -289,6 +304,13 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
     ("clock", role(server_ahead_s=-4000.0), WARN, "4000 s behind", "synchronize"),
     ("no USAGE", role(closed_schemas=("shop",)), WARN, "lacks USAGE on the schemas shop", "GRANT USAGE ON SCHEMA shop"),
     ("no SELECT", role(unreadable=("shop.orders",)), WARN, "cannot read shop.orders", "GRANT SELECT ON shop.orders"),
+    (
+        "row-level security",
+        role(filtered=("shop.orders",)),
+        WARN,
+        "row-level security applies to role walgate on shop.orders",
+        'ALTER ROLE "walgate" BYPASSRLS',
+    ),
     # the listeners
     ("dns", listener(failure="dns"), SLOW, "host name of k1:9092 cannot be resolved", "bootstrap_servers"),
     ("refused", listener(failure="refused"), SLOW, "connection to k1:9092 refused", "bootstrap_servers"),
@@ -598,6 +620,17 @@ def test_one_bootstrap_address_that_is_well_is_enough() -> None:
     assert "uses the other addresses" in found.message and "kafka.bootstrap_servers" in found.hint
     assert [type(each) for each in check_bootstrap([dead, dead], WANTED)] == [RetrySlowly, RetrySlowly]
     assert list(check_bootstrap([LISTENER], WANTED)) == []
+
+
+def test_row_level_security_is_nothing_to_a_gateway_that_reads_no_rows() -> None:
+    assert list(check_role(replace(ROLE, filtered=("shop.orders",)), takes_snapshots=False)) == []
+
+
+def test_what_either_of_two_publications_publishes_is_sent() -> None:
+    some = replace(PUBLICATION, actions=frozenset({"insert", "update"}))
+    others = replace(PUBLICATION, name="q", actions=frozenset({"delete", "truncate"}))
+    expected = replace(EXPECTED, publications=("p", "q"))
+    assert World(facts=replace(FACTS, publications={"p": some, "q": others}), expected=expected).findings() == []
 
 
 def test_a_gap_is_not_judged_without_a_position() -> None:
