@@ -103,7 +103,7 @@ def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator
         return
     if listener.tls != expected.tls:
         yield StopForOperator(
-            f"{at} {'requires' if listener.tls else 'does not use'} TLS, but kafka.security_protocol is "
+            f"{at} {'requires TLS' if listener.tls else 'does not use TLS'}, but kafka.security_protocol is "
             f"{protocol_name(expected)}",
             hint=f"set kafka.security_protocol = {protocol_name(expected, tls=listener.tls)}"
             + ("" if listener.tls else ", or use the listener with TLS (often port 9093)"),

@@ -5,6 +5,7 @@ The ones that need a server's own words are seeded into real servers, in tests/e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,6 +43,7 @@ from tests.judgement.facts import (
     with_slot,
     without_slot,
 )
+from tests.test_links import messages_of_the_index
 
 ROLE = RoleFacts("walgate")
 WANTED = KafkaExpected("cdc", "walgate.position", "cdc.transaction", "walgate.1.5.s", replication_factor=3)
@@ -568,6 +570,18 @@ def test_a_mistake_is_named_with_its_remedy_and_nothing_else_is(
     assert len(matching) == 1, found
     assert isinstance(matching[0], kind) and remedy in matching[0].hint
     assert len(found) == 1, found
+
+
+def test_whoever_is_not_let_in_finds_the_message_in_the_index() -> None:
+    known = [re.compile(".*".join(map(re.escape, message.split("...")))) for message in messages_of_the_index()]
+    unreachable = listener(failure="other", detail="no route to host")
+    said = set()
+    for world in [unreachable, *(mistake[1] for mistake in MISTAKES)]:
+        said |= {finding.message for finding in check_listener(world.listener, world.wanted)}
+        said |= {finding.message for finding in check_refusals(world.brokers, world.wanted)}
+        said |= {finding.message for finding in check_role(world.role) if world.role.is_pooled}
+    assert len(said) > 15
+    assert [message for message in said if not any(pattern.match(message) for pattern in known)] == []
 
 
 def test_there_are_many() -> None:
