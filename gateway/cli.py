@@ -18,7 +18,7 @@ import structlog
 import typer
 
 from gateway.build import build_name
-from gateway.commands.ending import EXIT_FAILURE, ConfigOption, command, exit_code, fail, set_up_silence
+from gateway.commands.ending import EXIT_FAILURE, ConfigOption, command, exit_code, fail, set_up_silence, usage_error
 from gateway.commands.positions import accept_gap, adopt, readmit, skip
 from gateway.commands.snapshots import snapshot_app, verify
 from gateway.operate.errors import StopForOperator, WalgateError
@@ -128,6 +128,12 @@ def tail(
     seconds: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds.")] = None,
 ) -> None:
     """Print changes, including row values, as they are committed. Uses a temporary slot that is dropped when the command ends."""
+    if topics and (publications or in_progress):
+        usage_error(
+            "tail: --publication and --in-progress cannot be used with --topics, which reads Kafka, not PostgreSQL"
+        )
+    if from_beginning and not topics:
+        usage_error("tail: --from-beginning needs --topics: PostgreSQL sends only new changes")
     with command():
         from gateway.tail.chosen import Chosen
         from gateway.tail.commands import tail_messages, tail_records
@@ -230,14 +236,15 @@ def check(
     Exit code 0: the gateway would start; 1: it would wait for a fix; 78: it would exit, because an operator must make a
     decision."""
     set_up_silence()
-    from gateway.service import check as checking
+    from gateway.service import check_report as report
+    from gateway.service.check import run_check
 
     try:
-        checked = checking.check(load_settings(config))
+        checked = asyncio.run(run_check(load_settings(config)))
     except WalgateError as error:
-        checked = [checking.Checked("settings", "stops", error.message, error.hint)]
-    print(json.dumps(checking.as_json(checked)) if as_json else checking.render(checked))
-    raise SystemExit(checking.exit_code(checked))
+        checked = [report.Checked("settings", "stops", error.message, error.hint)]
+    print(json.dumps(report.as_json(checked)) if as_json else report.render(checked))
+    raise SystemExit(report.exit_code(checked))
 
 
 @app.command()

@@ -43,6 +43,11 @@ _HINT_CREDENTIALS: Final = (
 _HINT_CERTIFICATES: Final = (
     "check registry.ca_file, and registry.cert_file if the registry requires a client certificate"
 )
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+"""OpenSSL's words for an answer that is no TLS: before 3.2, and since."""
+_HINT_NO_TLS: Final = (
+    "the server does not use TLS on this port: in registry.url, use http:// instead of https://, or the port with TLS"
+)
 
 
 class BearerTokens(Protocol):
@@ -255,14 +260,22 @@ class RegistryClient:
                 except _BROKEN:
                     return await self._http.send(request)
         except (httpx2.RequestError, TimeoutError) as error:
-            if "CERTIFICATE" in str(error).upper():  # theirs, which we do not trust, or ours, which they miss
+            hint = _tls_hint(str(error).upper())
+            if hint:
                 raise RegistryDenied(
-                    f"the TLS handshake with the schema registry failed ({what}): {error}", hint=_HINT_CERTIFICATES
+                    f"the TLS handshake with the schema registry failed ({what}): {error}", hint=hint
                 ) from error
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             raise RegistryUnavailable(
                 f"the schema registry does not answer ({what}): {reason}", hint=_HINT_UNREACHABLE
             ) from error
+
+
+def _tls_hint(said: str) -> str:
+    """ "" where the handshake is not what failed."""
+    if "CERTIFICATE" in said:  # theirs, which we do not trust, or ours, which they miss
+        return _HINT_CERTIFICATES
+    return _HINT_NO_TLS if any(word in said for word in _NO_TLS) else ""
 
 
 def _address(url: str) -> httpx2.URL:

@@ -63,7 +63,7 @@ _SPLIT: Final = (
 _UNTRANSLATABLE: Final = "exactly_once/test_ways_on.py::test_text_that_cannot_be_sent_is_given_up"
 _DIALECT: Final = "exactly_once/test_ways_on_debezium.py::test_a_stop_of_the_dialect_is_left_as_the_message_says"
 WALKED: Final[dict[tuple[str, str], str]] = {
-    ("gateway/judgement/brokers.py check_listener", "TLS, but kafka.security_protocol"): _CHECK,
+    ("gateway/judgement/brokers.py check_listener", "but kafka.security_protocol"): _CHECK,
     ("gateway/judgement/brokers.py _login", "does not use SASL"): _CHECK,
     ("gateway/judgement/brokers.py check_brokers", "allows a transaction timeout of"): _CHECK,
     ("gateway/judgement/brokers.py check_brokers", "accept requests of at most"): _CHECK,
@@ -132,7 +132,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/kafka/topics.py topic_of_two", ""): _DIALECT,
     ("gateway/operate/failpoints.py _parse_action", ""): _MENDED,
     ("gateway/operate/failpoints.py parse_failpoints", ""): _MENDED,
-    ("gateway/operate/http_server.py start_server", ""): _MENDED,
+    ("gateway/operate/http_socket.py listen", ""): _MENDED,
     ("gateway/operate/section.py unusable", ""): _LISTENER,
     ("gateway/operate/settings.py _merge", ""): _MENDED,
     ("gateway/operate/settings.py _read_file", ""): _MENDED,
@@ -181,7 +181,7 @@ _MEANT: Final = "exactly_once/test_ways_on_instead.py::test_a_wrong_server_is_le
 INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
     (("gateway/events/errors.py unreadable_value", ""), _DIALECT),
     (("gateway/judgement/brokers.py check_brokers", ""), _ALLOWED),
-    (("gateway/judgement/brokers.py check_listener", "TLS, but kafka.security_protocol"), _LISTENER),
+    (("gateway/judgement/brokers.py check_listener", "but kafka.security_protocol"), _LISTENER),
     (("gateway/judgement/brokers.py _login", "does not use SASL"), _LISTENER),
     (("gateway/judgement/brokers.py check_single_partition", "commit order"), _OTHER),
     (("gateway/judgement/notice.py _judge_left_out", "the server cannot send changes"), _OTHER),

@@ -55,10 +55,15 @@ def texts_of_the_code() -> str:
     return "\n".join(found)
 
 
-def test_messages_of_the_index_are_those_of_the_code() -> None:
+def messages_of_the_index() -> list[str]:
+    """Each with ... for what stands between."""
     page = (ROOT / "docs/symptoms.md").read_text("utf-8")
-    table = page.split("| message |")[1].split("\n\n")[0].splitlines()[2:]
-    messages = [message for line in table for message in re.findall(r"`([^`]+)`", line.split("|")[1])]
+    tables = [table.split("\n\n")[0].splitlines()[2:] for table in page.split("| message |")[1:]]
+    return [message for table in tables for line in table for message in re.findall(r"`([^`]+)`", line.split("|")[1])]
+
+
+def test_messages_of_the_index_are_those_of_the_code() -> None:
+    messages = messages_of_the_index()
     assert len(messages) > 20
     code = texts_of_the_code()
     for message in messages:

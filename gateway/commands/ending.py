@@ -15,6 +15,7 @@ from gateway.operate.errors import StopForOperator, WalgateError
 from gateway.operate.logs import set_up_logs
 
 EXIT_FAILURE = 1
+EXIT_USAGE = 2  # as of an option that does not exist
 EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h: an operator must decide, starting again does not help
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file; see docs/settings.md.")]
@@ -38,6 +39,12 @@ def set_up_silence() -> None:
     """What is found is printed; what the clients log of a server that is away would only be in between."""
     set_up_logs("console", "error")
     logging.disable()
+
+
+def usage_error(text: str) -> NoReturn:
+    """Of options that do not fit together."""
+    print(f"walgate: {text}", file=sys.stderr)
+    raise SystemExit(EXIT_USAGE)
 
 
 def fail(error: WalgateError) -> NoReturn:

@@ -147,9 +147,11 @@ def _send_command(config: Path | None, command: str, tables: Sequence[str] = (),
             raise StopForOperator(f"snapshot {command}: {error}") from None
         login = login_of(settings.source)
         if tables and (unknown := asyncio.run(unpublished(login, settings.source.publications, tables))):
+            near = [name for name in unknown.values() if name]
+            meant = f"did you mean {', '.join(near)}? " if near else ""
             raise StopForOperator(
                 f"snapshot {command}: not published by {', '.join(settings.source.publications)}: {', '.join(unknown)}",
-                hint="check the names; ALTER PUBLICATION ... ADD TABLE publishes a table",
+                hint=f"{meant}check the names; ALTER PUBLICATION ... ADD TABLE publishes a table",
             )
         lsn = asyncio.run(emit_command(login, text))
         print(f"sent at {lsn}: walgate snapshot status shows the progress", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -89,6 +89,11 @@ class KafkaFacts:
     topics: Mapping[str, TopicFacts]
     refusals: tuple[Refused, ...] = ()
 
+    @property
+    def unseen(self) -> frozenset[str]:
+        """Topics of which it is not known whether they exist."""
+        return frozenset(refused.on for refused in self.refusals if refused.operation == "Describe")
+
 
 def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding]:
     """What is wrong with this address; first things first: without a connection nothing more is said."""
@@ -98,7 +103,7 @@ def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator
         return
     if listener.tls != expected.tls:
         yield StopForOperator(
-            f"{at} {'requires' if listener.tls else 'does not use'} TLS, but kafka.security_protocol is "
+            f"{at} {'requires TLS' if listener.tls else 'does not use TLS'}, but kafka.security_protocol is "
             f"{protocol_name(expected)}",
             hint=f"set kafka.security_protocol = {protocol_name(expected, tls=listener.tls)}"
             + ("" if listener.tls else ", or use the listener with TLS (often port 9093)"),
@@ -125,6 +130,19 @@ def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator
         )
         return
     yield from _login(listener, expected)
+
+
+def check_bootstrap(listeners: Sequence[ListenerFacts], expected: KafkaExpected) -> Iterator[Finding]:
+    """Of the addresses in kafka.bootstrap_servers one is enough."""
+    found = [list(check_listener(listener, expected)) for listener in listeners]
+    one_is_well = not all(found)
+    for finding in (finding for of_one in found for finding in of_one):
+        if one_is_well:
+            yield OperatorWarning(
+                f"{finding.message}; the gateway uses the other addresses in kafka.bootstrap_servers", finding.hint
+            )
+        else:
+            yield finding
 
 
 def _login(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding]:
@@ -358,7 +376,13 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
     kept = _number(marker.config, "retention.ms") if marker is not None else None
     for topic in facts.topics.values():
         own = _number(topic.config, "retention.ms")
-        if topic is marker or topic.name == expected.position_topic or own is None or own < 0:
+        is_read_by_marker = topic.name not in (expected.marker_topic, expected.position_topic, SNAPSHOT_TOPIC)
+        if (
+            not is_read_by_marker
+            or own is None
+            or own < 0
+            or "delete" not in topic.config.get("cleanup.policy", "delete")
+        ):
             continue
         alter = f"{_ALTER_TOPIC.format(topic.name)}retention.ms="
         if kept is not None and (kept < 0 or own < kept):

@@ -151,6 +151,7 @@ class Expected:
     failover: bool = False
     backend_pid: int | None = None
     keys_needed: bool = False  # new topics are compacted
+    advance_bytes: int | None = None  # the slot is to be moved on when it retains so much
 
 
 def published_types(publications: Mapping[str, PublicationFacts]) -> frozenset[int]:

@@ -14,6 +14,7 @@ from gateway.judgement.findings import Finding, OperatorWarning
 from gateway.names import quote_identifier
 from gateway.operate.errors import RetrySlowly, StopForOperator
 
+_ACTIONS: Final = ("insert", "update", "delete", "truncate")
 _LISTED: Final = 10  # so many tables are named in one message
 
 
@@ -36,6 +37,24 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield from _without_keys(facts)
     yield from _column_lists(facts)
     yield from _keys_sent_in_part(facts)
+
+
+def check_actions(facts: Facts) -> Iterator[Finding]:
+    """Of `walgate check` alone: it may well be meant. A table in two publications is sent what either of them publishes."""
+    published: dict[int, frozenset[str]] = {}
+    for publication in facts.publications.values():
+        for relation in publication.relations:
+            before = published.get(relation.relation_oid, frozenset())
+            published[relation.relation_oid] = before | publication.actions
+    for publication in facts.publications.values():
+        actions = [published[relation.relation_oid] for relation in publication.relations]
+        missing = [action for action in _ACTIONS if not all(action in of_table for of_table in actions)]
+        if missing:
+            yield OperatorWarning(
+                f"publication {publication.name} does not publish {', '.join(missing)}: these changes do not reach Kafka",
+                f"ALTER PUBLICATION {quote_identifier(publication.name)} SET (publish = '{', '.join(_ACTIONS)}'), unless this is "
+                "intended",
+            )
 
 
 def _identities(facts: Facts) -> Iterator[Finding]:

@@ -41,7 +41,8 @@ _SET: Final[Mapping[str, str]] = {
 class RoleFacts:
     """`provider`: a key of PROVIDERS, or "". `is_pooled`: the process that answers is not the one that took the login.
     `server_ahead_s`: the server's clock against ours. `unreadable`: published tables that the role may not SELECT;
-    `closed_schemas`: schemas of published tables, on which it lacks USAGE."""
+    `closed_schemas`: schemas of published tables, on which it lacks USAGE; `filtered`: published tables whose row-level security
+    applies to it."""
 
     name: str
     is_superuser: bool = False
@@ -58,9 +59,10 @@ class RoleFacts:
     server_ahead_s: float = 0.0
     unreadable: tuple[str, ...] = ()
     closed_schemas: tuple[str, ...] = ()
+    filtered: tuple[str, ...] = ()
 
 
-def check_role(role: RoleFacts) -> Iterator[Finding]:
+def check_role(role: RoleFacts, *, takes_snapshots: bool = True) -> Iterator[Finding]:
     name = quote_identifier(role.name)
     if role.is_pooled:
         yield StopForOperator(
@@ -93,6 +95,12 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
             f"role {role.name} lacks USAGE on the schemas {', '.join(role.closed_schemas)}: streaming does not need it, but a "
             "snapshot does",
             f"GRANT USAGE ON SCHEMA {', '.join(role.closed_schemas)} TO {name}",
+        )
+    if role.filtered and takes_snapshots:
+        yield OperatorWarning(
+            f"row-level security applies to role {role.name} on {', '.join(role.filtered[:10])}: streaming does not depend on "
+            "it, but a snapshot fails instead of leaving out rows",
+            f"ALTER ROLE {name} BYPASSRLS",
         )
     yield from _connections(role, name)
     if abs(role.server_ahead_s) > _CLOCK_S:

@@ -79,8 +79,15 @@ def _lost(slot: SlotFacts) -> Iterator[Finding]:
 
 def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
     """What may invalidate the slot while the gateway is down."""
-    server = facts.server
-    if server.max_slot_wal_keep_mb >= 0:
+    server, budget = facts.server, expected.advance_bytes
+    if 0 <= server.max_slot_wal_keep_mb << 20 < (budget or 0):
+        yield OperatorWarning(
+            f"source.wal_budget_bytes is {budget}, but max_slot_wal_keep_size is {server.max_slot_wal_keep_mb} MB: the slot is "
+            "invalidated before source.on_wal_budget = advance can advance it",
+            f"set source.wal_budget_bytes to less than {server.max_slot_wal_keep_mb << 20}. Or, if the disk has room for more "
+            "WAL: ALTER SYSTEM SET max_slot_wal_keep_size = '...'; SELECT pg_reload_conf()",
+        )
+    elif server.max_slot_wal_keep_mb >= 0:
         yield OperatorWarning(
             f"max_slot_wal_keep_size is {server.max_slot_wal_keep_mb} MB: the slot is invalidated if the gateway "
             "falls behind by more",

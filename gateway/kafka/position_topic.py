@@ -22,6 +22,10 @@ _NOT_TO_ITS_END = (
 )
 
 
+class NotReadToItsEnd(Retry):
+    """A Kafka transaction may be open: that the broker does not answer is not said by it."""
+
+
 async def read_positions(
     settings: KafkaSettings, marker_topic: str, timeout_s: float
 ) -> tuple[dict[bytes, bytes], bool]:
@@ -32,7 +36,7 @@ async def read_positions(
 
     Read to the partition's true end. What is committed ends at the first transaction that is still open, which may be of
     another gateway that died: our own newer position would lie after it, and going on from an older one would double rows.
-    So such a transaction is waited for; the broker ends it after its timeout. Raises Retry until then.
+    So such a transaction is waited for; the broker ends it after its timeout. Raises NotReadToItsEnd until then.
     """
     position, marker = TopicPartition(POSITION_TOPIC, 0), TopicPartition(marker_topic, 0)
     consumer = _consumer(settings, "read_committed")
@@ -43,7 +47,7 @@ async def read_positions(
             used = await _has_records(consumer, marker, ends[marker])
             newest = await _newest(consumer, position, ends[position])
     except TimeoutError as error:
-        raise Retry(
+        raise NotReadToItsEnd(
             f"{POSITION_TOPIC} could not be read to its end within {timeout_s:.0f} s",
             hint=_NOT_TO_ITS_END,
         ) from error
@@ -55,7 +59,7 @@ async def read_positions(
 
 
 async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dict[bytes, bytes]:
-    """The newest record of each key, of all slots; the topic must be there. Raises Retry as `read_positions`."""
+    """The newest record of each key, of all slots; the topic must be there. Raises NotReadToItsEnd as `read_positions`."""
     place = TopicPartition(SNAPSHOT_TOPIC, 0)
     consumer = _consumer(settings, "read_committed")
     try:
@@ -64,7 +68,7 @@ async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dic
             await consumer.start()
             newest = await _newest(consumer, place, ends[place])
     except TimeoutError as error:
-        raise Retry(
+        raise NotReadToItsEnd(
             f"{SNAPSHOT_TOPIC} could not be read to its end within {timeout_s:.0f} s",
             hint=_NOT_TO_ITS_END,
         ) from error

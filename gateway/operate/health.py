@@ -41,7 +41,7 @@ def ask_status(host: str, port: int) -> dict[str, Any] | None:
     """What /status of a running gateway says; None: nobody answers there."""
     try:
         with urlopen(f"http://{authority(host, port)}/status", timeout=PROBE_TIMEOUT_S) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+            found = json.load(answer)
+            return found if isinstance(found, dict) else None
     except (OSError, HTTPException, ValueError):
         return None

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import socket
 import threading
 import time
 from typing import Any, Final
@@ -22,14 +21,14 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gateway.operate.errors import StopForOperator
+from gateway.operate.http_socket import listen
 
 REQUEST_S: Final = 10.0
 HEADER_BYTES: Final = 8 << 10
 MOST_CONNECTIONS: Final = 64
-_BACKLOG: Final = 128
+BACKLOG: Final = 128
 """So many are accepted at once before the oldest give way."""
-RESERVED_DESCRIPTORS: Final = _BACKLOG + 256
+RESERVED_DESCRIPTORS: Final = BACKLOG + 256
 """For PostgreSQL, Kafka's brokers, the registry, files."""
 
 
@@ -85,20 +84,14 @@ def _gives_way(connection: Any) -> tuple[bool, float]:
 
 def start_server(host: str, port: int, app: ASGIApp) -> int:
     """Serve `app` until the process ends; returns the port (0 asks for a free one). Raises StopForOperator."""
-    try:
-        listener = socket.create_server((host, port), family=_family(host), backlog=_BACKLOG)
-    except OSError as error:
-        raise StopForOperator(
-            f"the HTTP server cannot listen on {host}:{port}: {error.strerror}",
-            hint="set another http.port or http.host",
-        ) from error
+    listener = listen(host, port, BACKLOG)
     config = uvicorn.Config(
         app,
         http=_Connection,
         ws="none",
         lifespan="off",
         loop="asyncio",
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
         h11_max_incomplete_event_size=HEADER_BYTES,
         headers=[("Connection", "close")],
         server_header=False,
@@ -110,7 +103,3 @@ def start_server(host: str, port: int, app: ASGIApp) -> int:
     server = _Server(config)
     threading.Thread(target=asyncio.run, args=(server.serve(sockets=[listener]),), name="http", daemon=True).start()
     return int(listener.getsockname()[1])
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -23,7 +24,8 @@ def explain(error: ValidationError, model: type[BaseModel], values: Mapping[str,
             yield _unknown(location, model) + where
         else:
             name = ".".join(location) or "settings"
-            yield f"{name}: {item['msg'].removeprefix('Value error, ')}{where}"
+            meant = _meant(item["input"], item["ctx"]["expected"]) if item["type"] == "literal_error" else ""
+            yield f"{name}: {item['msg'].removeprefix('Value error, ')}{meant}{where}"
 
 
 def _is_of_file(location: list[str], values: Mapping[str, Any]) -> bool:
@@ -64,6 +66,12 @@ def _unknown(location: list[str], model: type[BaseModel]) -> str:
     said = f"{'.'.join(location)}: there is no such setting"
     near = _near(location, sections_of(model))
     return f"{said}; did you mean {near}?" if near else said
+
+
+def _meant(given: object, expected: str) -> str:
+    """`expected`: in pydantic's words, 'a', 'b' or 'c'."""
+    near = get_close_matches(str(given).lower(), re.findall(r"'([^']+)'", expected), 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _near(location: list[str], sections: dict[str, type[BaseModel]]) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -28,6 +29,7 @@ from gateway.replication.password import Login
 log = structlog.get_logger()
 
 LEAST_HOST_TIMEOUT_S: Final = 5.0
+_PARAMETERS: Final = "sslmode, sslrootcert, sslcert, sslkey, target_session_attrs, passfile, channel_binding"
 _cautioned: set[Address] = set()
 """Said once in the life of the process."""
 
@@ -214,10 +216,12 @@ def _caution(address: Address, target: _Target, connection: asyncpg.Connection) 
 
 def _classified(error: BaseException, dsn: str, place: str) -> WalgateError:
     if isinstance(error, asyncpg.UndefinedObjectError):
+        near = get_close_matches(str(error.args[0]).partition('"')[2].strip('"'), _PARAMETERS.split(", "), 1)
+        meant = f"did you mean {near[0]}? " if near else ""
         return StopForOperator(
             f"{place}: source.dsn has a parameter that the server does not know: {error.args[0]}",
-            hint="after the ?, these parameters are allowed: sslmode, sslrootcert, sslcert, sslkey, target_session_attrs, "
-            "passfile, channel_binding and server settings. libpq's connect_timeout and keepalives are not allowed: the "
+            hint=f"{meant}after the ?, these parameters are allowed: {_PARAMETERS} and server settings. libpq's "
+            "connect_timeout and keepalives are not allowed: the "
             "gateway uses values of its own",
         )
     if isinstance(error, (FileNotFoundError, PermissionError)):

@@ -48,7 +48,10 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise RetrySlowly(f"source.password_file {path}: {error.strerror}") from error
+        raise RetrySlowly(
+            f"source.password_file {path}: {error.strerror}",
+            hint="check the path, and that the gateway's operating system user may read the file",
+        ) from error
 
 
 async def _output(command: str) -> bytes:
@@ -61,7 +64,10 @@ async def _output(command: str) -> bytes:
             stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError as error:
-        raise RetrySlowly(f"source.password_command cannot be run: {error.strerror}") from error
+        raise RetrySlowly(
+            f"source.password_command cannot be run: {error.strerror}",
+            hint="check the program's path, and that the gateway's operating system user may run it",
+        ) from error
     try:
         async with asyncio.timeout(COMMAND_TIMEOUT_S):
             output, _ = await process.communicate()

@@ -50,6 +50,14 @@ JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
 WHERE t.pubname = ANY ($1) AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')
 ORDER BY 1 LIMIT 20
 """
+_FILTERED: Final = """
+SELECT pg_catalog.quote_ident(t.schemaname) || '.' || pg_catalog.quote_ident(t.tablename)
+FROM pg_catalog.pg_publication_tables AS t
+JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
+JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
+WHERE t.pubname = ANY ($1) AND c.relrowsecurity AND pg_catalog.row_security_active(c.oid)
+ORDER BY 1 LIMIT 20
+"""
 _PROVIDERS: Final = {"rds": "aws", "cloudsql": "google", "alloydb": "google", "azure": "azure"}
 
 
@@ -61,6 +69,7 @@ async def role_facts(sql: asyncpg.Connection, publications: Sequence[str]) -> Ro
         now = (begun + time.time()) / 2
         unreadable = await sql.fetch(_UNREADABLE, list(publications))
         closed = await sql.fetch(_CLOSED, list(publications))
+        filtered = await sql.fetch(_FILTERED, list(publications))
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the role") from error
     provider = next((_PROVIDERS[name] for name in row["settings"] or () if name in _PROVIDERS), "")
@@ -80,4 +89,5 @@ async def role_facts(sql: asyncpg.Connection, publications: Sequence[str]) -> Ro
         server_ahead_s=float(row["time"]) - now,
         unreadable=tuple(name for (name,) in unreadable),
         closed_schemas=tuple(name for (name,) in closed),
+        filtered=tuple(name for (name,) in filtered),
     )

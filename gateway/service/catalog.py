@@ -38,6 +38,7 @@ def expected_of(settings: Settings) -> Expected:
         two_phase=source.two_phase,
         failover=source.failover,
         keys_needed=settings.writes_debezium and settings.debezium.compacted_topics,
+        advance_bytes=source.wal_budget_bytes if source.on_wal_budget == "advance" else None,
     )
 
 

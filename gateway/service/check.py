@@ -8,16 +8,17 @@ the registry would take a schema, and whether the WAL that the slot needs can st
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import replace
+from typing import Final
 
 import asyncpg
 
 from gateway.judgement.brokers import (
     KafkaExpected,
     KafkaFacts,
+    check_bootstrap,
     check_brokers,
     check_listener,
     check_refusals,
@@ -32,6 +33,7 @@ from gateway.judgement.position import (
     check_progress,
     position_before_rename,
 )
+from gateway.judgement.publication import check_actions
 from gateway.judgement.role import RoleFacts, check_role, for_provider
 from gateway.judgement.server import check_left_behind, check_slot_capacity
 from gateway.judgement.start import check_without_position
@@ -40,7 +42,9 @@ from gateway.kafka.facts import kafka_facts
 from gateway.kafka.listener import look_at_listener
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.topics import Topics
-from gateway.operate.errors import DataGap, StopForOperator, WalgateError
+from gateway.operate.errors import WalgateError
+from gateway.operate.health import ask_status
+from gateway.operate.http_socket import listen
 from gateway.operate.settings import Settings
 from gateway.replication.connection import address_text, connect_replication, connect_sql
 from gateway.replication.holders import holders
@@ -48,44 +52,14 @@ from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
 from gateway.replication.role import role_facts
 from gateway.service.catalog import expected_of
+from gateway.service.check_report import Area, Checked, outcome_of
 from gateway.service.schema_errors import classified_schema_errors, open_registry
-from gateway.service.stored import refuse_other_dialect, stored_position
+from gateway.service.stored import own_position, refuse_other_dialect, stored_position
 from gateway.transactions.position import Position
 from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted, message_topic, transaction_topic, value_subject
 
-Area = Literal["settings", "postgresql", "kafka", "registry", "resume_lsn"]
-Outcome = Literal["ok", "warning", "waits", "stops"]
-AREAS: Final[tuple[Area, ...]] = ("settings", "postgresql", "kafka", "registry", "resume_lsn")
-EXIT_WAITS: Final = 1
-EXIT_STOPS: Final = 78
 _TIMEOUT_S: Final = 10.0
 _LOOKED_AT_TABLES: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """One line of the report. warning: the gateway runs; waits: a start would wait for the repair; stops: it would end (78)."""
-
-    area: Area
-    outcome: Outcome
-    message: str
-    remedy: str = ""
-
-
-def outcome_of(finding: Finding) -> Outcome:
-    if isinstance(finding, OperatorWarning):
-        return "warning"
-    return "stops" if isinstance(finding, (StopForOperator, DataGap)) else "waits"
-
-
-def exit_code(checked: Iterable[Checked]) -> int:
-    """0: a start would run; 1: it would wait for a repair; 78: an operator must decide, or a setting must change."""
-    outcomes = {each.outcome for each in checked}
-    return EXIT_STOPS if "stops" in outcomes else EXIT_WAITS if "waits" in outcomes else 0
-
-
-def as_json(checked: list[Checked]) -> dict[str, Any]:
-    return {"exit_code": exit_code(checked), "findings": [asdict(each) for each in checked]}
 
 
 async def run_check(settings: Settings) -> list[Checked]:
@@ -103,6 +77,7 @@ class _Check:
 
     async def run(self) -> list[Checked]:
         self._checked.append(Checked("settings", "ok", "all settings are valid"))
+        await self._http()
         await self._postgresql()
         kafka = await self._kafka()
         await self._registry()
@@ -127,6 +102,20 @@ class _Check:
         self._moment += 1
         return self._moment
 
+    async def _http(self) -> None:
+        """The port is free, or a gateway of this slot has it, which ends before another one starts."""
+        http, slot = self._settings.http, self._settings.source.slot
+        if not http.port:
+            return
+        try:
+            listen(http.host, http.port).close()
+        except WalgateError as error:
+            running = await asyncio.to_thread(ask_status, http.host, http.port)
+            if running is not None and running.get("slot_name") == slot:
+                self._ok("settings", f"a gateway of slot {slot} answers on http.port {http.port}")
+            else:
+                self._add("settings", [error])
+
     # -- PostgreSQL ------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -146,11 +135,11 @@ class _Check:
             async with self._sql() as sql:
                 role = await role_facts(sql, self._settings.source.publications)
                 # What is wrong with the role explains why the rest fails.
-                self._add("postgresql", check_role(role), role.provider)
+                self._add("postgresql", check_role(role, takes_snapshots=self._settings.takes_snapshots), role.provider)
                 facts = self._facts = await self._look(sql)
                 self._say_server(sql, facts, role)
                 report = check_without_position(facts, self._expected)
-                self._add("postgresql", (*report.errors, *report.warnings), role.provider)
+                self._add("postgresql", (*report.errors, *report.warnings, *check_actions(facts)), role.provider)
                 if facts.slot is None:
                     self._add("postgresql", check_slot_capacity(facts), role.provider)
                     await self._holders(sql)
@@ -232,7 +221,8 @@ class _Check:
     async def _kafka(self) -> KafkaFacts | None:
         kafka, expected = self._settings.kafka, self._kafka_expected()
         addresses = [part.strip() for part in kafka.bootstrap_servers.split(",")]
-        if not any([await self._listener(address, expected) for address in addresses]):
+        listeners = [await look_at_listener(address, kafka) for address in addresses]
+        if not self._add("kafka", check_bootstrap(listeners, expected)):
             return None
         topics = Topics(kafka, expected.marker_topic, set(), lambda _: None)
         own = [POSITION_TOPIC, expected.marker_topic, message_topic(kafka.prefix)]
@@ -248,7 +238,8 @@ class _Check:
             return None
         for address in advertised:
             if address not in addresses:
-                await self._listener(address, expected, advertised=True)
+                listener = await look_at_listener(address, kafka, advertised=True)
+                self._add("kafka", check_listener(listener, expected))
         for check in (check_refusals, check_brokers, check_topics):
             self._add("kafka", check(facts, expected))
         self._add("kafka", cautions(_durability(facts), facts.broker_count))
@@ -257,10 +248,6 @@ class _Check:
             "kafka", f"{counted(facts.broker_count, 'broker')}; {len(known)} of {len(own) + len(tables)} topics exist"
         )
         return facts
-
-    async def _listener(self, address: str, expected: KafkaExpected, *, advertised: bool = False) -> bool:
-        listener = await look_at_listener(address, self._settings.kafka, advertised=advertised)
-        return self._add("kafka", check_listener(listener, expected))
 
     def _relations(self) -> list[tuple[str, str]]:
         if self._facts is None:
@@ -282,18 +269,14 @@ class _Check:
             self._ok("registry", f"{self._settings.registry.url} answers as a schema registry")
 
     async def _position(self, kafka: KafkaFacts) -> None:
-        """The slot before the position, the end of the WAL after it: facts in another order prove nothing."""
+        """The slot before the position, the end of the WAL after it: facts in another order prove nothing. A position that could
+        not be read is not one that is not there: of it, nothing more is said."""
         facts = self._facts
         assert facts is not None
-        marker = transaction_topic(self._settings.kafka.prefix)
         fresh = self._fresh(facts)
-        if POSITION_TOPIC not in kafka.topics:
-            stored = Stored({}, False, self._next_moment())
-        elif marker not in kafka.topics:
-            stored = Stored(await self._positions(marker=POSITION_TOPIC), False, self._next_moment())
-        else:
-            positions = await self._positions(marker=marker)
-            stored = Stored(positions, self._used, self._next_moment())
+        stored = await self._stored(kafka, fresh)
+        if stored is None:
+            return
         try:
             async with self._sql() as sql:
                 after = await self._look(sql)
@@ -301,6 +284,38 @@ class _Check:
             self._add("resume_lsn", [error])
             return
         self._add("resume_lsn", self._judge(facts, stored, after, fresh))
+
+    async def _stored(self, kafka: KafkaFacts, fresh: Position) -> Stored | None:
+        """None: it could not be read; a finding says why."""
+        marker = transaction_topic(self._settings.kafka.prefix)
+        if not kafka.unseen.isdisjoint((POSITION_TOPIC, marker)):
+            return None
+        if POSITION_TOPIC not in kafka.topics:
+            return Stored({}, False, self._next_moment())
+        has_markers = marker in kafka.topics
+        try:
+            values, is_used = await read_positions(
+                self._settings.kafka, marker if has_markers else POSITION_TOPIC, _TIMEOUT_S
+            )
+            positions = await self._decoded(values, fresh)
+        except WalgateError as error:
+            self._add("resume_lsn", [error])
+            return None
+        return Stored(positions, has_markers and is_used, self._next_moment())
+
+    async def _decoded(self, values: Mapping[bytes, bytes], fresh: Position) -> dict[bytes, Position]:
+        """Of other slots' gateways, which may use another registry, those that can be read. Raises WalgateError for ours."""
+        positions: dict[bytes, Position] = {}
+        async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
+            for key, value in values.items():
+                try:
+                    with classified_schema_errors():
+                        decode = own_position if key == fresh.key else stored_position
+                        positions[key] = await decode(key, value, client)
+                except WalgateError:
+                    if key == fresh.key:
+                        raise
+        return positions
 
     def _fresh(self, facts: Facts) -> Position:
         source, kafka = self._settings.source, self._settings.kafka
@@ -340,28 +355,6 @@ class _Check:
         left_behind = list(check_left_behind(after, expected))
         yield from left_behind or check_progress(before, stored, after, known)
 
-    async def _positions(self, marker: str) -> dict[bytes, Position]:
-        self._used = False
-        try:
-            values, self._used = await read_positions(self._settings.kafka, marker, _TIMEOUT_S)
-        except WalgateError as error:
-            self._add("resume_lsn", [error])
-            return {}
-        positions: dict[bytes, Position] = {}
-        async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
-            for key, value in values.items():
-                try:
-                    with classified_schema_errors():
-                        positions[key] = await stored_position(key, value, client)
-                except WalgateError as error:
-                    if key == self._fresh_key():
-                        self._add("resume_lsn", [error])
-        return positions
-
-    def _fresh_key(self) -> bytes:
-        assert self._facts is not None
-        return self._fresh(self._facts).key
-
 
 def _durability(facts: KafkaFacts) -> dict[str, Durability]:
     found = {}
@@ -369,30 +362,3 @@ def _durability(facts: KafkaFacts) -> dict[str, Durability]:
         least, unclean = (topic.config.get(key) for key in ("min.insync.replicas", "unclean.leader.election.enable"))
         found[name] = Durability(topic.replicas, int(least) if least else None, unclean == "true" if unclean else None)
     return found
-
-
-_TITLES: Final[dict[Area, str]] = {"resume_lsn": "resume LSN"}
-_MARKS: Final[dict[Outcome, str]] = {"ok": "ok", "warning": "WARNING", "waits": "WAITS", "stops": "STOPS"}
-
-
-def render(checked: list[Checked]) -> str:
-    """For people: what is well in a line, what is not with its remedy below."""
-    lines = []
-    for area in AREAS:
-        for each in (one for one in checked if one.area == area):
-            lines.append(f"{_TITLES.get(area, area):<11} {_MARKS[each.outcome]:<8} {each.message}")
-            if each.remedy:
-                lines.extend(f"{'':<21}{part}" for part in each.remedy.splitlines())
-    wrong = sum(each.outcome in ("waits", "stops") for each in checked)
-    warnings = sum(each.outcome == "warning" for each in checked)
-    verdict = (
-        "the gateway would start"
-        if not wrong
-        else f"{wrong} {'problem prevents' if wrong == 1 else 'problems prevent'} the gateway from starting"
-    )
-    lines.append(f"{verdict}; {warnings} {'warning' if warnings == 1 else 'warnings'}")
-    return "\n".join(lines)
-
-
-def check(settings: Settings) -> list[Checked]:
-    return asyncio.run(run_check(settings))

@@ -11,13 +11,19 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
+from gateway.kafka.errors import classify
+from gateway.kafka.goodbye import say_goodbye
 from gateway.kafka.last_commit import last_commit
-from gateway.kafka.position_topic import read_positions
+from gateway.kafka.position_topic import NotReadToItsEnd, read_positions
+from gateway.kafka.producer import STOP_TIMEOUT_S
+from gateway.kafka.topic_admin import TopicAdmin
 from gateway.operate.board import Board
 from gateway.operate.errors import WalgateError
 from gateway.operate.health import ask_status
+from gateway.operate.kafka_settings import KafkaSettings
 from gateway.operate.lag import Progress
 from gateway.operate.settings import Settings
 from gateway.operate.status import Counts
@@ -72,16 +78,22 @@ async def _ask_servers(settings: Settings) -> dict[str, Any]:
         reading = group.create_task(_ask_kafka(settings, board))
         for url in settings.http.mirrors:
             group.create_task(ask_mirror(url, board))
-    position = await _ask_registry(settings, board, await reading, await asking)
+    in_kafka = await reading
+    position = await _ask_registry(settings, board, in_kafka.positions or {}, await asking)
     if position is not None:
-        await _ask_of_slot(settings, board, position)
-    pid = board.slot.active_pid if board.slot else None
-    board.wait_for(
-        f"{UNKNOWN}: a gateway is reading the slot as process {pid}, but http.port is not set or does not answer"
-        if pid
-        else "a gateway: nothing is reading the slot"
-    )
+        await _ask_of_slot(settings, board, position, has_markers=in_kafka.has_markers)
+    board.wait_for(_without_answer(settings.source.slot, board, in_kafka))
     return board.snapshot().as_json()
+
+
+def _without_answer(slot: str, board: Board, in_kafka: _InKafka) -> str:
+    """What is waited for where no gateway answers."""
+    pid = board.slot.active_pid if board.slot else None
+    if pid:
+        return f"{UNKNOWN}: a gateway is reading the slot as process {pid}, but http.port is not set or does not answer"
+    if in_kafka.positions is not None and not _of_slot(in_kafka.positions, slot):
+        return "a gateway: nothing is reading the slot, and no gateway has stored a resume LSN for it"
+    return "a gateway: nothing is reading the slot"
 
 
 async def _ask_postgresql(settings: Settings, board: Board) -> list[tuple[str, str]]:
@@ -106,33 +118,63 @@ async def _ask_postgresql(settings: Settings, board: Board) -> list[tuple[str, s
         return []
 
 
-async def _ask_kafka(settings: Settings, board: Board) -> dict[bytes, bytes]:
+@dataclass(frozen=True, slots=True)
+class _InKafka:
+    """`positions`: the newest record of each key; None: they could not be read. `has_markers`: the marker topic exists."""
+
+    positions: Mapping[bytes, bytes] | None = None
+    has_markers: bool = False
+
+
+async def _ask_kafka(settings: Settings, board: Board) -> _InKafka:
+    """Of topics that do not exist, a client would wait for metadata; and a transaction that is still open is no broker that is
+    down."""
+    marker = transaction_topic(settings.kafka.prefix)
     try:
-        values, _ = await read_positions(settings.kafka, POSITION_TOPIC, _TIMEOUT_S)
+        there = await _existing(settings.kafka, [POSITION_TOPIC, marker])
         board.part_is_up("kafka", settings.kafka.bootstrap_servers)
-        return values
+        positions: Mapping[bytes, bytes] = {}
+        if POSITION_TOPIC in there:
+            positions, _ = await read_positions(settings.kafka, POSITION_TOPIC, _TIMEOUT_S)
+        return _InKafka(positions, marker in there)
+    except NotReadToItsEnd as error:
+        board.failed(error)
     except WalgateError as error:
         board.part_is_down("kafka", error, settings.kafka.bootstrap_servers)
-        return {}
+    return _InKafka()
+
+
+async def _existing(settings: KafkaSettings, topics: list[str]) -> set[str]:
+    admin = TopicAdmin(settings)
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            await admin.start()
+            return set(await admin.existing(topics))
+    except TimeoutError as error:
+        raise classify(error, "connecting to Kafka") from error
+    finally:
+        await say_goodbye(admin.close(), STOP_TIMEOUT_S)
+
+
+def _of_slot(values: Mapping[bytes, bytes], slot: str) -> list[tuple[bytes, bytes]]:
+    """The key ends with the slot's name; the server's identity, with which it begins, is not known while PostgreSQL is down."""
+    return [(key, value) for key, value in values.items() if key.endswith(f"/{slot}".encode())]
 
 
 async def _ask_registry(
     settings: Settings, board: Board, values: Mapping[bytes, bytes], tables: list[tuple[str, str]]
 ) -> Position | None:
-    """Shows the schemas of the tables, and returns the position of our slot: the key ends with its name, for the server's
-    identity is not known while PostgreSQL is down."""
+    """Shows the schemas of the tables, and returns the position of our slot."""
     registry = settings.registry
-    suffix = f"/{settings.source.slot}".encode()
     try:
         async with open_registry(registry, _TIMEOUT_S) as client:
             await client.latest(value_subject(POSITION_TOPIC))
             board.part_is_up("registry", registry.url)
             await _show_schemas(settings, board, client, tables)
-            for key, value in values.items():
-                if key.endswith(suffix):
-                    position = await stored_position(key, value, client)
-                    if position.prefix == settings.kafka.prefix:
-                        return position
+            for key, value in _of_slot(values, settings.source.slot):
+                position = await stored_position(key, value, client)
+                if position.prefix == settings.kafka.prefix:
+                    return position
     except WalgateError as error:
         board.part_is_down("registry", error, registry.url)
     return None
@@ -155,13 +197,16 @@ def _column_count(schema: Mapping[str, Any]) -> int:
     return len(before["type"][1]["fields"])
 
 
-async def _ask_of_slot(settings: Settings, board: Board, position: Position) -> None:
+async def _ask_of_slot(settings: Settings, board: Board, position: Position, *, has_markers: bool) -> None:
     """What Kafka holds beside the position."""
     commit = None
     try:
-        commit = await last_commit(settings.kafka, transaction_topic(position.prefix), _TIMEOUT_S)
+        if has_markers:
+            commit = await last_commit(settings.kafka, transaction_topic(position.prefix), _TIMEOUT_S)
         snapshot = told(await snapshot_states(settings, position.key))
         board.watch_snapshot(lambda: snapshot)
+    except NotReadToItsEnd as error:
+        board.failed(error)
     except WalgateError as error:
         board.part_is_down("kafka", error)
     _show_position(board, position, commit)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Final
 
 import asyncpg
@@ -21,7 +22,7 @@ from gateway.replication.connection import connect_sql
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.password import Login
 from gateway.transactions.transaction import COMMAND_PREFIX
-from schemas.names import parse_relation
+from schemas.names import format_relation, parse_relation
 
 log = structlog.get_logger()
 
@@ -138,8 +139,9 @@ def encode_command(command: str, tables: Sequence[str], purpose: str, slot: str)
     return text
 
 
-async def unpublished(login: Login, publications: Sequence[str], tables: Sequence[str]) -> list[str]:
-    """Those of these tables (schema.table) that are in none of the publications. Raises classified errors."""
+async def unpublished(login: Login, publications: Sequence[str], tables: Sequence[str]) -> dict[str, str]:
+    """Those of these tables (schema.table) that are in none of the publications, each with the published one that was probably
+    meant or "". Raises classified errors."""
     sql: asyncpg.Connection = await connect_sql(login)
     try:
         rows = await sql.fetch(_PUBLISHED, list(publications))
@@ -148,7 +150,12 @@ async def unpublished(login: Login, publications: Sequence[str], tables: Sequenc
     finally:
         sql.terminate()
     published = {(namespace, name) for namespace, name in rows}
-    return [table for table in tables if parse_relation(table) not in published]
+    names = [format_relation(namespace, name) for namespace, name in sorted(published)]
+    return {
+        table: next(iter(get_close_matches(table, names, 1)), "")
+        for table in tables
+        if parse_relation(table) not in published
+    }
 
 
 async def emit_command(login: Login, text: str) -> Lsn:

@@ -6,12 +6,16 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -22,10 +26,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from gateway.local import Registry
 from gateway.operate.settings import Settings
-from gateway.service.check import Checked, exit_code, render, run_check
+from gateway.service.check import run_check
+from gateway.service.check_report import Checked, exit_code, render
+from schemas.names import POSITION_TOPIC
 from tests.conftest import Database
 from tests.exactly_once.proxy import ACCOUNT, ProxiedKafka
-from tests.gateway_process import COMMAND
+from tests.gateway_process import COMMAND, GatewayProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 LOGIN = {name.removeprefix("kafka__"): value for name, value in ACCOUNT.items()}
@@ -138,8 +144,18 @@ async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
         assert any("cannot see other roles' sessions" in message for message in said)
         assert any("cannot read" in message for message in said)
         assert exit_code(checked) == 1
+        assert not any("row-level security" in message for message in said)
+        await sql.execute(f"GRANT SELECT ON t TO {role}; ALTER TABLE t ENABLE ROW LEVEL SECURITY")
+        only = {"source": {"dsn": url}}
+        await place.finds("warning", "row-level security applies", "public.t", "BYPASSRLS", **only)
+        for enough in (f"ALTER ROLE {role} BYPASSRLS", f"ALTER ROLE {role} NOBYPASSRLS; ALTER TABLE t OWNER TO {role}"):
+            await sql.execute(enough)
+            checked = await run_check(place.settings(**only))
+            assert not any("row-level security" in one.message for one in checked), render(checked)
+        await sql.execute("ALTER TABLE t FORCE ROW LEVEL SECURITY")
+        await place.finds("warning", "row-level security applies", "public.t", **only)
     finally:
-        await sql.execute(f"DROP ROLE {role}")
+        await sql.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
 
 
 async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> None:
@@ -169,6 +185,8 @@ async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> Non
     await place.finds("stops", "does not use TLS", "= PLAINTEXT", kafka={"security_protocol": "SSL"})
     await place.finds("stops", "answers, but not with Kafka's protocol", kafka={"bootstrap_servers": postgres})
     await place.finds("waits", "connection to 127.0.0.1:1 refused", kafka={"bootstrap_servers": "127.0.0.1:1"})
+    both = {"bootstrap_servers": f"127.0.0.1:1,{place.kafka.bootstrap_servers}"}
+    await place.finds("warning", "connection to 127.0.0.1:1 refused", "uses the other addresses", kafka=both)
     await place.finds("waits", "kafka.replication_factor is 3", "= 1", kafka={"replication_factor": 3})
     await place.finds("stops", "kafka.transaction_timeout_s is 2000", "= 900", kafka={"transaction_timeout_s": 2000})
     await place.finds("stops", "requests of at most 104857600 bytes", kafka={"max_record_bytes": 200 << 20})
@@ -197,6 +215,67 @@ async def _topics_and_rights(place: Place, account: dict[str, Any]) -> None:
     )
     await _denied(admin, ResourceType.TOPIC, table, AclOperation.WRITE)  # no ACL allows the rest: to describe it, say
     await place.finds("waits", "does not allow", table, "kafka-acls.sh", kafka=account)
+
+
+async def test_a_position_that_cannot_be_read_is_not_taken_for_none(place: Place, tmp_path: Path) -> None:
+    """The slot is well, and must not be said to be one that nothing is known of."""
+    sql = await place.database.connect()
+    await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+    of_parts = {"source": place.source, "kafka": place.of_kafka, "registry": place.of_registry}
+    settings = {f"{part}__{name}": value for part, values in of_parts.items() for name, value in values.items()}
+    gateway = GatewayProcess(tmp_path / "gateway.log", settings)
+    await gateway.streaming()
+    await gateway.stop()
+    account = {"kafka": {"bootstrap_servers": place.kafka.secured_servers, **LOGIN}}
+    assert wrong(await run_check(place.settings(**account))) == []
+
+    async def finds_only(code: int, *words: str, **change: Any) -> None:
+        checked = await run_check(place.settings(**change))
+        found = wrong(checked)
+        assert len(found) == 1 and exit_code(checked) == code, render(checked)
+        assert all(word in f"{found[0].message} {found[0].remedy}" for word in words), found
+
+    markers = f"{place.prefix}.transaction"
+    for topic, operation, words in (
+        (POSITION_TOPIC, AclOperation.READ, ("denies access to topic", "grant Read and Describe")),
+        (markers, AclOperation.READ, ("denies access to topic", "grant Read and Describe")),
+        (POSITION_TOPIC, AclOperation.DESCRIBE, (f"does not allow Describe on {POSITION_TOPIC}", "kafka-acls.sh")),
+        (markers, AclOperation.DESCRIBE, (f"does not allow Describe on {markers}", "kafka-acls.sh")),
+    ):
+        async with all_but(place, topic, operation):
+            await finds_only(1, *words, **account)
+    foreign = Producer({"bootstrap.servers": place.kafka.bootstrap_servers, "transactional.id": f"of-{place.prefix}"})
+    foreign.init_transactions(30)
+    foreign.begin_transaction()
+    foreign.produce(POSITION_TOPIC, key=b"1/d/s", value=b"v")
+    foreign.flush(30)
+    await finds_only(1, "could not be read to its end", "wait")
+    foreign.abort_transaction(30)
+    assert wrong(await run_check(place.settings())) == []
+    identifier, name = await sql.fetchrow("SELECT system_identifier, current_database() FROM pg_control_system()")
+    plain = Producer({"bootstrap.servers": place.kafka.bootstrap_servers})
+    plain.produce(POSITION_TOPIC, key=f"{identifier}/{name}/{place.prefix}".encode(), value=b"\0\0\0\0\0")
+    assert plain.flush(30) == 0
+    await finds_only(78, POSITION_TOPIC)
+
+
+@asynccontextmanager
+async def all_but(place: Place, topic: str, operation: AclOperation) -> AsyncIterator[None]:
+    """What User:gateway may do with a topic; the authorizer hears of it a little later."""
+    admin = AdminClient({"bootstrap.servers": place.kafka.bootstrap_servers})
+    at = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:gateway", "*")
+    rules = [AclBinding(*at, AclOperation.ALL, AclPermissionType.ALLOW)]
+    rules.append(AclBinding(*at, operation, AclPermissionType.DENY))
+    for future in admin.create_acls(rules).values():
+        future.result(30)
+    await asyncio.sleep(1.0)
+    try:
+        yield
+    finally:
+        every = AclBindingFilter(*at, AclOperation.ANY, AclPermissionType.ANY)
+        for deleted in admin.delete_acls([every]).values():
+            deleted.result(30)
+        await asyncio.sleep(1.0)
 
 
 async def _denied(admin: AdminClient, kind: Any, name: str, operation: Any) -> None:

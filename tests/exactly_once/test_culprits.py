@@ -41,7 +41,10 @@ async def a_transaction_that_holds_the_start(watcher: Watcher) -> None:
     await scene.gateway.logged('"http"')
     begun = time.monotonic()
     earliest = await watcher.clock()
-    naming = asyncio.create_task(watcher.is_named("WalgateSlotCreationBlocked", process, "nightly", begun=begun))
+    naming = asyncio.gather(
+        watcher.is_named("WalgateSlotCreationBlocked", process, "nightly", begun=begun),
+        watcher.command_names("waits for", process, "nightly", begun=begun),
+    )
     found = await watcher.until(
         lambda seen: any(holder["blocks"] for holder in seen["blockers"]), "who holds the start", NAMED_S
     )
@@ -49,7 +52,6 @@ async def a_transaction_that_holds_the_start(watcher: Watcher) -> None:
     assert (holder["pid"], holder["application"]) == (foreign.get_server_pid(), "nightly") and holder["since"]
     assert process in found["waiting_for"] and "pg_terminate_backend" in holder["remedy"]
     await watcher.readyz_names("nightly", begun=begun)
-    await watcher.command_names("waits for", process, "nightly")
     await naming
     await the_lag_counts_from_the_first_reading(watcher, earliest)
     await foreign.execute("ROLLBACK")
@@ -74,11 +76,11 @@ async def an_outage(watcher: Watcher, proxy: FaultProxy, server: str, title: str
     naming = asyncio.gather(
         watcher.readyz_names(title, "127.0.0.1", begun=begun),
         watcher.is_named("WalgateServiceDown", server, begun=begun),
+        watcher.command_names("WAITING for", title, "DOWN for", begun=begun),
     )
     await naming
     found = await watcher.status()
     assert found["state"] == "waiting" and found["waiting_since"] is not None
-    await watcher.command_names("WAITING for", title, "DOWN for")
     await asyncio.sleep(begun + lasts_s - time.monotonic())
     assert (await watcher.status())["lag_seconds"] > lasts_s - 1.0
     await proxy.accept()
@@ -88,11 +90,13 @@ async def an_outage(watcher: Watcher, proxy: FaultProxy, server: str, title: str
 async def no_registry(watcher: Watcher, proxy: FaultProxy) -> None:
     begun = time.monotonic()
     await proxy.refuse()
-    naming = asyncio.create_task(watcher.is_named("WalgateServiceDown", "registry", begun=begun))
+    naming = asyncio.gather(
+        watcher.is_named("WalgateServiceDown", "registry", begun=begun),
+        watcher.command_names("registry      DOWN for", begun=begun),
+    )
     found = await watcher.until(lambda seen: seen["parts"][2]["up"] is False, "the registry is down", NAMED_S)
     assert found["parts"][2]["name"] == "registry" and found["parts"][2]["error"] and found["waiting_for"] == ""
     await watcher.there_is_no_lag()
-    await watcher.command_names("registry      DOWN for")
     await naming
     await proxy.accept()
     await watcher.until(lambda seen: seen["parts"][2]["up"] is True, "the registry is up")
@@ -104,15 +108,15 @@ async def a_forgotten_prepared_transaction(watcher: Watcher) -> None:
     await sql.execute("CREATE TABLE forgotten (id int)")
     await sql.execute("PREPARE TRANSACTION 'forgotten one'")
     begun = time.monotonic()
-    naming = asyncio.create_task(
-        watcher.is_named("WalgateSlotBlocked", "prepared transaction forgotten one", begun=begun, older_s=FORGOTTEN_S)
+    naming = asyncio.gather(
+        watcher.is_named("WalgateSlotBlocked", "prepared transaction forgotten one", begun=begun, older_s=FORGOTTEN_S),
+        watcher.command_names("blocked by", "ROLLBACK PREPARED 'forgotten one'", begun=begun),
     )
     found = await watcher.until(
         lambda seen: any(holder["kind"] == "prepared" for holder in seen["blockers"]), "the prepared one", NAMED_S
     )
     holder = next(holder for holder in found["blockers"] if holder["kind"] == "prepared")
     assert holder["name"] == "forgotten one" and "ROLLBACK PREPARED 'forgotten one'" in holder["remedy"]
-    await watcher.command_names("blocked by", "ROLLBACK PREPARED 'forgotten one'")
     await watcher.there_is_no_lag()
     await naming
     await sql.execute("ROLLBACK PREPARED 'forgotten one'")
@@ -130,6 +134,7 @@ async def a_slot_near_its_limit(watcher: Watcher) -> None:
     naming = asyncio.gather(
         watcher.is_named("WalgateWalNearLimit", begun=begun),
         watcher.is_named("WalgateSlotBlocked", process, "import", begun=begun),
+        watcher.command_names("blocked by", process, "import", "WAL retained", "source.wal_budget_bytes", begun=begun),
     )
     found = await watcher.until(
         lambda seen: bool(seen["wal"]) and seen["wal"]["retained_bytes"] >= 0.95 * BUDGET_BYTES
@@ -140,7 +145,6 @@ async def a_slot_near_its_limit(watcher: Watcher) -> None:
     assert found["wal"]["limit_bytes"] == BUDGET_BYTES and found["wal"]["limit_by"] == "source.wal_budget_bytes"
     await scene.gateway.logged('"wal_retained"')
     assert scene.gateway.events("wal_retained")[-1]["hint"]
-    await watcher.command_names("blocked by", process, "import", "WAL retained", "source.wal_budget_bytes")
     await watcher.there_is_no_lag()
     await naming
     await holding.execute("ROLLBACK")
@@ -152,12 +156,14 @@ async def a_table_that_cannot_be_written(watcher: Watcher) -> None:
     await sql.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE poison")
     await sql.execute(f"INSERT INTO poison VALUES (1, repeat('x', {2 * MAX_RECORD_BYTES}))")
     begun = time.monotonic()
-    naming = asyncio.create_task(watcher.is_named("WalgateQuarantine", "public.poison", begun=begun))
+    naming = asyncio.gather(
+        watcher.is_named("WalgateQuarantine", "public.poison", begun=begun),
+        watcher.command_names("quarantine    public.poison", "kafka.max_record_bytes", "walgate readmit", begun=begun),
+    )
     found = await watcher.until(lambda seen: bool(seen["quarantined"]), "the table in quarantine", NAMED_S)
     (told,) = found["quarantined"]
     assert told["table"] == "public.poison" and "kafka.max_record_bytes" in told["reason"]
     assert found["last_error"] is not None
-    await watcher.command_names("quarantine    public.poison", "kafka.max_record_bytes", "walgate readmit")
     await watcher.there_is_no_lag()
     await naming
     await watcher.ready()

@@ -79,7 +79,7 @@ LISTENERS: Mapping[str, Listener] = {
     "own certificate": Listener(
         "MUTUAL",
         "requires a client certificate",
-        "set kafka.ssl_cert_file and kafka.ssl_key_file",
+        "set kafka.ssl_cert_file to a client certificate that the broker trusts",
         {"ssl_cert_file": None, "ssl_key_file": None, "ssl_key_password": None},
     ),
     "login": Listener(

@@ -5,6 +5,7 @@ The ones that need a server's own words are seeded into real servers, in tests/e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,7 @@ from gateway.judgement.brokers import (
     ListenerFacts,
     Refused,
     TopicFacts,
+    check_bootstrap,
     check_brokers,
     check_listener,
     check_refusals,
@@ -24,6 +26,7 @@ from gateway.judgement.brokers import (
 )
 from gateway.judgement.facts import Expected, Facts
 from gateway.judgement.findings import Finding, OperatorWarning
+from gateway.judgement.publication import check_actions
 from gateway.judgement.role import RoleFacts, check_role, for_provider
 from gateway.judgement.server import check_slot_capacity
 from gateway.judgement.start import check_without_position
@@ -40,6 +43,7 @@ from tests.judgement.facts import (
     with_slot,
     without_slot,
 )
+from tests.test_links import messages_of_the_index
 
 ROLE = RoleFacts("walgate")
 WANTED = KafkaExpected("cdc", "walgate.position", "cdc.transaction", "walgate.1.5.s", replication_factor=3)
@@ -61,6 +65,9 @@ TOPIC_CONFIG = {
 }
 TOPICS = {
     "walgate.position": TopicFacts("walgate.position", 1, 3, config={**TOPIC_CONFIG, "cleanup.policy": "compact"}),
+    "walgate.snapshot": TopicFacts(
+        "walgate.snapshot", 1, 3, config={**TOPIC_CONFIG, "cleanup.policy": "compact", "retention.ms": "604800000"}
+    ),
     "cdc.transaction": TopicFacts("cdc.transaction", 1, 3, config=TOPIC_CONFIG),
     "cdc.shop.orders": TopicFacts("cdc.shop.orders", 3, 3, config=TOPIC_CONFIG),
 }
@@ -81,7 +88,7 @@ class World:
 
     def findings(self) -> list[Finding]:
         report = check_without_position(self.facts, self.expected)
-        found: list[Finding] = [*report.errors, *report.warnings]
+        found: list[Finding] = [*report.errors, *report.warnings, *check_actions(self.facts)]
         if self.facts.slot is None:
             found += check_slot_capacity(self.facts)
         checks: tuple[Iterable[Finding], ...] = (
@@ -172,6 +179,13 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "max_slot_wal_keep_size is 100 MB",
         "max_slot_wal_keep_size = '...'; SELECT pg_reload_conf()",
     ),
+    (
+        "budget above the server's limit",
+        World(facts=with_server(max_slot_wal_keep_mb=100), expected=replace(EXPECTED, advance_bytes=101 << 20)),
+        WARN,
+        "the slot is invalidated before source.on_wal_budget = advance can advance it",
+        f"less than {100 << 20}",
+    ),
     ("idle timeout", server(idle_slot_timeout_s=60.0), WARN, "idle_replication_slot_timeout is 60 s", "= 0; SELECT"),
     (
         "two-phase version",
@@ -241,6 +255,13 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "add these columns to the column list",
     ),
     (
+        "no updates",
+        World(facts=with_publication(actions=frozenset({"insert", "truncate"}))),
+        WARN,
+        "publication p does not publish update, delete: these changes do not reach Kafka",
+        "ALTER PUBLICATION \"p\" SET (publish = 'insert, update, delete, truncate')",
+    ),
+    (
         "column lists",
         World(
             facts=replace(
@@ -285,6 +306,13 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
     ("clock", role(server_ahead_s=-4000.0), WARN, "4000 s behind", "synchronize"),
     ("no USAGE", role(closed_schemas=("shop",)), WARN, "lacks USAGE on the schemas shop", "GRANT USAGE ON SCHEMA shop"),
     ("no SELECT", role(unreadable=("shop.orders",)), WARN, "cannot read shop.orders", "GRANT SELECT ON shop.orders"),
+    (
+        "row-level security",
+        role(filtered=("shop.orders",)),
+        WARN,
+        "row-level security applies to role walgate on shop.orders",
+        'ALTER ROLE "walgate" BYPASSRLS',
+    ),
     # the listeners
     ("dns", listener(failure="dns"), SLOW, "host name of k1:9092 cannot be resolved", "bootstrap_servers"),
     ("refused", listener(failure="refused"), SLOW, "connection to k1:9092 refused", "bootstrap_servers"),
@@ -544,6 +572,18 @@ def test_a_mistake_is_named_with_its_remedy_and_nothing_else_is(
     assert len(found) == 1, found
 
 
+def test_whoever_is_not_let_in_finds_the_message_in_the_index() -> None:
+    known = [re.compile(".*".join(map(re.escape, message.split("...")))) for message in messages_of_the_index()]
+    unreachable = listener(failure="other", detail="no route to host")
+    said = set()
+    for world in [unreachable, *(mistake[1] for mistake in MISTAKES)]:
+        said |= {finding.message for finding in check_listener(world.listener, world.wanted)}
+        said |= {finding.message for finding in check_refusals(world.brokers, world.wanted)}
+        said |= {finding.message for finding in check_role(world.role) if world.role.is_pooled}
+    assert len(said) > 15
+    assert [message for message in said if not any(pattern.match(message) for pattern in known)] == []
+
+
 def test_there_are_many() -> None:
     assert len(MISTAKES) >= 45 and len({name for name, *_ in MISTAKES}) == len(MISTAKES)
 
@@ -553,9 +593,10 @@ def test_a_new_cluster_whose_configuration_is_not_ours_to_see_has_no_findings() 
     assert World(brokers=KafkaFacts(3, {}, {}), wanted=wanted(replication_factor=-1)).findings() == []
     (found,) = World(brokers=KafkaFacts(2, {}, {})).findings()
     assert "kafka.replication_factor is 3, but there are 2 brokers" in found.message
-    longer = {
-        name: replace(topic, config={**topic.config, "retention.ms": days})
-        for (name, topic), days in zip(TOPICS.items(), ("-1", str(5 * 86_400_000), str(9 * 86_400_000)), strict=True)
+    days_kept = {"cdc.transaction": 5, "cdc.shop.orders": 9}
+    longer = TOPICS | {
+        name: replace(TOPICS[name], config={**TOPICS[name].config, "retention.ms": str(days * 86_400_000)})
+        for name, days in days_kept.items()
     }
     assert World(brokers=replace(BROKERS, topics=longer)).findings() == []
     unseen = replace(TOPICS["cdc.shop.orders"], config={})
@@ -578,6 +619,32 @@ def test_a_managed_server_is_told_its_own_remedy(provider: str, said: str) -> No
     assert "max_slot_wal_keep_size = '...'" in for_provider(warning, provider).hint
     assert "ALTER SYSTEM" not in for_provider(warning, provider).hint
     assert for_provider(warning, "") is warning
+
+
+@pytest.mark.parametrize(("policy", "is_said"), [("delete", True), ("compact,delete", True), ("compact", False)])
+def test_retention_counts_only_where_records_are_deleted_by_it(policy: str, is_said: bool) -> None:
+    world = topic("cdc.shop.orders", retention_ms="3600000", cleanup_policy=policy)
+    assert bool(world.findings()) is is_said
+
+
+def test_one_bootstrap_address_that_is_well_is_enough() -> None:
+    dead = replace(LISTENER, address="k0:9092", failure="refused")
+    (found,) = check_bootstrap([dead, LISTENER], WANTED)
+    assert isinstance(found, OperatorWarning) and "connection to k0:9092 refused" in found.message
+    assert "uses the other addresses" in found.message and "kafka.bootstrap_servers" in found.hint
+    assert [type(each) for each in check_bootstrap([dead, dead], WANTED)] == [RetrySlowly, RetrySlowly]
+    assert list(check_bootstrap([LISTENER], WANTED)) == []
+
+
+def test_row_level_security_is_nothing_to_a_gateway_that_reads_no_rows() -> None:
+    assert list(check_role(replace(ROLE, filtered=("shop.orders",)), takes_snapshots=False)) == []
+
+
+def test_what_either_of_two_publications_publishes_is_sent() -> None:
+    some = replace(PUBLICATION, actions=frozenset({"insert", "update"}))
+    others = replace(PUBLICATION, name="q", actions=frozenset({"delete", "truncate"}))
+    expected = replace(EXPECTED, publications=("p", "q"))
+    assert World(facts=replace(FACTS, publications={"p": some, "q": others}), expected=expected).findings() == []
 
 
 def test_a_gap_is_not_judged_without_a_position() -> None:

@@ -106,6 +106,19 @@ def test_what_was_probably_meant_is_named(arguments: list[str], meant: str, monk
     assert re.search(rf"(Did you mean|Possible options|did you mean|is not one of).*{meant}", result.output, re.S)
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--topics", "--publication", "p"], "--publication"),
+        (["--topics", "--in-progress"], "--in-progress"),
+        (["--from-beginning"], "--topics"),
+    ],
+)
+def test_options_of_tail_that_would_do_nothing_are_refused(options: list[str], named: str) -> None:
+    result = CliRunner().invoke(app, ["tail", *options])
+    assert result.exit_code == 2 and named in result.output and result.output.count("\n") == 1, result.output
+
+
 def test_the_shell_completes_commands_and_options() -> None:
     for words, expected in (
         ("walgate sta", "status"),

@@ -58,6 +58,11 @@ def test_servers_may_be_a_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
         ('[sorce]\nslot = "s"\n', r"sorce: there is no such setting; did you mean source\?"),
         ('slot = "s"\n', r"slot: there is no such setting; did you mean source\.slot\?"),
         ("[http]\nxyzzy = 3\n", r"http\.xyzzy: there is no such setting \(in .*walgate\.toml\)$"),
+        (
+            '[source]\non_wal_budget = "advanse"\n',
+            r"source\.on_wal_budget: Input should be 'warn' or 'advance'; did you mean advance\? \(in .*walgate\.toml\)$",
+        ),
+        ('[source]\non_wal_budget = "x"\n', r"source\.on_wal_budget: Input should be 'warn' or 'advance' \(in"),
         ("[[kafka.topics]]\npartitions = 3\n", r"kafka\.topics\.0\.pattern is not set"),
     ],
 )

@@ -45,8 +45,9 @@ async def test_what_is_no_password_is_refused_and_not_quoted(tmp_path: Path, con
 
 
 async def test_a_file_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
-    with pytest.raises(RetrySlowly, match="No such file"):
+    with pytest.raises(RetrySlowly, match="No such file") as caught:
         await Login(DSN, password_file=tmp_path / "token").password()
+    assert "check the path" in caught.value.hint
 
 
 async def test_a_command_that_fails_is_told_without_what_it_said(capfd: pytest.CaptureFixture[str]) -> None:
@@ -57,8 +58,9 @@ async def test_a_command_that_fails_is_told_without_what_it_said(capfd: pytest.C
 
 
 async def test_a_command_that_is_not_there_is_waited_for() -> None:
-    with pytest.raises(RetrySlowly, match="cannot be run: No such file"):
+    with pytest.raises(RetrySlowly, match="cannot be run: No such file") as caught:
         await Login(DSN, password_command="/not/there").password()
+    assert "check the program's path" in caught.value.hint
 
 
 @pytest.mark.parametrize("how", ["time", "cancelled"])

@@ -114,6 +114,24 @@ async def test_a_certificate_is_verified(tmp_path: Path) -> None:
         await made.done()
 
 
+async def test_a_server_without_tls_is_not_called_silent() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = RegistryClient(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}", timeout_s=5.0)
+    try:
+        with pytest.raises(RegistryDenied, match="the TLS handshake .* failed") as raised:
+            await client.latest("x")
+        assert "use http:// instead of https://" in raised.value.hint
+    finally:
+        await client.close()
+        server.close()
+
+
 def certificate(folder: Path) -> Path:
     """A folder with a key and a certificate of localhost that it signed itself."""
     folder.mkdir()

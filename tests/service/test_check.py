@@ -9,8 +9,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gateway.operate.settings import Settings
 from gateway.service.check import run_check
+from gateway.service.check_report import Checked
 
 TOKEN = "a-token"
 
@@ -53,3 +56,54 @@ async def test_the_registry_is_asked_with_the_token_of_the_settings(tmp_path: Pa
             }
             (found,) = [one for one in await run_check(Settings(**values)) if one.area == "registry"]
             assert found.outcome == outcome, found
+
+
+@contextmanager
+def something_else(status: bytes) -> Iterator[int]:
+    """The port of an HTTP server that answers everything with `status`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(status)))
+            self.end_headers()
+            self.wfile.write(status)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (b"hello", "stops"),
+        (b"[]", "stops"),
+        (b'{"slot_name": "another"}', "stops"),
+        (b'{"slot_name": "walgate"}', "ok"),
+    ],
+)
+async def test_an_http_port_in_use_is_a_stop_unless_a_gateway_of_the_slot_has_it(status: bytes, outcome: str) -> None:
+    with something_else(status) as port:
+        found = await of_settings(port)
+        (told,) = [one for one in found if str(port) in one.message]
+        assert told.outcome == outcome, told
+        assert ("set another http.port" in told.remedy) is (outcome == "stops")
+    assert [one.outcome for one in await of_settings(port)] == ["ok"]
+
+
+async def of_settings(port: int) -> list[Checked]:
+    values: dict[str, Any] = {
+        "source": {"dsn": "postgresql://u@127.0.0.1:1/d"},
+        "kafka": {"bootstrap_servers": "127.0.0.1:1"},
+        "registry": {"url": "http://127.0.0.1:1"},
+        "http": {"port": port},
+    }
+    return [one for one in await run_check(Settings(**values)) if one.area == "settings"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.snapshot.commands import Choice, Command, NotACommand, choose, encode_command, parse_command
+from gateway.replication.password import Login
+from gateway.snapshot.commands import Choice, Command, NotACommand, choose, encode_command, parse_command, unpublished
+from tests.conftest import Database
 
 
 def test_commands_are_read_as_they_were_written() -> None:
@@ -58,3 +60,12 @@ def test_a_table_in_quarantine_is_not_read() -> None:
 def test_a_replace_takes_the_place_of_whatever_is_under_way() -> None:
     everything = {oid: name for name, oid in PUBLISHED.items()}
     assert choose(Command("start"), PUBLISHED, UNDER_WAY) == Choice(everything, [], [], [])
+
+
+@pytest.mark.integration
+async def test_a_table_that_is_not_published_is_told_with_the_nearest_one(database: Database) -> None:
+    sql = await database.connect()
+    await sql.execute('CREATE TABLE orders (id int); CREATE TABLE "a.b" (id int); CREATE PUBLICATION p FOR ALL TABLES')
+    asked = ["public.orders", "public.oders", "far.away", 'public."a.b"', 'public."a.c"']
+    found = await unpublished(Login(database.dsn), ("p",), asked)
+    assert found == {"public.oders": "public.orders", "far.away": "", 'public."a.c"': 'public."a.b"'}
