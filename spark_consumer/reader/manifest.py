@@ -174,7 +174,9 @@ class MarkerDecoder:
                 f"{self._place(offset)}: the marker does not decode with schema {schema_id}: {type(problem).__name__}"
             ) from problem
         if data.tell() != len(value):
-            raise MarkerError(f"{self._place(offset)}: the marker has {len(value) - data.tell()} extra bytes at its end")
+            raise MarkerError(
+                f"{self._place(offset)}: the marker has {len(value) - data.tell()} extra bytes at its end"
+            )
         return dict(marker)
 
     def _place(self, offset: int) -> str:
