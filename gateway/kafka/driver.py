@@ -28,8 +28,8 @@ Why each is there, and what would make it unnecessary:
   waits for any more are logged as errors. Unnecessary with a `send_batch` that only queues, and a `close` that gives up.
 * `record_appender`, `end_batch`. `BatchBuilder.append` costs 0.6 us a record more than the C builder behind it. Unnecessary
   when it takes positional arguments and does not call a serializer that is not there.
-* `Admin`. aiokafka's creates the topics that it is asked to describe, and cannot ask where partitions end, or whether we may write
-  to a topic. Unnecessary with an option for the first, `list_offsets` (KIP-396), and the operations that are allowed (KIP-430).
+* `Admin`. aiokafka's creates the topics that it is asked to describe, and can ask neither where partitions end nor whether we may
+  write to a topic. Unnecessary with an option for the first, `list_offsets` (KIP-396), and the allowed operations (KIP-430).
 * `Consumer.partitions_below`. aiokafka's `topics` reads the partitions of all topics too, and drops them; `partitions_for_topic`
   knows those of topics that are read. Unnecessary when `topics` keeps them. And all clients are to be a `Client`.
 """

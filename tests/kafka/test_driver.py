@@ -33,6 +33,7 @@ from aiokafka.producer.transaction_manager import TransactionResult
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.structs import TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from gateway.kafka import driver
 from gateway.kafka.driver import (
@@ -490,12 +491,17 @@ async def test_no_client_creates_a_topic_by_asking_for_it(creating_kafka: Kafka)
         await client.bootstrap()
         client.set_topics(["asked"])
         await client.force_metadata_update()
-    assert [facts["error_code"] for facts in await admin.metadata(["asked"])] == [3]
     await producer.client.learn(["learnt"])
+    assert [facts["error_code"] for facts in await admin.metadata(["described"])] == [3]
     producer.stop_sending()
     await asyncio.gather(producer.client.close(), consumer.stop(), admin.close())
-    topics = AdminClient({"bootstrap.servers": creating_kafka.bootstrap_servers}).list_topics(timeout=30).topics
-    assert not {"asked", "learnt"} & topics.keys()
+    user = AdminClient({"bootstrap.servers": creating_kafka.bootstrap_servers})
+    await asyncio.sleep(0.2)  # a broker creates what is asked for a little later
+    user.create_topics([NewTopic("created", 1, 1)])["created"].result(30)
+    async with asyncio.timeout(IN_TIME_S):
+        while "created" not in (topics := user.list_topics(timeout=30).topics):
+            await asyncio.sleep(0.05)
+    assert not {"asked", "learnt", "described"} & topics.keys()
 
 
 @pytest.mark.integration
@@ -575,6 +581,7 @@ async def test_what_is_asked_beyond_the_admin_client_and_the_consumer(kafka: Kaf
                 await asyncio.sleep(0.1)
         assert await admin.add_to_no_transaction(topic_prefix, []) == {}
         await admin._client.learn(topics[:1])
+        assert admin._client._topics == {topics[0]}
         assert admin._client.cluster.partitions_for_topic(topics[0]) == {0, 1}
         assert admin._client.cluster.partitions_for_topic(topics[1]) is None
     finally:
