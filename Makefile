@@ -10,8 +10,8 @@ WORKERS ?= 3
 PYTEST := $(PYTHON) -m pytest
 CODE   := gateway schemas spark_consumer tests
 QUIET  := $(shell test -t 2 || echo --quiet)
-# pip before 24.2 knows its own certificates only; uv and the downloads ask the system by themselves when told so.
-CA_BUNDLE := $(firstword $(wildcard /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/cert.pem))
+# pip before 24.2 knows its own certificates only; uv and the downloads ask SSL_CERT_FILE and the system by themselves when told so.
+CA_BUNDLE := $(or $(SSL_CERT_FILE),$(firstword $(wildcard /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/cert.pem)))
 ifneq ($(CA_BUNDLE),)
 export PIP_CERT ?= $(CA_BUNDLE)
 endif

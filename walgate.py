@@ -1,41 +1,53 @@
 """The program `walgate`, and `python -m walgate`: looks that its packages are its own, then runs `gateway.cli`.
 
 `gateway` and `schemas` are common names. Another distribution's package, or a folder in front of the path, would end in an
-ImportError of something deep inside; here it is named.
+ImportError of something deep inside. `gateway`, `spark_consumer` and its program look too, and name it by `refuse` or `end`.
 """
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
+from types import ModuleType
 from typing import NoReturn
 
 PACKAGES = ("schemas", "gateway", "spark_consumer")
 
 _EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h
+_HINT = "install Walgate into an environment of its own, and check PYTHONPATH and the working directory"
 
 
 def main() -> None:
     for name in PACKAGES:
         module = import_module(name)
         if not hasattr(module, "IS_WALGATE"):
-            _in_the_way(name, module.__file__ or str(next(iter(module.__path__))))
+            end(module)
     from gateway.cli import main as run
 
     run()
 
 
-def _in_the_way(name: str, place: str) -> NoReturn:
+def refuse(module: ModuleType) -> NoReturn:
+    """For an import. While `python -m gateway.cli` is found, the one who reads this has started a program."""
+    if sys.argv[:1] == ["-m"]:
+        end(module)
+    raise ImportError(f"{_in_the_way(module)}; {_HINT}", name=module.__name__)
+
+
+def end(module: ModuleType) -> NoReturn:
+    """For a program."""
+    print(f"walgate: {_in_the_way(module)}\nhint: {_HINT}", file=sys.stderr)
+    raise SystemExit(_EXIT_CONFIGURATION)
+
+
+def _in_the_way(module: ModuleType) -> str:
     from importlib.metadata import packages_distributions
 
+    name = module.__name__
+    place = module.__file__ or str(next(iter(module.__path__)))
     others = sorted(set(packages_distributions().get(name, [])) - {"walgate"})
     owner = f" (of {', '.join(others)})" if others else ""
-    print(f"walgate: another package named {name!r} is found before Walgate's own: {place}{owner}", file=sys.stderr)
-    print(
-        "hint: install Walgate into an environment of its own, and check PYTHONPATH and the working directory",
-        file=sys.stderr,
-    )
-    raise SystemExit(_EXIT_CONFIGURATION)
+    return f"another package named {name!r} is found before Walgate's own: {place}{owner}"
 
 
 if __name__ == "__main__":

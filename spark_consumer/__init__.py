@@ -10,4 +10,14 @@
 `reader` needs no PySpark, pyarrow or numpy; `columnar` no PySpark.
 """
 
+import sys
+
 IS_WALGATE = True  # what walgate.py looks for: another distribution may have a package of this name
+
+if sys.argv[:1] != ["-m"]:  # `python -m spark_consumer` looks itself, when the working directory is out of the way
+    import schemas
+
+    if not hasattr(schemas, "IS_WALGATE"):
+        from walgate import refuse
+
+        refuse(schemas)

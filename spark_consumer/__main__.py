@@ -9,6 +9,13 @@ from pathlib import Path
 if not sys.flags.safe_path and Path(sys.path[0]).resolve() != Path(__file__).resolve().parent.parent:
     del sys.path[0]
 
+import schemas
+
+if not hasattr(schemas, "IS_WALGATE"):
+    from walgate import end
+
+    end(schemas)
+
 from spark_consumer.jobs.cli import app
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from gateway.local import Postgres
 
@@ -56,20 +57,60 @@ def client_certificate(folder: Path, days: float) -> None:
     assert isinstance(authority_key, rsa.RSAPrivateKey)
     key = rsa.generate_private_key(65537, 2048)
     end = datetime.now(UTC) + timedelta(days=days)
+    made = _certificate("gateway", key, authority.subject, end).sign(authority_key, hashes.SHA256())
+    _write(folder, "client", made, key)
+
+
+def private_authority(folder: Path, host: str) -> Path:
+    """`server.crt` with `server.key`, of a host and 127.0.0.1, signed by an authority that nobody trusts: the file of its
+    certificate. As strict as the strictest who look at both: an authority's certificate may be no server's."""
+    key, server_key = (rsa.generate_private_key(65537, 2048) for _ in range(2))
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "company")])
+    end = datetime.now(UTC) + timedelta(days=2)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    use = x509.KeyUsage(
+        digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
+        key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    authority = (
+        _certificate("company", key, name, end)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(use, critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    names = [x509.DNSName(host), x509.IPAddress(IPv4Address("127.0.0.1"))]
     made = (
+        _certificate("server", server_key, name, end)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _write(folder, "server", made, server_key)
+    path = folder / "authority.crt"
+    path.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+def _certificate(name: str, key: rsa.RSAPrivateKey, issuer: x509.Name, end: datetime) -> x509.CertificateBuilder:
+    return (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gateway")]))
-        .issuer_name(authority.subject)
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(end - timedelta(days=30))
         .not_valid_after(end)
-        .sign(authority_key, hashes.SHA256())
     )
-    (folder / "client.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+
+
+def _write(folder: Path, name: str, made: x509.Certificate, key: rsa.RSAPrivateKey) -> None:
+    (folder / f"{name}.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
     plain = serialization.NoEncryption()
     form = serialization.PrivateFormat.PKCS8
-    (folder / "client.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
+    (folder / f"{name}.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
 
 
 @asynccontextmanager

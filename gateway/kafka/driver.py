@@ -28,7 +28,10 @@ Why each is there, and what would make it unnecessary:
   waits for any more are logged as errors. Unnecessary with a `send_batch` that only queues, and a `close` that gives up.
 * `record_appender`, `end_batch`. `BatchBuilder.append` costs 0.6 us a record more than the C builder behind it. Unnecessary
   when it takes positional arguments and does not call a serializer that is not there.
-* `Admin`. aiokafka's creates the topics that it is asked to describe, and cannot ask where partitions end.
+* `Admin`. aiokafka's creates the topics that it is asked to describe, and can ask neither where partitions end nor whether we may
+  write to a topic. Unnecessary with an option for the first, `list_offsets` (KIP-396), and the allowed operations (KIP-430).
+* `Consumer.partitions_below`. aiokafka's `topics` reads the partitions of all topics too, and drops them; `partitions_for_topic`
+  knows those of topics that are read. Unnecessary when `topics` keeps them. And all clients are to be a `Client`.
 """
 
 from __future__ import annotations
@@ -198,11 +201,12 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]
     async def log_in_again(self) -> None:
         """Nothing else is sent meanwhile. A connection whose login fails ends. What gives the token is asked before: the broker
         would wait."""
-        self.renew_at = time.monotonic() + WATCH_S * 4
+        self.renew_at = inf  # one at a time: another's requests between these would be refused
         try:
             if self._tokens is not None:
                 await self._tokens.token()
         except WalgateError as error:
+            self.renew_at = time.monotonic() + WATCH_S * 4
             log.warning("reauthentication_failed", reason=error.message, hint=error.hint)
             return
         self._logged_in.clear()

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import random
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiokafka
 import pytest
 import pytest_asyncio
+from aiokafka.client import ConnectionGroup
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.codec import lz4_encode
-from aiokafka.errors import ConcurrentTransactions, RequestTimedOutError
+from aiokafka.errors import (
+    ConcurrentTransactions,
+    InvalidProducerIdMapping,
+    KafkaConnectionError,
+    NodeNotReadyError,
+    RequestTimedOutError,
+    SaslAuthenticationFailed,
+    TopicAuthorizationFailedError,
+)
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.producer.transaction_manager import TransactionResult
+from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.structs import TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from gateway.kafka import driver
 from gateway.kafka.driver import (
@@ -26,6 +41,7 @@ from gateway.kafka.driver import (
     LONGEST_BACKOFF_S,
     Admin,
     Client,
+    ConnectError,
     Consumer,
     DirectProducer,
     check_version,
@@ -34,11 +50,21 @@ from gateway.kafka.driver import (
 )
 from gateway.local import Kafka
 from gateway.local.kafka import QUICK_START
+from gateway.local.ports import HOST
 from gateway.operate.errors import StopForOperator
+from tests.kafka.scripted_broker import (
+    AUTHENTICATE,
+    HANDSHAKE,
+    METADATA,
+    VERSIONS,
+    ScriptedBroker,
+    scripted_brokers,
+)
 
 ROOT = Path(__file__).parents[2]
 HEADER_BYTES = 61  # of a record batch
 LZ4 = 3
+IN_TIME_S = 10.0  # aiokafka's own ways take the 40 s of a request
 
 
 @pytest.mark.parametrize("version", ["0.13.0", "0.15.0", "1.0", "0.140.0"])
@@ -192,10 +218,260 @@ async def test_batches_queue_behind_each_other_and_their_partition_is_announced(
     assert not any(delivery.done() for delivery in deliveries)
     assert len(producer._message_accumulator._batches["second", 1]) == 3
     assert producer._txn_manager.partitions_to_add() == {TopicPartition("second", 1)}
+    assert producer.client._topics == {"second"}
     assert producer.failure is None
     producer._message_accumulator.fail_all(RequestTimedOutError())
     assert isinstance(producer.failure, RequestTimedOutError)
     assert all(isinstance(delivery.exception(), RequestTimedOutError) for delivery in deliveries)
+
+
+async def test_a_topic_that_is_denied_fails_what_waits_for_it(producer: DirectProducer) -> None:
+    delivery = producer.queue(producer.create_batch(), "second", 0)
+    producer.client.send = Answers(Answer(TopicAuthorizationFailedError.errno))
+    await producer._sender._do_add_partitions_to_txn(producer._txn_manager.partitions_to_add())
+    assert isinstance(delivery.exception(), TopicAuthorizationFailedError)
+    assert isinstance(producer.failure, TopicAuthorizationFailedError)
+
+
+async def test_what_is_given_up_ends_at_once_and_says_nothing(
+    producer: DirectProducer, no_complaints: list[dict[str, Any]]
+) -> None:
+    """A batch that is under way has a future of its own, and so has the transaction."""
+    delivery = producer.queue(producer.create_batch(), "second", 1)
+    producer._sender._sender_task = sender = asyncio.create_task(asyncio.sleep(3600))
+    producer.stop_sending()
+    with pytest.raises(asyncio.CancelledError):
+        await sender
+    producer._message_accumulator.fail_all(RequestTimedOutError())
+    producer._txn_manager.error_transaction(RequestTimedOutError())
+    assert delivery.done()
+    producer._message_accumulator._batches.clear()
+    producer._txn_manager._transaction_waiter = None
+    del delivery
+    gc.collect()
+    assert no_complaints == []
+
+
+@pytest_asyncio.fixture
+async def no_complaints() -> AsyncIterator[list[dict[str, Any]]]:
+    """What asyncio logs of futures that nobody asked."""
+    found: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: found.append(context))
+    yield found
+    loop.set_exception_handler(None)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes seconds takes a fraction."""
+    for name, seconds in (("STAGGER_S", 0.05), ("CONNECT_TIMEOUT_S", 0.3), ("WATCH_S", 0.02), ("SILENCE_S", 0.1)):
+        monkeypatch.setattr(driver, name, seconds)
+
+
+@asynccontextmanager
+async def client_of(*brokers: ScriptedBroker, **options: Any) -> AsyncIterator[Client]:
+    made = Client(bootstrap_servers=[f"{HOST}:{broker.port}" for broker in brokers], **options)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@pytest.mark.usefixtures("soon")
+async def test_addresses_are_raced() -> None:
+    async with scripted_brokers(3) as (deaf, other, good), client_of(deaf, other, good) as client:
+        deaf.answers[VERSIONS].clear()
+        other.answers[METADATA].clear()
+        async with asyncio.timeout(IN_TIME_S):
+            await client.bootstrap()
+        assert {broker.port for broker in client.cluster.brokers()} == {deaf.port, other.port, good.port}
+
+
+@pytest.mark.usefixtures("soon")
+async def test_what_happened_at_each_address_is_said() -> None:
+    async with scripted_brokers(2) as (deaf, empty), client_of(deaf, empty) as client:
+        deaf.answers[VERSIONS].clear()
+        empty.listed = {}
+        async with asyncio.timeout(IN_TIME_S):
+            with pytest.raises(ConnectError) as failed:
+                await client.bootstrap()
+        assert isinstance(failed.value.errors[f"{HOST}:{deaf.port}"], TimeoutError)
+        assert "does not know any broker" in str(failed.value.errors[f"{HOST}:{empty.port}"])
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_broker_that_takes_no_connection_is_in_nobodys_way() -> None:
+    async with scripted_brokers(2) as (deaf, good), client_of(good) as client:
+        deaf.answers[VERSIONS].clear()
+        await client.bootstrap()
+        begun = time.monotonic()
+        waiting = asyncio.create_task(client.send(1, MetadataRequest([])))
+        async with asyncio.timeout(IN_TIME_S):
+            while not deaf.connections:
+                await asyncio.sleep(0.001)
+            connected = good.connections
+            await asyncio.gather(*(client.send(2, MetadataRequest([])) for _ in range(5)))
+            assert not waiting.done()
+            assert good.connections == connected + 1
+            with pytest.raises(NodeNotReadyError):
+                await waiting
+        assert time.monotonic() - begun >= driver.CONNECT_TIMEOUT_S
+        # It is suspected now: asked last.
+        assert {client.get_random_node() for _ in range(50)} == {2}
+        assert {tuple(client._brokers()) for _ in range(50)} == {(2, 1)}
+        deaf.answers[VERSIONS].set()
+        await client.send(1, MetadataRequest([]))
+        assert {client.get_random_node() for _ in range(100)} == {1, 2}
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_connection_that_ended_is_replaced() -> None:
+    async with scripted_brokers(1) as (broker,), client_of(broker) as client:
+        await client.bootstrap()
+        await client.send(1, MetadataRequest([]))
+        connected = broker.connections
+        client._conns[1, ConnectionGroup.DEFAULT].close()
+        await client.send(1, MetadataRequest([]))
+        assert broker.connections == connected + 1
+
+
+@pytest.mark.usefixtures("soon")
+async def test_metadata_come_from_the_first_broker_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "shuffle", lambda ids: ids.sort())
+    async with scripted_brokers(2) as (silent, good), client_of(good) as client:
+        await client.bootstrap()
+        silent.answers[METADATA].clear()
+        async with asyncio.timeout(IN_TIME_S):
+            assert await client.force_metadata_update() is True
+        assert METADATA in silent.asked
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_silent_broker_is_given_up_when_the_cluster_has_given_it_up() -> None:
+    async with scripted_brokers(2) as (silent, good), client_of(good) as client:
+        await client.bootstrap()
+        await asyncio.gather(*(client.send(node, MetadataRequest([])) for node in (1, 2)))
+        silent.answers[METADATA].clear()
+        waiting = asyncio.create_task(client.send(1, MetadataRequest([])))
+        await asyncio.sleep(0.5)
+        assert not waiting.done()  # the cluster still lists it
+        assert client._brokers() == [2, 1]
+        good.listed = {2: good.port}
+        async with asyncio.timeout(IN_TIME_S):
+            with pytest.raises(KafkaConnectionError):
+                await waiting
+
+
+class Tokens:
+    """`kafka_settings` gives the like. `refusal`: what is raised instead of the next token."""
+
+    def __init__(self) -> None:
+        self.given = 0
+        self.forgotten = 0
+        self.refusal: Exception | None = None
+
+    async def token(self) -> str:
+        if self.refusal is not None:
+            raise self.refusal
+        self.given += 1
+        return "token"
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+
+PASSWORD: dict[str, Any] = {
+    "security_protocol": "SASL_PLAINTEXT",
+    "sasl_mechanism": "PLAIN",
+    "sasl_plain_username": "user",
+    "sasl_plain_password": "secret",
+}
+
+
+def _token(tokens: Tokens) -> dict[str, Any]:
+    return {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "OAUTHBEARER",
+        "sasl_oauth_token_provider": tokens,
+    }
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("kind", ["password", "token"])
+async def test_a_login_is_renewed_before_it_ends(kind: str) -> None:
+    tokens = Tokens()
+    options = PASSWORD if kind == "password" else _token(tokens)
+    async with scripted_brokers(1) as (broker,), client_of(broker, **options) as client:
+        broker.session_ms = 400
+        await client.bootstrap()
+        begun = time.monotonic()
+        await client.send(1, MetadataRequest([]))
+        connected, logins = broker.connections, broker.asked.count(AUTHENTICATE)
+        async with asyncio.timeout(IN_TIME_S):
+            while broker.asked.count(AUTHENTICATE) < logins + 2:
+                await asyncio.sleep(0.01)
+        assert time.monotonic() - begun >= 2 * 0.4 * driver.RENEWED_AFTER
+        await client.send(1, MetadataRequest([]))
+        assert broker.connections == connected
+        assert tokens.forgotten == 0
+
+
+@pytest.mark.usefixtures("soon")
+async def test_nothing_is_sent_while_a_login_is_renewed() -> None:
+    async with scripted_brokers(1) as (broker,), client_of(broker, **PASSWORD) as client:
+        await client.bootstrap()
+        await client.send(1, MetadataRequest([]))
+        broker.answers[HANDSHAKE].clear()
+        broker.asked.clear()
+        client._conns[1, ConnectionGroup.DEFAULT].renew_at = time.monotonic()
+        async with asyncio.timeout(IN_TIME_S):
+            while HANDSHAKE not in broker.asked:
+                await asyncio.sleep(0.001)
+        sent = asyncio.create_task(client.send(1, MetadataRequest([])))
+        await asyncio.sleep(0.2)  # no second login begins meanwhile
+        broker.answers[HANDSHAKE].set()
+        await sent
+        assert (broker.asked[:2], {*broker.asked[2:]}) == ([HANDSHAKE, AUTHENTICATE], {METADATA})
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("kind", ["password", "token"])
+async def test_a_connection_whose_login_fails_ends(kind: str) -> None:
+    options = PASSWORD if kind == "password" else _token(Tokens())
+    async with scripted_brokers(1) as (broker,), client_of(broker, **options) as client:
+        await client.bootstrap()
+        await client.send(1, MetadataRequest([]))
+        connection = client._conns[1, ConnectionGroup.DEFAULT]
+        broker.login_code, broker.challenge = (
+            (SaslAuthenticationFailed.errno, b"") if kind == "password" else (0, b"no")
+        )
+        await connection.log_in_again()
+        assert not connection.connected()
+
+
+@pytest.mark.usefixtures("soon")
+async def test_without_a_token_the_connection_stays_as_long_as_it_may() -> None:
+    tokens = Tokens()
+    async with scripted_brokers(1) as (broker,), client_of(broker, **_token(tokens)) as client:
+        await client.bootstrap()
+        await client.send(1, MetadataRequest([]))
+        broker.asked.clear()
+        tokens.refusal = StopForOperator("nobody gives tokens")
+        await client._conns[1, ConnectionGroup.DEFAULT].log_in_again()
+        await client.send(1, MetadataRequest([]))
+        assert broker.asked == [METADATA]
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_challenge_refuses_a_token() -> None:
+    """And the token is not given again (RFC 7628)."""
+    tokens = Tokens()
+    async with scripted_brokers(1) as (broker,), client_of(broker, **_token(tokens)) as client:
+        broker.challenge = b'{"status":"invalid_token"}'
+        with pytest.raises(ConnectError, match="the broker rejects the token: .*invalid_token"):
+            await client.bootstrap()
+        assert (tokens.given, tokens.forgotten) == (1, 1)
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -215,12 +491,17 @@ async def test_no_client_creates_a_topic_by_asking_for_it(creating_kafka: Kafka)
         await client.bootstrap()
         client.set_topics(["asked"])
         await client.force_metadata_update()
-    assert [facts["error_code"] for facts in await admin.metadata(["asked"])] == [3]
     await producer.client.learn(["learnt"])
+    assert [facts["error_code"] for facts in await admin.metadata(["described"])] == [3]
     producer.stop_sending()
     await asyncio.gather(producer.client.close(), consumer.stop(), admin.close())
-    topics = AdminClient({"bootstrap.servers": creating_kafka.bootstrap_servers}).list_topics(timeout=30).topics
-    assert not {"asked", "learnt"} & topics.keys()
+    user = AdminClient({"bootstrap.servers": creating_kafka.bootstrap_servers})
+    await asyncio.sleep(0.2)  # a broker creates what is asked for a little later
+    user.create_topics([NewTopic("created", 1, 1)])["created"].result(30)
+    async with asyncio.timeout(IN_TIME_S):
+        while "created" not in (topics := user.list_topics(timeout=30).topics):
+            await asyncio.sleep(0.05)
+    assert not {"asked", "learnt", "described"} & topics.keys()
 
 
 @pytest.mark.integration
@@ -271,3 +552,37 @@ async def test_the_handlers_are_those_that_a_real_transaction_uses(
         producer.stop_sending()
         await producer.client.close()
         await admin.close()
+
+
+@pytest.mark.integration
+async def test_what_is_asked_beyond_the_admin_client_and_the_consumer(kafka: Kafka, topic_prefix: str) -> None:
+    """Nothing is added to a transaction: the broker does not know the producer, and says so of a topic that it would allow."""
+    options = {"bootstrap_servers": kafka.bootstrap_servers}
+    admin, consumer = Admin(**options), Consumer(**options)
+    await asyncio.gather(admin.start(), consumer.start())
+    try:
+        topics = [f"{topic_prefix}.a", f"{topic_prefix}.b"]
+        await admin.create_topics([aiokafka.admin.NewTopic(topic, 2, 1) for topic in topics])
+        expected = {TopicPartition(topic, partition) for topic in topics for partition in range(2)}
+        async with asyncio.timeout(IN_TIME_S):  # a broker knows a topic a moment after the controller
+            while await consumer.partitions_below(f"{topic_prefix}.") != expected:
+                await asyncio.sleep(0.05)
+        assert admin.broker_count == 1
+        (leader,) = {partition["leader"] for topic in await admin.metadata(topics) for partition in topic["partitions"]}
+        async with asyncio.timeout(IN_TIME_S):
+            while await admin.without_log(leader, dict.fromkeys(topics, range(2))):
+                await asyncio.sleep(0.05)
+        assert await admin.without_log(leader, {topics[0]: [0], topics[1]: [1, 2]}) == {topics[1]}
+        async with asyncio.timeout(60):  # the coordinator's own topic is created by the first question
+            while (codes := await admin.add_to_no_transaction(topic_prefix, topics)) != dict.fromkeys(
+                topics, InvalidProducerIdMapping.errno
+            ):
+                assert set(codes.values()) <= {15, 16, 14}, codes  # not available, not the coordinator, loading
+                await asyncio.sleep(0.1)
+        assert await admin.add_to_no_transaction(topic_prefix, []) == {}
+        await admin._client.learn(topics[:1])
+        assert admin._client._topics == {topics[0]}
+        assert admin._client.cluster.partitions_for_topic(topics[0]) == {0, 1}
+        assert admin._client.cluster.partitions_for_topic(topics[1]) is None
+    finally:
+        await asyncio.gather(admin.close(), consumer.stop())
