@@ -310,10 +310,10 @@ class _Check:
             for key, value in values.items():
                 try:
                     with classified_schema_errors():
-                        decode = own_position if key == fresh.key else stored_position
+                        decode = own_position if fresh.is_of_slot(key) else stored_position
                         positions[key] = await decode(key, value, client)
                 except WalgateError:
-                    if key == fresh.key:
+                    if fresh.is_of_slot(key):
                         raise
         return positions
 

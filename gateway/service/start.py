@@ -263,7 +263,7 @@ class Start:
         fresh = self.fresh_position(self.catalog.facts)
         positions = {}
         for key, value in values.items():
-            if key == fresh.key:
+            if fresh.is_of_slot(key):
                 with classified_schema_errors():
                     position: Position | None = await own_position(key, value, self.registry)
             else:

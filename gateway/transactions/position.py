@@ -76,6 +76,10 @@ class Position:
     def key(self) -> bytes:
         return position_key(self.system_identifier, self.database, self.slot)
 
+    def is_of_slot(self, key: bytes) -> bool:
+        """`key` is of the same slot, perhaps under a former name of its database (ALTER DATABASE RENAME)."""
+        return key.startswith(f"{self.system_identifier}/".encode()) and key.endswith(f"/{self.slot}".encode())
+
 
 def position_key(system_identifier: str, database: str, slot: str) -> bytes:
     """The key of a slot's records in the position topic, and the start of those in the snapshot topic."""

@@ -96,3 +96,10 @@ def test_a_changed_byte_raises_nothing_but_stop(position: Position, data: st.Dat
 @given(st.binary(max_size=400))
 def test_a_million_arbitrary_positions_raise_nothing_but_stop(value: bytes) -> None:
     _refused_or_read(frame(1) + value)
+
+
+def test_a_slot_keeps_its_position_when_its_database_gets_another_name() -> None:
+    position = Position("42", 1, "shop", "a", "cdc", ("p",), "v")
+    own = [b"42/shop/a", b"42/former/a", b"42/with/slash/a"]
+    others = [b"42/shop/b", b"42/shop/ba", b"43/shop/a", b"420/shop/a"]
+    assert [key for key in own + others if position.is_of_slot(key)] == own
