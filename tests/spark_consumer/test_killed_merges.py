@@ -275,9 +275,9 @@ class Scene:
     def readable(self, commit_lsn: int) -> int:
         """From the end of a snapshot that replaces rows to the merge behind it, no version knows the tables
         (standing.first_unreadable)."""
-        merged = manifest.picture(self.spark, self.path, commit_lsn)
-        assert merged is not None
-        ends = [end for end in self.ends if merged.commit_lsn < end <= commit_lsn]
+        merged = manifest.find(self.spark, self.path, commit_lsn)
+        merged_lsn = -1 if merged is None else merged.commit_lsn
+        ends = [end for end in self.ends if merged_lsn < end <= commit_lsn]
         return max(lsn for lsn in self.truth if lsn < min(ends)) if ends else commit_lsn
 
 
