@@ -250,7 +250,12 @@ def carried_over(values: pa.Array, target: pa.DataType) -> pa.Array:
     inner = (written.value_type, target.value_type) if nested else (written, target)
     if frozenset(map(_kind, inner)) not in _CARRIED_OVER:
         raise pa.ArrowInvalid(f"{written} cannot be converted to {target}")
-    cast = values.cast(target)
+    if _kind(inner[0]) == "integer" and _kind(inner[1]) == "decimal":
+        # Arrow goes by the types there: it takes only a decimal for which every integer is small enough.
+        wide = pa.decimal256(76, inner[1].scale)
+        cast = values.cast(pa.list_(wide) if nested else wide).cast(target)
+    else:
+        cast = values.cast(target)
     before, after = (values.flatten(), cast.flatten()) if nested else (values, cast)
     same = pc.equal(after.cast(inner[0]), before)
     if pa.types.is_floating(inner[0]):
