@@ -326,8 +326,6 @@ KILLS = [
 ]
 IN_SHORT = {
     ("changed_types", "cast", True, "renamed"),
-    ("changed_types", "second table", False, "renamed"),
-    ("got_a_key", "convert", True, "renamed later"),
     ("replaced", "end of a REPLACE", True, "renamed later"),
 }
 
@@ -365,15 +363,12 @@ def test_a_merge_that_was_killed_is_made_again(scene: Scene, scenario: str, step
     assert merged is not None and merged.commit_lsn == max(scene.truth)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "step",
     [
-        pytest.param(replace(STEPS[name], behind=behind), id=f"{'behind' if behind else 'before'} {name}", marks=marks)
-        for name, behind, marks in (
-            ("old versions", False, [pytest.mark.long]),
-            ("old versions", True, []),
-            ("old changes", True, [pytest.mark.long]),
-        )
+        pytest.param(replace(STEPS[name], behind=behind), id=f"{'behind' if behind else 'before'} {name}")
+        for name, behind in (("old versions", False), ("old versions", True), ("old changes", True))
     ],
 )
 def test_upkeep_that_was_killed_leaves_every_picture_whole_or_out_of_reach(
