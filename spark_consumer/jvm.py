@@ -52,6 +52,14 @@ def java_log(spark: SparkSession, location: str) -> Any:
     return java(spark).org.apache.spark.sql.delta.DeltaLog.forTable(java_session(spark), location)
 
 
+def java_snapshot(spark: SparkSession, location: str, version: int | None = None) -> Any:
+    """Delta's own snapshot of the table as it is now, or was; its history would cost a job. Raises MirrorError."""
+    log = java_log(spark, location)
+    if version is None:  # stalenessAcceptable = false, and Scala's defaults for the rest
+        return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
+    return log.getSnapshotAt(version, *(getattr(log, f"getSnapshotAt$default${place}")() for place in (2, 3, 4)))
+
+
 def java_frame(frame: DataFrame) -> Any:
     return frame._jdf
 
@@ -75,6 +83,12 @@ def hadoop_path(spark: SparkSession, location: str) -> tuple[Any, Any]:
     """A path or glob, and the file system that it is in."""
     path = java(spark).org.apache.hadoop.fs.Path(location)
     return path, path.getFileSystem(java_session(spark).sessionState().newHadoopConf())
+
+
+def folder_names(spark: SparkSession, location: str) -> list[str]:
+    """Of what is in a folder; none where that does not exist."""
+    path, files = hadoop_path(spark, location)
+    return file_names(spark, location) if files.exists(path) else []
 
 
 def file_names(spark: SparkSession, location: str) -> list[str]:

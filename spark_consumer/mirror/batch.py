@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 from schemas.names import counted
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror import changes, fence, identity, manifest, target, windows
+from spark_consumer.mirror import changes, fence, identity, manifest, seen, target, windows
 from spark_consumer.mirror.catalog import Catalog
 from spark_consumer.mirror.changes import COLUMNS
 from spark_consumer.mirror.layout import changes_path, seen_path, table_path
@@ -183,6 +183,7 @@ class Mirror:
         last = manifest.picture(spark, self.path)
         self.last, self._opened = last, True
         self._standing = Standing.of(None if last is None else last.standing)
+        seen.remove_ended(spark, self.path, {name: each.begin_lsn for name, each in self._standing.open.items()})
         if target.exists(spark, changes_path(self.path)):
             if appends:
                 fence.claim_appends(spark, self.path, changes.nothing(spark))

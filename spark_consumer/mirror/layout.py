@@ -25,8 +25,12 @@ def kept_path(path: str, table: TableName, oid: int) -> str:
     return f"{path}/kept/{topic_part(table.namespace)}/{topic_part(table.name)}/{oid}"
 
 
+def seen_root(path: str) -> str:
+    return f"{path}/seen"
+
+
 def seen_path(path: str, table: TableName, begin_lsn: int) -> str:
-    return f"{path}/seen/{topic_part(table.namespace)}/{topic_part(table.name)}/{begin_lsn:016X}"
+    return f"{seen_root(path)}/{topic_part(table.namespace)}/{topic_part(table.name)}/{begin_lsn:016X}"
 
 
 def differences_path(path: str) -> str:

@@ -18,10 +18,13 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.arrow import to_frame
+from spark_consumer.jvm import folder_names
 from spark_consumer.mirror.events import decode_events
+from spark_consumer.mirror.layout import seen_path, seen_root
 from spark_consumer.mirror.merge import same_key, write_once
 from spark_consumer.mirror.shape import LOG_COLUMNS, TableShape
-from spark_consumer.mirror.target import APPLICATION, exists
+from spark_consumer.mirror.target import APPLICATION, exists, remove
+from spark_consumer.tables import TableName
 
 _COLUMNS = ("op", "commit_lsn", "ordinal", "schema_id", "value")
 
@@ -48,6 +51,18 @@ def note_keys(
         kept = records.filter(mask).select(_COLUMNS).combine_chunks()
         keys = to_frame(spark, pa.Table.from_batches(decode(iter(kept.to_batches())), schema))
     write_once(keys, location, "append", commit_lsn, application=application)
+
+
+def remove_ended(spark: SparkSession, path: str, in_progress: Mapping[str, int]) -> None:
+    """What is left of snapshots that have ended or begun again, of which a crash leaves the keys. `in_progress`: LSN of the
+    beginning, by table."""
+    kept = {seen_path(path, TableName.parse(name), begin_lsn) for name, begin_lsn in in_progress.items()}
+    found = [seen_root(path)]
+    for _ in range(3):  # schema, table, beginning
+        found = [f"{folder}/{name}" for folder in found for name in folder_names(spark, folder)]
+    for location in found:
+        if location not in kept:
+            remove(spark, location)
 
 
 def _schema(shape: TableShape) -> pa.Schema:

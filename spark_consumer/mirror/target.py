@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, StructType
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.jvm import hadoop_path, java, java_log
+from spark_consumer.jvm import hadoop_path, java, java_log, java_snapshot
 from spark_consumer.mirror.direct import noted_versions
 from spark_consumer.mirror.tuning import settings
 
@@ -50,7 +50,7 @@ def needs_mapping(columns: Iterable[str]) -> bool:
 
 def map_columns(spark: SparkSession, location: str) -> None:
     """Where they are not yet: a commit without data, that asks for readers and writers of a newer protocol."""
-    if _snapshot(spark, location).metadata().columnMappingMode().name() == "none":
+    if java_snapshot(spark, location).metadata().columnMappingMode().name() == "none":
         listed = ", ".join(f"'{name}' = '{value}'" for name, value in MAPPED.items())
         versions = "'delta.minReaderVersion' = '2', 'delta.minWriterVersion' = '5'"
         spark.sql(f"ALTER TABLE {sql_table(location)} SET TBLPROPERTIES ({listed}, {versions})")
@@ -113,15 +113,8 @@ def sql_table(location: str) -> str:
     return f"delta.{quoted(location)}"
 
 
-def _snapshot(spark: SparkSession, location: str) -> Any:
-    """Delta's own snapshot, through py4j: the history of a table would cost a job."""
-    log = java_log(spark, location)
-    # update(stalenessAcceptable = false) with Scala's defaults for the rest
-    return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
-
-
 def noted_property(spark: SparkSession, location: str, name: str) -> str | None:
-    found = _snapshot(spark, location).metadata().configuration().get(name)
+    found = java_snapshot(spark, location).metadata().configuration().get(name)
     return str(found.get()) if found.isDefined() else None
 
 
@@ -146,7 +139,7 @@ def write_text(spark: SparkSession, location: str, text: str) -> None:
 
 
 def version(spark: SparkSession, location: str) -> int:
-    return int(_snapshot(spark, location).version())
+    return int(java_snapshot(spark, location).version())
 
 
 def at_version(spark: SparkSession, location: str, number: int) -> DataFrame:
@@ -166,7 +159,7 @@ def was_overwritten(spark: SparkSession, location: str, since: int) -> bool:
 
 def files_below(spark: SparkSession, location: str, size: int, enough: int = 0) -> int:
     """How many of its files are smaller. Where there are fewer than `enough` in all: those, which costs no job."""
-    snapshot = _snapshot(spark, location)
+    snapshot = java_snapshot(spark, location)
     checksum = snapshot.checksumOpt()
     if checksum.isDefined() and checksum.get().numFiles() < enough:
         return int(checksum.get().numFiles())
@@ -175,13 +168,13 @@ def files_below(spark: SparkSession, location: str, size: int, enough: int = 0) 
 
 def byte_count(spark: SparkSession, location: str) -> int | None:
     """Of its files; None: only a job would tell."""
-    checksum = _snapshot(spark, location).checksumOpt()
+    checksum = java_snapshot(spark, location).checksumOpt()
     return int(checksum.get().tableSizeBytes()) if checksum.isDefined() else None
 
 
 def own_retention_s(spark: SparkSession, location: str) -> float:
     """For how long a table's own Delta properties say that its files and log entries stay; 0: they do not say."""
-    metadata = _snapshot(spark, location).metadata()
+    metadata = java_snapshot(spark, location).metadata()
     log = java_log(spark, location)
     found = {
         _TOMBSTONES: java(spark).org.apache.spark.sql.delta.DeltaLog.tombstoneRetentionMillis,
@@ -194,9 +187,7 @@ def own_retention_s(spark: SparkSession, location: str) -> float:
 
 def tombstones_s(spark: SparkSession, location: str, version: int) -> float:
     """For how long the log of a table says which files were replaced, by the properties that it had at a version."""
-    log = java_log(spark, location)
-    defaults = [getattr(log, f"getSnapshotAt$default${place}")() for place in (2, 3, 4)]
-    metadata = log.getSnapshotAt(version, *defaults).metadata()
+    metadata = java_snapshot(spark, location, version).metadata()
     return float(java(spark).org.apache.spark.sql.delta.DeltaLog.tombstoneRetentionMillis(metadata)) / 1000
 
 
@@ -212,7 +203,7 @@ def transaction_version(spark: SparkSession, location: str, application: str) ->
 
 def transaction_versions(spark: SparkSession, location: str, *applications: str) -> list[int | None]:
     """The same of several, at once."""
-    snapshot = _snapshot(spark, location)
+    snapshot = java_snapshot(spark, location)
     noted = noted_versions(snapshot)
     if noted is not None:  # else Delta reads the log, which is a job
         return [noted.get(application) for application in applications]

@@ -18,7 +18,9 @@ from spark_consumer.jvm import cloned
 from spark_consumer.mirror import batch, changes, manifest, seen, versions, writing
 from spark_consumer.mirror.appending import AppendingMirror, merge_once
 from spark_consumer.mirror.batch import Mirror
+from spark_consumer.mirror.layout import seen_path
 from spark_consumer.reader.registry import Registry, SchemaCache
+from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
 from tests.spark_consumer.workload import VISITS
 
@@ -165,6 +167,15 @@ def test_a_conflict_at_the_end_of_a_snapshot_is_met_again(scene: Scene) -> None:
         patched.setattr(seen, "delete_surplus", meets)
         scene.take(mirror)
     assert len(calls) == 2
+    # Keys of a snapshot that began again, or that were left by a crash, go with the next start; those of one in progress stay.
+    lsn = scene.feeder.bound("SNAPSHOT_BEGIN", scene.items, "REPLACE", "two")
+    scene.feeder.chunk(scene.items, [scene.items.rows[1,]], "REPLACE", "two")
+    scene.take(mirror)
+    in_progress, left = (seen_path(scene.path, TableName("public", "items"), at) for at in (lsn, 1))
+    seen_by = scene.spark.read.format("delta").load(in_progress)
+    seen_by.write.format("delta").save(left)
+    scene.take(Mirror(scene.path, schemas))
+    assert Path(in_progress).is_dir() and not Path(left).exists()
     assert sorted(row.id for row in versions.read(scene.spark, scene.path)["public.items"].collect()) == [1, 2, 3, 4]
 
 
