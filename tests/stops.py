@@ -63,8 +63,8 @@ _SPLIT: Final = (
 _UNTRANSLATABLE: Final = "exactly_once/test_ways_on.py::test_text_that_cannot_be_sent_is_given_up"
 _DIALECT: Final = "exactly_once/test_ways_on_debezium.py::test_a_stop_of_the_dialect_is_left_as_the_message_says"
 WALKED: Final[dict[tuple[str, str], str]] = {
-    ("gateway/judgement/brokers.py check_listener", "but kafka.security_protocol"): _CHECK,
-    ("gateway/judgement/brokers.py _login", "does not use SASL"): _CHECK,
+    ("gateway/judgement/listeners.py check_listener", "but kafka.security_protocol"): _CHECK,
+    ("gateway/judgement/listeners.py _login", "does not use SASL"): _CHECK,
     ("gateway/judgement/brokers.py check_brokers", "allows a transaction timeout of"): _CHECK,
     ("gateway/judgement/brokers.py check_brokers", "accept requests of at most"): _CHECK,
     ("gateway/judgement/brokers.py check_single_partition", "commit order"): _STATE,
@@ -109,11 +109,11 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/service/stored.py own_position", ""): "exactly_once/test_registry_faults.py::"
     "test_another_registry_behind_the_url_is_refused",
     ("gateway/events/errors.py unreadable_value", ""): _SKIPPED,
-    ("gateway/judgement/brokers.py check_listener", "cannot be verified"): _LISTENER,
-    ("gateway/judgement/brokers.py check_listener", "client certificate"): _LISTENER,
-    ("gateway/judgement/brokers.py check_listener", "not with Kafka's protocol"): _LISTENER,
-    ("gateway/judgement/brokers.py _login", "requires SASL"): _LISTENER,
-    ("gateway/judgement/brokers.py _login", "does not support"): _LISTENER,
+    ("gateway/judgement/listeners.py check_listener", "cannot be verified"): _LISTENER,
+    ("gateway/judgement/listeners.py check_listener", "client certificate"): _LISTENER,
+    ("gateway/judgement/listeners.py check_listener", "not with Kafka's protocol"): _LISTENER,
+    ("gateway/judgement/listeners.py _login", "requires SASL"): _LISTENER,
+    ("gateway/judgement/listeners.py _login", "does not support"): _LISTENER,
     ("gateway/judgement/brokers.py check_refusals", ""): _CHECK,
     ("gateway/judgement/debezium_offset.py load_offset", ""): _COMMAND,
     ("gateway/judgement/debezium_offset.py read_offset", ""): _COMMAND,
@@ -181,8 +181,8 @@ _MEANT: Final = "exactly_once/test_ways_on_instead.py::test_a_wrong_server_is_le
 INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
     (("gateway/events/errors.py unreadable_value", ""), _DIALECT),
     (("gateway/judgement/brokers.py check_brokers", ""), _ALLOWED),
-    (("gateway/judgement/brokers.py check_listener", "but kafka.security_protocol"), _LISTENER),
-    (("gateway/judgement/brokers.py _login", "does not use SASL"), _LISTENER),
+    (("gateway/judgement/listeners.py check_listener", "but kafka.security_protocol"), _LISTENER),
+    (("gateway/judgement/listeners.py _login", "does not use SASL"), _LISTENER),
     (("gateway/judgement/brokers.py check_single_partition", "commit order"), _OTHER),
     (("gateway/judgement/notice.py _judge_left_out", "the server cannot send changes"), _OTHER),
     (("gateway/judgement/position.py check_prefix", "are written with the topic prefix"), _OTHER),

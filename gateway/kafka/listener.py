@@ -13,7 +13,7 @@ import ssl
 import struct
 from typing import Final
 
-from gateway.judgement.brokers import ListenerFacts
+from gateway.judgement.listeners import ListenerFacts
 from gateway.operate.kafka_settings import KafkaSettings
 
 TIMEOUT_S: Final = 5.0

@@ -18,14 +18,13 @@ import asyncpg
 from gateway.judgement.brokers import (
     KafkaExpected,
     KafkaFacts,
-    check_bootstrap,
     check_brokers,
-    check_listener,
     check_refusals,
     check_topics,
 )
 from gateway.judgement.facts import Facts, Stored
 from gateway.judgement.findings import Finding, OperatorWarning
+from gateway.judgement.listeners import check_bootstrap, check_listener
 from gateway.judgement.position import (
     after_rename,
     check_first_start,

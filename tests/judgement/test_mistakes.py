@@ -15,17 +15,15 @@ import pytest
 from gateway.judgement.brokers import (
     KafkaExpected,
     KafkaFacts,
-    ListenerFacts,
     Refused,
     TopicFacts,
-    check_bootstrap,
     check_brokers,
-    check_listener,
     check_refusals,
     check_topics,
 )
 from gateway.judgement.facts import Expected, Facts
 from gateway.judgement.findings import Finding, OperatorWarning
+from gateway.judgement.listeners import ListenerFacts, check_bootstrap, check_listener
 from gateway.judgement.publication import check_actions
 from gateway.judgement.role import RoleFacts, check_role, for_provider
 from gateway.judgement.server import check_slot_capacity

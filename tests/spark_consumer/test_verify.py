@@ -9,7 +9,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pyspark.sql import functions as f
 
 from gateway.local import Kafka, Registry
 from spark_consumer.mirror import versions
+from spark_consumer.mirror.appending import AppendingMirror
 from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.layout import table_path
 from spark_consumer.mirror.merge import despite_conflicts
@@ -124,6 +125,16 @@ class Scene:
                 while self._reached_lsn() == seen:
                     await asyncio.sleep(0.1)
 
+    async def is_equal(self) -> None:
+        """By value, of each row."""
+        await self.caught_up()
+        version = await asyncio.to_thread(versions.read, self.spark, str(self.path))
+        held = await asyncio.to_thread(version["public.stock"].drop("_special").toArrow)
+        rows = await self.sql.fetch("SELECT * FROM public.stock")
+        there = {row["id"]: tuple(row.values()) for row in held.to_pylist()}
+        assert there == {row["id"]: tuple(row.values()) for row in rows}
+        print(f"{len(rows)} rows, {len(self.reports)} batches and merges")
+
     def _reached_lsn(self) -> int:
         return max((report.commit_lsn for report in self.reports), default=0)
 
@@ -173,8 +184,17 @@ async def _change(database: Database, row_count: int, seed: int, stop: asyncio.E
 
 @asynccontextmanager
 async def open_scene(
-    spark: SparkSession, database: Database, kafka: Kafka, registry: Registry, prefix: str, folder: Path, rows: int
+    spark: SparkSession,
+    database: Database,
+    kafka: Kafka,
+    registry: Registry,
+    prefix: str,
+    folder: Path,
+    rows: int,
+    *,
+    under_load: bool = False,
 ) -> AsyncIterator[Scene]:
+    """`under_load`: the tables change from before the snapshot until the mirror has it, which appends first and merges later."""
     settings: dict[str, object] = {
         "source__dsn": database.dsn,
         "source__slot": f"slot_{prefix}",
@@ -188,11 +208,15 @@ async def open_scene(
     gateway = GatewayProcess(folder / "gateway.log", settings)
     scene = Scene(await database.connect(), spark, folder / "mirror", settings, rows)
     await scene.sql.execute(SETUP.format(rows=rows))
-    await gateway.streaming()
+    changes = AsyncExitStack()
+    if under_load:
+        await changes.enter_async_context(load(database, rows))
     query: Any = None
     try:
+        await gateway.streaming()
         await gateway.logged('"snapshot_done"', timeout_s=STALL_S)
-        mirror = Mirror(str(scene.path), SchemaCache(SchemaRegistry({"url": registry.url})), scene.reports.append)
+        make = AppendingMirror if under_load else Mirror
+        mirror = make(str(scene.path), SchemaCache(SchemaRegistry({"url": registry.url})), scene.reports.append)
         options = {
             "kafka.bootstrap.servers": kafka.bootstrap_servers,
             "registry.url": registry.url,
@@ -206,6 +230,7 @@ async def open_scene(
         )
         query = writer.trigger(processingTime="0 seconds").start()
         await scene.caught_up()
+        await changes.aclose()
         yield scene
         assert query.exception() is None
     except BaseException:
@@ -213,6 +238,7 @@ async def open_scene(
         print(None if query is None else query.exception())
         raise
     finally:
+        await changes.aclose()
         if query is not None:
             await asyncio.to_thread(query.stop)
         await gateway.end()
@@ -249,10 +275,19 @@ async def test_differences_among_half_a_million_rows_are_found_and_mended_under_
             assert code == 1 and not outcome["equal"] and found_keys(outcome) == wrong
             code, outcome, _ = await scene.verify("--table", "public.s*", "--repair")
             assert code == 0 and found_keys(outcome) == wrong
-        await scene.caught_up()
-        picture = await asyncio.to_thread(versions.read, spark, str(scene.path))
-        held = await asyncio.to_thread(picture["public.stock"].drop("_special").toArrow)
-        rows = await scene.sql.fetch("SELECT * FROM public.stock")
-        there = {row["id"]: tuple(row.values()) for row in held.to_pylist()}
-        assert there == {row["id"]: tuple(row.values()) for row in rows}
-        print(f"{len(rows)} rows, {len(scene.reports)} batches and merges")
+        await scene.is_equal()
+
+
+@pytest.mark.parametrize("rows", [20_000, 2_000_000])
+async def test_rows_that_change_while_they_are_read_are_those_of_the_source(
+    rows: int,
+    spark: SparkSession,
+    database: Database,
+    kafka: Kafka,
+    registry: Registry,
+    topic_prefix: str,
+    tmp_path: Path,
+) -> None:
+    async with open_scene(spark, database, kafka, registry, topic_prefix, tmp_path, rows, under_load=True) as scene:
+        await scene.is_equal()
+        assert sum(report.changes for report in scene.reports) > rows
