@@ -20,8 +20,8 @@ from pyspark.sql import functions as f
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
-from spark_consumer.mirror import changes, fence, manifest
-from spark_consumer.mirror.batch import TABLES_AT_ONCE, Mirror, too_late
+from spark_consumer.mirror import changes, fence, manifest, scope
+from spark_consumer.mirror.batch import TABLES_AT_ONCE, Mirror
 from spark_consumer.mirror.catalog import Catalog
 from spark_consumer.mirror.form import APPENDED_FORM
 from spark_consumer.mirror.layout import changes_path, manifest_path
@@ -123,7 +123,7 @@ class AppendingMirror:
         tune(session, compacts=True)
         fence.check_form(session, self.path)
         last = manifest.picture(session, self.path)
-        self._merger.refuse_other_tables(last)
+        self._merger.check_scope(last)
         changes.create(session, self.path)
         self._epoch = fence.claim_appends(session, self.path, changes.nothing(session))
         if self._merges:
@@ -168,7 +168,7 @@ class AppendingMirror:
         total, parts = found[-1], [part for part in found[:-1] if part["changes"]]
         late = [part["table"] for part in parts if part["table"] not in self._known and part["first"] <= self.taken_lsn]
         if late:
-            raise too_late(late[0], self.path, self.taken_lsn)
+            raise scope.too_late(late[0], self.path, self.taken_lsn)
         spark = rows.sparkSession
         self._keep_schemas(spark, total["schema_ids"])
         fence.check_appends(spark, self.path, self._epoch, self._appended)

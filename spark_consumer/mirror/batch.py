@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 from schemas.names import counted
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror import changes, fence, identity, manifest, seen, target, windows
+from spark_consumer.mirror import changes, fence, identity, manifest, scope, seen, target, windows
 from spark_consumer.mirror.catalog import Catalog
 from spark_consumer.mirror.changes import COLUMNS
 from spark_consumer.mirror.layout import changes_path, seen_path, table_path
@@ -48,7 +48,7 @@ from spark_consumer.mirror.verify import first_later_change
 from spark_consumer.mirror.writing import TableWork, write
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.signs import KINDS
-from spark_consumer.tables import TableName, is_one_of
+from spark_consumer.tables import TableName
 
 TABLES_AT_ONCE = 2
 _ATTEMPTS = 3
@@ -177,7 +177,7 @@ class Mirror:
             self.catalog.check(spark)
         tune(spark, compacts=True)
         fence.check_form(spark, self.path)
-        self.refuse_other_tables(manifest.picture(spark, self.path))
+        self.check_scope(manifest.picture(spark, self.path))
         self._epoch = fence.claim(spark, self.path, manifest.nothing(spark))
         # From now on no other writer records a version.
         last = manifest.picture(spark, self.path)
@@ -190,7 +190,8 @@ class Mirror:
             last_lsn = changes.appended_lsn(spark, self.path)
             self.schemas.update(changes.kept_schemas(spark, self.path))  # of all that is appended up to there
             self.merge_waiting(spark, last_lsn=last_lsn)
-        self._leave_out()
+        if self.last is not None:
+            self.last = scope.without_left_out(self.last, self.tables, self.exclude)
         self._register(spark)
         self._report_notes(self._notes)
         self._notes.clear()
@@ -200,37 +201,16 @@ class Mirror:
         if self._opened:
             fence.give_back(spark, self.path, self._epoch, manifest.nothing(spark))
 
-    def refuse_other_tables(self, last: manifest.Picture | None) -> None:
+    def check_scope(self, last: manifest.Picture | None) -> None:
         """Raises MirrorError where the mirror was made for other tables, whose earlier changes it does not have."""
         if last is not None:
-            tables = {str(table) for table in self.tables}
-            new = sorted(tables.difference(last.scope)) if tables else ["every other table"]
-            if last.scope and new:
-                raise MirrorError(
-                    f"{new[0]} is new to the mirror at {self.path}, which was created for {', '.join(last.scope)} "
-                    "only: earlier changes are missing",
-                    hint="Use another path and checkpoint location for these tables, or specify the same tables as before.",
-                )
-            no_more = [pattern for pattern in Standing.of(last.standing).excludes if pattern not in self.exclude]
-            if no_more:
-                raise MirrorError(
-                    f"tables matching {no_more[0]} are not in the mirror at {self.path}: their earlier changes "
-                    "are missing",
-                    hint=f"Use another path and checkpoint location for these tables, or keep --exclude {no_more[0]}.",
-                )
+            scope.check(last, self.path, self.tables, self.exclude)
 
     def note_options(self, spark: SparkSession) -> None:
         """For `walgate merge`, whose merges are those of this mirror."""
         options = {name: getattr(self, name) for name in ("on_recreated", "deletion_vectors", "strict", "retention_s")}
         options |= {"tables": [str(table) for table in self.tables], "exclude": list(self.exclude)}
         manifest.note_options(spark, self.path, options)
-
-    def _leave_out(self) -> None:
-        """Tables that are no longer wanted are in no new version of the mirror."""
-        if self.last is not None:
-            stay = [name for name in self.last.tables if not is_one_of(TableName.parse(name), self.exclude)]
-            stay = [name for name in stay if not self.tables or TableName.parse(name) in self.tables]
-            self.last = replace(self.last, tables={name: self.last.tables[name] for name in stay})
 
     def _apply(self, raw: DataFrame, batch: int, size: BatchSize | None = None) -> None:
         """Whole, or in pieces where the key of a table changes, or a table comes to stand otherwise than before."""
@@ -330,7 +310,7 @@ class Mirror:
                 continue
             first = identity.first_positions(own_records(raw, records, part.table))
             if self.last is not None and min(first.values())[0] <= self.last.commit_lsn:
-                raise too_late(str(part.table), self.path, self.last.commit_lsn)
+                raise scope.too_late(str(part.table), self.path, self.last.commit_lsn)
             found.append(identity.change_of_key(part.table, first, key_of))
         return min((cut for cut in found if cut is not None), default=None)
 
@@ -400,7 +380,7 @@ class Mirror:
                 if compacts:
                     self.upkeep.note_version(location, before, versions[name])
                 self._preparation.note_version(TableName.parse(name), versions[name])
-        scope = [str(table) for table in self.tables]
+        wanted = [str(table) for table in self.tables]
         standing.excludes = list(self.exclude)
         picture = manifest.Picture(
             piece.batch,
@@ -408,7 +388,7 @@ class Mirror:
             content.commit_time,
             versions,
             keys,
-            scope,
+            wanted,
             oids,
             schema_ids,
             standing.text(),
@@ -419,12 +399,3 @@ class Mirror:
     def _register(self, spark: SparkSession) -> None:
         if self.catalog is not None and self.last is not None:
             self._notes += self.catalog.register(spark, self.last.complete)
-
-
-def too_late(table: str, path: str, commit_lsn: int) -> MirrorError:
-    """A table is met whose changes up to `commit_lsn`, where the mirror stands, are not in it."""
-    return MirrorError(
-        f"{table} is new to the mirror at {path}, which has already reached {format_lsn(commit_lsn)}",
-        hint="Use another path for it, or start after the mirror's last complete micro-batch "
-        f"(startingPosition lsn:{format_lsn(commit_lsn)}) to read only later changes.",
-    )
