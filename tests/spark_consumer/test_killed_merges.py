@@ -326,7 +326,6 @@ KILLS = [
 ]
 IN_SHORT = {
     ("changed_types", "cast", True, "renamed"),
-    ("replaced", "end of a REPLACE", True, "renamed later"),
 }
 
 
