@@ -8,7 +8,7 @@ the registry would take a schema, and whether the WAL that the slot needs can st
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
@@ -52,8 +52,8 @@ from gateway.replication.password import login_of
 from gateway.replication.role import role_facts
 from gateway.service.catalog import expected_of
 from gateway.service.check_report import Area, Checked, outcome_of
-from gateway.service.schema_errors import classified_schema_errors, open_registry
-from gateway.service.stored import own_position, refuse_other_dialect, stored_position
+from gateway.service.schema_errors import open_registry
+from gateway.service.stored import decode_positions, refuse_other_dialect
 from gateway.transactions.position import Position
 from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted, message_topic, transaction_topic, value_subject
 
@@ -296,25 +296,12 @@ class _Check:
             values, is_used = await read_positions(
                 self._settings.kafka, marker if has_markers else POSITION_TOPIC, _TIMEOUT_S
             )
-            positions = await self._decoded(values, fresh)
+            async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
+                positions = await decode_positions(values, fresh, client)
         except WalgateError as error:
             self._add("resume_lsn", [error])
             return None
         return Stored(positions, has_markers and is_used, self._next_moment())
-
-    async def _decoded(self, values: Mapping[bytes, bytes], fresh: Position) -> dict[bytes, Position]:
-        """Of other slots' gateways, which may use another registry, those that can be read. Raises WalgateError for ours."""
-        positions: dict[bytes, Position] = {}
-        async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
-            for key, value in values.items():
-                try:
-                    with classified_schema_errors():
-                        decode = own_position if fresh.is_of_slot(key) else stored_position
-                        positions[key] = await decode(key, value, client)
-                except WalgateError:
-                    if fresh.is_of_slot(key):
-                        raise
-        return positions
 
     def _fresh(self, facts: Facts) -> Position:
         source, kafka = self._settings.source, self._settings.kafka

@@ -60,7 +60,7 @@ from gateway.service.fixed_topics import FixedSchemas, debezium_topics, open_mes
 from gateway.service.memory import SessionMemory
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.service.snapshot_status import load_states
-from gateway.service.stored import own_position, position_of_another, refuse_other_dialect
+from gateway.service.stored import decode_positions, refuse_other_dialect
 from gateway.snapshot.state import States, of_slot
 from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.debezium import DebeziumMachine
@@ -261,15 +261,7 @@ class Start:
         values, used = await read_positions(kafka, transaction_topic(kafka.prefix), kafka.delivery_timeout_s)
         moment = self._memory.next_moment()
         fresh = self.fresh_position(self.catalog.facts)
-        positions = {}
-        for key, value in values.items():
-            if fresh.is_of_slot(key):
-                with classified_schema_errors():
-                    position: Position | None = await own_position(key, value, self.registry)
-            else:
-                position = await position_of_another(key, value, self.registry)
-            if position is not None:
-                positions[key] = position
+        positions = await decode_positions(values, fresh, self.registry)
         if self._settings.writes_debezium:  # that topic may be Debezium's own, and need not be written to
             used = any(
                 (each.system_identifier, each.slot, each.prefix) == (fresh.system_identifier, fresh.slot, fresh.prefix)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import structlog
 
 from gateway.kafka.position_topic import read_positions
 from gateway.operate.errors import StopForOperator
 from gateway.operate.kafka_settings import KafkaSettings
 from gateway.operate.settings import Settings
-from gateway.service.schema_errors import open_registry
+from gateway.service.schema_errors import classified_schema_errors, open_registry
 from gateway.transactions.position import Position, decode_position, not_a_position_hint, position_schema_id
 from gateway.transactions.transaction import Quarantined
 from schemas.debezium import TRANSACTION_VALUE
@@ -45,13 +47,24 @@ async def own_position(key: bytes, value: bytes, registry: RegistryClient) -> Po
     return decode_position(key, value, schema)
 
 
-async def position_of_another(key: bytes, value: bytes, registry: RegistryClient) -> Position | None:
-    """Of another slot's gateway, which may use another registry."""
-    try:
-        return await stored_position(key, value, registry)
-    except (SchemaError, StopForOperator) as error:
-        log.info("unreadable_position", key=key.decode("utf-8", "replace"), reason=error.message)
-        return None
+async def decode_positions(
+    values: Mapping[bytes, bytes], fresh: Position, registry: RegistryClient
+) -> dict[bytes, Position]:
+    """The newest positions by key, without those of other slots that cannot be read: their gateways may use another registry.
+
+    Raises WalgateError where that of the slot of `fresh` cannot be read.
+    """
+    positions: dict[bytes, Position] = {}
+    for key, value in values.items():
+        if fresh.is_of_slot(key):
+            with classified_schema_errors():
+                positions[key] = await own_position(key, value, registry)
+            continue
+        try:
+            positions[key] = await stored_position(key, value, registry)
+        except (SchemaError, StopForOperator) as error:
+            log.info("unreadable_position", key=key.decode("utf-8", "replace"), reason=error.message)
+    return positions
 
 
 async def quarantined_tables(settings: Settings, position_key: bytes) -> tuple[Quarantined, ...]:

@@ -79,9 +79,8 @@ async def verify(
     tables = choose_tables(facts.publications, patterns)
     key = position_key(facts.server.system_identifier, facts.server.database, source.slot)
     states = await snapshot_states(settings, key)
-    in_quarantine = (
-        await quarantined_tables(settings, key) if states.tables else ()
-    )  # else no gateway has begun anything
+    # Without states no gateway has begun anything.
+    in_quarantine = await quarantined_tables(settings, key) if states.tables else ()
     quarantined = [tables.pop(each.relation_oid) for each in in_quarantine if each.relation_oid in tables]
     check_read(states, tables)
     verification = _Verification(settings, folder, key, patience_s, tell)
