@@ -84,9 +84,7 @@ class Mirror:
     _shapes: Shapes = field(init=False)
     _preparation: Preparation = field(init=False)
     _epoch: int = field(default=0, init=False)
-    _checked_at: float = field(
-        default=0.0, init=False
-    )  # monotonic: when it was seen that the epoch holds, between tables
+    _checked_at: float = field(default=0.0, init=False)  # the epoch, between tables; monotonic
     _notes: list[str] = field(default_factory=list, init=False)  # for the next report
 
     def __post_init__(self) -> None:

@@ -6,13 +6,13 @@ version says the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from pyspark.sql import DataFrame
 
 from spark_consumer.jvm import activated, java, java_frame, java_log
+from spark_consumer.mirror.target import noted_versions, quoted, versions_in_log
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
@@ -49,14 +49,14 @@ def _append(
     noted = noted_versions(snapshot)
     rows = java_frame(frame)
     if noted is None and expected:  # Delta's writer would not look at them
-        noted = _transactions(snapshot, (application, *expected))
+        noted = versions_in_log(snapshot, (application, *expected))
     if noted is None:
         return False
     if snapshot.schema().catalogString() != rows.schema().catalogString():
         names = list(snapshot.schema().fieldNames())
         if sorted(names) != sorted(frame.columns):
             return False
-        rows = java_frame(frame.select(*(f"`{name.replace('`', '``')}`" for name in names)))
+        rows = java_frame(frame.select(*map(quoted, names)))
         if snapshot.schema().catalogString() != rows.schema().catalogString():
             return False
     if any(noted.get(name) != version for name, version in expected.items()):
@@ -72,20 +72,3 @@ def _append(
     told = [option.empty(), option.empty(), option.apply(note), *(option.empty() for _ in range(5))]
     transaction.commit(actions.appended(mark), operation(packages.SaveMode.Append, *told))
     return True
-
-
-def _transactions(snapshot: Any, applications: Iterable[str]) -> dict[str, int]:
-    """As `noted_versions`, from the log of the table, which is a job."""
-    listed = snapshot.transactions()
-    found = {name: listed.get(name) for name in applications}
-    return {name: int(version.get()) for name, version in found.items() if version.isDefined()}
-
-
-def noted_versions(snapshot: Any) -> dict[str, int] | None:
-    """Of each application, the version that it last noted in a table, by the checksum; None: it does not say."""
-    checksum = snapshot.checksumOpt()
-    listed = checksum.get().setTransactions() if checksum.isDefined() else None
-    if listed is None or not listed.isDefined():
-        return None
-    found = listed.get()
-    return {noted.appId(): int(noted.version()) for noted in map(found.apply, range(found.size()))}

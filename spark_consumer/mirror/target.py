@@ -17,7 +17,6 @@ from pyspark.sql.types import DataType, StructType
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import hadoop_path, java, java_log, java_snapshot
-from spark_consumer.mirror.direct import noted_versions
 from spark_consumer.mirror.tuning import settings
 
 # Application ids of Delta's transactions: a table belongs to one mirror or changelog, and versions are commit LSNs, which rise.
@@ -205,10 +204,26 @@ def transaction_versions(spark: SparkSession, location: str, *applications: str)
     """The same of several, at once."""
     snapshot = java_snapshot(spark, location)
     noted = noted_versions(snapshot)
-    if noted is not None:  # else Delta reads the log, which is a job
-        return [noted.get(application) for application in applications]
-    found = [snapshot.transactions().get(application) for application in applications]
-    return [int(version.get()) if version.isDefined() else None for version in found]
+    if noted is None:
+        noted = versions_in_log(snapshot, applications)
+    return [noted.get(application) for application in applications]
+
+
+def noted_versions(snapshot: Any) -> dict[str, int] | None:
+    """Of each application, the version that it last noted in a table, by the checksum; None: it does not say."""
+    checksum = snapshot.checksumOpt()
+    listed = checksum.get().setTransactions() if checksum.isDefined() else None
+    if listed is None or not listed.isDefined():
+        return None
+    found = listed.get()
+    return {noted.appId(): int(noted.version()) for noted in map(found.apply, range(found.size()))}
+
+
+def versions_in_log(snapshot: Any, applications: Iterable[str]) -> dict[str, int]:
+    """The same of these applications, from the log of the table, which is a job."""
+    listed = snapshot.transactions()
+    found = {name: listed.get(name) for name in applications}
+    return {name: int(version.get()) for name, version in found.items() if version.isDefined()}
 
 
 def applied_commit_lsn(spark: SparkSession, location: str, application: str = APPLICATION) -> int:

@@ -95,18 +95,18 @@ def end_replace(
         if not piece.row_count(name):
             despite_conflicts(partial(seen.end_log, spark, location, window.begin_lsn))
         return None
-    reason = ""
     if window.has_two_keys:
-        reason = "its key changed while its snapshot was read"
-    elif piece.row_count(name) and not target.exists(spark, keys):
-        reason = f"{keys}, with the keys that its snapshot read, does not exist"
-    if reason:
-        stay = "so rows that are no longer in the source may remain"
-        return f"{name}: {reason}, {stay}. Run walgate snapshot start for this table"
+        return _all_stay(name, "its key changed while its snapshot was read")
+    if piece.row_count(name) and not target.exists(spark, keys):
+        return _all_stay(name, f"{keys}, with the keys that its snapshot read, does not exist")
     schema_id = _newest(piece, name, last)
     shape = shapes.of(schema_id) if schema_id is not None else None
     despite_conflicts(partial(seen.delete_surplus, spark, location, keys, shape))
     return None
+
+
+def _all_stay(name: str, reason: str) -> str:
+    return f"{name}: {reason}, so rows that are no longer in the source may remain. Run walgate snapshot start for this table"
 
 
 def _newest(piece: Piece, name: str, last: manifest.Picture | None) -> int | None:

@@ -18,7 +18,7 @@ from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.layout import manifest_path, table_path
 from spark_consumer.mirror.merge import despite_conflicts, once, write_once
 from spark_consumer.mirror.parts import BatchSize
-from spark_consumer.mirror.target import APPLICATION, files_below, transaction_versions
+from spark_consumer.mirror.target import APPLICATION, files_below, noted_versions, transaction_versions
 from spark_consumer.mirror.writing import TableWork
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.source.datasource import register
@@ -124,7 +124,7 @@ def test_a_writer_that_another_one_follows_appends_nothing_behind_its_own_last_l
         changes.append(rows, path, BatchSize(1, 0, 0, 2, 2), fence.held(first))
     assert changes.appended_lsn(spark, path) == 1
     # The third comes while the second commits: it has looked already.
-    look = direct.noted_versions
+    look = noted_versions
     third: list[int] = []
 
     def looks(snapshot: object) -> dict[str, int] | None:
@@ -135,7 +135,7 @@ def test_a_writer_that_another_one_follows_appends_nothing_behind_its_own_last_l
         return found
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(direct, "noted_versions", looks)
+        patched.setattr("spark_consumer.mirror.direct.noted_versions", looks)
         with pytest.raises(ConcurrentTransactionException):
             changes.append(rows, path, BatchSize(1, 0, 0, 2, 2), fence.held(second))
     assert changes.appended_lsn(spark, path) == 1
