@@ -19,8 +19,6 @@ _SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 _HEADER_BYTES: Final = len(_SIGNATURE) + 4
 """Signature and flags; behind them stand the length of an extension, and the extension."""
 _NULL: Final = b"n"
-END_OF_COPY: Final = b"\xff\xff"
-"""A field count of -1. The last two bytes of a piece may also be those of a value."""
 
 
 class CopiedRows:

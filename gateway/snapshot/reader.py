@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,7 +15,7 @@ from gateway.operate.errors import WalgateError
 from gateway.operate.failpoints import failpoint
 from gateway.replication.connection import connect_sql
 from gateway.replication.password import Login
-from gateway.snapshot.copied import END_OF_COPY, CopiedRows
+from gateway.snapshot.copied import CopiedRows
 from gateway.snapshot.plan import Leaf, TidRange, cut, halves
 from gateway.snapshot.statements import (
     EMIT,
@@ -87,9 +87,9 @@ async def read_chunk(
 ) -> Waiting:
     """`waits(id, waiting)` is called before the stream can bring it. `turn`: where other transactions come in the stream; one
     reader encodes in a round of the event loop. Raises Outdated, NotYet, TooMuch, what the encoders raise and what the driver
-    raises."""
+    raises; where its COPY has failed or was cancelled, `sql` is closed."""
     table = chunk.table
-    async with sql.transaction(isolation="repeatable_read"):
+    async with _transaction(sql):
         await sql.execute(_lock(chunk, recipe))
         failpoint("chunk_locked")
         table.judge.expect(chunk)
@@ -119,6 +119,20 @@ async def read_chunk(
     return waiting
 
 
+@asynccontextmanager
+async def _transaction(sql: asyncpg.Connection) -> AsyncIterator[None]:
+    """Also where the session is closed within it: that ends it."""
+    transaction = sql.transaction(isolation="repeatable_read")
+    await transaction.start()
+    try:
+        yield
+    except BaseException:
+        if not sql.is_closed():
+            await transaction.rollback()
+        raise
+    await transaction.commit()
+
+
 async def _copy(
     sql: asyncpg.Connection, chunk: Chunk, recipe: Recipe, table_blocks: int, turn: asyncio.Lock | None
 ) -> CopiedRows:
@@ -127,19 +141,8 @@ async def _copy(
     rest = None if chunk.range is None else halves(chunk.range, table_blocks)[1]
     wanted = frozenset(chunk.keys if not recipe.finds_keys else ())
     step_bytes = _STEP_BYTES if turn is None else _SHARED_STEP_BYTES
-    failed: list[Exception] = []
 
     async def feed(piece: bytes) -> None:
-        try:
-            if failed:
-                raise failed.pop()
-            await take(piece)
-        except Exception as error:
-            if not piece.endswith(END_OF_COPY):
-                raise
-            failed.append(error)  # asyncpg cancels the COPY, and waits for the answer for ever if it has ended
-
-    async def take(piece: bytes) -> None:
         data = memoryview(piece)
         for start in range(0, len(data), step_bytes):
             async with turn or nullcontext():
@@ -152,15 +155,15 @@ async def _copy(
 
     try:
         await sql.copy_from_query(_query(chunk, recipe), output=feed, format="binary", timeout=_COPY_TIMEOUT_S)
-        if failed:
-            raise failed.pop()
         copied.finish()
         if wanted:
             copied.keep(wanted)
-    except TooMuch:
-        sizer.too_much()
-        if chunk.range is not None:
-            chunk.table.leave(chunk, *halves(chunk.range, table_blocks))
+    except BaseException as error:
+        sql.terminate()  # asyncpg has cancelled the COPY, and would wait for an answer that may have come already
+        if isinstance(error, TooMuch):
+            sizer.too_much()
+            if chunk.range is not None:
+                chunk.table.leave(chunk, *halves(chunk.range, table_blocks))
         raise
     if chunk.range is not None:
         end = table_blocks if chunk.range.end is None else chunk.range.end >> 16

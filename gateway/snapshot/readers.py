@@ -94,7 +94,7 @@ class Readers:
                         ahead.append(waiting)
                 except DRIVER_ERRORS as error:
                     chunk.table.give_back(chunk)
-                    if is_cancelled():  # asyncpg fails at the ROLLBACK of a COPY that was cancelled
+                    if is_cancelled():  # the ROLLBACK may have failed in place of it
                         raise asyncio.CancelledError from error
                     _block(reading, error)
                 except BaseException:

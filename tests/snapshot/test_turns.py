@@ -54,9 +54,9 @@ async def test_one_reader_takes_a_small_step_in_a_round_where_others_wait(
     assert not is_shared or rounds >= len(steps)
 
 
-async def _recipe(sql: asyncpg.Connection) -> Recipe:
+async def _recipe(sql: asyncpg.Connection, row_count: int = ROWS) -> Recipe:
     await sql.execute("CREATE TABLE public.t (id int PRIMARY KEY, word text)")
-    await sql.execute(f"INSERT INTO public.t SELECT i, 'row ' || i FROM generate_series(1, {ROWS}) i")
+    await sql.execute(f"INSERT INTO public.t SELECT i, 'row ' || i FROM generate_series(1, {row_count}) i")
     await sql.execute("CREATE PUBLICATION turns FOR TABLE public.t")
     oid = await sql.fetchval("SELECT 'public.t'::regclass::oid::int8")
     surveyed = (await survey(sql, ["turns"], [oid]))[oid]
@@ -73,3 +73,34 @@ async def _read(sql: asyncpg.Connection, made: Recipe, judge: Judge, turn: async
     chunk = table.take()
     assert chunk is not None
     return await read_chunk(sql, chunk, made, ["turns"], lambda number, waiting: None, turn)
+
+
+@pytest.mark.parametrize("row_count", [1, ROWS])
+@pytest.mark.parametrize("ends_by", ["an error", "a cancellation"])
+async def test_a_read_that_ends_when_the_server_has_sent_all_does_not_wait_for_an_answer(
+    ends_by: str, row_count: int, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left to cancel then: a driver that cancels the COPY waits 60 s and gives up the connection."""
+    session, other = [await database.connect() for _ in range(2)]
+    made = await _recipe(session, row_count)
+    judge = Judge(parse_visibility(await session.fetchval(LOOK)), 0)
+
+    def fails(rows: CopiedRows, piece: bytes) -> None:
+        raise ValueError("not a row")
+
+    monkeypatch.setattr(CopiedRows, "feed", fails)
+    turn = asyncio.Lock()
+    await turn.acquire()  # it waits with its first piece
+    reading = asyncio.create_task(_read(session, made, judge, turn))
+    state = "SELECT state || ' ' || query FROM pg_stat_activity WHERE pid = $1"
+    async with asyncio.timeout(20):
+        while not (await other.fetchval(state, session.get_server_pid())).startswith("idle in transaction COPY"):
+            await asyncio.sleep(0.01)
+    if ends_by == "an error":
+        turn.release()
+    else:
+        reading.cancel()
+    done, _ = await asyncio.wait({reading}, timeout=10)
+    assert done
+    with pytest.raises(ValueError if ends_by == "an error" else asyncio.CancelledError):
+        reading.result()
