@@ -217,11 +217,11 @@ error that makes the gateway, or a command, exit with code 78, because an operat
 the function that raise it (or the SQLSTATE of PostgreSQL's error) and the Python class of the error. Conditions that may pass
 without intervention are not listed here: the gateway waits for them ([faults.md](faults.md)). Invalid arguments of a command,
 and errors of `walgate tail` and `walgate demo`, which change nothing, are not listed either. `{...}` is a placeholder. The
-message of a FrameError or PgOutputError goes on with the byte and with what was expected there. Some errors are detected only
-by the checks at startup: if the cause of such an error arises while the gateway is streaming, the gateway first restarts
-replication, and exits when the checks detect the error. The last column names the tests in which the hint is followed and the
-gateway then streams again. Errors that should never occur, because they indicate a bug in the gateway or in a service that it
-is connected to, have no test.
+message of a FrameError or PgOutputError continues with the position of the byte and what was expected there. Some errors are
+detected only by the checks at startup: if the cause of such an error arises while the gateway is streaming, the gateway first
+restarts replication, and exits when the checks detect the error. The last column names the tests in which the hint is followed
+and the gateway then streams again. Errors that should never occur, because they indicate a bug in the gateway or in a service
+that it is connected to, have no test.
 """
 
 

@@ -177,9 +177,9 @@ def check_single_partition(name: str, partitions: int) -> Iterator[Finding]:
     if name == POSITION_TOPIC:
         yield StopForOperator(
             f"topic {name} has {partitions} partitions; it must have exactly one",
-            hint="resume LSNs that are stored in it are lost when it is deleted: each gateway that has stored one needs a new "
-            "source.slot, a new kafka.prefix and a new snapshot of its tables (and its old slot must be dropped). If none has, "
-            "or if you accept this, delete the topic: the gateway creates it with one partition",
+            hint="delete the topic only if no gateway has stored a resume LSN in it, or if you accept the consequence: each "
+            "gateway that has stored one then needs a new source.slot, a new kafka.prefix and a new snapshot of its tables, and "
+            "its old slot must be dropped. The gateway creates the topic again, with one partition",
         )
     elif name == SNAPSHOT_TOPIC:
         yield StopForOperator(

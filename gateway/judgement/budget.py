@@ -11,7 +11,7 @@ this process has read is moved: that of another program with the same name stays
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.judgement.facts import Facts
 from gateway.lsn import Lsn
@@ -20,11 +20,13 @@ from gateway.transactions.position import Position
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The slot was moved from `first_lsn` to `end_lsn`. `has_freed`: it has been within the budget since."""
+    """The slot was moved from `first_lsn` to `end_lsn`, or is to be. `has_freed`: it has been within the budget since.
+    `told_lsn`: so far the server was seen to have moved it, and the log tells of it."""
 
     first_lsn: Lsn
     end_lsn: Lsn
     has_freed: bool = False
+    told_lsn: Lsn | None = None
 
     @property
     def reason(self) -> str:
@@ -35,6 +37,18 @@ def retained_bytes(facts: Facts) -> int:
     """WAL that the server keeps for the slot."""
     slot = facts.slot
     return 0 if slot is None or slot.restart_lsn is None else max(facts.server.flush_lsn - slot.restart_lsn, 0)
+
+
+def seen(released: Released, facts: Facts) -> Released | None:
+    """What is known of a move whose answer may not have come: another session may still make it. None: it was not made."""
+    slot = facts.slot
+    if slot is None or slot.confirmed_flush_lsn is None:
+        return released
+    if slot.confirmed_flush_lsn >= released.end_lsn:
+        return replace(released, told_lsn=released.end_lsn)
+    if slot.active_pid is not None:
+        return released
+    return None if released.told_lsn is None else replace(released, end_lsn=released.told_lsn)
 
 
 def release_to(facts: Facts, known: Position | None, released: Released | None, budget_bytes: int) -> Lsn | None:

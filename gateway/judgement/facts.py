@@ -85,6 +85,7 @@ class PublishedRelation:
     columns: tuple[PublishedColumn, ...]
     row_filter: str | None  # to be compared, not to be read
     generated_identity: tuple[str, ...] = ()  # those of identity_columns that are generated
+    has_primary_key: bool = True  # one that is not deferrable
 
     @property
     def full_name(self) -> str:
@@ -93,6 +94,11 @@ class PublishedRelation:
     @property
     def has_identity(self) -> bool:
         return self.replica_identity == "FULL" or bool(self.identity_columns)
+
+    @property
+    def has_key(self) -> bool:
+        """Of its records: under FULL, it is the primary key."""
+        return self.has_primary_key if self.replica_identity == "FULL" else bool(self.identity_columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,11 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
             f"{now}",
             hint="changes to the publication's tables can no longer be sent through this slot, and recreating the publication "
             "is not enough: "
-            + ("first recreate what does not exist (CREATE PUBLICATION ... FOR TABLE ...), then " if missing else "")
+            + (
+                "first recreate the missing publications (CREATE PUBLICATION ... FOR TABLE ...), then "
+                if missing
+                else ""
+            )
             + UNTIL_NOW,
         )
     if left_out.ends_stream:

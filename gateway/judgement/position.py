@@ -37,7 +37,7 @@ def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | N
     if (known.database, known.slot, known.prefix) != (fresh.database, fresh.slot, fresh.prefix):
         return f"the resume LSN belongs to slot {known.slot} of {known.database}, topic prefix {known.prefix!r}"
     if facts.server.version_num < 170000:
-        return "this server is older than PostgreSQL 17, and pg_upgrade preserves logical slots only from 17 on"
+        return "this server is older than PostgreSQL 17, and pg_upgrade preserves logical slots only in 17 and later"
     if facts.slot is None or facts.slot.confirmed_flush_lsn is None:
         return f"this server has no slot {fresh.slot}: pg_upgrade did not preserve it"
     if known.resume_lsn > facts.slot.confirmed_flush_lsn:
@@ -116,8 +116,8 @@ def _other_server_hint(position: Position, fresh: Position, facts: Facts) -> str
         return other
     command = f"walgate adopt --from-system {position.system_identifier}"
     return (
-        f"if pg_upgrade created this server from the one with that system identifier, run {command}. Otherwise, or if you are "
-        f"not sure, {other}"
+        "if pg_upgrade created this server from the one with system identifier "
+        f"{position.system_identifier}, run {command}. Otherwise, or if you are not sure, {other}"
     )
 
 
@@ -158,7 +158,7 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
                 f"slot {known.slot} is confirmed up to {before.slot.confirmed_flush_lsn}, but the stored resume LSN "
                 f"is {known.resume_lsn}: another process advanced the slot by {ahead} bytes of WAL, or the "
                 "slot was dropped and recreated",
-                hint=_CHECK_SERVER + "If it is the right server: " + ACCEPT_GAP,
+                hint=_CHECK_SERVER + "If it is the right server, " + ACCEPT_GAP,
             )
     if not stored.marker_topic_used:
         yield DataGap(
@@ -176,5 +176,5 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
                 "changes that the server does not have",
                 hint=_CHECK_SERVER
                 + "If the server was restored, with its slot, to an earlier state, or is a standby that was "
-                "promoted before it had received all WAL: " + UNTIL_NOW_BEHIND_RESUME_LSN,
+                "promoted before it had received all WAL, " + UNTIL_NOW_BEHIND_RESUME_LSN,
             )

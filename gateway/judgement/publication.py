@@ -30,7 +30,9 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
         elif not publication.relations:
             yield OperatorWarning(
                 f"publication {name} has no tables: nothing will be sent",
-                f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ...",
+                f"check that source.dsn names the right database: it has no tables, and {name} is FOR ALL TABLES"
+                if publication.all_tables
+                else f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ...",
             )
     yield from _identities(facts)
     if expected.keys_needed:
@@ -52,8 +54,8 @@ def check_actions(facts: Facts) -> Iterator[Finding]:
         if missing:
             yield OperatorWarning(
                 f"publication {publication.name} does not publish {', '.join(missing)}: these changes do not reach Kafka",
-                f"ALTER PUBLICATION {quote_identifier(publication.name)} SET (publish = '{', '.join(_ACTIONS)}'), unless this is "
-                "intended",
+                "if this is not intended: "
+                f"ALTER PUBLICATION {quote_identifier(publication.name)} SET (publish = '{', '.join(_ACTIONS)}')",
             )
 
 
@@ -71,19 +73,22 @@ def _identities(facts: Facts) -> Iterator[Finding]:
     if without:
         yield OperatorWarning(
             f"UPDATE and DELETE fail in PostgreSQL on tables without a replica identity: {_some(without)}",
-            "for each of these tables: add a primary key, or run ALTER TABLE ... REPLICA IDENTITY FULL (ALTER TABLE "
+            "for each of these tables: make sure that it has a primary key that is not deferrable, and run ALTER TABLE ... "
+            "REPLICA IDENTITY DEFAULT; or run ALTER TABLE ... REPLICA IDENTITY FULL (ALTER TABLE "
             f"{without[0]} REPLICA IDENTITY FULL, for example)",
         )
 
 
 def _without_keys(facts: Facts) -> Iterator[Finding]:
     relations = (relation for publication in facts.publications.values() for relation in publication.relations)
-    without = sorted({relation.full_name for relation in relations if not relation.has_identity})
+    without = sorted({relation.full_name for relation in relations if not relation.has_key})
     if without:
         yield OperatorWarning(
-            "records of tables without a primary key have no key; with debezium.compacted_topics, new topics reject such "
-            f"records, and the gateway stops: {_some(without)}",
-            "add a primary key before the first start, or set cleanup.policy = delete for their topics in kafka.topics",
+            "records of these tables have no key, because the replica identity has no key columns (FULL: because there is no "
+            "primary key); with debezium.compacted_topics, new topics reject such records, and the gateway stops: "
+            f"{_some(without)}",
+            "before the first start, give each table a primary key that is not deferrable, and REPLICA IDENTITY DEFAULT; or set "
+            "cleanup.policy = delete for their topics in kafka.topics",
         )
 
 

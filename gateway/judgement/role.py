@@ -55,6 +55,7 @@ class RoleFacts:
     connection_limit: int = -1
     used_by_role: int = 0
     max_connections: int = 100
+    reserved_connections: int = 0
     used_connections: int = 0
     server_ahead_s: float = 0.0
     unreadable: tuple[str, ...] = ()
@@ -75,8 +76,8 @@ def check_role(role: RoleFacts, *, takes_snapshots: bool = True) -> Iterator[Fin
         yield RetrySlowly(f"role {role.name} lacks the REPLICATION attribute", hint=grant)
     if not (role.reads_statistics or role.is_superuser):
         yield OperatorWarning(
-            f"role {role.name} cannot see other roles' sessions: only process IDs are shown for sessions that "
-            "keep the slot's restart_lsn from advancing",
+            f"role {role.name} cannot see the details of other roles' sessions: for sessions that keep the slot's restart_lsn "
+            "from advancing, only process ID, user and application are shown",
             f"GRANT pg_read_all_stats TO {name}",
         )
     if not (role.is_encrypted or role.is_local):
@@ -119,9 +120,11 @@ def _connections(role: RoleFacts, name: str) -> Iterator[Finding]:
             f"use: the gateway needs {CONNECTIONS} more",
             f"ALTER ROLE {name} CONNECTION LIMIT {role.used_by_role + CONNECTIONS + 5}",
         )
-    if role.max_connections < role.used_connections + SESSIONS:
+    usable = role.max_connections - role.reserved_connections
+    if usable < role.used_connections + SESSIONS:
         yield OperatorWarning(
-            f"{role.used_connections} of {role.max_connections} connections are in use: the gateway needs {SESSIONS} more",
+            f"{role.used_connections} of the {usable} connections that are not reserved are in use: the gateway needs {SESSIONS} "
+            "more",
             f"ALTER SYSTEM SET max_connections = {role.max_connections + 20}; then restart the server",
         )
 

@@ -19,7 +19,7 @@ def check_holder(facts: Facts, expected: Expected) -> Iterator[Finding]:
     if slot is not None and slot.active_pid not in (None, expected.backend_pid):
         yield Retry(
             f"slot {slot.name} is in use by process {slot.active_pid}",
-            hint="unless that process is a gateway that should be running, end its session: SELECT "
+            hint="if that process should not be reading this slot, end its session: SELECT "
             f"pg_terminate_backend({slot.active_pid})",
         )
 
@@ -41,7 +41,7 @@ def check_slot(facts: Facts, expected: Expected) -> Iterator[Finding]:
         there, wanted = (str(value).lower() for value in (slot.failover, expected.failover))
         yield OperatorWarning(
             f"slot {slot.name} has failover = {there}, but source.failover = {wanted}",
-            "stop the gateway, then run over a replication connection: psql "
+            "stop the gateway, then run psql "
             f"\"dbname={slot.database} replication=database\" -c 'ALTER_REPLICATION_SLOT {slot.name} (FAILOVER {wanted})'",
         )
 
@@ -89,8 +89,9 @@ def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
         )
     elif server.max_slot_wal_keep_mb >= 0:
         yield OperatorWarning(
-            f"max_slot_wal_keep_size is {server.max_slot_wal_keep_mb} MB: the slot is invalidated if the gateway "
-            "falls behind by more",
+            f"max_slot_wal_keep_size is {server.max_slot_wal_keep_mb} MB: the slot is invalidated if its "
+            "restart_lsn falls behind the end of the WAL by more, because the gateway is down or slow or because a transaction "
+            "stays open",
             "if the disk has room for more WAL, raise the limit: ALTER SYSTEM SET max_slot_wal_keep_size = '...'; "
             "SELECT pg_reload_conf()",
         )
@@ -109,5 +110,6 @@ def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
     if facts.slot is not None and facts.slot.wal_status == "extended":
         yield OperatorWarning(
             f"slot {facts.slot.name} retains more WAL than max_wal_size",
-            "check that the gateway is running and keeping up",
+            "check that the gateway is running and keeping up. If it is, run walgate status: it shows what keeps the slot's "
+            "restart_lsn from advancing",
         )

@@ -133,9 +133,14 @@ class _AddPatiently(AddPartitionsToTxnHandler):  # type: ignore[misc]
 
 
 class _Sender(Sender):  # type: ignore[misc]
-    """With the handlers above; else the same two methods."""
+    """With the handlers above; else the same two methods. `request`: of the transaction, the last one."""
 
     refused_since: float | None = None
+    request: asyncio.Task[Any] | None = None
+
+    def _maybe_do_transactional_request(self) -> asyncio.Task[Any] | None:
+        self.request = super()._maybe_do_transactional_request()
+        return self.request
 
     async def _do_add_partitions_to_txn(self, tps: Any) -> bool:
         done: bool = await _AddPatiently(self, tps).do(await self._transaction_coordinator())
@@ -287,6 +292,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
     async def _ask_address(self, host: str, port: int, errors: dict[str, BaseException]) -> Any:
         connection = None
         try:
+            await self._have_token()
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 connection = await self._connect(host, port)
                 try:
@@ -327,6 +333,11 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
                 raise NoTls("it closed the connection during the TLS handshake") from error
         return connection
 
+    async def _have_token(self) -> None:
+        """Before the time of a connection begins: a provider that is silent is not the broker's silence. Raises WalgateError."""
+        if self._sasl_oauth_token_provider is not None:
+            await self._sasl_oauth_token_provider.token()
+
     async def _get_conn(self, node_id: Any, *, group: Any = ConnectionGroup.DEFAULT, no_hint: bool = False) -> Any:
         """None where there is no connection. One that takes long is in the way of those to the same broker alone."""
         place = node_id, group
@@ -337,6 +348,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         try:
             if broker is None:
                 raise KafkaConnectionError(f"broker {node_id} is not known")
+            await self._have_token()
             async with self._locks.setdefault(place, asyncio.Lock()):
                 known = self._conns.get(place)
                 if known is None or not known.connected():
@@ -480,9 +492,9 @@ class DirectProducer(AIOKafkaProducer):  # type: ignore[misc]
 
     def stop_sending(self) -> None:
         """From here on nothing leaves; what is queued stays undelivered."""
-        sender = self._sender.sender_task
-        if sender is not None and not sender.done():
-            sender.cancel()
+        for task in (self._sender.sender_task, self._sender.request):  # a request would look for a coordinator for ever
+            if task is not None and not task.done():
+                task.cancel()
         self._closed = True
         batches = chain(self._message_accumulator._pending_batches, *self._message_accumulator._batches.values())
         waiters = [batch._drain_waiter for batch in batches]

@@ -74,7 +74,7 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
         return Retry(
             text,
             hint="walgate readmit or walgate skip was run, another gateway with the same slot has taken over, or the Kafka "
-            "transaction timed out. If this recurs, make sure that only one gateway of this slot runs, or raise "
+            "transaction timed out. If this recurs, make sure that only one gateway uses this slot, or raise "
             "kafka.transaction_timeout_s",
         )
     hint = next((found for each in _chain(error) if (found := _diagnosis(each))), "")

@@ -240,7 +240,7 @@ class Topics:
         if deleted:
             raise deleted_topics(deleted)
         raise Retry(
-            f"the broker's metadata does not contain all topics that exist yet: {topics[0]} is missing"
+            f"the broker's metadata does not yet contain all existing topics: {topics[0]} is missing"
             + (f", and {len(topics) - 1} more" if len(topics) > 1 else ""),
             hint="the broker is overloaded or has just started: the gateway tries again. If this persists, see the broker's log",
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Final
 
 MOST_COMMITS: Final = 4096
@@ -38,13 +39,15 @@ class MirrorStatus:
 
 
 def read_mirror(url: str, told: Any) -> MirrorStatus:
-    """What its /status says. Raises ValueError where that is no status of a mirror."""
+    """What its /status says. Raises ValueError, TypeError and OverflowError where that is no status of a mirror."""
     if not isinstance(told, Mapping) or told.get("state") not in MIRROR_STATES:
         raise ValueError(
             "the response is not a mirror's status: http.mirrors must contain the address that was given to walgate mirror "
             "with --http"
         )
     error = told.get("last_error") or {}
+    if not isinstance(error, Mapping):
+        raise ValueError("the response is not a mirror's status: last_error is not an object")
     return MirrorStatus(
         url=url,
         up=True,
@@ -63,7 +66,13 @@ def read_mirror(url: str, told: Any) -> MirrorStatus:
 
 
 def _moment(value: Any) -> float | None:
-    return None if value is None else float(value)
+    """Raises ValueError."""
+    if value is None:
+        return None
+    found = float(value)
+    if not isfinite(found):
+        raise ValueError("the response is not a mirror's status: a time or a lag is not finite")
+    return found
 
 
 class Commits:

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from gateway.operate.errors import RetrySlowly, StopForOperator
+from gateway.operate.tokens import TIMEOUT_S
 
 
 class MskTokens:
@@ -18,6 +19,7 @@ class MskTokens:
         self._region = region
         self._token = ""
         self._good_until_s = 0.0
+        self._asking: asyncio.Task[tuple[str, int]] | None = None
         try:
             self._signer: Any = importlib.import_module("aws_msk_iam_sasl_signer.MSKAuthTokenProvider")
         except ImportError as error:
@@ -29,8 +31,12 @@ class MskTokens:
     async def token(self) -> str:
         """One that is good for minutes yet. Raises RetrySlowly: no AWS credentials are found, or they cannot be had now."""
         if time.time() >= self._good_until_s:
+            if self._asking is None or self._asking.done():  # one thread, however many wait for it
+                self._asking = asyncio.create_task(asyncio.to_thread(self._signer.generate_auth_token, self._region))
+                self._asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
             try:
-                self._token, expires_ms = await asyncio.to_thread(self._signer.generate_auth_token, self._region)
+                async with asyncio.timeout(TIMEOUT_S):
+                    self._token, expires_ms = await asyncio.shield(self._asking)
             except Exception as error:  # botocore's and the signer's own have no parent in common
                 raise RetrySlowly(
                     f"could not create a token for Amazon MSK: {type(error).__name__}",

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import asyncpg
 
-from gateway.operate.errors import Retry
+from gateway.operate.errors import Retry, WalgateError
 from gateway.replication.driver import Address, HandedOver, address_of, transport_of
+from gateway.replication.errors import DRIVER_ERRORS
 from gateway.replication.feedback import LEAVE_AFTER_S, LONGEST_SILENCE_S
 from gateway.replication.inbox import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW
 from gateway.replication.login import log_in, shown
@@ -23,6 +25,7 @@ from gateway.replication.stream import PINNED_REPORTS, ReplicationStream, check_
 
 APPLICATION_NAME: Final = "walgate"
 _COMMAND_TIMEOUT_S: Final = 60.0
+_CANCELLATION_S: Final = 1.0
 # Values are read as text in these forms; the session's settings win over those of server, database and role.
 PINNED_SETTINGS: Final = {
     "DateStyle": "ISO",
@@ -60,6 +63,33 @@ async def connect_sql(
     )
     _detect_dead_peer(transport_of(connection).get_extra_info("socket"), LONGEST_SILENCE_S)
     return connection
+
+
+@asynccontextmanager
+async def transaction(sql: asyncpg.Connection, **options: Any) -> AsyncIterator[None]:
+    """As `sql.transaction(**options)`; but one that ends by neither an error of the server nor one of ours (by a cancellation,
+    above all) closes the session. Raises what the block and the driver raise."""
+    begun = sql.transaction(**options)
+    try:
+        await begun.start()
+        yield
+        await begun.commit()
+    except BaseException as error:
+        is_ours = isinstance(error, (asyncpg.PostgresError, WalgateError))
+        if is_ours and not sql.is_closed() and sql.is_in_transaction():
+            with suppress(*DRIVER_ERRORS):
+                await begun.rollback()
+        else:
+            await end_session(sql)
+        raise
+
+
+async def end_session(sql: asyncpg.Connection) -> None:
+    """After a statement that was cancelled or got no answer. asyncpg sends a CancelRequest, so that the server need not bring the
+    statement to its end, but waits for an answer, 60 s if need be, that may have come already: before ROLLBACK, or before COPY is
+    over. So the session is closed, and the answer waited for no longer than `_CANCELLATION_S`."""
+    with suppress(*DRIVER_ERRORS):
+        await sql.close(timeout=_CANCELLATION_S)
 
 
 async def connect_replication(

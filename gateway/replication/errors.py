@@ -20,15 +20,14 @@ from gateway.replication.server_message import ServerMessage
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 """What asyncpg and the socket raise: for `except`, then `classify_exception`."""
 
-_FULL = "raise {} (requires a server restart), or {}"
 _UNKNOWN = (
     "this is an unexpected error; nothing was skipped. Restart the gateway, and report the error if it occurs again"
 )
 _POOLER = "the gateway needs a direct connection to the server: check that there is no connection pooler in between"
 _UNPRINTABLE = "PostgreSQL 14 cannot convert intervals above 2^31 hours to text: set source.binary = on"
 _UNTRANSLATABLE = (
-    "the server cannot convert a text value to UTF8, so it cannot send this transaction. First correct the value or, from "
-    f"PostgreSQL 15 on, leave its column out of the publication (with a column list). Then {UNTIL_NOW}"
+    "the server cannot convert a text value to UTF8, so it cannot send this transaction. First correct the value or, in "
+    f"PostgreSQL 15 and later, leave its column out of the publication (with a column list). Then {UNTIL_NOW}"
 )
 
 _OUT_OF_MEMORY = (
@@ -40,9 +39,16 @@ _UNSUPPORTED = (
     "(target_session_attrs=primary)"
 )
 _NOT_READY = (
-    "check that wal_level is logical, and that the slot can be used: see wal_status (and invalidation_reason, from PostgreSQL 17 "
-    "on) in pg_replication_slots"
+    "check that wal_level is logical, and that the slot can be used: see wal_status (and invalidation_reason, in PostgreSQL 17 "
+    "and later) in pg_replication_slots"
 )
+_NO_CONNECTION = (
+    "if the message names a role or a database, raise its limit: ALTER ROLE ... CONNECTION LIMIT, or ALTER DATABASE ... "
+    "CONNECTION LIMIT. Otherwise, raise max_wal_senders or max_connections (requires a server restart), or close unused "
+    "connections"
+)
+_READ_ONLY = "the server is read-only or a standby: point source.dsn to the primary (target_session_attrs=primary)"
+_NO_SLOT = "raise max_replication_slots (requires a server restart), or drop unused replication slots"
 _DENIED = (
     "if the message names the database: GRANT CONNECT ON DATABASE ... TO <user>. If the role lacks the REPLICATION attribute: "
     "ALTER ROLE <user> REPLICATION (on Amazon RDS and Aurora: GRANT rds_replication TO <user>)"
@@ -68,10 +74,10 @@ _TABLE: dict[str, tuple[type[WalgateError], str]] = {
     "55P03": (Retry, ""),
     "53100": (RetrySlowly, "free disk space on the server"),
     "53200": (RetrySlowly, _OUT_OF_MEMORY),
-    "53300": (RetrySlowly, _FULL.format("max_wal_senders or max_connections", "close unused connections")),
-    "53400": (RetrySlowly, _FULL.format("max_replication_slots", "drop unused replication slots")),
+    "53300": (RetrySlowly, _NO_CONNECTION),
+    "53400": (RetrySlowly, _NO_SLOT),
     "58030": (RetrySlowly, "the server cannot read or write its files: see its log"),
-    "25006": (RetrySlowly, "the server is read-only or a standby: point the DSN to the primary (target_session_attrs=primary)"),
+    "25006": (RetrySlowly, _READ_ONLY),
     # Slot and publication
     "42704": (Retry, ""),
     "42710": (Retry, "another process has created it in the meantime"),
@@ -109,7 +115,7 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
         return StopForOperator(
             text,
             hint="a row is too large for the server to send as text: set source.binary = on and start the gateway; nothing is "
-            "lost. Only if it is already on: leave the large columns out of the publication (from PostgreSQL 15 on, ALTER "
+            "lost. Only if it is already on, leave the large columns out of the publication (in PostgreSQL 15 and later, ALTER "
             f"PUBLICATION ... DROP TABLE t, then ADD TABLE t (columns)), and then {UNTIL_NOW}",
         )
     known = _TABLE.get(said.sqlstate) or _TABLE.get(said.sqlstate[:2])

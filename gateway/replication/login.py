@@ -220,7 +220,7 @@ def _classified(error: BaseException, dsn: str, place: str) -> WalgateError:
         meant = f"did you mean {near[0]}? " if near else ""
         return StopForOperator(
             f"{place}: source.dsn has a parameter that the server does not know: {error.args[0]}",
-            hint=f"{meant}after the ?, these parameters are allowed: {_PARAMETERS} and server settings. libpq's "
+            hint=f"{meant}Allowed parameters: {_PARAMETERS} and server settings. libpq's "
             "connect_timeout and keepalives are not allowed: the "
             "gateway uses values of its own",
         )

@@ -12,6 +12,7 @@ import asyncpg
 
 from gateway.judgement.facts import PublicationFacts, PublishedColumn, PublishedRelation
 from gateway.names import quote_identifier
+from gateway.replication.connection import transaction
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.repeated import Repeated
 
@@ -51,7 +52,9 @@ WITH RECURSIVE publication AS (
 SELECT jsonb_build_object(
     'publication', p.pubname, 'relation_oid', c.oid::bigint, 'namespace', n.nspname, 'name', c.relname,
     'row_filter', chosen.row_filter, 'relreplident', c.relreplident, 'relkind', c.relkind,
-    'identity', keys.identity, 'generated_identity', keys.generated, 'columns', columns.columns)
+    'identity', keys.identity, 'generated_identity', keys.generated, 'columns', columns.columns,
+    'has_primary_key', EXISTS (SELECT FROM pg_catalog.pg_index AS i
+                               WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate))
 FROM published AS t
 JOIN publication AS p ON p.oid = t.publication
 JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND (c.relkind <> 'p' OR p.pubviaroot) {of_wanted}
@@ -173,7 +176,7 @@ async def tables_that_held_rows(
 async def _held_rows(sql: asyncpg.Connection, relation: PublishedRelation, listed_in: str) -> bool:
     table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
     try:
-        async with sql.transaction(readonly=True):
+        async with transaction(sql, readonly=True):
             await sql.execute("SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '1s'")
             return bool(await sql.fetchval(_HELD_ROWS.format(table=table), listed_in))
     except asyncpg.PostgresError:  # what is wrong with one table is no reason to end the session
@@ -207,6 +210,7 @@ def _relation(row: dict[str, Any]) -> PublishedRelation:
         columns=tuple(PublishedColumn(*column) for column in row["columns"] or ()),
         row_filter=row["row_filter"],
         generated_identity=tuple(row["generated_identity"] or ()),
+        has_primary_key=row["has_primary_key"],
     )
 
 
@@ -217,7 +221,7 @@ async def publication_facts(
     arguments = [list(names)] if relation_oids is None else [list(names), list(relation_oids)]
     try:
         # One snapshot, so that no table is seen without its publication.
-        async with sql.transaction(isolation="repeatable_read", readonly=True):
+        async with transaction(sql, isolation="repeatable_read", readonly=True):
             publications = await sql.fetch(PUBLICATION_QUERY, list(names))
             query = relation_query(sql.get_server_version().major, of_some=relation_oids is not None)
             relations = await sql.fetch(query, *arguments)
@@ -240,7 +244,7 @@ class PublicationLook:
         """By name; names that do not exist are missing. Raises classified errors."""
         async with self._turn:
             try:
-                async with sql.transaction(isolation="repeatable_read", readonly=True):
+                async with transaction(sql, isolation="repeatable_read", readonly=True):
                     publications = [json.loads(row[0]) for row in await sql.fetch(PUBLICATION_QUERY, self._names)]
                     if publications != self._publications:
                         self._relations = Repeated()

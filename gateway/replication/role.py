@@ -24,8 +24,9 @@ SELECT jsonb_build_object(
     'connection_limit', r.rolconnlimit,
     'used_by_role', (SELECT count(*) FROM pg_catalog.pg_stat_activity AS a WHERE a.usesysid = r.oid) - 1,
     'used_connections', (SELECT count(*) FROM pg_catalog.pg_stat_activity AS a WHERE a.backend_type = 'client backend') - 1,
-    'max_connections', pg_catalog.current_setting('max_connections')::int
-                       - pg_catalog.current_setting('superuser_reserved_connections')::int,
+    'max_connections', pg_catalog.current_setting('max_connections')::int,
+    'reserved_connections', pg_catalog.current_setting('superuser_reserved_connections')::int
+                            + coalesce(pg_catalog.current_setting('reserved_connections', true), '0')::int,
     'pid', pg_catalog.pg_backend_pid(),
     'encrypted', coalesce((SELECT s.ssl FROM pg_catalog.pg_stat_ssl AS s WHERE s.pid = pg_catalog.pg_backend_pid()), false),
     'local', pg_catalog.inet_client_addr() IS NULL OR pg_catalog.inet_client_addr() <<= '127.0.0.0/8'
@@ -85,6 +86,7 @@ async def role_facts(sql: asyncpg.Connection, publications: Sequence[str]) -> Ro
         connection_limit=row["connection_limit"],
         used_by_role=row["used_by_role"],
         max_connections=row["max_connections"],
+        reserved_connections=row["reserved_connections"],
         used_connections=row["used_connections"],
         server_ahead_s=float(row["time"]) - now,
         unreadable=tuple(name for (name,) in unreadable),

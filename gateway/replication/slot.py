@@ -13,7 +13,10 @@ from gateway.lsn import Lsn
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.options import checked_slot
 
+_ADVANCE = "SELECT pg_catalog.pg_replication_slot_advance($1, $2::text::pg_lsn)"
 _CREATION_TIMEOUT_S = 3600.0
+DECODING_TIMEOUT_S = 86_400.0
+"""Of what decodes from where the slot's oldest transaction began: the whole backlog perhaps, and that takes hours."""
 # As JSON, because each version has other columns: a missing one reads as null.
 SLOT_QUERY = "SELECT to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1"
 
@@ -77,7 +80,7 @@ async def advance_slot(sql: asyncpg.Connection, name: str, end_lsn: Lsn) -> None
     again; the second finds the newest. It reads all WAL from restart_lsn on, and waits for that. Raises classified errors."""
     try:
         for _ in range(2):
-            await sql.execute("SELECT pg_catalog.pg_replication_slot_advance($1, $2::text::pg_lsn)", name, str(end_lsn))
+            await sql.execute(_ADVANCE, name, str(end_lsn), timeout=DECODING_TIMEOUT_S)
     except DRIVER_ERRORS as error:
         raise classify_exception(error, f"advancing slot {name}") from error
 

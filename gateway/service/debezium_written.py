@@ -33,10 +33,11 @@ from gateway.operate.errors import Retry, StopForOperator
 from gateway.operate.settings import Settings
 from gateway.operate.source_settings import SourceSettings
 from gateway.pgoutput import letters
-from gateway.replication.connection import connect_sql
+from gateway.replication.connection import connect_sql, end_session
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.options import quoted_identifier
 from gateway.replication.password import login_of
+from gateway.replication.slot import DECODING_TIMEOUT_S
 from gateway.service.schema_errors import classified_schema_errors
 from schemas.errors import SchemaError
 from schemas.framing import FRAME_BYTES, read_schema_id
@@ -49,8 +50,6 @@ _FIRST_LOOK: Final = 500
 _POLL_MS: Final = 200
 _PEEKED_BYTES: Final = 16 << 20
 """Of WAL behind the newest event: its transaction commits there, or further."""
-_PEEK_TIMEOUT_S: Final = 86_400.0
-"""A peek decodes from where the slot's oldest transaction began: the whole backlog perhaps, and that takes hours."""
 _HEAD_BYTES: Final = 26
 _BEFORE_PREFIX: Final = 10
 _PEEK: Final = f"""
@@ -213,7 +212,7 @@ async def _transactions(source: SourceSettings, written: Written, *, skips_trunc
         while True:
             until = newest_lsn + peeked
             messages = "on" if source.messages else "off"
-            rows = await sql.fetch(_PEEK, source.slot, str(Lsn(until)), names, messages, timeout=_PEEK_TIMEOUT_S)
+            rows = await sql.fetch(_PEEK, source.slot, str(Lsn(until)), names, messages, timeout=DECODING_TIMEOUT_S)
             found = list(committed(rows, source.message_prefixes, skips_truncates=skips_truncates))
             if until >= flushed or any(each.xid == newest_xid for each in found):
                 return found
@@ -221,4 +220,4 @@ async def _transactions(source: SourceSettings, written: Written, *, skips_trunc
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "peeking at the slot") from error
     finally:
-        sql.terminate()
+        await end_session(sql)

@@ -151,7 +151,7 @@ class Monitor:
                 limit_by=wal.limit_by,
                 seconds_to_full=None if wal.seconds_to_full is None else round(wal.seconds_to_full),
                 hint="run walgate status: it shows what keeps the slot's restart_lsn from advancing. If it is a transaction, "
-                "end it; if it is a service that does not answer, restore it. If max_slot_wal_keep_size is exceeded, "
+                "end it; if it is a service that does not answer, get it running again. If max_slot_wal_keep_size is exceeded, "
                 "PostgreSQL invalidates the slot",
             )
         elif level < self._alarm[0]:
@@ -232,7 +232,7 @@ async def ask_mirror(url: str, board: Board) -> None:
     """What it says, onto the board."""
     try:
         found = read_mirror(url, await asyncio.to_thread(ask_json, f"{url}/status"))
-    except (OSError, HTTPException, ValueError, TypeError) as error:
+    except (OSError, HTTPException, ValueError, TypeError, OverflowError, RecursionError) as error:
         found = MirrorStatus(url, up=False, error=str(getattr(error, "reason", error)) or type(error).__name__)
     board.mirror(found)
 

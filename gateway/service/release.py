@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from gateway.judgement.budget import Released, release_to, retained_bytes
+from gateway.judgement.budget import Released, release_to, retained_bytes, seen
 from gateway.judgement.facts import Facts
 from gateway.judgement.repair import accept_gap
 from gateway.judgement.slot import check_holder
@@ -61,6 +61,7 @@ class WalBudget:
         if self._bytes is None or time.monotonic() < memory.release_again_at:
             return
         facts = await catalog.look()
+        self._see(facts, retained_bytes(facts))
         end_lsn = self._target(facts)
         if memory.released is not None and retained_bytes(facts) < self._bytes:
             memory.released = replace(memory.released, has_freed=True)
@@ -68,37 +69,44 @@ class WalBudget:
             return
         self._board.wait_for("PostgreSQL, which is advancing the slot")
         assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
-        first_lsn = facts.slot.confirmed_flush_lsn
-        is_again = memory.released is not None and memory.released.end_lsn == end_lsn
-        if not is_again:
-            before = memory.released
-            memory.released = Released(first_lsn if before is None else before.first_lsn, end_lsn)
+        before = memory.released
+        if before is None:
+            memory.released = Released(facts.slot.confirmed_flush_lsn, end_lsn)
+        elif before.end_lsn != end_lsn:
+            memory.released = Released(before.first_lsn, end_lsn, told_lsn=before.told_lsn)
         await catalog.advance_slot(end_lsn)
         after = await catalog.look()
         memory.release_again_at = time.monotonic() + AGAIN_S
-        self._tell(facts, after, Released(first_lsn, end_lsn), is_again=is_again)
-
-    def _tell(self, before: Facts, after: Facts, released: Released, *, is_again: bool) -> None:
-        if not is_again:
-            metrics.ADVANCES.inc()
-            metrics.ADVANCED_BYTES.inc(released.end_lsn - released.first_lsn)
-            log.critical(
-                "slot_advanced",
-                first_lsn=str(released.first_lsn),
-                end_lsn=str(released.end_lsn),
-                retained_bytes=retained_bytes(before),
-                budget_bytes=self._bytes,
-                hint="changes committed between these LSNs will not reach Kafka. Keep the gateway running until Kafka answers: "
-                "it then writes a GAP marker. If the gateway ends before that, it exits with code 78 at its next start, and you "
-                "must run walgate accept-gap",
-            )
-        if retained_bytes(after) >= (self._bytes or 0):
+        self._see(after, retained_bytes(facts))
+        if retained_bytes(after) >= self._bytes:
             log.error(
                 "wal_not_freed_yet",
                 retained_bytes=retained_bytes(after),
                 hint="restart_lsn advances when the server writes the list of running transactions to the WAL (every 15 s); open "
                 "transactions keep it from advancing: see walgate status",
             )
+
+    def _see(self, facts: Facts, held: int) -> None:
+        """Whether the slot was moved: the answer may be missing, where the connection was lost. `held`: bytes before."""
+        before = self._memory.released
+        if before is None:
+            return
+        found = self._memory.released = seen(before, facts)
+        if found is None or found.told_lsn is None or found.told_lsn == before.told_lsn:
+            return
+        first_lsn = found.first_lsn if before.told_lsn is None else before.told_lsn
+        metrics.ADVANCES.inc()
+        metrics.ADVANCED_BYTES.inc(found.end_lsn - first_lsn)
+        log.critical(
+            "slot_advanced",
+            first_lsn=str(first_lsn),
+            end_lsn=str(found.end_lsn),
+            retained_bytes=held,
+            budget_bytes=self._bytes,
+            hint="changes committed between these LSNs will not reach Kafka. Keep the gateway running until Kafka answers: "
+            "it then writes a GAP marker. If the gateway ends before that, it exits with code 78 at its next start, and you "
+            "must run walgate accept-gap",
+        )
 
     def _target(self, facts: Facts) -> Lsn | None:
         if self._bytes is None:

@@ -18,7 +18,7 @@ from gateway.operate.board import Board
 from gateway.operate.errors import Retry
 from gateway.operate.logs import Repeats
 from gateway.operate.settings import Settings
-from gateway.replication.connection import connect_sql
+from gateway.replication.connection import connect_sql, end_session
 from gateway.replication.password import login_of
 from gateway.service.catalog import Catalog
 from gateway.service.memory import SessionMemory
@@ -51,7 +51,7 @@ async def repair(settings: Settings, steps: Repair) -> Position:
 async def _attempt(settings: Settings, steps: Repair) -> Position:
     async with AsyncExitStack() as stack:
         sql = await connect_sql(login_of(settings.source))
-        stack.callback(sql.terminate)
+        stack.push_async_callback(end_session, sql)
         memory = SessionMemory()
         start = Start(settings, memory, stack, Board())
         catalog = Catalog(sql, settings, memory.next_moment, memory.logged)

@@ -172,7 +172,10 @@ def _quarantine(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "quarantine", f"{each['table']}, since {Lsn(each['since_lsn'])}: {each['reason']}"
     yield from _more(now["quarantined"])
     if now["quarantined"]:
-        yield "", "once the cause is removed: walgate readmit schema.table"
+        yield (
+            "",
+            "once the cause is removed, run walgate readmit schema.table, then walgate snapshot start schema.table",
+        )
 
 
 def _snapshot(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

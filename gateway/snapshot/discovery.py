@@ -7,6 +7,7 @@ from dataclasses import replace
 import asyncpg
 
 from gateway.operate.settings import SnapshotSettings
+from gateway.replication.connection import transaction
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.publication import PublicationLook
 from gateway.replication.repeated import Repeated
@@ -83,7 +84,7 @@ class Discovery:
         """Whether rows of what is known have come, gone or changed without an event."""
         readings = self._readings
         try:
-            async with self._sql.transaction(isolation="repeatable_read", readonly=True):
+            async with transaction(self._sql, isolation="repeatable_read", readonly=True):
                 rows = await self._content_rows.fetch(self._sql, CONTENT, sorted(readings.known))
         except DRIVER_ERRORS as error:
             raise classify_exception(error, "querying files and partitions") from error

@@ -24,6 +24,7 @@ from gateway.kafka.delivery import Delivery
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
 from gateway.operate.table_status import LISTED_TABLES, SnapshotStatus
+from gateway.replication.connection import transaction
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.publication import PublicationLook
 from gateway.snapshot.announcing import Announce
@@ -356,7 +357,7 @@ class Snapshot:
         number = new_id()
         mark.begin()
         try:
-            async with self._sql.transaction():
+            async with transaction(self._sql):
                 self._arriving.expect(number, mark)
                 mark.xid = int(await self._sql.fetchval(EMIT, number)) & 0xFFFFFFFF
                 failpoint("snapshot_mark_emitted")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import asyncpg
 
+from gateway.replication.connection import transaction
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.snapshot.judge import Judge
 from gateway.snapshot.state import StreamState
@@ -50,8 +51,11 @@ class Noting:
         self._machine.set_watch(self._tracking)
         if judge.floor == _EVERY_XID:
             # Whoever was received before has a lower id than one that is new now.
-            async with self._sql.transaction():
-                judge.floor = int(await self._fetch(NEW_XID))
+            try:
+                async with transaction(self._sql):
+                    judge.floor = int(await self._fetch(NEW_XID))
+            except DRIVER_ERRORS as error:
+                raise classify_exception(error, "snapshot") from error
         return judge
 
     async def look(self) -> None:

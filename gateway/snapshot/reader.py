@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,7 +13,8 @@ import asyncpg
 
 from gateway.operate.errors import WalgateError
 from gateway.operate.failpoints import failpoint
-from gateway.replication.connection import connect_sql
+from gateway.replication.connection import connect_sql, end_session, transaction
+from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.password import Login
 from gateway.snapshot.copied import CopiedRows
 from gateway.snapshot.plan import Leaf, TidRange, cut, halves
@@ -59,16 +60,27 @@ class Waiting:
     chunk: Chunk
     recipe: Recipe
     rows: list[tuple[bytes | None, bytes]]
+    """None any more when it was handed over."""
     byte_count: int = 0
     xid: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
+    row_count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.row_count = len(self.rows)
 
 
 async def connect_reader(login: Login) -> asyncpg.Connection:
     """Raises classified errors."""
     sql = await connect_sql(login)
-    for statement in SESSION_SETTINGS:
-        await sql.execute(statement)
+    try:
+        for statement in SESSION_SETTINGS:
+            await sql.execute(statement)
+    except BaseException as error:
+        sql.terminate()
+        if isinstance(error, DRIVER_ERRORS):
+            raise classify_exception(error, "setting up a session") from error
+        raise
     return sql
 
 
@@ -87,9 +99,9 @@ async def read_chunk(
 ) -> Waiting:
     """`waits(id, waiting)` is called before the stream can bring it. `turn`: where other transactions come in the stream; one
     reader encodes in a round of the event loop. Raises Outdated, NotYet, TooMuch, what the encoders raise and what the driver
-    raises; where its COPY has failed or was cancelled, `sql` is closed."""
+    raises; `sql` is closed then, if it was left within a COPY or a statement."""
     table = chunk.table
-    async with _transaction(sql):
+    async with transaction(sql, isolation="repeatable_read"):
         await sql.execute(_lock(chunk, recipe))
         failpoint("chunk_locked")
         table.judge.expect(chunk)
@@ -119,20 +131,6 @@ async def read_chunk(
     return waiting
 
 
-@asynccontextmanager
-async def _transaction(sql: asyncpg.Connection) -> AsyncIterator[None]:
-    """Also where the session is closed within it: that ends it."""
-    transaction = sql.transaction(isolation="repeatable_read")
-    await transaction.start()
-    try:
-        yield
-    except BaseException:
-        if not sql.is_closed():
-            await transaction.rollback()
-        raise
-    await transaction.commit()
-
-
 async def _copy(
     sql: asyncpg.Connection, chunk: Chunk, recipe: Recipe, table_blocks: int, turn: asyncio.Lock | None
 ) -> CopiedRows:
@@ -159,7 +157,8 @@ async def _copy(
         if wanted:
             copied.keep(wanted)
     except BaseException as error:
-        sql.terminate()  # asyncpg has cancelled the COPY, and would wait for an answer that may have come already
+        if not isinstance(error, asyncpg.PostgresError):
+            await end_session(sql)
         if isinstance(error, TooMuch):
             sizer.too_much()
             if chunk.range is not None:

@@ -11,7 +11,7 @@ from typing import Final
 import asyncpg
 import structlog
 
-from gateway.operate.errors import NeedsText
+from gateway.operate.errors import NeedsText, Retry, RetrySlowly
 from gateway.operate.settings import Settings
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.password import login_of
@@ -88,7 +88,10 @@ class Readers:
                 reading, chunk = await self._next()
                 try:
                     if sql is None or sql.is_closed():
-                        sql = await connect_reader(self._login)
+                        sql = await self._connect()
+                    if sql is None:
+                        chunk.table.give_back(chunk)
+                        continue
                     waiting = await self.read(sql, reading, chunk)
                     if waiting is not None:
                         ahead.append(waiting)
@@ -103,6 +106,15 @@ class Readers:
         finally:
             if sql is not None:
                 sql.terminate()
+
+    async def _connect(self) -> asyncpg.Connection | None:
+        """None, after a while: the server takes no more connections, say. The stream goes on; if it cannot either, it tells."""
+        try:
+            return await connect_reader(self._login)
+        except (Retry, RetrySlowly) as error:
+            log.warning("reader_not_connected", reason=error.message, hint=error.hint, again_in_s=BLOCKED_S)
+            await asyncio.sleep(BLOCKED_S)
+            return None
 
     async def _next(self) -> tuple[Reading, Chunk]:
         more = self._arriving.more
@@ -167,7 +179,7 @@ class Readers:
             self._arriving.more.set()
             if self._settings.rows_per_s is not None:
                 begin = max(self._free_at, time.monotonic())
-                self._free_at = begin + len(found.rows) / self._settings.rows_per_s
+                self._free_at = begin + found.row_count / self._settings.rows_per_s
             return found
         return None
 

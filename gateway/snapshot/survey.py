@@ -13,6 +13,7 @@ import fastavro
 
 from gateway.judgement.facts import PublicationFacts, PublishedRelation
 from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity
+from gateway.replication.connection import transaction
 from gateway.replication.publication import publication_facts
 from gateway.snapshot.content import Content, read_contents
 from gateway.snapshot.plan import Leaf
@@ -58,7 +59,7 @@ async def survey(
 ) -> dict[int, Surveyed]:
     """Of those that are published, in one snapshot. A row filter is printed under a lock of its table; all else is read from the
     catalog alone. Raises what the driver raises, and classified errors."""
-    async with sql.transaction(isolation="repeatable_read", readonly=True):
+    async with transaction(sql, isolation="repeatable_read", readonly=True):
         publications_ = await publication_facts(sql, publications, relation_oids)
         return await _survey(sql, publications_, relation_oids, prints_filters=prints_filters)
 

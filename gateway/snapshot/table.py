@@ -229,8 +229,8 @@ class Table:
         return self.judge.admits(self.track, visibility)
 
     def admits(self, chunk: Chunk) -> bool:
-        """At H: whether the keys tell everything about its rows."""
-        if chunk.generation != self.generation or chunk.visibility is None:
+        """At H: whether the keys tell everything about its rows. One that was given back is read once more."""
+        if chunk.generation != self.generation or chunk.visibility is None or chunk not in self._chunks:
             return False
         assert self.track is not None
         return self.judge.admits(self.track, chunk.visibility)

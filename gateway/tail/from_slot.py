@@ -19,7 +19,7 @@ from gateway.operate.errors import StopForOperator
 from gateway.operate.source_settings import SourceSettings
 from gateway.replication.blockers import naming_blockers
 from gateway.replication.connection import connect_replication, connect_sql
-from gateway.replication.errors import DRIVER_ERRORS, LossReported
+from gateway.replication.errors import DRIVER_ERRORS, LossReported, classify_exception
 from gateway.replication.feedback import StandbyStatus
 from gateway.replication.frames import DRAINED, KEEPALIVE, drained_size, split
 from gateway.replication.options import pgoutput_options, protocol_version
@@ -76,6 +76,8 @@ async def tail_slot(
             await stream.close()
             with suppress(*DRIVER_ERRORS):  # the slot ends with its connection, also when this cannot be said
                 await sql.fetch(_END, slot, _END_TIMEOUT_MS)
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the publications and tables") from error
     finally:
         sql.terminate()
 

@@ -468,7 +468,7 @@ class DebeziumMachine(TransactionMachine):
             "two_phase is enabled for the slot, so prepared transactions are sent before they commit (transaction "
             f"{message.xid}), and with kafka.dialect = debezium, consumers would treat them as committed",
             hint="either use a new source.slot (created without two_phase) and a new kafka.prefix, or, on PostgreSQL 18 and "
-            'later, disable two_phase for the slot: over a replication connection, run psql "dbname=... replication=database" '
+            'later, disable two_phase for the slot: run psql "dbname=... replication=database" '
             "-c 'ALTER_REPLICATION_SLOT <slot> (TWO_PHASE false)', then start the gateway",
         )
 

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import fastavro
@@ -18,7 +18,14 @@ from pyspark.errors import PySparkException
 from schemas.framing import FRAME_BYTES
 from schemas.names import POSITION_TOPIC, counted
 from schemas.records import POSITION
-from spark_consumer.errors import BatchInterrupted, RangeExpired, SourceUnavailable, slow_start_in, told_by
+from spark_consumer.errors import (
+    BatchInterrupted,
+    ConsumerError,
+    SourceUnavailable,
+    TransactionIncomplete,
+    slow_start_in,
+    told_by,
+)
 from spark_consumer.jobs.status import Status
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.report import BatchReport
@@ -32,6 +39,7 @@ from spark_consumer.source.options import Options
 _LOOK_EVERY_S = 0.2
 _ASK_EVERY_S = 1.0  # where the gateway stands
 _MEASURE_EVERY_S = 5.0  # what waits in Kafka
+_PATIENCE_S = 5.0
 _LONGEST_PAUSE_S = 60.0
 
 
@@ -60,7 +68,9 @@ class Run:
         self._nothing_up_to = 0
         schemas = SchemaCache(options.registry)
         self._schemas = schemas
-        self._log = MarkerLog(options.broker, options.marker_topic, MarkerDecoder(schemas, options.marker_topic))
+        # Nothing that is asked here is worth a long wait, which signals would have to wait for too.
+        broker = replace(options.broker, no_progress_s=min(options.broker.no_progress_s, _PATIENCE_S))
+        self._log = MarkerLog(broker, options.marker_topic, MarkerDecoder(schemas, options.marker_topic))
 
     def stop_on_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -209,7 +219,7 @@ class Run:
         try:
             newest_position = self._log.bounds(patience_s=0)[1]
             waiting = backlog(self._log, position, newest_position)
-        except (SourceUnavailable, RangeExpired):
+        except ConsumerError:  # only figures are missing: what keeps the query from going on ends the query
             return
         if waiting.newest_lsn is None:
             self._nothing_up_to = newest_position
@@ -228,7 +238,7 @@ class Run:
             end = self._log.bounds()[1]
             start = resolve(self.options.starting, self._log) if position is None else position
             return self._log.first_between(start, end) is None
-        except SourceUnavailable:
+        except (SourceUnavailable, TransactionIncomplete):
             return False
 
 

@@ -25,7 +25,8 @@ from spark_consumer.tables import TableName
 
 COPY = (
     "Stop the mirror, and overwrite the Delta table at this location with the current rows of the source table. The Delta "
-    "table must have the columns of the source table and, in addition, a map column named _special that is null in every row. "
+    "table must have the columns of the source table and, in addition, the column _special of type MAP<STRING, STRING>, null in "
+    "every row (if the source table has a column of that name: __special). "
     "Then restart the mirror: changes that the copy already contains are harmless, provided that no column was added or dropped "
     "after the last transaction that the mirror applied and before the rows were copied. Or continue without the table: "
     "restart the mirror with --exclude and the table's name."
@@ -150,7 +151,7 @@ def change_of_key(
         raise MirrorError(
             f"{table} has changes before and after a change of its replica identity within one transaction, "
             f"at {format_lsn(min(others))}: the mirror applies a transaction as a whole, under one key",
-            hint="Continue without the table: restart the mirror with --exclude and its name.",
+            hint="Continue without the table: restart the mirror with --exclude and the table's name.",
         )
     return min(others)
 
@@ -212,7 +213,7 @@ def added_up(log: DataFrame, table: TableName, location: str) -> DataFrame:
     words = {found["_op"]: found["count"] for found in log.groupBy("_op").count().collect()}
     if odd or words.get("UPDATE", 0) != words.get("UPDATE_BEFORE", 0):
         raise MirrorError(
-            f"{table} now has a replica identity, but its current rows cannot be computed from its append-only table at "
+            f"{table} now has a key, but its current rows cannot be computed from its append-only table at "
             f"{location} (every change was appended, since the table had no key): "
             "not all of its old rows were sent, or a column was added or changed without an event",
             hint=COPY,

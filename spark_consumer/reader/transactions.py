@@ -42,6 +42,7 @@ from spark_consumer.tables import TableName
 
 _CHUNK_RECORDS = 1_000
 _POLL_MS = 200
+_STOP_S = 10.0
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -138,10 +139,13 @@ class TransactionReader:
     async def __aexit__(
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
-        for consumer in (self._markers, self._records):
-            if consumer is not None:
-                await consumer.stop()
+        started = [consumer for consumer in (self._markers, self._records) if consumer is not None]
         self._markers = self._records = None
+        if started:  # an error of one neither keeps the other open nor takes the place of the block's: asyncio logs it
+            stopping = [asyncio.create_task(consumer.stop()) for consumer in started]
+            await asyncio.wait(stopping, timeout=_STOP_S)
+            for task in stopping:
+                task.cancel()  # one that hangs
 
     async def _seek_markers(self) -> None:
         markers = _started(self._markers)

@@ -141,7 +141,7 @@ async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
         assert said.get(f"role {role} lacks the REPLICATION attribute") == f'ALTER ROLE "{role}" REPLICATION', render(
             checked
         )
-        assert any("cannot see other roles' sessions" in message for message in said)
+        assert any("cannot see the details of other roles' sessions" in message for message in said)
         assert any("cannot read" in message for message in said)
         assert exit_code(checked) == 1
         assert not any("row-level security" in message for message in said)
@@ -161,11 +161,12 @@ async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
 async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> None:
     sql = await place.database.connect()
     await sql.execute(
-        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (v text);"
-        "CREATE PUBLICATION p FOR TABLE t, u WITH (publish = 'insert')"
+        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (v text); CREATE TABLE f (v text);"
+        "CREATE TABLE k (id int PRIMARY KEY); ALTER TABLE f REPLICA IDENTITY FULL; ALTER TABLE k REPLICA IDENTITY FULL;"
+        "CREATE PUBLICATION p FOR TABLE f, k, t, u WITH (publish = 'insert')"
     )
     compacted = {"kafka": {"dialect": "debezium"}, "debezium": {"compacted_topics": True}}
-    await place.finds("warning", "without a primary key", "public.u", "cleanup.policy = delete", **compacted)
+    await place.finds("warning", "have no key", ": public.f, public.u", "cleanup.policy = delete", **compacted)
     secured = {"bootstrap_servers": place.kafka.secured_servers}
     postgres = f"127.0.0.1:{place.database.server.port}"
     await place.finds("stops", "requires SASL (PLAIN)", "= SASL_PLAINTEXT", kafka=secured)

@@ -237,7 +237,14 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "publication p does not exist",
         'CREATE PUBLICATION "p"',
     ),
-    ("no table", World(facts=with_publication(relations=())), WARN, "has no tables", "ADD TABLE"),
+    ("no table", World(facts=with_publication(all_tables=False, relations=())), WARN, "has no tables", "ADD TABLE"),
+    (
+        "no table in this database",
+        World(facts=with_publication(all_tables=True, relations=())),
+        WARN,
+        "has no tables",
+        "source.dsn",
+    ),
     (
         "no identity",
         published(replace(ITEMS, replica_identity="NOTHING", identity_columns=())),
@@ -296,9 +303,9 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
     ("role's limit", role(connection_limit=3, used_by_role=1), WARN, "is limited to 3 connections", "CONNECTION LIMIT"),
     (
         "no connections left",
-        role(max_connections=100, used_connections=97),
+        role(max_connections=100, reserved_connections=3, used_connections=97),
         WARN,
-        "97 of 100 connections",
+        "97 of the 97 connections",
         "max_connections = 120",
     ),
     ("clock", role(server_ahead_s=-4000.0), WARN, "4000 s behind", "synchronize"),

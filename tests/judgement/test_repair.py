@@ -157,7 +157,7 @@ def test_another_server_is_not_adopted() -> None:
     for facts, known, said in (
         (without_slot(), stored(former), "has no slot"),
         (with_slot(confirmed_flush_lsn=Lsn(1400)), stored(former), "is not an upgrade of the one"),
-        (with_server(version_num=160000), stored(former), "only from 17 on"),
+        (with_server(version_num=160000), stored(former), "only in 17 and later"),
         (FACTS, stored(replace(former, prefix="other")), "prefix 'other'"),
         (FACTS, Stored({former.key: former, ACTIVE.key: ACTIVE}, marker_topic_used=True), "already has a resume LSN"),
         (FACTS, STORED, "no resume LSN is stored"),

@@ -21,6 +21,7 @@ from aiokafka.cluster import ClusterMetadata
 from aiokafka.codec import lz4_encode
 from aiokafka.errors import (
     ConcurrentTransactions,
+    CoordinatorNotAvailableError,
     InvalidProducerIdMapping,
     KafkaConnectionError,
     NodeNotReadyError,
@@ -252,6 +253,26 @@ async def test_what_is_given_up_ends_at_once_and_says_nothing(
     assert no_complaints == []
 
 
+async def test_a_producer_that_is_given_up_looks_for_no_coordinator_any_more(producer: DirectProducer) -> None:
+    """aiokafka's loop would go on for as long as the process lives, and hold the batches."""
+    producer.queue(producer.create_batch(), "second", 1)
+    producer._sender._coordinators.clear()
+    looked = asyncio.Event()
+
+    async def nobody(*_: object) -> None:
+        looked.set()
+        raise CoordinatorNotAvailableError
+
+    producer.client.coordinator_lookup = nobody
+    producer._sender._sender_task = sender = asyncio.create_task(producer._sender._sender_routine())
+    await looked.wait()
+    producer.stop_sending()
+    await producer.client.close()
+    producer.client.release()
+    _, hanging = await asyncio.wait({sender, producer._sender.request}, timeout=5)
+    assert not hanging
+
+
 @pytest_asyncio.fixture
 async def no_complaints() -> AsyncIterator[list[dict[str, Any]]]:
     """What asyncio logs of futures that nobody asked."""
@@ -471,7 +492,7 @@ async def test_a_challenge_refuses_a_token() -> None:
         broker.challenge = b'{"status":"invalid_token"}'
         with pytest.raises(ConnectError, match="the broker rejects the token: .*invalid_token"):
             await client.bootstrap()
-        assert (tokens.given, tokens.forgotten) == (1, 1)
+        assert (tokens.given, tokens.forgotten) == (2, 1)  # asked for before the connection's time begins, too
 
 
 @pytest_asyncio.fixture(scope="module")

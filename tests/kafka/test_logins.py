@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     UserScramCredentialUpsertion,
 )
 
+from gateway.kafka.driver import CONNECT_TIMEOUT_S
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Topics
@@ -332,6 +334,16 @@ async def test_a_provider_that_is_away_is_waited_for(place: Place, topic_prefix:
             await get_in(place.settings("TOKEN"), topic_prefix)
     finally:
         place.provider.is_away = False
+
+
+async def test_a_provider_that_is_silent_is_named_and_not_the_broker(
+    place: Place, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.operate.tokens.TIMEOUT_S", CONNECT_TIMEOUT_S + 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings = place.settings("TOKEN", oauth_token_url=f"http://127.0.0.1:{silent.getsockname()[1]}/token")
+        with pytest.raises(Retry, match="oauth_token_url .* does not answer"):
+            await get_in(settings, topic_prefix)
 
 
 @pytest.mark.parametrize("mechanism", ["OAUTHBEARER", "AWS_MSK_IAM"])

@@ -124,7 +124,7 @@ async def test_a_topic_that_the_broker_does_not_know_yet_was_not_deleted(
     behind = await new_topics(seen)
     with monkeypatch.context() as patch:
         patch.setattr(TopicAdmin, "existing", nothing_exists)
-        with pytest.raises(Retry, match=f"that exist yet: {topic} is missing"):
+        with pytest.raises(Retry, match=f"all existing topics: {topic} is missing"):
             await named(behind, FIRST)
         await delete(kafka, topic)
         with pytest.raises(DataGap, match=topic):

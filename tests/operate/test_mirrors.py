@@ -104,10 +104,21 @@ def metrics_of(board: Board) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    "told", [None, [], {}, {"state": "streaming"}, {"state": "running", "commit_lsn": "x"}, "running"]
+    "told",
+    [
+        None,
+        [],
+        {},
+        {"state": "streaming"},
+        {"state": "running", "commit_lsn": "x"},
+        {"state": "running", "commit_lsn": float("inf")},
+        {"state": "running", "lag_seconds": float("nan")},
+        {"state": "running", "last_error": "x"},
+        "running",
+    ],
 )
 def test_another_server_is_not_taken_for_a_mirror(told: object) -> None:
-    with pytest.raises((ValueError, TypeError)):
+    with pytest.raises((ValueError, TypeError, OverflowError)):
         read_mirror("http://m", told)
 
 

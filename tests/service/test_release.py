@@ -6,14 +6,17 @@ import time
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from gateway.judgement.facts import Facts
 from gateway.lsn import Lsn
 from gateway.operate.board import Board
 from gateway.operate.errors import Retry
+from gateway.operate.metrics import REGISTRY
 from gateway.operate.settings import Settings
 from gateway.service.memory import SessionMemory
 from gateway.service.release import WalBudget
-from tests.judgement.facts import ACTIVE, with_slot
+from tests.judgement.facts import ACTIVE, EXPECTED, with_slot
 
 FULL = with_slot(restart_lsn=Lsn(100), confirmed_flush_lsn=Lsn(200))
 
@@ -34,3 +37,55 @@ def test_a_stream_is_ended_at_the_budget_where_the_setting_says_so() -> None:
 def test_a_stream_goes_on_while_the_slot_would_not_be_moved_yet() -> None:
     budget(SessionMemory(position=ACTIVE, release_again_at=time.monotonic() + 60), "advance").check(FULL)
     budget(SessionMemory(), "advance").check(FULL)  # no position was read
+
+
+class SlowServer:
+    """Stands for Catalog: the connection is lost while the slot is advanced. `moves`: and the server advances it all the same."""
+
+    expected = EXPECTED
+
+    def __init__(self, *, moves: bool) -> None:
+        self.facts = FULL
+        self._moves = moves
+        self.asked: list[Lsn] = []
+
+    async def look(self) -> Facts:
+        return self.facts
+
+    async def advance_slot(self, end_lsn: Lsn) -> None:
+        self.asked.append(end_lsn)
+        if self._moves:
+            self.facts = with_slot(restart_lsn=end_lsn, confirmed_flush_lsn=end_lsn)
+        raise Retry("advancing the slot: the connection was lost")
+
+
+async def test_a_slot_that_was_advanced_without_an_answer_is_told_once() -> None:
+    memory, server = SessionMemory(position=ACTIVE), SlowServer(moves=True)
+    kept: Any = server
+    before = REGISTRY.get_sample_value("walgate_slot_advances_total")
+    assert before is not None
+    with capture_logs() as told:
+        with pytest.raises(Retry):
+            await budget(memory, "advance").keep(kept)
+        assert told == []
+        for _ in range(2):
+            await budget(memory, "advance").keep(kept)
+    (event,) = told
+    end_lsn = FULL.server.flush_lsn
+    assert (event["event"], event["first_lsn"], event["end_lsn"]) == ("slot_advanced", "0/C8", str(end_lsn))
+    assert REGISTRY.get_sample_value("walgate_slot_advances_total") == before + 1
+    assert memory.released is not None and memory.released.has_freed and server.asked == [end_lsn]
+
+
+async def test_a_slot_that_was_not_advanced_has_no_gap() -> None:
+    """The server was restarted before it had begun, and what held the WAL has ended."""
+    memory, server = SessionMemory(position=ACTIVE), SlowServer(moves=False)
+    kept: Any = server
+    with pytest.raises(Retry):
+        await budget(memory, "advance").keep(kept)
+    server.facts = with_slot(restart_lsn=Lsn(1900), confirmed_flush_lsn=Lsn(1950), active_pid=7)
+    await budget(memory, "advance").keep(kept)
+    assert memory.released is not None  # that session may be the one that advances it
+    server.facts = with_slot(restart_lsn=Lsn(1900), confirmed_flush_lsn=Lsn(1950))
+    await budget(memory, "advance").keep(kept)
+    assert memory.released is None

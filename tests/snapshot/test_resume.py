@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import asyncpg
 import pytest
@@ -39,8 +38,12 @@ HALF_READ = TableState(1, "public", "t", "s", status="READING", fingerprint="f",
 class Server:
     """What the engine asks itself: the rest is asked of `survey`."""
 
-    def transaction(self, **_: object) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
+    def transaction(self, **_: object) -> Self:
+        return self
+
+    async def start(self) -> None: ...
+
+    async def commit(self) -> None: ...
 
     async def fetchval(self, query: str) -> str:
         return "10:10:" if "snapshot" in query else "10"
