@@ -29,7 +29,7 @@ demo: $(HOT)  ## a shop under load, from PostgreSQL to Spark; then compares ever
 	@PYTHONPATH=$(CURDIR)/build/hot .venv/bin/walgate demo $(ARGS)
 
 test: check  ## check, then all tests except the long ones; ARGS="-k lsn", WORKERS=1
-	$(PYTEST) --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	$(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY)  ## format, lint, types, import layers
 	.venv/bin/ruff format --check .

@@ -34,7 +34,7 @@ _HINT_INCOMPATIBLE: Final = (
     "there are two ways to continue without losing data. To accept all such changes, set schemas.on_incompatible=register. "
     "To accept only this one, set the compatibility of subject {subject} to NONE, register the rejected schema (see the log), "
     "and set the compatibility back to BACKWARD. Then start the gateway. Consumers must be able to read both types. "
-    "Reverting the column does not help: rows of the new type are already in the stream"
+    "Changing the column back does not help: rows of the new type are already in the stream"
 )
 _HINT_CREDENTIALS: Final = (
     "check registry.username and registry.password, or the source of the token, and that this user "

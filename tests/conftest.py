@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -206,13 +207,23 @@ def topic_prefix() -> str:
     return f"t{uuid4().hex[:10]}"
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a test asks for says what it is: `make unit`, `make integration` and `make e2e` choose by it."""
+    """What a test asks for says what it is: `make unit`, `make integration` and `make e2e` choose by it. Files with Spark are
+    spread over the others: theirs is the CPU time, the others wait for servers most of theirs, and none of them comes last."""
+    files: dict[Path, list[pytest.Item]] = {}
+    spark: list[Path] = []
     for item in items:
-        if "e2e" in item.path.parts:
-            item.add_marker("e2e")
-        elif SERVERS.intersection(getattr(item, "fixturenames", ())):
+        fixtures = getattr(item, "fixturenames", ())
+        if SERVERS.intersection(fixtures):
             item.add_marker("integration")
+        if item.path not in files and ("spark" in fixtures or item.get_closest_marker("e2e")):
+            spark.append(item.path)
+        files.setdefault(item.path, []).append(item)
+    order = [path for path in files if path not in spark]
+    for number, path in enumerate(spark):
+        order.insert(number + number * (len(files) - len(spark)) * 2 // (3 * len(spark)), path)
+    items[:] = [item for path in order for item in files[path]]
 
 
 def pytest_configure() -> None:

@@ -213,15 +213,15 @@ DEFECTS: Final = frozenset({"Defect", "FrameError", "KeyNotSent", "OutOfOrder", 
 _HEAD: Final = """# Errors with exit code 78
 
 Generated from the code by `python -m tests.stops`; a test verifies that this page matches the code. Each line describes an
-error that makes the gateway, or a command, exit with code 78, because an operator must make a decision, and names the file and
-the function that raise it (or the SQLSTATE of PostgreSQL's error) and the Python class of the error. Conditions that may pass
-without intervention are not listed here: the gateway waits for them ([faults.md](faults.md)). Invalid arguments of a command,
-and errors of `walgate tail` and `walgate demo`, which change nothing, are not listed either. `{...}` is a placeholder. The
-message of a FrameError or PgOutputError continues with the position of the byte and what was expected there. Some errors are
-detected only by the checks at startup: if the cause of such an error arises while the gateway is streaming, the gateway first
-restarts replication, and exits when the checks detect the error. The last column names the tests in which the hint is followed
-and the gateway then streams again. Errors that should never occur, because they indicate a bug in the gateway or in a service
-that it is connected to, have no test.
+error that makes the gateway, or a command, exit with code 78, because an operator must make a decision. It names the file and
+the function that raise the error (or the SQLSTATE of PostgreSQL's error), and the Python class of the error. Conditions that
+may pass without intervention are not listed here: the gateway waits for them ([faults.md](faults.md)). Invalid arguments of a
+command, and errors of `walgate tail` and `walgate demo`, which do not affect the gateway, are not listed either. `{...}` is a
+placeholder. The message of a FrameError or PgOutputError continues with the position of the byte and what was expected there.
+Some errors are detected only by the checks at startup: if the cause of such an error arises while the gateway is streaming, the
+gateway first restarts replication, and exits when the checks detect the error. The last column names the tests in which the
+hint is followed and the gateway then streams again. Errors that should never occur, because they indicate a bug in the gateway
+or in a service that it is connected to, have no test.
 """
 
 

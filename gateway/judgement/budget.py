@@ -48,7 +48,9 @@ def seen(released: Released, facts: Facts) -> Released | None:
         return replace(released, told_lsn=released.end_lsn)
     if slot.active_pid is not None:
         return released
-    return None if released.told_lsn is None else replace(released, end_lsn=released.told_lsn)
+    if released.told_lsn is None:
+        return None
+    return replace(released, end_lsn=released.told_lsn, has_freed=True)  # else it would not be moved on
 
 
 def release_to(facts: Facts, known: Position | None, released: Released | None, budget_bytes: int) -> Lsn | None:

@@ -126,7 +126,10 @@ def _unreachable(listener: ListenerFacts) -> Finding:
 
 def _certificate_hint(failure: str) -> str:
     if "hostname" in failure.lower() or "ip address mismatch" in failure.lower():
-        return "in kafka.bootstrap_servers, use a host name from the certificate (openssl s_client -connect ...)"
+        return (
+            "in kafka.bootstrap_servers (or, if the brokers advertise this address, in the broker's advertised.listeners), use a "
+            "host name from the certificate (openssl s_client -connect ...)"
+        )
     if "expired" in failure.lower():
         return "renew the broker's certificate"
     return "set kafka.ssl_ca_file to a file with the certificate of the authority that signed the broker's certificate"

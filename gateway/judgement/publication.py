@@ -24,13 +24,13 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
         if publication is None:
             yield RetrySlowly(
                 f"publication {name} does not exist",
-                hint=f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE ...; transactions that commit "
-                "before the publication is created are not sent",
+                hint=f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE ...; changes made before the publication is created "
+                "are not sent",
             )
         elif not publication.relations:
             yield OperatorWarning(
                 f"publication {name} has no tables: nothing will be sent",
-                f"check that source.dsn names the right database: it has no tables, and {name} is FOR ALL TABLES"
+                f"check that source.dsn names the right database: the current one has no tables, and {name} is FOR ALL TABLES"
                 if publication.all_tables
                 else f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ...",
             )

@@ -124,8 +124,8 @@ def accept_gap(
         raise StopForOperator(
             f"accept-gap: all changes that were committed after the resume LSN {position.resume_lsn} can still be read through "
             f"slot {position.slot}",
-            hint="start the gateway. If it stops again, follow the hint of that error. Run walgate accept-gap --until-now only "
-            "if that hint says so: the command discards all committed changes that have not been delivered",
+            hint="start the gateway. If it stops again, follow the hint of its error message. Run walgate accept-gap --until-now "
+            "only if that hint says so: the command discards all committed changes that have not been delivered",
         )
     if slot is None or until_now or _is_lost(after, expected):
         if slot is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from gateway.judgement.findings import Finding, OperatorWarning
+from gateway.judgement.server import STANDBYS_FIRST
 from gateway.names import quote_identifier
 from gateway.operate.errors import RetrySlowly, StopForOperator, WalgateError
 from schemas.names import counted
@@ -31,7 +32,7 @@ _WAL_LEVEL: Final[Mapping[str, str]] = {
     "azure": "set the server parameter wal_level = LOGICAL, then restart the server",
 }
 _SET: Final[Mapping[str, str]] = {
-    "aws": r"set \1 = \2 in the instance's parameter group",
+    "aws": r"set \1 = \2 in the instance's parameter group (Aurora: the cluster's)",
     "google": r"set the flag \1 = \2",
     "azure": r"set the server parameter \1 = \2",
 }
@@ -93,7 +94,7 @@ def check_role(role: RoleFacts, *, takes_snapshots: bool = True) -> Iterator[Fin
         )
     if role.closed_schemas:
         yield OperatorWarning(
-            f"role {role.name} lacks USAGE on the schemas {', '.join(role.closed_schemas)}: streaming does not need it, but a "
+            f"role {role.name} lacks USAGE on schema {', '.join(role.closed_schemas)}: streaming does not need it, but a "
             "snapshot does",
             f"GRANT USAGE ON SCHEMA {', '.join(role.closed_schemas)} TO {name}",
         )
@@ -109,14 +110,14 @@ def check_role(role: RoleFacts, *, takes_snapshots: bool = True) -> Iterator[Fin
         yield OperatorWarning(
             f"the server's clock is {abs(role.server_ahead_s):.0f} s {how} this host's",
             "synchronize the clocks (chronyc tracking; timedatectl): by default, Kafka 4.0 and later reject records whose "
-            "timestamp, which is this host's, is more than an hour ahead of the broker's clock",
+            "timestamp, which is taken from this host's clock, is more than an hour ahead of the broker's clock",
         )
 
 
 def _connections(role: RoleFacts, name: str) -> Iterator[Finding]:
     if 0 <= role.connection_limit < role.used_by_role + CONNECTIONS:
         yield OperatorWarning(
-            f"role {role.name} is limited to {counted(role.connection_limit, 'connection')}, of which {role.used_by_role} are in "
+            f"role {role.name} is limited to {counted(role.connection_limit, 'connection')}, {role.used_by_role} of them in "
             f"use: the gateway needs {CONNECTIONS} more",
             f"ALTER ROLE {name} CONNECTION LIMIT {role.used_by_role + CONNECTIONS + 5}",
         )
@@ -125,7 +126,7 @@ def _connections(role: RoleFacts, name: str) -> Iterator[Finding]:
         yield OperatorWarning(
             f"{role.used_connections} of the {usable} connections that are not reserved are in use: the gateway needs {SESSIONS} "
             "more",
-            f"ALTER SYSTEM SET max_connections = {role.max_connections + 20}; then restart the server",
+            f"ALTER SYSTEM SET max_connections = {role.max_connections + 20}; then restart the server {STANDBYS_FIRST}",
         )
 
 

@@ -17,6 +17,12 @@ _ADDS_TABLES_SAFELY: Final = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
 """From these on, invalidations reach transactions that are open while ALTER PUBLICATION commits (release notes of May 2025)."""
 
 
+_DECODES_AGAIN: Final = "14.19, 15.14, 16.10, 17.6"
+_MAY_NOT_DECODE: Final = frozenset({140018, 150013, 160009, 170005})
+"""The repair of the former sent too many invalidations: fixed in the releases above."""
+STANDBYS_FIRST: Final = "(standbys first: their value must not be lower than the primary's)"
+
+
 def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
     server = facts.server
     major = server.version_num // 10000
@@ -27,8 +33,14 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield OperatorWarning(
             "this version of PostgreSQL may leave out changes to a table, without any notice, if a transaction that has "
             "changed it is open while ALTER PUBLICATION ... ADD TABLE commits",
-            "upgrade to 14.18, 15.13, 16.9, 17.5 or newer; until then, add tables as described in docs/operations.md, section "
+            f"upgrade to {_DECODES_AGAIN} or newer; until then, add tables as described in docs/operations.md, section "
             '"Add and remove tables"',
+        )
+    if server.version_num in _MAY_NOT_DECODE:
+        yield OperatorWarning(
+            "in this version of PostgreSQL, logical decoding can fail with 'invalid memory alloc request size', for example when "
+            "DDL commands and many transactions run at the same time",
+            f"upgrade to {_DECODES_AGAIN} or newer",
         )
     if major > NEWEST_VERSION:
         yield OperatorWarning(
@@ -53,7 +65,7 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield OperatorWarning(
             "two_phase is on, but max_prepared_transactions is 0: no transaction can be prepared",
             "set source.two_phase = false. Or, if applications prepare transactions: ALTER SYSTEM SET "
-            "max_prepared_transactions = 10; then restart the server",
+            f"max_prepared_transactions = 100; then restart the server {STANDBYS_FIRST}",
         )
 
 
@@ -74,7 +86,7 @@ def check_sender_capacity(facts: Facts, expected: Expected) -> Iterator[Finding]
     if server.used_senders >= server.max_wal_senders:
         yield RetrySlowly(
             f"all {server.max_wal_senders} WAL senders are in use",
-            hint=f"ALTER SYSTEM SET max_wal_senders = {server.used_senders + 5}; then restart the server",
+            hint=f"ALTER SYSTEM SET max_wal_senders = {server.used_senders + 5}; then restart the server {STANDBYS_FIRST}",
         )
 
 

@@ -99,7 +99,11 @@ def refused_topic(refusal: Refusal) -> WalgateError:
         hint = "start the brokers that are down, or set kafka.replication_factor to at most the number of brokers"
         return RetrySlowly(text, hint=hint)
     if refusal.is_denied:
-        return RetrySlowly(text, hint="grant Create on the cluster or on the prefix, or create the topic yourself")
+        return RetrySlowly(
+            text,
+            hint="grant Create on the cluster, or on topics with the prefix (kafka-acls.sh ... --topic <prefix>. "
+            "--resource-pattern-type prefixed), or create the topic yourself",
+        )
     return StopForOperator(text, hint="change the setting that the broker rejects, or create the topic yourself")
 
 

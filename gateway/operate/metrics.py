@@ -101,7 +101,8 @@ GAUGES: Final[dict[str, str]] = {
     "walgate_streamed_transactions": "In-progress transactions that are being streamed.",
     "walgate_oldest_streamed_transaction_seconds": "Time since the first rows of the oldest in-progress transaction that "
     "is being streamed were received.",
-    "walgate_prepared_transactions": "Prepared transactions that are neither committed nor rolled back.",
+    "walgate_prepared_transactions": "Transactions received at PREPARE TRANSACTION (source.two_phase) that are neither "
+    "committed nor rolled back.",
     "walgate_wal_retained_bytes": "WAL that the server retains for the slot.",
     "walgate_wal_limit_bytes": "Limit on the WAL that the slot may retain: max_slot_wal_keep_size or "
     "source.wal_budget_bytes, whichever is less.",

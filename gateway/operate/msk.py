@@ -31,17 +31,22 @@ class MskTokens:
     async def token(self) -> str:
         """One that is good for minutes yet. Raises RetrySlowly: no AWS credentials are found, or they cannot be had now."""
         if time.time() >= self._good_until_s:
-            if self._asking is None or self._asking.done():  # one thread, however many wait for it
-                self._asking = asyncio.create_task(asyncio.to_thread(self._signer.generate_auth_token, self._region))
-                self._asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+            asking = self._asking  # one thread, however many wait for it; one that was slow is of use to who comes next
+            if asking is None:
+                asking = asyncio.create_task(asyncio.to_thread(self._signer.generate_auth_token, self._region))
+                asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+                self._asking = asking
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    self._token, expires_ms = await asyncio.shield(self._asking)
+                    self._token, expires_ms = await asyncio.shield(asking)
             except Exception as error:  # botocore's and the signer's own have no parent in common
                 raise RetrySlowly(
                     f"could not create a token for Amazon MSK: {type(error).__name__}",
                     hint="check that this process has AWS credentials (environment, profile, instance or pod role)",
                 ) from error
+            finally:
+                if asking.done() and self._asking is asking:
+                    self._asking = None
             self._good_until_s = expires_ms / 1000 - 300
         return self._token
 

@@ -147,7 +147,8 @@ class SnapshotSettings(Section):
         default=False,
         description="If a table that is read in one transaction (it has no key, or its access method is neither heap nor "
         "tde_heap) changes during each of three attempts to read it, lock it (LOCK TABLE ... IN SHARE MODE) for "
-        "further attempts: writers wait until it has been read. Needs UPDATE, DELETE or (from 17 on) MAINTAIN on the table.",
+        "further attempts: writers wait until it has been read. Needs UPDATE, DELETE, TRUNCATE or (in PostgreSQL 17 and later) "
+        "MAINTAIN on the table.",
     )
     readers: int = Field(default=2, ge=1, le=16, description="Number of sessions that read tables in parallel.")
     rows_per_s: int | None = Field(default=None, gt=0, description="Limit on the rows read per second.")
@@ -334,7 +335,8 @@ def _read_file(file: Path | None) -> dict[str, Any]:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StopForOperator(
-            f"configuration file {file} is not valid: {error}", hint="the file must be in TOML format"
+            f"configuration file {file} is not valid: {error}",
+            hint='the file must be in TOML format: text needs quotes (mode = "initial"); numbers, true and false do not',
         ) from error
 
 

@@ -50,8 +50,8 @@ _NO_CONNECTION = (
 _READ_ONLY = "the server is read-only or a standby: point source.dsn to the primary (target_session_attrs=primary)"
 _NO_SLOT = "raise max_replication_slots (requires a server restart), or drop unused replication slots"
 _DENIED = (
-    "if the message names the database: GRANT CONNECT ON DATABASE ... TO <user>. If the role lacks the REPLICATION attribute: "
-    "ALTER ROLE <user> REPLICATION (on Amazon RDS and Aurora: GRANT rds_replication TO <user>)"
+    "if the message names the database: GRANT CONNECT ON DATABASE ... TO <role>. If the role lacks the REPLICATION attribute: "
+    "ALTER ROLE <role> REPLICATION (on Amazon RDS and Aurora: GRANT rds_replication TO <role>)"
 )
 
 _TABLE: dict[str, tuple[type[WalgateError], str]] = {
@@ -114,9 +114,11 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
     if said.sqlstate == "54000" or (said.sqlstate == "XX000" and _TOO_LARGE.search(said.message)):
         return StopForOperator(
             text,
-            hint="a row is too large for the server to send as text: set source.binary = on and start the gateway; nothing is "
-            "lost. Only if it is already on, leave the large columns out of the publication (in PostgreSQL 15 and later, ALTER "
-            f"PUBLICATION ... DROP TABLE t, then ADD TABLE t (columns)), and then {UNTIL_NOW}",
+            hint="if the server is PostgreSQL 14.18, 15.13, 16.9 or 17.5, upgrade it to the next minor release first: a bug of "
+            "these releases has the same symptom, and nothing is lost. Otherwise, a row is too large for the server to send as "
+            "text: set source.binary = on and start the gateway; nothing is lost. Only if it is already on, leave the large "
+            "columns out of the publication (ALTER PUBLICATION ... DROP TABLE t, then ADD TABLE t (columns); PostgreSQL 14 has "
+            f"no column lists: drop the table from the publication), and then {UNTIL_NOW}",
         )
     known = _TABLE.get(said.sqlstate) or _TABLE.get(said.sqlstate[:2])
     if known is None:

@@ -29,7 +29,10 @@ from gateway.replication.password import Login
 log = structlog.get_logger()
 
 LEAST_HOST_TIMEOUT_S: Final = 5.0
-_PARAMETERS: Final = "sslmode, sslrootcert, sslcert, sslkey, target_session_attrs, passfile, channel_binding"
+_PARAMETERS: Final = (
+    "sslmode, sslrootcert, sslcrl, sslcert, sslkey, sslpassword, sslnegotiation, target_session_attrs, passfile, "
+    "channel_binding"
+)
 _cautioned: set[Address] = set()
 """Said once in the life of the process."""
 
@@ -220,7 +223,7 @@ def _classified(error: BaseException, dsn: str, place: str) -> WalgateError:
         meant = f"did you mean {near[0]}? " if near else ""
         return StopForOperator(
             f"{place}: source.dsn has a parameter that the server does not know: {error.args[0]}",
-            hint=f"{meant}Allowed parameters: {_PARAMETERS} and server settings. libpq's "
+            hint=f"{meant}Allowed parameters: {_PARAMETERS}, and configuration parameters of the server. libpq's "
             "connect_timeout and keepalives are not allowed: the "
             "gateway uses values of its own",
         )

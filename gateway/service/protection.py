@@ -67,8 +67,8 @@ def unused_rules(settings: ColumnSettings, publications: Iterable[PublicationFac
     return tuple(
         OperatorWarning(
             f"the rule in [[columns]] with the pattern {pattern} matches no published column",
-            "the rule protects nothing: correct its pattern, a regular expression that must match the whole name "
-            "schema.table.column, or remove the rule",
+            "the rule protects nothing: correct its pattern (a regular expression that must match the whole name "
+            "schema.table.column), or remove the rule",
         )
         for pattern in settings.unused(columns)
     )

@@ -25,7 +25,7 @@ from gateway.operate.errors import NeedsText, Retry, StopForOperator
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
 from gateway.pgoutput import Relation
-from gateway.replication.connection import connect_sql, end_session, leave_with
+from gateway.replication.connection import connect_sql, leave_with
 from gateway.replication.driver import address_of
 from gateway.replication.errors import LossReported
 from gateway.replication.feedback import StandbyStatus
@@ -218,7 +218,7 @@ class Session:
 
     async def _connect_sql(self, stack: AsyncExitStack) -> asyncpg.Connection:
         sql = await connect_sql(login_of(self._settings.source), avoid=self._memory.left_behind)
-        stack.push_async_callback(end_session, sql)
+        stack.callback(sql.terminate)
         return sql
 
     async def _snapshot(
@@ -239,7 +239,7 @@ class Session:
             return list(zip(versions, topics, strict=True))
 
         sql = await connect_reader(login_of(settings.source))
-        stack.push_async_callback(end_session, sql)
+        stack.callback(sql.terminate)
         snapshot = Snapshot(
             settings,
             sql,

@@ -39,7 +39,8 @@ BLOCKED_S: Final = 10.0
 
 _BLOCKS: Final = {
     "42501": "GRANT SELECT ON <table> TO <role> (also on its partitions), and GRANT USAGE ON SCHEMA <schema> TO <role>. If "
-    "row-level security applies to the table: ALTER ROLE <role> BYPASSRLS. <role> is the gateway's role",
+    "row-level security applies to the table: ALTER ROLE <role> BYPASSRLS. If snapshot.may_lock is true: GRANT UPDATE ON <table> "
+    "TO <role>, for LOCK TABLE. <role> is the gateway's role",
     "55P03": "",
 }
 
@@ -91,6 +92,8 @@ class Readers:
                         sql = await self._connect()
                     if sql is None:
                         chunk.table.give_back(chunk)
+                        self._arriving.more.set()  # another reader has a connection, perhaps
+                        await asyncio.sleep(BLOCKED_S)
                         continue
                     waiting = await self.read(sql, reading, chunk)
                     if waiting is not None:
@@ -108,12 +111,11 @@ class Readers:
                 sql.terminate()
 
     async def _connect(self) -> asyncpg.Connection | None:
-        """None, after a while: the server takes no more connections, say. The stream goes on; if it cannot either, it tells."""
+        """None: the server takes no more connections, say. The stream goes on; if it cannot either, it tells."""
         try:
             return await connect_reader(self._login)
         except (Retry, RetrySlowly) as error:
             log.warning("reader_not_connected", reason=error.message, hint=error.hint, again_in_s=BLOCKED_S)
-            await asyncio.sleep(BLOCKED_S)
             return None
 
     async def _next(self) -> tuple[Reading, Chunk]:

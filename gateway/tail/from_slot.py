@@ -54,8 +54,11 @@ async def tail_slot(
     login = login_of(source)
     sql = await connect_sql(login)
     try:
-        await _check_publications(sql, publications)
-        await _warn_of_tables(sql, chosen)
+        try:
+            await _check_publications(sql, publications)
+            await _warn_of_tables(sql, chosen)
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, "querying the publications and tables") from error
         server = await server_facts(sql)
         stream = await connect_replication(login)
         slot = f"walgate_tail_{stream.backend_pid}"
@@ -76,8 +79,6 @@ async def tail_slot(
             await stream.close()
             with suppress(*DRIVER_ERRORS):  # the slot ends with its connection, also when this cannot be said
                 await sql.fetch(_END, slot, _END_TIMEOUT_MS)
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "querying the publications and tables") from error
     finally:
         sql.terminate()
 

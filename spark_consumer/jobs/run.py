@@ -70,6 +70,7 @@ class Run:
         self._schemas = schemas
         # Nothing that is asked here is worth a long wait, which signals would have to wait for too.
         broker = replace(options.broker, no_progress_s=min(options.broker.no_progress_s, _PATIENCE_S))
+        self._asked_with = replace(options, broker=broker)
         self._log = MarkerLog(broker, options.marker_topic, MarkerDecoder(schemas, options.marker_topic))
 
     def stop_on_signals(self) -> None:
@@ -233,7 +234,7 @@ class Run:
             return False
         self._asked = time.monotonic()
         try:
-            if resume_lsn(self.options, self._schemas) < lsn:
+            if resume_lsn(self._asked_with, self._schemas) < lsn:
                 return False
             end = self._log.bounds()[1]
             start = resolve(self.options.starting, self._log) if position is None else position

@@ -158,7 +158,8 @@ STOP, SLOW, WARN = StopForOperator, RetrySlowly, OperatorWarning
 MISTAKES: list[tuple[str, World, type, str, str]] = [
     # the server
     ("too old", server(version_num=130010), STOP, "PostgreSQL 13.10 is too old", "14.2 or newer"),
-    ("adds tables", server(version_num=170004), WARN, "ADD TABLE commits", "17.5 or newer"),
+    ("adds tables", server(version_num=170004), WARN, "ADD TABLE commits", "17.6 or newer"),
+    ("may not decode", server(version_num=170005), WARN, "invalid memory alloc request size", "17.6 or newer"),
     ("too new", server(version_num=190000), WARN, "PostgreSQL 19 is newer", "newer gateway"),
     ("wal_level", server(wal_level="replica"), SLOW, "wal_level is replica", "ALTER SYSTEM SET wal_level = logical"),
     ("encoding", server(encoding="SQL_ASCII"), STOP, "SQL_ASCII", "ENCODING 'UTF8'"),
@@ -187,7 +188,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
     ("idle timeout", server(idle_slot_timeout_s=60.0), WARN, "idle_replication_slot_timeout is 60 s", "= 0; SELECT"),
     (
         "two-phase version",
-        World(facts=replace(with_server(version_num=140018), slot=None), expected=replace(EXPECTED, two_phase=True)),
+        World(facts=replace(with_server(version_num=140019), slot=None), expected=replace(EXPECTED, two_phase=True)),
         STOP,
         "two_phase needs PostgreSQL 15",
         "source.two_phase = false",
@@ -200,11 +201,11 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         ),
         WARN,
         "max_prepared_transactions is 0",
-        "max_prepared_transactions = 10",
+        "max_prepared_transactions = 100",
     ),
     (
         "failover version",
-        World(facts=replace(with_server(version_num=160009), slot=None), expected=replace(EXPECTED, failover=True)),
+        World(facts=replace(with_server(version_num=160010), slot=None), expected=replace(EXPECTED, failover=True)),
         STOP,
         "failover needs PostgreSQL 17",
         "source.failover = false",
@@ -309,7 +310,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "max_connections = 120",
     ),
     ("clock", role(server_ahead_s=-4000.0), WARN, "4000 s behind", "synchronize"),
-    ("no USAGE", role(closed_schemas=("shop",)), WARN, "lacks USAGE on the schemas shop", "GRANT USAGE ON SCHEMA shop"),
+    ("no USAGE", role(closed_schemas=("shop",)), WARN, "lacks USAGE on schema shop", "GRANT USAGE ON SCHEMA shop"),
     ("no SELECT", role(unreadable=("shop.orders",)), WARN, "cannot read shop.orders", "GRANT SELECT ON shop.orders"),
     (
         "row-level security",
@@ -519,7 +520,7 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         refused("Create", "cdc.shop.orders", "TopicAuthorizationFailedError"),
         SLOW,
         "does not allow Create",
-        "--topic cdc.shop.orders",
+        "--topic cdc. --resource-pattern-type prefixed",
     ),
     (
         "no Write",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,6 +40,12 @@ def test_a_stream_goes_on_while_the_slot_would_not_be_moved_yet() -> None:
     budget(SessionMemory(), "advance").check(FULL)  # no position was read
 
 
+def with_wal(flush_lsn: int, slot_lsn: int) -> Facts:
+    """Up to `flush_lsn`, and a slot that holds what is behind `slot_lsn`."""
+    found = with_slot(restart_lsn=Lsn(slot_lsn), confirmed_flush_lsn=Lsn(slot_lsn))
+    return replace(found, server=replace(found.server, flush_lsn=Lsn(flush_lsn)))
+
+
 class SlowServer:
     """Stands for Catalog: the connection is lost while the slot is advanced. `moves`: and the server advances it all the same."""
 
@@ -46,7 +53,7 @@ class SlowServer:
 
     def __init__(self, *, moves: bool) -> None:
         self.facts = FULL
-        self._moves = moves
+        self.moves = moves
         self.asked: list[Lsn] = []
 
     async def look(self) -> Facts:
@@ -54,8 +61,8 @@ class SlowServer:
 
     async def advance_slot(self, end_lsn: Lsn) -> None:
         self.asked.append(end_lsn)
-        if self._moves:
-            self.facts = with_slot(restart_lsn=end_lsn, confirmed_flush_lsn=end_lsn)
+        if self.moves:
+            self.facts = with_wal(self.facts.server.flush_lsn, end_lsn)
         raise Retry("advancing the slot: the connection was lost")
 
 
@@ -89,3 +96,21 @@ async def test_a_slot_that_was_not_advanced_has_no_gap() -> None:
     server.facts = with_slot(restart_lsn=Lsn(1900), confirmed_flush_lsn=Lsn(1950))
     await budget(memory, "advance").keep(kept)
     assert memory.released is None
+
+
+async def test_a_later_advance_that_was_not_made_is_made_when_the_server_is_back() -> None:
+    memory, server = SessionMemory(position=ACTIVE), SlowServer(moves=True)
+    kept: Any = server
+    with pytest.raises(Retry):
+        await budget(memory, "advance").keep(kept)
+    await budget(memory, "advance").keep(kept)
+    first_lsn = FULL.server.flush_lsn
+    assert memory.released is not None and memory.released.told_lsn == first_lsn
+    server.facts = with_wal(first_lsn + 1000, first_lsn)
+    server.moves, memory.release_again_at = False, 0.0
+    with pytest.raises(Retry):
+        await budget(memory, "advance").keep(kept)
+    server.facts, server.moves = with_wal(first_lsn + 2000, first_lsn), True
+    with pytest.raises(Retry):
+        await budget(memory, "advance").keep(kept)
+    assert server.asked == [first_lsn, first_lsn + 1000, first_lsn + 2000]
