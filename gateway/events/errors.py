@@ -33,7 +33,7 @@ class NeedsOptional(Retry):
 
 
 class KeyNotSent(UnwritableRelation):
-    """An identity column's value was neither in the new tuple nor in a key or old tuple: a bug of PostgreSQL before 14.2."""
+    """An identity column's value was neither in the new tuple nor in a key or old tuple: a bug of PostgreSQL before 14.3."""
 
 
 class UnreadableValue(UnwritableRelation):

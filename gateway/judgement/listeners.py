@@ -87,8 +87,8 @@ def _login(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding
     elif offered is not None and not expected.sasl:
         yield StopForOperator(
             f"{at} requires SASL ({', '.join(offered)}), but kafka.security_protocol is {protocol_name(expected)}",
-            hint=f"set kafka.security_protocol = {protocol_name(expected, sasl=True)}, kafka.sasl_username and "
-            "kafka.sasl_password",
+            hint=f"set kafka.security_protocol = {protocol_name(expected, sasl=True)}, kafka.sasl_mechanism to one of these, and "
+            "its credentials (PLAIN and SCRAM: kafka.sasl_username and kafka.sasl_password)",
         )
     elif offered and expected.mechanism not in offered:
         yield StopForOperator(
@@ -109,7 +109,7 @@ def _unreachable(listener: ListenerFacts) -> Finding:
     at = listener.address
     what = {
         "dns": f"the host name of {at} cannot be resolved",
-        "refused": f"connection to {at} refused: nothing listens there",
+        "refused": f"connection to {at} refused: nothing is listening there",
         "timeout": f"{at} does not answer",
     }.get(listener.failure, f"{at} is unreachable: {listener.detail}")
     if listener.advertised:

@@ -84,9 +84,9 @@ def _without_keys(facts: Facts) -> Iterator[Finding]:
     without = sorted({relation.full_name for relation in relations if not relation.has_key})
     if without:
         yield OperatorWarning(
-            "records of these tables have no key, because the replica identity has no key columns (FULL: because there is no "
-            "primary key); with debezium.compacted_topics, new topics reject such records, and the gateway stops: "
-            f"{_some(without)}",
+            f"records of these tables have no key: {_some(without)}. Their replica identity has no key columns (with REPLICA "
+            "IDENTITY FULL: they have no primary key). With debezium.compacted_topics, new topics reject such records, and the "
+            "gateway stops",
             "before the first start, give each table a primary key that is not deferrable, and REPLICA IDENTITY DEFAULT; or set "
             "cleanup.policy = delete for their topics in kafka.topics",
         )
@@ -104,7 +104,8 @@ def _column_lists(facts: Facts) -> Iterator[Finding]:
                 yield RetrySlowly(
                     f"publications {first} and {publication.name} have different column lists for {relation.full_name}",
                     hint="give the table the same column list in both publications: in one transaction, run ALTER PUBLICATION "
-                    f"{name} DROP TABLE ..., then ALTER PUBLICATION {name} ADD TABLE ... (columns)",
+                    f"{name} DROP TABLE ..., then ALTER PUBLICATION {name} ADD TABLE ... (columns). A publication FOR ALL TABLES "
+                    "or FOR TABLES IN SCHEMA cannot have column lists: then publish the table without one in the other one",
                 )
 
 
@@ -147,7 +148,9 @@ def _without_key(
         )
     return OperatorWarning(
         f"events of {relation.full_name} have no key, and UPDATE and DELETE events do not identify the row: {said}",
-        f"ALTER TABLE {table} REPLICA IDENTITY FULL, so that UPDATE and DELETE events contain the old row",
+        f"if the publication has no column list for the table: ALTER TABLE {table} REPLICA IDENTITY FULL, so that UPDATE and "
+        f"DELETE events contain the old row. Otherwise: ALTER TABLE {table} REPLICA IDENTITY USING INDEX ..., with a unique "
+        "index whose columns are all in the list",
     )
 
 

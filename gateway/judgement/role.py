@@ -118,14 +118,14 @@ def _connections(role: RoleFacts, name: str) -> Iterator[Finding]:
     if 0 <= role.connection_limit < role.used_by_role + CONNECTIONS:
         yield OperatorWarning(
             f"role {role.name} is limited to {counted(role.connection_limit, 'connection')}, {role.used_by_role} of them in "
-            f"use: the gateway needs {CONNECTIONS} more",
+            f"use: the gateway needs {CONNECTIONS} that are free",
             f"ALTER ROLE {name} CONNECTION LIMIT {role.used_by_role + CONNECTIONS + 5}",
         )
     usable = role.max_connections - role.reserved_connections
     if usable < role.used_connections + SESSIONS:
         yield OperatorWarning(
             f"{role.used_connections} of the {usable} connections that are not reserved are in use: the gateway needs {SESSIONS} "
-            "more",
+            "that are free",
             f"ALTER SYSTEM SET max_connections = {role.max_connections + 20}; then restart the server {STANDBYS_FIRST}",
         )
 

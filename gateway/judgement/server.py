@@ -10,7 +10,7 @@ from gateway.judgement.findings import Finding, OperatorWarning
 from gateway.judgement.timeline import check_timeline
 from gateway.operate.errors import RetrySlowly, StopForOperator
 
-OLDEST_VERSION_NUM: Final = 140002
+OLDEST_VERSION_NUM: Final = 140003
 """Before it, the server did not send a key column that was stored out of line and left unchanged."""
 NEWEST_VERSION: Final = 18
 _ADDS_TABLES_SAFELY: Final = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
@@ -28,7 +28,7 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
     major = server.version_num // 10000
     if server.version_num < OLDEST_VERSION_NUM:
         version = f"{major}.{server.version_num % 10000}"
-        yield StopForOperator(f"PostgreSQL {version} is too old", hint="use PostgreSQL 14.2 or newer")
+        yield StopForOperator(f"PostgreSQL {version} is too old", hint="use PostgreSQL 14.3 or newer")
     if server.version_num < _ADDS_TABLES_SAFELY.get(major, 0):
         yield OperatorWarning(
             "this version of PostgreSQL may leave out changes to a table, without any notice, if a transaction that has "

@@ -90,8 +90,8 @@ def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
     elif server.max_slot_wal_keep_mb >= 0:
         yield OperatorWarning(
             f"max_slot_wal_keep_size is {server.max_slot_wal_keep_mb} MB: the slot is invalidated if its "
-            "restart_lsn falls behind the end of the WAL by more, because the gateway is down or slow or because a transaction "
-            "stays open",
+            "restart_lsn falls further than that behind the end of the WAL, because the gateway is down or slow or because a "
+            "transaction stays open",
             "if the disk has room for more WAL, raise the limit: ALTER SYSTEM SET max_slot_wal_keep_size = '...'; "
             "SELECT pg_reload_conf()",
         )

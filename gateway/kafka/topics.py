@@ -101,8 +101,8 @@ def refused_topic(refusal: Refusal) -> WalgateError:
     if refusal.is_denied:
         return RetrySlowly(
             text,
-            hint="grant Create on the cluster, or on topics with the prefix (kafka-acls.sh ... --topic <prefix>. "
-            "--resource-pattern-type prefixed), or create the topic yourself",
+            hint="grant Create on the cluster or on the topic (kafka-acls.sh ... --topic <topic>; for the topics of all tables: "
+            "--topic <prefix>. --resource-pattern-type prefixed), or create the topic yourself",
         )
     return StopForOperator(text, hint="change the setting that the broker rejects, or create the topic yourself")
 

@@ -115,7 +115,7 @@ def _failed(wanted: Download, url: str, error: httpx2.HTTPError) -> DownloadFail
     if isinstance(error, httpx2.HTTPStatusError):
         what = f"{error.response.status_code} {error.response.reason_phrase}"
         if error.response.status_code < 500:
-            hint = "check the address, and that a proxy in between lets the request pass"
+            hint = "check the address, and that no proxy in between blocks the request"
     if "CERTIFICATE_VERIFY_FAILED" in what:
         hint = "add your company's CA certificate to the system's trust store, or set SSL_CERT_FILE to its path"
     return DownloadFailed(f"{wanted.path.name} could not be downloaded: {what} (GET {url})", hint=hint)

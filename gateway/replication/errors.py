@@ -114,11 +114,11 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
     if said.sqlstate == "54000" or (said.sqlstate == "XX000" and _TOO_LARGE.search(said.message)):
         return StopForOperator(
             text,
-            hint="if the server is PostgreSQL 14.18, 15.13, 16.9 or 17.5, upgrade it to the next minor release first: a bug of "
+            hint="if the server is PostgreSQL 14.18, 15.13, 16.9 or 17.5, upgrade it to the next minor release first: a bug in "
             "these releases has the same symptom, and nothing is lost. Otherwise, a row is too large for the server to send as "
-            "text: set source.binary = on and start the gateway; nothing is lost. Only if it is already on, leave the large "
-            "columns out of the publication (ALTER PUBLICATION ... DROP TABLE t, then ADD TABLE t (columns); PostgreSQL 14 has "
-            f"no column lists: drop the table from the publication), and then {UNTIL_NOW}",
+            "text: set source.binary = on and start the gateway; nothing is lost. Only if source.binary is already on, leave the "
+            "large columns out of the publication (ALTER PUBLICATION ... DROP TABLE t, then ADD TABLE t (columns); PostgreSQL 14 "
+            f"has no column lists: drop the table from the publication), and then {UNTIL_NOW}",
         )
     known = _TABLE.get(said.sqlstate) or _TABLE.get(said.sqlstate[:2])
     if known is None:

@@ -70,7 +70,7 @@ def count_change(reading: Reading, *, may_lock: bool) -> None:
     count = reading.changed_count
     if count % CHANGED_ATTEMPTS or (count // CHANGED_ATTEMPTS) & (count // CHANGED_ATTEMPTS - 1):
         return
-    lock = "set snapshot.may_lock = true, which makes writers wait and requires UPDATE on the table"
+    lock = "set snapshot.may_lock = true, which makes writers wait and requires the UPDATE privilege on the table"
     has_key = reading.recipe is not None and reading.recipe.key_columns
     hint = "" if may_lock else lock if has_key else f"add a primary key, or {lock}"
     log.warning("table_changes_while_read", table=reading.full_name, attempts=count, hint=hint)

@@ -42,5 +42,5 @@ def too_late(table: str, path: str, commit_lsn: int) -> MirrorError:
     return MirrorError(
         f"{table} is new to the mirror at {path}, which has already reached {format_lsn(commit_lsn)}",
         hint="Use another path for it, or start after the mirror's last complete micro-batch "
-        f"(startingPosition lsn:{format_lsn(commit_lsn)}) to read only later changes.",
+        f"(--starting-position lsn:{format_lsn(commit_lsn)}) to read only later changes.",
     )

@@ -223,7 +223,7 @@ def check_order(transactions: Iterable[CommittedTransaction], after_commit_lsn: 
             raise MarkerError(
                 f"{transaction} does not come after commit_lsn {format_lsn(after_commit_lsn)}",
                 hint="The marker topic contains the markers of two slots, or was recreated: use a new checkpoint location, and "
-                "a new mirror or changelog, and set startingPosition to marker:<offset>, the offset of the first marker of the "
-                "slot that is to be read.",
+                "a new mirror or changelog, and set startingPosition (--starting-position) to marker:<offset>, the offset of the "
+                "first marker of the slot that is to be read.",
             )
         after_commit_lsn = transaction.commit_lsn

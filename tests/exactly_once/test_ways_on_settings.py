@@ -338,7 +338,7 @@ async def test_a_server_that_is_too_old_is_left_for_a_newer_one(place: Place) ->
     async with _between(place.database.server.port, lambda data: data.replace(version, _OLD_VERSION)) as port:
         place.wrong["source__dsn"] = _at(place, port)
         said = await place.ends()
-    assert "PostgreSQL 13.23 is too old" in said and "use PostgreSQL 14.2 or newer" in said
+    assert "PostgreSQL 13.23 is too old" in said and "use PostgreSQL 14.3 or newer" in said
     place.wrong.clear()
     await place.streams()
     await place.stop()

@@ -49,7 +49,7 @@ def test_what_is_as_it_must_be_has_no_findings() -> None:
         (with_server(version_num=140001), EXPECTED, StopForOperator, "14.1 is too old"),
         (with_server(wal_level="replica"), EXPECTED, RetrySlowly, "wal_level is replica"),
         (with_server(encoding="SQL_ASCII"), EXPECTED, StopForOperator, "SQL_ASCII"),
-        (with_server(version_num=140002), replace(EXPECTED, two_phase=True), StopForOperator, "two_phase needs"),
+        (with_server(version_num=140003), replace(EXPECTED, two_phase=True), StopForOperator, "two_phase needs"),
         (with_server(version_num=160000), replace(EXPECTED, failover=True), StopForOperator, "failover needs"),
         (with_server(used_senders=10), EXPECTED, RetrySlowly, "all 10 WAL senders"),
         (with_slot(slot_type="physical", plugin=None, database=None), EXPECTED, StopForOperator, "not logical"),

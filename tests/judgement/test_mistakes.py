@@ -157,7 +157,7 @@ def for_an_hour(topic: TopicFacts) -> TopicFacts:
 STOP, SLOW, WARN = StopForOperator, RetrySlowly, OperatorWarning
 MISTAKES: list[tuple[str, World, type, str, str]] = [
     # the server
-    ("too old", server(version_num=130010), STOP, "PostgreSQL 13.10 is too old", "14.2 or newer"),
+    ("too old", server(version_num=130010), STOP, "PostgreSQL 13.10 is too old", "14.3 or newer"),
     ("adds tables", server(version_num=170004), WARN, "ADD TABLE commits", "17.6 or newer"),
     ("may not decode", server(version_num=170005), WARN, "invalid memory alloc request size", "17.6 or newer"),
     ("too new", server(version_num=190000), WARN, "PostgreSQL 19 is newer", "newer gateway"),
