@@ -247,8 +247,8 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
         of_new = _broker_retention_ms(facts.config)
     if of_new is not None and 0 <= of_new < _MIRROR_MS:
         yield OperatorWarning(
-            f"new topics keep records {_hours(of_new)}: a mirror that is down for longer stops, and must be replaced by a new mirror "
-            "with a new snapshot of its tables",
+            f"new topics keep records {_hours(of_new)}: a mirror that is down for longer stops, and must be replaced by a new "
+            "mirror with a new snapshot of its tables",
             "before the first start, set kafka.retention_ms to -1, or to the longest time (in ms) that a consumer may be down",
         )
     marker = facts.topics.get(expected.marker_topic)
@@ -272,8 +272,8 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
             )
         elif own < _MIRROR_MS:
             yield OperatorWarning(
-                f"topic {topic.name} keeps records {_hours(own)}: a mirror that is down for longer stops, and must be replaced by a "
-                "new mirror with a new snapshot of its tables",
+                f"topic {topic.name} keeps records {_hours(own)}: a mirror that is down for longer stops, and must be replaced by "
+                "a new mirror with a new snapshot of its tables",
                 f"to keep them forever: {alter}-1. Or set, instead of -1, the longest time (in ms) that a consumer may be down",
             )
 

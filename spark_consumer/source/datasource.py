@@ -190,8 +190,8 @@ class _Planner:
                 f"records of the transaction whose marker is at offset {expired - 1} are no longer in Kafka",
                 hint="Retention has removed records that were never read, or a topic was recreated: the changes in the "
                 "missing records are not in the output. Use a new checkpoint location, and a new mirror or changelog, and set "
-                f"startingPosition (--starting-position) to marker:{later or expired}, the first position from which everything is "
-                "available.",
+                f"startingPosition (--starting-position) to marker:{later or expired}, the first position from which everything "
+                "is available.",
             )
 
     def first_kept(self) -> FirstKept:
