@@ -272,8 +272,8 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
             )
         elif own < _MIRROR_MS:
             yield OperatorWarning(
-                f"topic {topic.name} keeps records {_hours(own)}: a mirror that is down for longer stops, and must be replaced by "
-                "a new mirror with a new snapshot of its tables",
+                f"topic {topic.name} keeps records {_hours(own)}: a mirror that is down for longer stops, and must be replaced "
+                "by a new mirror with a new snapshot of its tables",
                 f"to keep them forever: {alter}-1. Or set, instead of -1, the longest time (in ms) that a consumer may be down",
             )
 
