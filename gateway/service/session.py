@@ -252,6 +252,7 @@ class Session:
             is_first=states.stream is None and position.last_commit_lsn == 0,
             text_only=not start.catalog.may_be_binary(text_only=self._memory.text_only),
             publications=start.catalog.publications,
+            is_behind_gap=position.gap is not None and position.gap.end_lsn == position.resume_lsn,
         )
         await snapshot.prepare()
         return snapshot

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -72,13 +73,16 @@ class Snapshot:
         is_first: bool,
         text_only: bool,
         publications: PublicationLook,
+        is_behind_gap: bool = False,
     ) -> None:
+        """`is_behind_gap`: changes were lost since the last transaction."""
         self._settings = settings
         self._chunk_bytes = settings.snapshot.chunk_bytes
         self._sql = sql
         self._machine = machine
         self._states = states
         self._is_first = is_first
+        self._is_behind_gap = is_behind_gap
         reselects = settings.writes_debezium and settings.debezium.reselect_unavailable_values
         self._arriving = Arriving()
         self._noting = Noting(sql, machine, self._on_message)
@@ -148,10 +152,14 @@ class Snapshot:
         return Reading(state, encoded=state, void_segments=list(segments), misses_keys=True)
 
     def _take_up(self, state: TableState, surveyed: Surveyed) -> bool:
-        """Whether it may go on where it was."""
+        """Whether it may go on where it was. Behind a gap, rows that were read may have changed, or gone, without an event."""
         reading = self._readings.by_oid[state.relation_oid] = self._reading(state)
         under_way = state.status in (Status.READING.value, Status.ENDING.value)
-        return under_way and (state.fingerprint == surveyed.fingerprint or reading.is_reselect)
+        if reading.is_reselect:
+            return under_way
+        if self._is_behind_gap and state.purpose == "FILL":
+            reading.state = replace(state, purpose="REPLACE")
+        return under_way and not self._is_behind_gap and state.fingerprint == surveyed.fingerprint
 
     def _go_on(self, reading: Reading, made: Recipe) -> None:
         judge = self._noting.judge
@@ -179,6 +187,8 @@ class Snapshot:
         elif isinstance(arrived, Waiting):
             await self._handing_over.chunk(arrived, commit_lsn)
         elif isinstance(arrived, Command):
+            if arrived.command == "cancel":
+                self._handing_over.end_cancelled(commit_lsn, end_lsn, commit_time)
             self._obey(arrived)
         failpoint("chunk_handed_over")
 

@@ -115,6 +115,13 @@ class HandingOver:
             log.info("tables_begun", count=len(mark.readings))
         self._arriving.done(mark)
 
+    def end_cancelled(self, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        """The snapshot as a whole ends, before its tables are cancelled: they have no end."""
+        readings, transaction = self._readings, self._machine.current
+        if readings.snapshot_id and not readings.is_new(readings.snapshot_id):
+            assert transaction is not None
+            self._owe_of_all("SNAPSHOT_END", transaction.xid, commit_lsn, end_lsn, readable_time(commit_time) or 0)
+
     def _end(self, reading: Reading, xid: int, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         table, recipe = reading.table, reading.recipe
         assert table is not None and recipe is not None

@@ -55,8 +55,13 @@ class ColumnChange:
 
 def change_of_columns(before: TableShape, after: TableShape, missing: Mapping[int, MissingValue]) -> ColumnChange:
     """`missing`: attmissingval by attnum, of any version."""
-    if before.oid != after.oid:
-        return ColumnChange({name: name if name in before.columns else None for name in after.columns})
+    if before.oid != after.oid:  # a table that was made anew: a column of another type is another column
+        same = {
+            name
+            for name in after.columns
+            if name in before.columns and before.row.field(name).type.equals(after.row.field(name).type)
+        }
+        return ColumnChange({name: name if name in same else None for name in after.columns})
     by_number = {number: name for name, number in before.numbers.items()}
     is_numbered = len(before.numbers) == len(before.columns)
     sources: dict[str, str | None] = {}

@@ -105,9 +105,13 @@ class Preparation:
             refit = self._refit(spark, part, own, location, applied, last)
             work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), refit=refit)
             if refit is None:
-                if not (shape.key and part.table in self._emptied):  # all that is there goes
+                is_emptied = part.table in self._emptied
+                if not (shape.key and is_emptied):  # all that is there goes
                     despite_conflicts(partial(identity.convert, spark, location, part.table, shape, applied))
-                despite_conflicts(partial(target.align, spark, location, columns))
+                if work.needs_merge or not shape.key:
+                    despite_conflicts(partial(target.align, spark, location, columns, casts=not is_emptied))
+                elif target.needs_mapping(columns.names):  # the rows are overwritten, and their columns with them
+                    target.map_columns(spark, location)
             keys = {} if last is None else last.keys
             if shape.key and part.cut is None and tuple(keys.get(str(part.table), ())) != shape.key:
                 base = work.base(spark)

@@ -57,7 +57,8 @@ class Standing:
     """`open`: snapshots of tables. `whole`: snapshots of all tables, id -> purpose, and `done`: tables that ended in one of them.
 
     `excludes`: patterns of tables that were left out so far. `filling`: tables that were not complete yet. `frozen`: table ->
-    reason. `gap`: why every table but `repaired` is stale. `former`: oids of other relations that had a table's name before.
+    reason. `gap`: why every table but `repaired` is stale, and `gap_lsn`: a snapshot that began before does not repair it.
+    `former`: oids of other relations that had a table's name before.
     """
 
     open: dict[str, Window] = field(default_factory=dict)
@@ -66,6 +67,7 @@ class Standing:
     filling: set[str] = field(default_factory=set)
     frozen: dict[str, str] = field(default_factory=dict)
     gap: str | None = None
+    gap_lsn: int = 0
     repaired: set[str] = field(default_factory=set)
     excludes: list[str] = field(default_factory=list)
     former: dict[str, list[int]] = field(default_factory=dict)
@@ -80,12 +82,14 @@ class Standing:
             case "EXCLUDED" if name is not None:
                 self.frozen.setdefault(name, mark.facts["reason"])
             case "GAP":
-                self.gap = mark.facts.get("detail") or "changes were lost"
+                self.gap, self.gap_lsn = mark.facts.get("detail") or "changes were lost", mark.commit_lsn
                 self.repaired.clear()
 
     def _begin(self, name: str | None, mark: Mark) -> None:
         purpose = mark.facts["purpose"]
         if name is None:
+            for former in set(self.whole) - {mark.facts["snapshot_id"]}:  # it was cancelled: there is one at a time
+                self._end(None, {"snapshot_id": former})
             self.whole[mark.facts["snapshot_id"]] = purpose
             return
         self.open[name] = Window(mark.facts["snapshot_id"], purpose, mark.commit_lsn)
@@ -98,16 +102,26 @@ class Standing:
             if FILL not in self.whole.values():
                 self.done.clear()
                 self.filling = {table for table in self.filling if table in self.open}
+            self._close(facts["snapshot_id"])
             return
-        self.open.pop(name, None)
+        window = self.open.pop(name, None)
         if facts["purpose"] == VERIFY:
             return
         self.filling.discard(name)
         self.frozen.pop(name, None)
-        if self.gap is not None:
+        if self.gap is not None and window is not None and window.begin_lsn > self.gap_lsn:
             self.repaired.add(name)
         if self.whole:
             self.done.add(name)
+
+    def _close(self, snapshot_id: str) -> None:
+        """Of tables whose own end did not come, since the snapshot was cancelled or they are no longer published. A FILL leaves
+        them incomplete."""
+        self.open = {
+            name: window
+            for name, window in self.open.items()
+            if window.snapshot_id != snapshot_id or window.purpose == FILL
+        }
 
     def meet(self, new: Iterable[str]) -> None:
         """Tables whose first rows have come: behind the beginning of a FILL of all tables they are not complete."""
@@ -136,6 +150,7 @@ class Standing:
             whole=facts["whole"],
             frozen=facts["frozen"],
             gap=facts["gap"],
+            gap_lsn=facts.get("gap_lsn", 0),
             excludes=facts.get("excludes", []),
             former=facts.get("former", {}),
             **sets,

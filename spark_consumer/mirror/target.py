@@ -65,10 +65,11 @@ def rewrite(rows: DataFrame, location: str) -> None:
     writer.option("userMetadata", _OWN).save(location)
 
 
-def align(spark: SparkSession, location: str, wanted: StructType) -> None:
+def align(spark: SparkSession, location: str, wanted: StructType, *, casts: bool = True) -> None:
     """Gives a table exactly the wanted columns. Each step is a commit of its own and is not repeated when it is there already.
 
-    A new column is null in the rows that are there; a column whose type changed is cast, which rewrites the table.
+    A new column is null in the rows that are there; a column whose type changed is cast (if not `casts`: null as well), which
+    rewrites the table.
     """
     there = {field.name: field.dataType for field in spark.read.format("delta").load(location).schema}
     wants = {field.name: field.dataType for field in wanted}
@@ -82,14 +83,16 @@ def align(spark: SparkSession, location: str, wanted: StructType) -> None:
         spark.sql(f"ALTER TABLE {sql_table(location)} ADD COLUMNS ({', '.join(added)})")
     changed = {name: kind for name, kind in wants.items() if name in there and there[name] != kind}
     if changed:
-        _cast(spark, location, changed)
+        _cast(spark, location, changed, keeps_values=casts)
 
 
-def _cast(spark: SparkSession, location: str, changed: dict[str, DataType]) -> None:
+def _cast(spark: SparkSession, location: str, changed: dict[str, DataType], *, keeps_values: bool) -> None:
     """ALTER COLUMN TYPE in PostgreSQL rewrites the rows without telling the stream: so do we."""
     frame: DataFrame = spark.read.format("delta").load(location)
     columns = [
-        f.col(quoted(name)).cast(changed[name]).alias(name) if name in changed else f.col(quoted(name))
+        (f.col(quoted(name)) if keeps_values else f.lit(None)).cast(changed[name]).alias(name)
+        if name in changed
+        else f.col(quoted(name))
         for name in frame.columns
     ]
     rewrite(frame.select(*columns), location)

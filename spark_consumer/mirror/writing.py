@@ -105,7 +105,8 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
         return
     # What the table has is not folded again: a column that was not sent may have been taken from a row that is gone.
     records = records.filter(pc.greater(records["commit_lsn"], work.applied))
-    states = small_states(spark, work.base(spark), records, work.part, shape, work.texts)
+    base = work.base(spark) if work.needs_merge else None
+    states = small_states(spark, base, records, work.part, shape, work.texts)
     if not work.needs_merge:
         _write_rows(to_frame(spark, living_rows(states, shape), table_schema(shape)), work, work.mode, commit_lsn)
         return
@@ -131,7 +132,8 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
         _write_log(spark, work, not_yet(log, work.applied), commit_lsn)
         return
     records = not_yet(records, work.applied, "commit_lsn")
-    states, unsent, events = spark_states(spark, work.base(spark), records, work.part, shape, work.texts)
+    base = work.base(spark) if work.needs_merge else None
+    states, unsent, events = spark_states(spark, base, records, work.part, shape, work.texts)
     try:
         if not work.needs_merge:
             _write_rows(rows(states, shape), work, work.mode, commit_lsn)
@@ -149,7 +151,8 @@ def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -
         properties = work.properties(frame.columns)
         write_once(frame, work.location, "errorifexists", commit_lsn, properties=properties)
     else:
-        write_once(frame, work.location, mode, commit_lsn, expected={target.APPLICATION: work.applied})
+        expected = {target.APPLICATION: work.applied}
+        write_once(frame, work.location, mode, commit_lsn, overwrite_schema=mode == "overwrite", expected=expected)
 
 
 def _write_log(spark: SparkSession, work: TableWork, log: DataFrame, commit_lsn: int) -> None:

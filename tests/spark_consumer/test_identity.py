@@ -274,6 +274,42 @@ def test_rows_of_a_relation_that_is_gone_go_or_stay_as_somebody_said(
     assert run("empty") and dumped(tmp_path) == [("7", "g")]
 
 
+@pytest.mark.parametrize("key", [("id",), ()])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_table_that_was_made_anew_may_have_a_column_of_another_type(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, key: tuple[str, ...], at_once: bool
+) -> None:
+    """What its rows had there cannot be cast, and goes with them."""
+    before = relation("items", COLUMNS, key, ReplicaIdentity.DEFAULT if key else ReplicaIdentity.FULL)
+    first = feeder.table(before)
+    commit(feeder, first, (None, item(1, "a")))
+    run_mirror(spark, feeder, tmp_path)
+    columns = before.columns[0], replace(before.columns[1], facts=INT8)
+    second = feeder.alter(first, replace(before, oid=before.oid + 1, columns=columns))
+    commit(feeder, first, (None, item(2, "b")))
+    if not at_once:
+        run_mirror(spark, feeder, tmp_path)
+    commit(feeder, second, (None, {"id": 3, "name": 7}))
+    run_mirror(spark, feeder, tmp_path)
+    assert dumped(tmp_path) == [("3", "7")]
+    commit(feeder, second, (None, {"id": 4, "name": 8}))
+    run_mirror(spark, feeder, tmp_path)
+    assert dumped(tmp_path) == [("3", "7"), ("4", "8")]
+
+
+def test_the_type_of_a_column_may_change_behind_a_truncate(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    first = feeder.table(KEYED)
+    commit(feeder, first, (None, item(1, "a")))
+    run_mirror(spark, feeder, tmp_path)
+    made = feeder.begin()
+    made.truncate(first)
+    made.commit()
+    second = feeder.alter(first, replace(KEYED, columns=(KEYED.columns[0], replace(KEYED.columns[1], facts=INT8))))
+    commit(feeder, second, (None, {"id": 3, "name": 7}))
+    run_mirror(spark, feeder, tmp_path)
+    assert dumped(tmp_path) == [("3", "7")]
+
+
 @pytest.mark.parametrize("form", ["Arrow", "Spark"])
 def test_what_lies_behind_a_truncate_is_known(spark: SparkSession, form: str) -> None:
     found: Any = records((1, 10, 0), (1, 20, 3), (2, 20, 4), (2, 20, 5), (3, 30, 0))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from spark_consumer.mirror.standing import Mark, Standing, advance, first_cut, first_unreadable, verified_chunks
 
 
@@ -42,9 +44,37 @@ def test_a_gap_makes_every_table_stale_until_it_was_replaced_and_a_verify_does_n
     gap, _ = advance(Standing(), [mark("GAP", 10, None, detail="the slot was lost")])
     verified, _ = advance(gap, [mark("SNAPSHOT_END", 20, "public.a", purpose="VERIFY")])
     assert verified.stale(["public.a", "public.b"]) == dict.fromkeys(["public.a", "public.b"], "the slot was lost")
-    replaced, _ = advance(verified, [mark("SNAPSHOT_END", 30, "public.a", purpose="REPLACE")])
+    again = [mark("SNAPSHOT_BEGIN", 25, purpose="REPLACE"), mark("SNAPSHOT_END", 30, purpose="REPLACE")]
+    replaced, _ = advance(verified, again)
     assert replaced.stale(["public.a", "public.b"]) == {"public.b": "the slot was lost"}
     assert Standing.of(replaced.text()) == replaced
+
+
+def test_a_snapshot_that_had_begun_before_a_gap_does_not_repair_its_table() -> None:
+    begun, _ = advance(Standing(), [mark("SNAPSHOT_BEGIN", 5), mark("GAP", 10, None, detail="the slot was lost")])
+    ended, _ = advance(Standing.of(begun.text()), [mark("SNAPSHOT_END", 20)])
+    assert ended.stale(["public.a"]) == {"public.a": "the slot was lost"} and not ended.filling
+    again, _ = advance(
+        ended, [mark("SNAPSHOT_BEGIN", 30, purpose="REPLACE"), mark("SNAPSHOT_END", 40, purpose="REPLACE")]
+    )
+    assert not again.stale(["public.a"])
+
+
+@pytest.mark.parametrize(
+    "ending", [mark("SNAPSHOT_END", 20, None), mark("SNAPSHOT_BEGIN", 20, None, snapshot_id="two")]
+)
+def test_a_snapshot_that_was_cancelled_is_over(ending: Mark) -> None:
+    """By its own sign, or because the next one begins, where the gateway is one that did not tell."""
+    begun = [
+        mark("SNAPSHOT_BEGIN", 10, None),
+        mark("SNAPSHOT_BEGIN", 11, "public.b", purpose="VERIFY"),
+        mark("SNAPSHOT_BEGIN", 12),
+    ]
+    made, ended = advance(Standing(), [*begun, ending])
+    assert list(made.open) == ["public.a"] and made.filling == {"public.a"} and not ended
+    made, _ = advance(made, [mark("SNAPSHOT_END", 30, None, snapshot_id="two")])
+    made.meet(["public.c"])
+    assert made.filling == {"public.a"} and not made.whole
 
 
 def test_batches_are_cut_before_exclusions_and_where_a_table_begins_once_more() -> None:

@@ -1,0 +1,79 @@
+"""A gap within a snapshot, and a snapshot that is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.local import Kafka, Registry
+from tests.conftest import Database
+from tests.exactly_once.delivered import read_delivered
+from tests.exactly_once.written import walgate
+from tests.snapshot.load import PUBLICATION
+from tests.snapshot.scene import Scene, open_scene
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+ROW_COUNT = 4000
+SLOWLY = {"snapshot__chunk_bytes": 20_000, "snapshot__rows_per_s": 500}
+SETUP = f"""
+CREATE TABLE public.t (id int PRIMARY KEY, v text);
+INSERT INTO public.t SELECT i, repeat('v', 50) FROM generate_series(1, {ROW_COUNT}) i;
+CREATE PUBLICATION {PUBLICATION} FOR TABLE public.t
+"""
+
+
+async def _in_the_middle(scene: Scene) -> None:
+    async with asyncio.timeout(60):
+        while sum((await scene.target()).read_count.values()) < ROW_COUNT // 4:
+            await asyncio.sleep(0.2)
+    assert not scene.gateway.events("snapshot_done")
+
+
+async def test_what_was_read_before_a_gap_is_read_again(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """Rows of the first chunks change and go within the gap, without an event."""
+    async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **SLOWLY) as scene:
+        sql, gateway = scene.sql, scene.gateway
+        await sql.execute(SETUP)
+        await gateway.streaming()
+        await _in_the_middle(scene)
+        await gateway.kill()
+        await sql.execute(
+            "UPDATE public.t SET v = 'lost' WHERE id <= 300; DELETE FROM public.t WHERE id BETWEEN 301 AND 400"
+        )
+        async with asyncio.timeout(30):
+            while await sql.fetchval(
+                "SELECT active FROM pg_replication_slots WHERE slot_name = $1", gateway.settings["source__slot"]
+            ):
+                await asyncio.sleep(0.05)
+        await sql.execute("SELECT pg_drop_replication_slot($1)", gateway.settings["source__slot"])
+        await walgate(gateway, "accept-gap")
+        await gateway.streaming(snapshot__rows_per_s=100_000)
+        await scene.snapshot_done()
+        await scene.judge({"public.t": "SELECT * FROM public.t"}, keyless=())
+        assert await gateway.stop() == 0
+
+
+async def test_a_snapshot_that_is_cancelled_ends_for_its_readers(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **SLOWLY) as scene:
+        await scene.sql.execute(SETUP)
+        await scene.gateway.streaming()
+        await _in_the_middle(scene)
+        await walgate(scene.gateway, "snapshot", "cancel")
+        await scene.gateway.logged('"command"')
+        await scene.sql.execute("UPDATE public.t SET v = 'behind' WHERE id = 1")
+        await scene.delivered()
+        delivered = await asyncio.to_thread(read_delivered, kafka.bootstrap_servers, registry.url, topic_prefix)
+        bounds = [
+            (marker.value["kind"], marker.value["manifest"]["snapshot"]["relation_oid"] != 0)
+            for marker in delivered.markers
+            if marker.value["kind"].startswith("SNAPSHOT")
+        ]
+        assert bounds == [("SNAPSHOT_BEGIN", False), ("SNAPSHOT_BEGIN", True), ("SNAPSHOT_END", False)]
+        assert await scene.gateway.stop() == 0
