@@ -52,7 +52,7 @@ rules for user-defined types.
 * *In a key* there is no map `special`. A type with special values is therefore a string in keys: PostgreSQL's text, for all
   its values.
 * *Binary*: whether the gateway can read the type in PostgreSQL's binary format. If any published column has a type for
-  which it cannot, `source.binary = auto` requests the text format for the whole stream. Both formats produce the same Avro
+  which it cannot, `source.binary = "auto"` requests the text format for the whole stream. Both formats produce the same Avro
   bytes. A database
   whose encoding is not UTF8 is always read as text: there, the binary format of hstore is broken and `"char"` is not
   converted. SQL_ASCII is not supported.
