@@ -85,7 +85,7 @@ LISTENERS: Mapping[str, Listener] = {
     "login": Listener(
         "LOGIN",
         "requires SASL (",
-        "set kafka.security_protocol = SASL_PLAINTEXT, kafka.sasl_username and kafka.sasl_password",
+        "set kafka.security_protocol = SASL_PLAINTEXT, kafka.sasl_mechanism to one of these",
         {"security_protocol": "PLAINTEXT", "sasl_username": None, "sasl_password": None},
     ),
     "mechanism": Listener(
@@ -109,7 +109,7 @@ LISTENERS: Mapping[str, Listener] = {
     "another host name": Listener(
         "TLS",
         "cannot be verified",
-        "in kafka.bootstrap_servers, use a host name from the certificate",
+        "use a host name from the certificate",
         {"bootstrap_servers": "127.1:{tls_port}"},
     ),
     "another service": Listener(

@@ -263,7 +263,10 @@ UNSENDABLE: Mapping[str, Unsendable] = {
         _TOO_LARGE, b"binary 'off'", "set source.binary = on and start the gateway", {"source__binary": "off"}, False
     ),
     "binary": Unsendable(
-        _TOO_LARGE, b"binary 'on'", "Only if it is already on: leave the large columns out", {"source__binary": "on"}
+        _TOO_LARGE,
+        b"binary 'on'",
+        "Only if source.binary is already on, leave the large columns out",
+        {"source__binary": "on"},
     ),
     "two-phase": Unsendable(
         'could not map filenumber "base/5/16400" to relation OID',
