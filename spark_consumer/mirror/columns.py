@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -27,7 +27,7 @@ from spark_consumer.columnar.arrays import binaries, booleans, numbers
 from spark_consumer.columnar.schema import RecordDecoder
 from spark_consumer.mirror.shape import MissingValue, TableShape
 from spark_consumer.reader.registry import Schema
-from spark_consumer.source.frames import TEXTS, carried_over
+from spark_consumer.source.frames import STRINGS, TEXTS, carried_over
 
 FILL = "walgate.fill"
 # In front of the name of a column that is not that of the newest version: no name of PostgreSQL has this character.
@@ -149,15 +149,32 @@ def _rename(schema: Schema, names: Mapping[str, str]) -> None:
 
 def decode_records(shape: TableShape, values: pa.Array, schema_text: str) -> list[pa.Array]:
     """old_key, before, after, unchanged, special of records, in the columns of `shape`; `schema_text` may be `adapted`."""
-    decoded = shape.frame.decode(values, schema_text)
+    old_key, before, after, unchanged, special = shape.frame.decode(values, schema_text)
+    unchanged, special = _of_columns(unchanged, special, set(shape.columns))
     fills = _fills(schema_text)
     if not fills:
-        return decoded
-    old_key, before, after, unchanged, special = decoded
+        return [old_key, before, after, unchanged, special]
     texts = {name: value.special for name, value in fills.items() if value.special is not None}
     if texts:
         special = _with_texts(special, texts, _mask(before), _mask(after))
     return [old_key, _filled(before, fills), _filled(after, fills), unchanged, special]
+
+
+def _of_columns(unchanged: pa.Array, special: pa.Array, columns: Set[str]) -> tuple[pa.Array, pa.Array]:
+    """Without the entries of columns that are gone: a later column of the same name has nothing of them."""
+
+    def is_there(name: str) -> bool:
+        return name in columns or name.removeprefix(BEFORE_PREFIX) in columns
+
+    def are_there(names: pa.Array) -> bool:
+        return not len(names) or all(map(is_there, pc.unique(names).to_pylist()))
+
+    if not are_there(pc.list_flatten(unchanged)):
+        unchanged = pa.array([list(filter(is_there, names)) for names in unchanged.to_pylist()], STRINGS)
+    if not are_there(special.keys):
+        rows = special.to_pylist()
+        special = pa.array([[(name, text) for name, text in texts if is_there(name)] for texts in rows], TEXTS)
+    return unchanged, special
 
 
 @lru_cache(256)

@@ -119,7 +119,7 @@ def _struct(arrow_type: pa.DataType, children: list[pa.Array]) -> pa.Array:
 
 def _child(row: pa.Array, name: str) -> pa.Array:
     """A field with the nulls of its struct."""
-    return pc.struct_field(row, name)
+    return pc.struct_field(row, [name])  # not `name`: one that begins with a dot would be a path
 
 
 def _row_key(row: pa.Array, special: pa.Array, shape: TableShape, prefix: str) -> pa.Array:
@@ -170,7 +170,10 @@ def _differ(left: pa.Array, right: pa.Array, shape: TableShape) -> Mask:
     mask = np.zeros(len(left), bool)
     for field in shape.key_struct:
         one, other = _child(left, field.name), _child(right, field.name)
-        mask |= _mask(pc.not_equal(one, other)) | (_mask(one.is_valid()) != _mask(other.is_valid()))
+        unequal = pc.not_equal(one, other)
+        if pa.types.is_floating(field.type):  # to PostgreSQL and Spark, NaN is equal to NaN
+            unequal = pc.and_not(unequal, pc.and_(pc.is_nan(one), pc.is_nan(other)))
+        mask |= _mask(unequal) | (_mask(one.is_valid()) != _mask(other.is_valid()))
     return mask
 
 

@@ -98,7 +98,7 @@ def in_order(events: pa.Table) -> pa.Table:
 def whole_states(events: pa.Table) -> pa.Table:
     """Columns fold.STATE of events that sent all their columns: the last one of each key has everything."""
     ordered = in_order(events)
-    columns = [_comparable(pc.struct_field(ordered["key"], field_.name)) for field_ in ordered["key"].type]
+    columns = [_comparable(pc.struct_field(ordered["key"], [field_.name])) for field_ in ordered["key"].type]
     names = [f"key{number}" for number in range(len(columns))]
     keys = pa.table([*columns, numbers(np.arange(len(ordered)))], names=[*names, "place"])
     last = keys.group_by(names, use_threads=False).aggregate([("place", "max")])["place_max"]
@@ -106,15 +106,18 @@ def whole_states(events: pa.Table) -> pa.Table:
 
 
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """With one zero: Arrow groups by bits."""
-    return pc.add(column, pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column
+    """With one zero and one NaN: Arrow groups by bits."""
+    if not pa.types.is_floating(column.type):
+        return column
+    zero, nan = (pa.scalar(value, column.type) for value in (0.0, _NAN))
+    return pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
 
 
 def key_tuples(keys: pa.ChunkedArray) -> list[Key]:
     """Keys as tuples. Dates and times as their integers: Python's end at the year 9999, PostgreSQL's do not."""
     columns = []
     for field_ in keys.type:
-        column = pc.struct_field(keys, field_.name)
+        column = pc.struct_field(keys, [field_.name])
         if pa.types.is_date(column.type):
             column = column.cast(pa.int32())
         elif pa.types.is_timestamp(column.type):
@@ -164,7 +167,7 @@ def _values(
             index.append(place)
             if place is not None and place != outcome.last and field_.name in (known := dict(texts[place] or ())):
                 specials[number][field_.name] = known[field_.name]
-        values = pa.concat_arrays([pc.struct_field(source, field_.name) for source in sources])
+        values = pa.concat_arrays([pc.struct_field(source, [field_.name]) for source in sources])
         columns.append(values.take(pa.array(index, pa.int64())))
     merged = pa.StructArray.from_arrays(columns, fields=list(row.type), mask=pc.is_null(row))
     return merged, pa.array([list(entries.items()) for entries in specials], TEXTS)

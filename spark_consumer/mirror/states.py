@@ -72,7 +72,7 @@ def key_bounds(states: pa.Table, shape: TableShape) -> dict[str, tuple[int | str
     for name in shape.key:
         kind = shape.row.field(name).type
         if len(states) and name not in shape.uncertain_key and (pa.types.is_integer(kind) or pa.types.is_string(kind)):
-            bounds = pc.min_max(pc.struct_field(states["key"], name)).as_py()
+            bounds = pc.min_max(pc.struct_field(states["key"], [name])).as_py()
             found[name] = (bounds["min"], bounds["max"])
     return found
 

@@ -28,6 +28,8 @@ from spark_consumer.mirror.target import APPLICATION, exists, quoted
 from spark_consumer.source.frames import STRINGS
 
 CHANGED, MISSING, SURPLUS = "CHANGED", "MISSING", "SURPLUS"
+# Columns beside those of a table: no name of PostgreSQL has this character.
+_THERE, _HELD = "\0there", "\0held"
 MOST_AT_ONCE = 10_000  # differences of a table that are brought into this process
 _DIFFERENCES = pa.schema(
     [
@@ -57,13 +59,14 @@ def compared(
     rows = spark.read.format("delta").load(location) if exists(spark, location) else None
     if rows is None or not set(shape.key) <= set(rows.columns):
         return source.select(f.lit(MISSING).alias("kind"), _key_text(shape, _of_source), _no_names())
-    target = rows.withColumn("there", f.lit(True)).alias("t")
+    target = rows.withColumn(_THERE, f.lit(True)).alias("t")
     same = same_key(shape, lambda name: f.col(f"s.key.{quoted(name)}"))
     different = f.filter(f.array(*_differing(shape, rows.columns)), lambda name: name.isNotNull())
+    is_there = f.col(f"t.{quoted(_THERE)}").isNotNull()
     joined = source.join(target, same, "left").select(
-        f.when(f.col("t.there").isNull(), MISSING).otherwise(CHANGED).alias("kind"),
+        f.when(is_there, CHANGED).otherwise(MISSING).alias("kind"),
         _key_text(shape, _of_source),
-        f.when(f.col("t.there").isNotNull(), different).otherwise(f.array().cast("array<string>")).alias("columns"),
+        f.when(is_there, different).otherwise(f.array().cast("array<string>")).alias("columns"),
     )
     return joined.where((f.col("kind") == MISSING) | (f.size("columns") > 0))
 
@@ -83,7 +86,7 @@ def compared_log(
     else:
         batches = list(decode_rows(iter(records.combine_chunks().to_batches()), shape, texts))
         read = to_frame(spark, pa.Table.from_batches(batches, log_schema(shape)), log_table_schema(shape))
-    rows = read.select(*map(quoted, names), f.lit(-1).alias("held"))
+    rows = read.select(*map(quoted, names), f.lit(-1).alias(_HELD))
     if exists(spark, location):
         rows = rows.unionByName(_added_up(spark.read.format("delta").load(location), shape))
     return _odd_rows(rows, shape)
@@ -100,14 +103,14 @@ def left_over(spark: SparkSession, location: str, shape: TableShape, begin_lsn: 
 
 
 def _odd_rows(rows: DataFrame, shape: TableShape) -> DataFrame:
-    """`rows`: columns of the table, and `held`: how often the target has a row more than the source."""
+    """`rows`: columns of the table, and _HELD: how often the target has a row more than the source."""
     special = f.col(quoted(shape.special_column))
     entries = f.when(f.size(special) > 0, f.array_sort(f.map_entries(special)))
     equal = [f.col(quoted(name)).alias(f"column {place}") for place, name in enumerate(shape.columns)]
-    sums = rows.groupBy(*equal, entries.alias("texts")).agg(f.sum("held").alias("held"))
-    kind = f.when(f.col("held") > 0, SURPLUS).otherwise(MISSING)
-    each = f.explode(f.array_repeat(kind, f.abs("held").cast("int"))).alias("kind")
-    return sums.where("held != 0").select(each, f.lit(None).cast("string").alias("key"), _no_names())
+    sums = rows.groupBy(*equal, entries.alias("texts")).agg(f.sum(_HELD).alias(_HELD))
+    kind = f.when(f.col(_HELD) > 0, SURPLUS).otherwise(MISSING)
+    each = f.explode(f.array_repeat(kind, f.abs(_HELD).cast("int"))).alias("kind")
+    return sums.where(f.col(_HELD) != 0).select(each, f.lit(None).cast("string").alias("key"), _no_names())
 
 
 def _added_up(rows: DataFrame, shape: TableShape) -> DataFrame:
@@ -118,7 +121,7 @@ def _added_up(rows: DataFrame, shape: TableShape) -> DataFrame:
         f.col(quoted(field.name)) if field.name in rows.columns else f.lit(None).cast(field.dataType).alias(field.name)
         for field in table_schema(shape)
     ]
-    return log.select(*columns, (weight() if is_entry else f.lit(1)).alias("held"))
+    return log.select(*columns, (weight() if is_entry else f.lit(1)).alias(_HELD))
 
 
 def too_many(rows: DataFrame, shape: TableShape) -> DataFrame:

@@ -13,6 +13,7 @@ import pytest
 
 from schemas.description import ColumnDescription, MissingValue, RelationDescription, TypeFacts
 from schemas.framing import frame
+from schemas.names import avro_name
 from schemas.relation import change_schema
 from spark_consumer.mirror.columns import change_of_columns, decode_records, doubts_of, missing_values, texts_of
 from spark_consumer.mirror.identity import keys_of
@@ -140,6 +141,26 @@ def record(description: RelationDescription, **facts: Any) -> bytes:
     return frame(1) + out.getvalue()
 
 
+def test_of_a_dropped_column_an_old_record_has_no_entry() -> None:
+    old = version(**{"id": (INT8, 1), "a": (TEXT, 2), "gone": (TEXT, 3), "before.x": (TEXT, 4)})
+    new = version(**{"id": (INT8, 1), "a": (TEXT, 2), "before.x": (TEXT, 4)})
+    schemas = {1: (schema(old), shape(old)), 2: (schema(new), shape(new))}
+    row = {"id": 1, "a": None, "gone": None, avro_name("before.x"): None}
+    special = {"a": "inf", "gone": "inf", "before.gone": "inf"}
+    values = [
+        record(old, after=row, unchanged=["gone"]),
+        record(old, after=row, unchanged=["a", "before.a", "gone", avro_name("before.x")]),
+        record(old, before=row, after=row, special=special),
+        record(old, after=row),
+    ]
+    _, _, after, unchanged, texts = decode_records(
+        schemas[2][1], pa.array(values, pa.binary()), texts_of(schemas, 2)[1]
+    )
+    assert set(after.to_pylist()[0]) == {"id", "a", "before.x"}
+    assert unchanged.to_pylist() == [[], ["a", "before.a", "before.x"], [], []]
+    assert texts.to_pylist() == [[], [], [("a", "inf")], []]
+
+
 def test_an_old_record_has_the_names_and_values_of_the_newest_version() -> None:
     price = (NUMERIC, NUMERIC_12_2)
     old = version(id=(INT8, 1), a=(TEXT, 2), b=(price, 3), gone=(TEXT, 4))
@@ -160,8 +181,8 @@ def test_an_old_record_has_the_names_and_values_of_the_newest_version() -> None:
         old_key={"id": 1},
         before=row,
         after={**row, "id": 2},
-        unchanged=["a"],
-        special={"b": "NaN", "before.b": "inf"},
+        unchanged=["a", "gone", "before.gone"],
+        special={"b": "NaN", "before.b": "inf", "gone": "inf", "before.gone": "inf"},
     )
     nothing = record(old, op="TRUNCATE")
     old_key, before, after, unchanged, special = decode_records(

@@ -83,7 +83,11 @@ def test_a_row_without_unsent_columns_needs_nothing_from_the_target() -> None:
 SHAPE = TableShape.of(change_schema(relation("r", {"x": FLOAT8, "n": INT8, "note": TEXT}, ("x", "n")), "cdc"))
 
 
-@given(st.lists(st.tuples(st.sampled_from([0.0, -0.0, float("nan"), 1.5]), st.integers(0, 1), st.booleans())))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, -0.0, float("nan"), -float("nan"), 1.5]), st.integers(0, 1), st.booleans())
+    )
+)
 def test_whole_rows_are_folded_by_columns_to_what_one_by_one_gives(keys: list[tuple[float, int, bool]]) -> None:
     events = pa.Table.from_pylist(
         [

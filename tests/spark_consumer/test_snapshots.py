@@ -225,6 +225,22 @@ def test_a_table_without_key_is_compared_as_a_multiset_of_rows(
     assert (verdict.snapshot_id, verdict.surplus) == ("emptied", 1)
 
 
+@pytest.mark.parametrize("key", [("id",), ()], ids=["rows", "log"])
+def test_columns_with_names_of_the_comparison_are_compared_as_all_others(
+    reader: Reader, feeder: Feeder, key: tuple[str, ...]
+) -> None:
+    odd = feeder.table(relation("odd", {"id": INT8, "There": TEXT, "held": INT8}, key, ReplicaIdentity.FULL))
+    rows: list[Row] = [{"id": 1, "There": "a", "held": 3}, {"id": 2, "There": None, "held": None}]
+    in_one_transaction(feeder, *(lambda t, row=row: t.insert(odd, row) for row in rows))
+    reader.take()
+    for snapshot_id, held, differences in (("equal", None, 0), ("other", 4, 1 if key else 2)):
+        feeder.bound("SNAPSHOT_BEGIN", odd, "VERIFY", snapshot_id)
+        feeder.chunk(odd, [rows[0], {**rows[1], "held": held}], "VERIFY", snapshot_id)
+        feeder.bound("SNAPSHOT_END", odd, "VERIFY", snapshot_id, rows=2)
+        reports = reader.take()
+        assert sum(report.differences for report in reports) == differences
+
+
 def test_hundreds_of_chunks_are_one_comparison_and_no_plan_grows_with_them(reader: Reader, feeder: Feeder) -> None:
     accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
     in_one_transaction(feeder, *(lambda t, n=n: t.insert(accounts, account(n)) for n in range(400)))
