@@ -123,14 +123,14 @@ class AppendingMirror:
         tune(session, compacts=True)
         fence.check_form(session, self.path)
         last = manifest.picture(session, self.path)
-        self._merger.check_scope(last)
+        self._merger.check_scope(session, last)
         changes.create(session, self.path)
         self._epoch = fence.claim_appends(session, self.path, changes.nothing(session))
+        fence.note_form(session, self.path, APPENDED_FORM, manifest.nothing(session))
+        self._merger.note_options(session)
         if self._merges:
             self._merger.open(session, appends=False)
             last = self._merger.last
-        fence.note_form(session, self.path, APPENDED_FORM, manifest.nothing(session))
-        self._merger.note_options(session)
         self._appended = changes.appended_lsn(session, self.path)
         self._merger.schemas.update(changes.kept_schemas(session, self.path))
         self._known = set(last.tables) if last is not None else set()

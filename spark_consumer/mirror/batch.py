@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import UTC
 from functools import partial
 
 import pyarrow as pa
@@ -97,7 +98,6 @@ class Mirror:
         try:
             if not self._opened:
                 self.open(raw.sparkSession)
-                self.note_options(raw.sparkSession)
             self._apply_all(raw, batch)
         except fence.CONFLICTS as problem:
             raise fence.taken_over(self.path) from problem
@@ -121,8 +121,11 @@ class Mirror:
                 )
             )
 
-    def merge_waiting(self, spark: SparkSession, batch: int = 0, last_lsn: int | None = None) -> None:
-        """Takes in what was appended to `changes` since the last merge, up to `last_lsn` (None: all). Raises MirrorError."""
+    def merge_waiting(
+        self, spark: SparkSession, batch: int = 0, last_lsn: int | None = None, *, of_earlier_run: bool = False
+    ) -> None:
+        """Takes in what was appended to `changes` since the last merge, up to `last_lsn` (None: all). `of_earlier_run`: it may
+        have tables that this run leaves out. Raises MirrorError."""
         behind_lsn = -1 if self.last is None else self.last.commit_lsn
         if last_lsn is None:
             last_lsn = changes.appended_lsn(spark, self.path)
@@ -130,8 +133,14 @@ class Mirror:
         if rows is None:
             return
         fence.check(spark, self.path, self._epoch)  # before anything is read
+        out = self._left_out(rows) if of_earlier_run and (self.tables or self.exclude) else []
         try:
-            self._apply_stored(rows.select(*COLUMNS), batch, size)
+            if out:
+                wanted = rows.where(f.col("table").isNull() | ~f.col("table").isin(out))
+                self._apply_stored(wanted.select(*COLUMNS), batch, None)
+                self._pass_by(spark, rows, batch, last_lsn)
+            else:
+                self._apply_stored(rows.select(*COLUMNS), batch, size)
         except fence.CONFLICTS as problem:
             raise fence.taken_over(self.path) from problem
         if self.last is None or self.last.commit_lsn < last_lsn:
@@ -140,6 +149,24 @@ class Mirror:
                 f"changes up to {format_lsn(last_lsn)} were appended to {changes_path(self.path)}, but reading it gave "
                 f"{reached}: the tables were not changed any further"
             )
+
+    def _left_out(self, rows: DataFrame) -> list[str]:
+        """Tables in these rows that are not wanted (any more)."""
+        named = rows.where(f.col("table").isNotNull()).select("table").distinct().collect()
+        out = sorted(row["table"] for row in named if not scope.has(row["table"], self.tables, self.exclude))
+        self._notes += [
+            f"{name} is left out: its changes that were waiting to be merged are not merged" for name in out
+        ]
+        return out
+
+    def _pass_by(self, spark: SparkSession, rows: DataFrame, batch: int, last_lsn: int) -> None:
+        """A version behind the last of these rows, of which all that is wanted is merged."""
+        found = rows.agg(f.max("commit_lsn").alias("lsn"), f.max("commit_time").alias("time")).head()
+        reached = -1 if self.last is None else self.last.commit_lsn
+        if found is not None and found["lsn"] == last_lsn > reached:
+            time_utc = None if found["time"] is None else found["time"].astimezone(UTC)  # Row has local times
+            content = BatchContent(last_lsn, time_utc, 0, 0, [])
+            self._take_in(spark, Piece(batch, changes.nothing(spark), {}, content, []), time.monotonic())
 
     def _apply_stored(self, raw: DataFrame, batch: int, size: BatchSize | None) -> None:
         """It lies in files, which are read again at less cost than a copy in memory, unless in many pieces. `size`: if known."""
@@ -167,7 +194,8 @@ class Mirror:
         self._apply_kept(raw.select(*COLUMNS), batch)
 
     def open(self, spark: SparkSession, *, appends: bool = True) -> None:
-        """Takes the mirror over, and merges what waits. `appends`: also from who appends to `changes`.
+        """Takes the mirror over, and merges what waits. `appends`: also from who appends to `changes`; who does not must have
+        noted the options, or have them from there.
 
         Raises MirrorError where the tables are not those that it was made for.
         """
@@ -175,11 +203,14 @@ class Mirror:
             self.catalog.check(spark)
         tune(spark, compacts=True)
         fence.check_form(spark, self.path)
-        self.check_scope(manifest.picture(spark, self.path))
+        self.check_scope(spark, manifest.picture(spark, self.path))
         self._epoch = fence.claim(spark, self.path, manifest.nothing(spark))
+        if appends:
+            self.note_options(spark)
         # From now on no other writer records a version.
         last = manifest.picture(spark, self.path)
-        self.last, self._opened = last, True
+        self.last = None if last is None else scope.without_left_out(last, self.tables, self.exclude)
+        self._opened = True
         self._standing = Standing.of(None if last is None else last.standing)
         seen.remove_ended(spark, self.path, {name: each.begin_lsn for name, each in self._standing.open.items()})
         if target.exists(spark, changes_path(self.path)):
@@ -187,9 +218,7 @@ class Mirror:
                 fence.claim_appends(spark, self.path, changes.nothing(spark))
             last_lsn = changes.appended_lsn(spark, self.path)
             self.schemas.update(changes.kept_schemas(spark, self.path))  # of all that is appended up to there
-            self.merge_waiting(spark, last_lsn=last_lsn)
-        if self.last is not None:
-            self.last = scope.without_left_out(self.last, self.tables, self.exclude)
+            self.merge_waiting(spark, last_lsn=last_lsn, of_earlier_run=True)
         self._register(spark)
         self._report_notes(self._notes)
         self._notes.clear()
@@ -199,13 +228,13 @@ class Mirror:
         if self._opened:
             fence.give_back(spark, self.path, self._epoch, manifest.nothing(spark))
 
-    def check_scope(self, last: manifest.Picture | None) -> None:
-        """Raises MirrorError where the mirror was made for other tables, whose earlier changes it does not have."""
-        if last is not None:
-            scope.check(last, self.path, self.tables, self.exclude)
+    def check_scope(self, spark: SparkSession, last: manifest.Picture | None) -> None:
+        """Raises MirrorError where the mirror was run for other tables before: see scope.check."""
+        scope.check(last, manifest.noted_options(spark, self.path), self.path, self.tables, self.exclude)
 
     def note_options(self, spark: SparkSession) -> None:
-        """For `walgate merge`, whose merges are those of this mirror."""
+        """Before anything is taken in: for the next run, which cannot have more tables, and for `walgate merge`, whose merges are
+        those of this mirror."""
         options = {name: getattr(self, name) for name in ("on_recreated", "deletion_vectors", "strict", "retention_s")}
         options |= {"tables": [str(table) for table in self.tables], "exclude": list(self.exclude)}
         manifest.note_options(spark, self.path, options)

@@ -18,6 +18,7 @@ from pyspark.sql.types import MapType
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.fold import position
+from spark_consumer.mirror.merge import write_once
 from spark_consumer.mirror.parts import TablePart
 from spark_consumer.mirror.shape import LOG_COLUMNS, OUT, TableShape, is_log
 from spark_consumer.mirror.target import properties, quoted, rewrite
@@ -111,10 +112,11 @@ def beginning_of_relation(
     return recreated_at(part.table, location, first_positions(own), oid_of, newest)
 
 
-def keep(spark: SparkSession, location: str, kept: str) -> None:
-    """A copy of a table as it is, once."""
+def keep(spark: SparkSession, location: str, kept: str, applied: int) -> None:
+    """A copy of a table as it is behind the last transaction that it took in, once for that: an attempt that failed may have
+    altered the table since."""
     rows = spark.read.format("delta").load(location)
-    rows.write.format("delta").mode("overwrite").options(**properties(rows.columns)).save(kept)
+    write_once(rows, kept, "overwrite", applied, overwrite_schema=True, properties=properties(rows.columns))
 
 
 def recreated(table: TableName, location: str, *, may_empty: bool = False) -> MirrorError:

@@ -84,7 +84,7 @@ class Preparation:
         identity.check_log_names(part.table, shape)
         identity.check_names(part.table, columns.names)
         if not target.exists(spark, location):
-            part = self._of_one_relation(spark, location, part, own, last)
+            part = self._of_one_relation(spark, location, part, own, NEW, last)
             self._note_rename(part.table, shape.oid, last)
             emptied = self._emptied.get(part.table)
             return TableWork(location, part, shape, texts, NEW, emptied, self.deletion_vectors)
@@ -99,7 +99,7 @@ class Preparation:
                 "micro-batch: walgate mirror chooses this position itself.",
             )
         if applied < commit_lsn:
-            part = self._of_one_relation(spark, location, part, own, last)
+            part = self._of_one_relation(spark, location, part, own, applied, last)
             if part.cut is not None and part.cut[0] <= applied:
                 part = replace(part, cut=None)
             refit = self._refit(spark, part, own, location, applied, last)
@@ -205,6 +205,7 @@ class Preparation:
         location: str,
         part: TablePart,
         own: pa.Table | DataFrame,
+        applied: int,
         last: manifest.Picture | None,
     ) -> TablePart:
         """Where the table is of another relation than before, whose rows went without a word: cut where that begins.
@@ -228,8 +229,8 @@ class Preparation:
             return part
         if self.on_recreated == STOP:
             raise identity.recreated(part.table, location, may_empty=True)
-        if self.on_recreated == KEEP_AS and known is not None:
-            identity.keep(spark, location, kept_path(self.path, part.table, known))
+        if self.on_recreated == KEEP_AS and known is not None and begin[0] > applied:  # else its rows have gone already
+            identity.keep(spark, location, kept_path(self.path, part.table, known), applied)
         self._emptied[part.table] = (begin[0], begin[1] - 1)
         return replace(part, cut=max(self._emptied[part.table], part.cut or (-1, -1)))
 

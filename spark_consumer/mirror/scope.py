@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
@@ -12,29 +13,42 @@ from spark_consumer.mirror.standing import Standing
 from spark_consumer.tables import TableName, is_one_of
 
 
-def check(last: Picture, path: str, tables: Sequence[TableName], exclude: Sequence[str]) -> None:
-    """Raises MirrorError where the mirror was made for other tables, whose earlier changes it does not have."""
+def check(
+    last: Picture | None, noted: Mapping[str, Any], path: str, tables: Sequence[TableName], exclude: Sequence[str]
+) -> None:
+    """Raises MirrorError where changes of these tables are not in the mirror, since it was run for others before.
+
+    `noted`: manifest.noted_options, which an earlier run has left before its first batch. No version need tell of that batch:
+    it may wait for a merge, or have had nothing of the tables that were wanted.
+    """
     wanted = {str(table) for table in tables}
-    new = sorted(wanted.difference(last.scope)) if wanted else ["every other table"]
-    if last.scope and new:
-        raise MirrorError(
-            f"{new[0]} is new to the mirror at {path}, which was created for {', '.join(last.scope)} only: earlier changes "
-            "are missing",
-            hint="Use another path and checkpoint location for these tables, or specify the same tables as before.",
-        )
-    no_more = [pattern for pattern in Standing.of(last.standing).excludes if pattern not in exclude]
+    for only in (noted.get("tables", []), [] if last is None else last.scope):
+        new = sorted(wanted.difference(only)) if wanted else ["every other table"]
+        if only and new:
+            raise MirrorError(
+                f"{new[0]} is new to the mirror at {path}, which was created for, or later restricted to, {', '.join(only)}: "
+                "other changes are missing",
+                hint="Use another path and checkpoint location for these tables, or specify the same tables as before.",
+            )
+    left_out = [*noted.get("exclude", []), *Standing.of(None if last is None else last.standing).excludes]
+    no_more = [pattern for pattern in left_out if pattern not in exclude]
     if no_more:
         raise MirrorError(
-            f"tables matching {no_more[0]} are not in the mirror at {path}: their earlier changes are missing",
+            f"tables matching {no_more[0]} are not in the mirror at {path}: changes of them are missing, since it was run with "
+            f"--exclude {no_more[0]}",
             hint=f"Use another path and checkpoint location for these tables, or keep --exclude {no_more[0]}.",
         )
 
 
+def has(table: str, tables: Sequence[TableName], exclude: Sequence[str]) -> bool:
+    """Whether a mirror that is run for these tables has this one."""
+    name = TableName.parse(table)
+    return (not tables or name in tables) and not is_one_of(name, exclude)
+
+
 def without_left_out(last: Picture, tables: Sequence[TableName], exclude: Sequence[str]) -> Picture:
     """Tables that are no longer wanted are in no new version of the mirror."""
-    names = [name for name in last.tables if not is_one_of(TableName.parse(name), exclude)]
-    stay = [name for name in names if not tables or TableName.parse(name) in tables]
-    return replace(last, tables={name: last.tables[name] for name in stay})
+    return replace(last, tables={name: version for name, version in last.tables.items() if has(name, tables, exclude)})
 
 
 def too_late(table: str, path: str, commit_lsn: int) -> MirrorError:

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import changes
+from spark_consumer.mirror import changes, scope
 from spark_consumer.mirror.fence import check_form
 from spark_consumer.mirror.layout import manifest_path, table_path
-from spark_consumer.mirror.manifest import Picture, as_lsn, find, picture
+from spark_consumer.mirror.manifest import Picture, as_lsn, find, noted_options, picture
 from spark_consumer.mirror.overlay import lay_over
 from spark_consumer.mirror.standing import Standing
 from spark_consumer.mirror.target import at_version, exists
@@ -81,14 +82,22 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
         if is_laid_over:
             made, over = lay_over(spark, path, found or Picture.before_all(), waiting)
             below = {name: partial(_at_version, spark, path, name, made.tables[name]) for name in made.complete}
-            wanted = {name: make for name, make in over.items() if name not in Standing.of(made.standing).filling}
-            return MirrorVersion(made, below | wanted)
+            above = {name: make for name, make in over.items() if name not in Standing.of(made.standing).filling}
+            return MirrorVersion(made, _of_scope(below | above, noted_options(spark, path)))
     found = found or picture(spark, path, at)
     if found is None:
         raise MirrorError(f"there is no mirror at {path}, or it has no micro-batch yet")
     return MirrorVersion(
         found, {name: partial(_at_version, spark, path, name, version) for name, version in found.complete.items()}
     )
+
+
+def _of_scope(
+    frames: dict[str, Callable[[], DataFrame]], noted: Mapping[str, Any]
+) -> dict[str, Callable[[], DataFrame]]:
+    """Without tables that the mirror leaves out now: their changes do not come any more. `noted`: manifest.noted_options."""
+    tables, exclude = [TableName.parse(name) for name in noted.get("tables", [])], noted.get("exclude", [])
+    return {name: make for name, make in frames.items() if scope.has(name, tables, exclude)}
 
 
 def _at_version(spark: SparkSession, path: str, name: str, version: int) -> DataFrame:

@@ -30,6 +30,7 @@ from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.target import transaction_version
 from spark_consumer.mirror.tuning import COMPACT, tune, use_pool
 from spark_consumer.reader.registry import Registry, SchemaCache
+from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
 from tests.spark_consumer.queries import run_to_end
 from tests.spark_consumer.workload import VISITS, Workload
@@ -361,3 +362,131 @@ def test_rows_of_every_version_of_a_log_are_in_a_picture(spark: SparkSession, fe
             take(spark, feeder, mirror)
     picture = versions.read(spark, str(tmp_path))["public.log"]
     assert [row["id"] for row in picture.orderBy("id").collect()] == [0, 1, 2, 3]
+
+
+ODD = relation("odd", {"id": INT8, "Name": TEXT, "name": TEXT}, ("id",))
+
+
+def odd_change(feeder: Feeder, items: Table, odd: Table, number: int) -> int:
+    """Of a table that no merge can take, which comes last."""
+    transaction = feeder.begin()
+    transaction.insert(items, {"id": number, "name": "a", "note": "long"})
+    transaction.commit()
+    transaction = feeder.begin()
+    transaction.insert(odd, {"id": number, "Name": "A", "name": "a"})
+    commit_lsn = transaction.commit()
+    feeder.kafka_commit()
+    return commit_lsn
+
+
+@pytest.mark.parametrize("who_merges", ["the mirror", "walgate merge"])
+def test_a_mirror_goes_on_without_a_table_that_no_merge_can_take(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, who_merges: str
+) -> None:
+    """It is appended before a merge looks at it: then --exclude has to leave out what waits, too."""
+    items, odd = feeder.table(ITEMS), feeder.table(ODD)
+    path, schemas = str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url}))
+    every_s, reports = LATER if who_merges == "the mirror" else math.inf, list[BatchReport]()
+
+    def mirror(*exclude: str) -> AppendingMirror:
+        return AppendingMirror(path, schemas, reports.append, exclude=exclude, merge_every_s=every_s)
+
+    def run(made: AppendingMirror, **options: str) -> None:
+        try:
+            take(spark, feeder, made, **options)
+            if who_merges == "walgate merge":
+                merge_once(cloned(spark), path, reports.append)
+            made.finish(spark, merge=who_merges == "the mirror")
+        finally:
+            made.stop()
+
+    odd_lsn = odd_change(feeder, items, odd, 1)
+    for _ in range(2):
+        with pytest.raises(MirrorError, match=r"public\.odd has the columns 'Name', 'name'"):
+            run(mirror())
+    run(mirror("public.o*"), exclude="public.o*")
+    last = manifest.picture(spark, path)
+    assert last is not None and (last.commit_lsn, set(last.tables)) == (odd_lsn, {items.name})
+    assert [note for report in reports for note in report.notes] == [
+        "public.odd is left out: its changes that were waiting to be merged are not merged"
+    ]
+    odd_change(feeder, items, odd, 2)
+    run(mirror("public.o*"), exclude="public.o*", startingPosition=f"lsn:{odd_lsn}")
+    assert set(versions.read(spark, path)) == {items.name}
+    assert rows_of(versions.read(spark, path), items) == items.rows
+    with pytest.raises(MirrorError, match=r"tables matching public\.o\* are not in the mirror"):
+        take(spark, feeder, mirror())
+
+
+def test_a_table_that_waits_and_is_left_out_is_in_no_picture_any_more(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """Its changes do not come any more, whether or not that was merged."""
+    items, visits = feeder.table(ITEMS), feeder.table(VISITS)
+    path, schemas = str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url}))
+
+    def append(*exclude: str, **options: str) -> None:
+        mirror = AppendingMirror(path, schemas, exclude=exclude, merge_every_s=math.inf)
+        take(spark, feeder, mirror, **options)
+        mirror.stop()
+
+    change(feeder, items, visits, 1)
+    append()
+    merge_once(cloned(spark), path, lambda _: None)
+    first_lsn = change(feeder, items, visits, 2)
+    append()
+    assert set(versions.read(spark, path)) == {items.name, visits.name}
+    change(feeder, items, visits, 3)
+    append(visits.name, exclude=visits.name, startingPosition=f"lsn:{first_lsn}")
+    assert set(versions.read(spark, path)) == {items.name}
+    merge_once(cloned(spark), path, lambda _: None)
+    picture = versions.read(spark, path)
+    assert set(picture) == {items.name} and rows_of(picture, items) == items.rows
+
+
+@pytest.mark.parametrize("every_s", [0, LATER, math.inf])
+@pytest.mark.parametrize("is_new", [True, False], ids=["a new mirror", "a mirror with a version"])
+def test_a_mirror_that_was_run_without_a_table_does_not_get_it_back(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, every_s: float, is_new: bool
+) -> None:
+    """Though no version tells of it: it was killed before its first merge, or its batch had nothing of the other tables."""
+    items, visits = feeder.table(ITEMS), feeder.table(VISITS)
+    path, schemas = str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url}))
+
+    def mirror(**scope: Any) -> AppendingMirror | Mirror:
+        return (
+            AppendingMirror(path, schemas, merge_every_s=every_s, **scope)
+            if every_s
+            else Mirror(path, schemas, **scope)
+        )
+
+    def run(*, exclude: str = "", tables: str = "", start: str = "earliest") -> None:
+        told = {"exclude": [exclude] if exclude else [], "tables": [TableName.parse(tables)] if tables else []}
+        made = mirror(**told)
+        if isinstance(made, AppendingMirror):
+            made._merging.want = lambda **_: None  # type: ignore[method-assign]
+        wanted = {name: text for name, text in {"exclude": exclude, "tables": tables}.items() if text}
+        take(spark, feeder, made, startingPosition=start, **wanted)
+        if isinstance(made, AppendingMirror):
+            made.stop()
+
+    if not is_new:
+        change(feeder, items, visits, 1)
+        Mirror(path, schemas).apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
+    begin_lsn = feeder.truth[-1].commit_lsn if feeder.truth else 0
+    transaction = feeder.begin()
+    transaction.insert(visits, {"page": "/2", "seconds": 1.0})
+    if every_s:
+        transaction.insert(items, {"id": 2, "name": "a", "note": "long"})
+    passed_lsn = transaction.commit()
+    feeder.kafka_commit()
+    before = manifest.picture(spark, path)
+    run(exclude=visits.name, start=f"lsn:{begin_lsn}")
+    assert manifest.picture(spark, path) == before
+    with pytest.raises(
+        MirrorError, match=r"tables matching public\.visits .* since it was run with --exclude public\.visits"
+    ):
+        run(start=f"lsn:{passed_lsn}")
+    run(tables=items.name, exclude=visits.name, start=f"lsn:{passed_lsn}")
+    with pytest.raises(MirrorError, match=r"every other table is new .* or later restricted to, public\.items: other"):
+        run(exclude=visits.name, start=f"lsn:{passed_lsn}")

@@ -37,9 +37,12 @@ from spark_consumer.mirror import (
     windows,
 )
 from spark_consumer.mirror.appending import AppendingMirror, merge_once
+from spark_consumer.mirror.layout import kept_path
+from spark_consumer.mirror.preparing import EMPTY, KEEP_AS
 from spark_consumer.mirror.shape import LOG_COLUMNS, OUT, is_log
 from spark_consumer.mirror.writing import TableWork
 from spark_consumer.reader.registry import Registry, SchemaCache
+from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT4, INT8, NUMERIC, TEXT, Feeder, Row, Table, relation
 from tests.spark_consumer.workload import VISITS
 
@@ -147,6 +150,7 @@ class Scene:
     feeder: Feeder
     path: str
     subject: str = "items"
+    on_recreated: str = EMPTY
     tables: dict[str, Table] = field(default_factory=dict)
     truth: dict[int, dict[str, list[Row]]] = field(default_factory=dict)
     ends: list[int] = field(default_factory=list)  # of snapshots that replace rows
@@ -245,9 +249,8 @@ class Scene:
     def take(self) -> None:
         """By a mirror that only appends."""
         self.feeder.kafka_commit()
-        mirror = AppendingMirror(
-            self.path, SchemaCache(Registry({"url": self.feeder.registry_url})), merge_every_s=math.inf
-        )
+        schemas = SchemaCache(Registry({"url": self.feeder.registry_url}))
+        mirror = AppendingMirror(self.path, schemas, on_recreated=self.on_recreated, merge_every_s=math.inf)
         try:
             options = self.feeder.options(includeMarkers="true")
             mirror.apply(self.spark.read.format("walgate").options(**options).load(), 0)
@@ -419,3 +422,26 @@ def test_upkeep_that_was_killed_leaves_every_picture_whole_or_out_of_reach(
     scene.renamed()
     scene.merge()
     check()
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_rows_of_a_dropped_table_are_kept_as_they_were_before_an_attempt_that_was_killed(
+    scene: Scene, nth: int
+) -> None:
+    """Killed before its new rows are written, or behind that: it has lost a column, or its rows have gone."""
+    before = scene.tables["items"]
+    kept = kept_path(scene.path, TableName("public", "items"), before.description.oid)
+    rows = sorted(rows_of(before), key=repr)
+    scene.on_recreated = KEEP_AS
+    fewer = numbered("items", {"id": (INT8, 1), "name": (TEXT, 2)}, ("id",))
+    scene.alter("items", replace(fewer, oid=fewer.oid + 1), [])
+    scene.commit(*(("items", None, {"id": number, "name": "new"}) for number in (1, 50)))
+    scene.take()
+    with killed_at(Step(batch, "write", nth)):
+        scene.merge()
+    scene.commit(("items", None, {"id": 51, "name": "new"}))
+    scene.take()
+    scene.merge()
+    scene.check()
+    found = scene.spark.read.format("delta").load(kept).drop("_special").toArrow().to_pylist()
+    assert sorted(found, key=repr) == rows
