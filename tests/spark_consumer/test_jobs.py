@@ -169,9 +169,7 @@ async def test_a_mirror_with_a_new_checkpoint_misses_nothing_silently(feeder: Fe
     commit_lsns = [await asyncio.to_thread(insert_item, feeder, items, number) for number in range(3)]
     await run("mirror", feeder, path, "--until-lsn", format_lsn(commit_lsns[-1]))
     commit_lsns += [await asyncio.to_thread(insert_item, feeder, items, number) for number in range(3, 10)]
-
     shutil.rmtree(path / "checkpoint")
-
     low = await asyncio.to_thread(remove_markers, feeder, 7)
     process = await start("mirror", feeder, path, "--once")
     await lines(process)
