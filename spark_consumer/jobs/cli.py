@@ -22,6 +22,7 @@ from spark_consumer.jobs.run import Run, facts_of, line_of, say
 from spark_consumer.jobs.status import serve
 from spark_consumer.lsn import format_lsn, parse_lsn
 from spark_consumer.mirror.merging import MERGE_EVERY_S, RETENTION_S
+from spark_consumer.reader.positions import check_continues
 from spark_consumer.source.options import MAX_CHANGES
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -326,6 +327,7 @@ def _run(job: Job) -> None:
 
 
 def _keep_up(job: Job, run: Run) -> None:
+    from spark_consumer.jobs.session import is_new
     from spark_consumer.source.options import parse_options
 
     spark, given = job.spark.session(job.name, lasting=not job.once), job.given
@@ -333,7 +335,9 @@ def _keep_up(job: Job, run: Run) -> None:
     last = None if job.reached is None else job.reached(spark)
     if last is not None:
         run.begins_behind(last)
-        if given["startingPosition"] == "earliest":
+        if is_new(spark, job.checkpoint):
+            check_continues(run.options.starting, last, run.log)
+        if given["startingPosition"] in ("earliest", "latest"):
             # Of a new checkpoint; an old one knows better.
             given = {**given, "startingPosition": f"lsn:{last}"}
             run.options = parse_options(given, streaming=True)

@@ -71,7 +71,7 @@ class Run:
         # Nothing that is asked here is worth a long wait, which signals would have to wait for too.
         broker = replace(options.broker, no_progress_s=min(options.broker.no_progress_s, _PATIENCE_S))
         self._asked_with = replace(options, broker=broker)
-        self._log = MarkerLog(broker, options.marker_topic, MarkerDecoder(schemas, options.marker_topic))
+        self.log = MarkerLog(broker, options.marker_topic, MarkerDecoder(schemas, options.marker_topic))
 
     def stop_on_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -120,7 +120,7 @@ class Run:
         told = False
         while not self.stopping.is_set():
             try:
-                self._log.bounds(patience_s=0)
+                self.log.bounds(patience_s=0)
                 return
             except SourceUnavailable as problem:
                 if not told:
@@ -218,8 +218,8 @@ class Run:
             return
         self._measured = time.monotonic()
         try:
-            newest_position = self._log.bounds(patience_s=0)[1]
-            waiting = backlog(self._log, position, newest_position)
+            newest_position = self.log.bounds(patience_s=0)[1]
+            waiting = backlog(self.log, position, newest_position)
         except ConsumerError:  # only figures are missing: what keeps the query from going on ends the query
             return
         if waiting.newest_lsn is None:
@@ -236,9 +236,9 @@ class Run:
         try:
             if resume_lsn(self._asked_with, self._schemas) < lsn:
                 return False
-            end = self._log.bounds()[1]
-            start = resolve(self.options.starting, self._log) if position is None else position
-            return self._log.first_between(start, end) is None
+            end = self.log.bounds()[1]
+            start = resolve(self.options.starting, self.log) if position is None else position
+            return self.log.first_between(start, end) is None
         except (SourceUnavailable, TransactionIncomplete):
             return False
 

@@ -16,7 +16,7 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
-from spark_consumer.jvm import connect_refused, submitted_settings
+from spark_consumer.jvm import connect_refused, folder_names, submitted_settings
 from spark_consumer.mirror.tuning import tune
 from spark_consumer.source.datasource import register
 
@@ -199,3 +199,8 @@ def _told_by_file(secrets: Mapping[str, str]) -> Iterator[None]:
 def _property(value: str) -> str:
     """As java.util.Properties reads it back."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+
+
+def is_new(spark: SparkSession, checkpoint: str) -> bool:
+    """No query has ever planned a batch in this checkpoint location."""
+    return not any(name.isdigit() for name in folder_names(spark, f"{checkpoint}/offsets"))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from spark_consumer.errors import OptionError
-from spark_consumer.lsn import parse_lsn
+from spark_consumer.errors import OptionError, RangeExpired
+from spark_consumer.lsn import format_lsn, parse_lsn
 from spark_consumer.reader.markers import MarkerLog
 
 # PostgreSQL takes commit times a little before the commit's place in the log is fixed, so neighbours may be out of order.
@@ -72,3 +72,28 @@ def resolve(position: Position, log: MarkerLog) -> int:
         if (transaction.commit_time_us or 0) > position.value:
             return transaction.marker_offset
     return high
+
+
+def check_continues(position: Position, taken_lsn: int, log: MarkerLog) -> None:
+    """Raises RangeExpired or OptionError where a mirror that has everything up to `taken_lsn` may miss what follows.
+
+    Markers are removed in the order of commits: one that is left, of a transaction that the mirror has, shows that none behind it
+    was removed. A person who names an offset (marker:N) has been told what may be missing.
+    """
+    low, high = log.bounds()
+    first = log.first_between(low, high, notices=False)
+    if position.kind != "marker" and low > 0 and (first is None or first.commit_lsn > taken_lsn):
+        raise RangeExpired(
+            f"the mirror has all changes up to {format_lsn(taken_lsn)}, but the marker topic now begins at offset {low}, after "
+            "this position: it is unknown whether retention has removed changes that the mirror does not have",
+            hint="Use another path and checkpoint location, and load the existing rows with walgate snapshot start. Or keep "
+            f"this mirror: start it with --starting-position marker:{low}, then run walgate snapshot start, which corrects all "
+            "tables. (Without the snapshot, rows are wrong if anything was removed.)",
+        )
+    missed = log.first_between(resolve(Position("lsn", taken_lsn), log), resolve(position, log))
+    if missed is not None:
+        raise OptionError(
+            f"the mirror has all changes up to {format_lsn(taken_lsn)}, but its checkpoint location is new, and its starting "
+            f"position is after the transaction at {format_lsn(missed.commit_lsn)}, which it would miss",
+            hint="Restart without --starting-position: the mirror then continues where it stands.",
+        )

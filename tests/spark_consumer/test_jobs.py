@@ -16,9 +16,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
+from schemas.names import transaction_topic
 from spark_consumer.lsn import format_lsn, parse_lsn
 from spark_consumer.mirror.delta_files import open_delta
 from spark_consumer.mirror.dump import newest
@@ -158,6 +161,43 @@ async def test_a_mirror_that_is_killed_equals_the_source_in_the_end(
     last = feeder.truth[-1].commit_lsn
     await run("mirror", feeder, tmp_path, "--max-changes", "40", "--until-lsn", format_lsn(last), *more)
     await asyncio.to_thread(check_items, tmp_path, items)
+
+
+async def test_a_mirror_with_a_new_checkpoint_misses_nothing_silently(feeder: Feeder, tmp_path: Path) -> None:
+    """Its old one was lost; meanwhile retention has removed markers that it did not read."""
+    items, path = await asyncio.to_thread(feeder.table, ITEMS), tmp_path / "mirror"
+    commit_lsns = [await asyncio.to_thread(insert_item, feeder, items, number) for number in range(3)]
+    await run("mirror", feeder, path, "--until-lsn", format_lsn(commit_lsns[-1]))
+    commit_lsns += [await asyncio.to_thread(insert_item, feeder, items, number) for number in range(3, 10)]
+    shutil.rmtree(path / "checkpoint")
+    low = await asyncio.to_thread(remove_markers, feeder, 7)
+    process = await start("mirror", feeder, path, "--once")
+    await lines(process)
+    assert await process.wait() != 0
+    told = (tmp_path / "errors.txt").read_text()
+    assert f"all changes up to {format_lsn(commit_lsns[2])}" in told and f"--starting-position marker:{low}," in told
+    await run("mirror", feeder, path, "--once", "--starting-position", f"marker:{low}")
+    await run("mirror", feeder, path, "--once", "--starting-position", "latest")  # its checkpoint knows better
+    (found,) = newest(path, ["public.items"])
+    assert sorted(str(row[0]) for row in found.rows()) == ["0", "1", "2", "7", "8", "9"]
+
+
+def insert_item(feeder: Feeder, items: Table, number: int) -> int:
+    transaction = feeder.begin()
+    transaction.insert(items, {"id": number, "name": "a"})
+    commit_lsn = transaction.commit()
+    feeder.kafka_commit()
+    return commit_lsn
+
+
+def remove_markers(feeder: Feeder, count: int) -> int:
+    """The first so many, as retention does: offset of the first that is left."""
+    topic = transaction_topic(feeder.prefix)
+    admin = AdminClient({"bootstrap.servers": feeder.bootstrap_servers})
+    low = 2 * count  # each is followed by the end of its Kafka transaction
+    (removed,) = admin.delete_records([TopicPartition(topic, 0, low)]).values()
+    assert removed.result(30).low_watermark == low
+    return low
 
 
 @pytest.mark.long

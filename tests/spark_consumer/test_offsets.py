@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from spark_consumer.errors import MarkerError
+from spark_consumer.errors import MarkerError, OptionError, RangeExpired
 from spark_consumer.reader import backlog
 from spark_consumer.reader.broker import Broker
 from spark_consumer.reader.manifest import CommittedTransaction, MarkerDecoder, Range
 from spark_consumer.reader.markers import STEP, MarkerLog
 from spark_consumer.reader.planning import first_complete
-from spark_consumer.reader.positions import Position, resolve
+from spark_consumer.reader.positions import Position, check_continues, parse_position, resolve
 from spark_consumer.source import datasource
 from spark_consumer.source.datasource import BatchReader, StreamReader, TransactionShape, TransactionTask, _Planner
 from spark_consumer.source.options import parse_options
@@ -168,3 +168,44 @@ def test_the_first_transaction_that_is_complete_is_found() -> None:
     assert first_complete(transactions, lambda _: True, first_kept) == 3
     assert first_complete(transactions, lambda topic: topic == "a", first_kept) == 1
     assert first_complete(transactions[3:], lambda _: True, first_kept) is None
+
+
+@pytest.mark.parametrize(
+    ("low", "start"),
+    [
+        (0, "lsn:0/1"),  # nothing was ever removed
+        (1, "earliest"),  # what the mirror has was removed
+        (2, "earliest"),  # but for its last transaction
+        (2, "latest, nothing new"),
+        (2, "lsn:0/1E"),
+        (2, "time:1970-01-01T00:00:00.000030Z"),
+        (5, "marker:5"),  # a person has said so
+    ],
+)
+def test_a_mirror_with_a_new_checkpoint_goes_on_where_it_stands(low: int, start: str) -> None:
+    """It has 10, 20 and 30."""
+    later = () if start.endswith("nothing new") else (0, 40, 50, 0)
+    log = MarkerLog(replace(topic_of(10, 20, 30, *later), low=[low]), "cdc.transaction", Decoder({}, "cdc.transaction"))
+    check_continues(parse_position("startingPosition", start.partition(",")[0]), 30, log)
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", "lsn:0/1E", "time:1970-01-01T00:00:00.000030Z"])
+@pytest.mark.parametrize(("low", "lsns"), [(3, (10, 20, 30, 40, 50)), (4, (10, 20, 30, 0, 40)), (3, (10, 20, 30))])
+def test_a_mirror_does_not_go_on_behind_what_retention_may_have_removed(
+    low: int, lsns: tuple[int, ...], start: str
+) -> None:
+    """Whether another one came between 30 and the first that is left, nothing tells."""
+    log = MarkerLog(replace(topic_of(*lsns), low=[low]), "cdc.transaction", Decoder({}, "cdc.transaction"))
+    with pytest.raises(
+        RangeExpired, match=rf"begins at offset {low}, .*\n.* --starting-position marker:{low}, "
+    ) as caught:
+        check_continues(parse_position("startingPosition", start), 30, log)
+    assert "all changes up to 0/1E" in str(caught.value)
+    check_continues(Position("marker", low), 30, log)
+
+
+@pytest.mark.parametrize("start", ["latest", "lsn:0/28", "time:1970-01-01T00:00:00.000040Z", "marker:5"])
+def test_a_new_checkpoint_does_not_begin_behind_changes_that_a_mirror_lacks(start: str) -> None:
+    log = MarkerLog(topic_of(10, 20, 30, 0, 40, 50), "cdc.transaction", Decoder({}, "cdc.transaction"))
+    with pytest.raises(OptionError, match=r"after the transaction at 0/28, which it would miss\nRestart without"):
+        check_continues(parse_position("startingPosition", start), 30, log)
