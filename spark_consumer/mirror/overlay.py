@@ -45,7 +45,7 @@ from spark_consumer.mirror.states import (
     table_schema,
     unsent_columns,
 )
-from spark_consumer.mirror.target import at_version, quoted
+from spark_consumer.mirror.target import at_version, kept_texts, quoted, special_texts
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.signs import EXCLUDED
 from spark_consumer.tables import TableName
@@ -227,9 +227,13 @@ def _in_columns(
 def _conform(frame: DataFrame, wanted: StructType) -> DataFrame:
     """With exactly these columns, as target.align would make them."""
     there = {field.name: field.dataType for field in frame.schema}
+    wants = {field.name: field.dataType for field in wanted}
+    special = special_texts(there, wants)
     columns = []
     for field in wanted:
         column = f.col(quoted(field.name)) if field.name in there else f.lit(None)
+        if field.name == special:
+            column = kept_texts(special, there.keys() & wants.keys())
         same = there.get(field.name) == field.dataType
         columns.append((column if same else column.cast(field.dataType)).alias(field.name))
     return frame.select(*columns)

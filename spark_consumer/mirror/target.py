@@ -7,13 +7,13 @@ that reads Delta knows of it, and some readers show NULL instead of the values o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import DataType, MapType, StructType
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import hadoop_path, java, java_log, java_snapshot
@@ -68,11 +68,15 @@ def rewrite(rows: DataFrame, location: str) -> None:
 def align(spark: SparkSession, location: str, wanted: StructType) -> None:
     """Gives a table exactly the wanted columns. Each step is a commit of its own and is not repeated when it is there already.
 
-    A new column is null in the rows that are there; a column whose type changed is cast, which rewrites the table.
+    A new column is null in the rows that are there; a column whose type changed is cast, which rewrites the table. Texts of
+    special values go before their column does, or another column of its name would have them later.
     """
     there = {field.name: field.dataType for field in spark.read.format("delta").load(location).schema}
     wants = {field.name: field.dataType for field in wanted}
     dropped = [name for name in there if name not in wants]
+    special = special_texts(there, wants)
+    if special is not None:
+        _forget_texts(spark, location, special, there.keys() & wants.keys())
     if dropped or needs_mapping(wants):
         map_columns(spark, location)
     if dropped:
@@ -83,6 +87,28 @@ def align(spark: SparkSession, location: str, wanted: StructType) -> None:
     changed = {name: kind for name, kind in wants.items() if name in there and there[name] != kind}
     if changed:
         _cast(spark, location, changed)
+
+
+def special_texts(there: Mapping[str, DataType], wants: Mapping[str, DataType]) -> str | None:
+    """The column with texts of special values, where columns come or go. None: none, or it is another one."""
+    maps = (name for name, kind in wants.items() if isinstance(kind, MapType) and isinstance(there.get(name), MapType))
+    return next(maps, None) if there.keys() != wants.keys() else None
+
+
+def kept_texts(special: str, names: Iterable[str]) -> Column:
+    """The texts that belong to these columns; null: none."""
+    kept = f.map_filter(quoted(special), lambda name, _: name.isin(sorted(names)))
+    return f.when(f.size(kept) > 0, kept)
+
+
+def _forget_texts(spark: SparkSession, location: str, special: str, names: Iterable[str]) -> None:
+    """All but those of these columns. Only files with rows that have others are written: that is rare, and tables are large. Done
+    where a column comes, too: an older release left the texts of dropped ones."""
+    texts = f.col(quoted(special))
+    has_others = f.exists(f.map_keys(texts), lambda name: ~name.isin(sorted(names)))
+    DeltaTable.forPath(spark, location).update(
+        texts.isNotNull() & has_others, {quoted(special): kept_texts(special, names)}
+    )
 
 
 def _cast(spark: SparkSession, location: str, changed: dict[str, DataType]) -> None:

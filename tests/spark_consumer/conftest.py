@@ -51,5 +51,6 @@ async def feeder(kafka: Kafka, registry: Registry, topic_prefix: str) -> AsyncIt
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every mirror of a test: its batches are merged, or appended, read through `changes`, and merged by the next mirror."""
     if request.param == "appended":
-        for module in {request.module, sys.modules.get(f"{__package__}.test_mirror", request.module)}:
+        made_in = {request.module, sys.modules.get(f"{__package__}.test_mirror", request.module)}
+        for module in (each for each in made_in if hasattr(each, "Mirror")):
             monkeypatch.setattr(module, "Mirror", partial(AppendingMirror, merge_every_s=math.inf))
