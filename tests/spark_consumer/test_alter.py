@@ -60,9 +60,6 @@ FEW = (
 )
 MANY = (
     *FEW,
-    "ALTER TABLE {t} ADD ratio numeric(12,2); INSERT INTO {t} (id, ratio) VALUES (401, 'NaN'), (402, 1), (403, 'NaN')",
-    "UPDATE {t} SET ratio = 'NaN' WHERE id = 402; ALTER TABLE {t} DROP ratio; INSERT INTO {t} (id) VALUES (501)",
-    "ALTER TABLE {t} ADD ratio numeric(12,2); INSERT INTO {t} (id, ratio) VALUES (601, 'NaN')",
     "RESTART",
     "UPDATE {t} SET phrases = 'again' WHERE id = 101",
     "ALTER TABLE {t} DROP b; ALTER TABLE {t} ADD b text; UPDATE {t} SET b = 'new' WHERE id = 102",
