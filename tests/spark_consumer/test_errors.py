@@ -50,7 +50,7 @@ def test_records_that_retention_removed_are_missed(spark: SparkSession, feeder: 
         spark,
         feeder.options(),
         tmp_path,
-        "(?s)RangeExpired.*Retention has removed records.*startingPosition to marker:1, ",
+        "(?s)RangeExpired.*Retention has removed records.*startingPosition \\(--starting-position\\) to marker:1, ",
     )
     rest = spark.read.format("walgate").options(**feeder.options(startingPosition="marker:1")).load()
     assert rest.count() == 2
