@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.manifest import Picture
 from spark_consumer.mirror.standing import Standing
 from spark_consumer.tables import TableName, is_one_of
+
+T = TypeVar("T")
 
 
 def check(
@@ -21,9 +23,9 @@ def check(
     `noted`: manifest.noted_options, which an earlier run has left before its first batch. No version need tell of that batch:
     it may wait for a merge, or have had nothing of the tables that were wanted.
     """
-    wanted = {str(table) for table in tables}
+    names = {str(table) for table in tables}
     for only in (noted.get("tables", []), [] if last is None else last.scope):
-        new = sorted(wanted.difference(only)) if wanted else ["every other table"]
+        new = sorted(names.difference(only)) if names else ["every other table"]
         if only and new:
             raise MirrorError(
                 f"{new[0]} is new to the mirror at {path}, which was created for, or later restricted to, {', '.join(only)}: "
@@ -46,9 +48,14 @@ def has(table: str, tables: Sequence[TableName], exclude: Sequence[str]) -> bool
     return (not tables or name in tables) and not is_one_of(name, exclude)
 
 
+def wanted(found: Mapping[str, T], tables: Sequence[TableName], exclude: Sequence[str]) -> dict[str, T]:
+    """What was found of tables, without those that such a mirror does not have."""
+    return {name: each for name, each in found.items() if has(name, tables, exclude)}
+
+
 def without_left_out(last: Picture, tables: Sequence[TableName], exclude: Sequence[str]) -> Picture:
     """Tables that are no longer wanted are in no new version of the mirror."""
-    return replace(last, tables={name: version for name, version in last.tables.items() if has(name, tables, exclude)})
+    return replace(last, tables=wanted(last.tables, tables, exclude))
 
 
 def too_late(table: str, path: str, commit_lsn: int) -> MirrorError:

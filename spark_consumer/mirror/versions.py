@@ -97,7 +97,7 @@ def _of_scope(
 ) -> dict[str, Callable[[], DataFrame]]:
     """Without tables that the mirror leaves out now: their changes do not come any more. `noted`: manifest.noted_options."""
     tables, exclude = [TableName.parse(name) for name in noted.get("tables", [])], noted.get("exclude", [])
-    return {name: make for name, make in frames.items() if scope.has(name, tables, exclude)}
+    return scope.wanted(frames, tables, exclude)
 
 
 def _at_version(spark: SparkSession, path: str, name: str, version: int) -> DataFrame:

@@ -60,8 +60,8 @@ class TableWork:
     refit: Refit | None = None  # where the rows that are there take other columns: the table is then written as a whole
 
     def base(self, spark: SparkSession) -> DataFrame | None:
-        """The rows that are there."""
-        if self.applied == NEW:
+        """The rows that are there, where they count: those of a table with a key go where it is cut."""
+        if self.applied == NEW or (self.shape.key and not self.needs_merge):
             return None
         there = rows_of(spark, self.location)
         if self.refit is None:
@@ -105,8 +105,7 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
         return
     # What the table has is not folded again: a column that was not sent may have been taken from a row that is gone.
     records = records.filter(pc.greater(records["commit_lsn"], work.applied))
-    base = work.base(spark) if work.needs_merge else None
-    states = small_states(spark, base, records, work.part, shape, work.texts)
+    states = small_states(spark, work.base(spark), records, work.part, shape, work.texts)
     if not work.needs_merge:
         _write_rows(to_frame(spark, living_rows(states, shape), table_schema(shape)), work, work.mode, commit_lsn)
         return
@@ -132,8 +131,7 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
         _write_log(spark, work, not_yet(log, work.applied), commit_lsn)
         return
     records = not_yet(records, work.applied, "commit_lsn")
-    base = work.base(spark) if work.needs_merge else None
-    states, unsent, events = spark_states(spark, base, records, work.part, shape, work.texts)
+    states, unsent, events = spark_states(spark, work.base(spark), records, work.part, shape, work.texts)
     try:
         if not work.needs_merge:
             _write_rows(rows(states, shape), work, work.mode, commit_lsn)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -14,6 +14,17 @@ from gateway.snapshot.state import States
 NOT_ASKED: Any = None
 """PostgreSQL and the stream have no part in it."""
 STREAM: Any = SimpleNamespace(quarantined={})
+
+
+class Transactions:
+    """Stands for a session in which every transaction commits."""
+
+    def transaction(self, **_: object) -> Self:
+        return self
+
+    async def start(self) -> None: ...
+
+    async def commit(self) -> None: ...
 
 
 @pytest.fixture

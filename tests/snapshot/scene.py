@@ -68,6 +68,14 @@ class Scene:
         )
         return target
 
+    async def in_the_middle(self, row_count: int) -> None:
+        """Chunks of so many rows are durable, and not all is read."""
+        async with asyncio.timeout(60):
+            while sum((await self.target()).read_count.values()) < row_count:
+                assert self.gateway.is_running
+                await asyncio.sleep(0.2)
+        assert not self.gateway.events("snapshot_done")
+
     async def judge(self, queries: dict[str, str] = QUERIES, *, keyless: tuple[str, ...] = ("shop.keyless",)) -> Target:
         """Every table that was delivered is the source's."""
         await self.delivered()

@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import suppress
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -23,7 +23,7 @@ from gateway.snapshot.statements import EMIT
 from gateway.snapshot.table import Table
 from gateway.snapshot.visibility import parse_visibility
 from gateway.transactions.transaction import CHUNK_PREFIX
-from tests.snapshot.conftest import NOT_ASKED
+from tests.snapshot.conftest import NOT_ASKED, Transactions
 
 
 @pytest.fixture
@@ -86,18 +86,11 @@ def test_a_table_knows_whether_values_are_owed_that_it_has_no_keys_for(judge: Ju
     assert (reading.notes_keys, reading.may_owe_more) == (False, True)
 
 
-class StreamsAtOnce:
+class StreamsAtOnce(Transactions):
     """Its stream brings a message before the answer to the statement that emitted it; no server can be made to do so."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-
-    def transaction(self, **_: object) -> Self:
-        return self
-
-    async def start(self) -> None: ...
-
-    async def commit(self) -> None: ...
 
     async def fetchval(self, query: str, number: str) -> str:
         assert query == EMIT

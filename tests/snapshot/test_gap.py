@@ -11,8 +11,9 @@ from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.exactly_once.delivered import read_delivered
 from tests.exactly_once.written import walgate
+from tests.slots import until_free
 from tests.snapshot.load import PUBLICATION
-from tests.snapshot.scene import Scene, open_scene
+from tests.snapshot.scene import open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -25,13 +26,6 @@ CREATE PUBLICATION {PUBLICATION} FOR TABLE public.t
 """
 
 
-async def _in_the_middle(scene: Scene) -> None:
-    async with asyncio.timeout(60):
-        while sum((await scene.target()).read_count.values()) < ROW_COUNT // 4:
-            await asyncio.sleep(0.2)
-    assert not scene.gateway.events("snapshot_done")
-
-
 async def test_what_was_read_before_a_gap_is_read_again(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
@@ -40,17 +34,14 @@ async def test_what_was_read_before_a_gap_is_read_again(
         sql, gateway = scene.sql, scene.gateway
         await sql.execute(SETUP)
         await gateway.streaming()
-        await _in_the_middle(scene)
+        await scene.in_the_middle(ROW_COUNT // 4)
         await gateway.kill()
         await sql.execute(
             "UPDATE public.t SET v = 'lost' WHERE id <= 300; DELETE FROM public.t WHERE id BETWEEN 301 AND 400"
         )
-        async with asyncio.timeout(30):
-            while await sql.fetchval(
-                "SELECT active FROM pg_replication_slots WHERE slot_name = $1", gateway.settings["source__slot"]
-            ):
-                await asyncio.sleep(0.05)
-        await sql.execute("SELECT pg_drop_replication_slot($1)", gateway.settings["source__slot"])
+        slot = str(gateway.settings["source__slot"])
+        await until_free(sql, slot)
+        await sql.execute("SELECT pg_drop_replication_slot($1)", slot)
         await walgate(gateway, "accept-gap")
         await gateway.streaming(snapshot__rows_per_s=100_000)
         await scene.snapshot_done()
@@ -64,7 +55,7 @@ async def test_a_snapshot_that_is_cancelled_ends_for_its_readers(
     async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **SLOWLY) as scene:
         await scene.sql.execute(SETUP)
         await scene.gateway.streaming()
-        await _in_the_middle(scene)
+        await scene.in_the_middle(ROW_COUNT // 4)
         await walgate(scene.gateway, "snapshot", "cancel")
         await scene.gateway.logged('"command"')
         await scene.sql.execute("UPDATE public.t SET v = 'behind' WHERE id = 1")

@@ -29,15 +29,6 @@ CREATE PUBLICATION {PUBLICATION} FOR TABLE public.part WITH (publish_via_partiti
 """
 
 
-async def _in_the_middle(scene: Scene) -> None:
-    """Some chunks are durable, and most of them are not read."""
-    async with asyncio.timeout(60):
-        while sum((await scene.target()).read_count.values()) < ROW_COUNT // 4:
-            assert scene.gateway.is_running
-            await asyncio.sleep(0.2)
-    assert not scene.gateway.events("snapshot_done")
-
-
 async def _under_load(database: Database, seed: int, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
     load = Load(database, seed=seed, row_count=ROW_COUNT, pause_s=0.3)
     load.start()
@@ -75,7 +66,7 @@ async def test_a_server_that_restarts(
         async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **SLOWLY) as scene:
             await set_up(scene.sql, ROW_COUNT)
             await scene.gateway.streaming()
-            await _under_load(database, 3, lambda: _in_the_middle(scene))
+            await _under_load(database, 3, lambda: scene.in_the_middle(ROW_COUNT // 4))
             before = await _beginnings(scene)
             await server.stop(mode)
             await server.start()
@@ -113,7 +104,7 @@ async def test_a_gateway_that_stands_by_takes_over(
         before: dict[str, int] = {}
 
         async def take_over() -> None:
-            await _in_the_middle(scene)
+            await scene.in_the_middle(ROW_COUNT // 4)
             second.start()
             await second.logged('"restarting"')
             before.update(await _beginnings(scene))
@@ -140,7 +131,7 @@ async def test_a_standby_that_becomes_the_primary(
             await scene.sql.execute("SELECT pg_reload_conf()")
             await set_up(scene.sql, ROW_COUNT)
             await scene.gateway.streaming()
-            await _under_load(old, 6, lambda: _in_the_middle(scene))
+            await _under_load(old, 6, lambda: scene.in_the_middle(ROW_COUNT // 4))
             await _slot_is_synced(standby, scene)
             before = await _beginnings(scene)
             await primary.stop("immediate")

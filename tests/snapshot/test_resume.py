@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import asyncpg
 import pytest
@@ -23,7 +23,7 @@ from gateway.snapshot.table import Status
 from gateway.transactions.transaction import RelationVersion
 from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from tests.conftest import Database
-from tests.snapshot.conftest import NOT_ASKED
+from tests.snapshot.conftest import NOT_ASKED, Transactions
 
 INT4 = TypeFacts(23, "pg_catalog", "int4", Kind.BASE)
 DESCRIPTION = RelationDescription(1, "public", "t", ReplicaIdentity.DEFAULT, (ColumnDescription("id", INT4, -1, True),))
@@ -35,15 +35,8 @@ SURVEYED = Surveyed(
 HALF_READ = TableState(1, "public", "t", "s", status="READING", fingerprint="f", untouched=0, row_count=7)
 
 
-class Server:
+class Server(Transactions):
     """What the engine asks itself: the rest is asked of `survey`."""
-
-    def transaction(self, **_: object) -> Self:
-        return self
-
-    async def start(self) -> None: ...
-
-    async def commit(self) -> None: ...
 
     async def fetchval(self, query: str) -> str:
         return "10:10:" if "snapshot" in query else "10"

@@ -15,11 +15,18 @@ from spark_consumer.mirror import parts, versions
 from spark_consumer.mirror.layout import table_path
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import FLOAT8, INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Row, Table, relation
+from tests.spark_consumer.test_identity import commit
 from tests.spark_consumer.test_mirror import ACCOUNTS, mirrored, run_mirror
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 PRICE = (NUMERIC, NUMERIC_12_2)
+
+
+@pytest.fixture(params=[parts.SMALL_CHANGES, 0])
+def fold(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes are folded in this process, or by Spark."""
+    monkeypatch.setattr(parts, "SMALL_CHANGES", request.param)
 
 
 def numbered(description: RelationDescription, *numbers: int) -> RelationDescription:
@@ -28,20 +35,12 @@ def numbered(description: RelationDescription, *numbers: int) -> RelationDescrip
     return replace(description, columns=tuple(replace(column, attnum=number) for column, number in columns))
 
 
-@pytest.mark.usefixtures("mode")
-@pytest.mark.parametrize("small_changes", [parts.SMALL_CHANGES, 0])
-def test_a_key_that_is_not_a_number_stays_where_it_is(
-    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_changes: int
-) -> None:
+@pytest.mark.usefixtures("mode", "fold")
+def test_a_key_that_is_not_a_number_stays_where_it_is(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     """NaN is equal to NaN, and -0 to 0, also where every update brings the old row."""
-    monkeypatch.setattr(parts, "SMALL_CHANGES", small_changes)
     points = feeder.table(relation("points", {"x": FLOAT8, "n": INT8, "note": TEXT}, ("x", "n"), ReplicaIdentity.FULL))
     rows: list[Row] = [{"x": x, "n": n, "note": "a"} for x in (math.nan, 0.0, 1.5) for n in (1, 2)]
-    first = feeder.begin()
-    for row in rows:
-        first.insert(points, row)
-    first.commit()
-    feeder.kafka_commit()
+    commit(feeder, points, *((None, row) for row in rows))
     run_mirror(spark, feeder, tmp_path)
     second = feeder.begin()
     for row in rows[::2]:
@@ -56,28 +55,19 @@ def test_a_key_that_is_not_a_number_stays_where_it_is(
     assert sorted((repr(row["x"] + 0.0), row["n"], row["note"]) for row in found) == expected
 
 
-@pytest.mark.usefixtures("mode")
-@pytest.mark.parametrize("small_changes", [parts.SMALL_CHANGES, 0])
+@pytest.mark.usefixtures("mode", "fold")
 def test_a_value_that_was_not_sent_and_whose_column_is_dropped_stops_no_merge(
-    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_changes: int
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(parts, "SMALL_CHANGES", small_changes)
     old = feeder.table(ACCOUNTS)
-    first = feeder.begin()
-    for number in range(3):
-        first.insert(old, {"id": number, "owner": "a", "note": "a long one"})
-    first.commit()
-    feeder.kafka_commit()
+    commit(feeder, old, *((None, {"id": number, "owner": "a", "note": "a long one"}) for number in range(3)))
     run_mirror(spark, feeder, tmp_path)
     second = feeder.begin()
     second.update(old, old.rows[0,], {**old.rows[0,], "owner": "b"}, unchanged=("note",))
     second.update(old, old.rows[1,], {**old.rows[1,], "id": 10}, unchanged=("note",))
     second.commit()
     new = feeder.alter(old, relation("accounts", {"id": INT8, "owner": TEXT}, ("id",)))
-    third = feeder.begin()
-    third.update(new, new.rows[2,], {"id": 2, "owner": "c"})
-    third.commit()
-    feeder.kafka_commit()
+    commit(feeder, new, (new.rows[2,], {"id": 2, "owner": "c"}))
     run_mirror(spark, feeder, tmp_path)
     assert mirrored(spark, tmp_path, new) == new.rows
     assert new.rows == {(key,): {"id": key, "owner": owner} for key, owner in ((0, "b"), (10, "a"), (2, "c"))}
@@ -125,42 +115,24 @@ def test_an_added_column_has_nothing_of_what_an_older_release_left(
 ) -> None:
     less = relation("prices", {"id": INT8}, ("id",))
     table = feeder.table(less)
-    first = feeder.begin()
-    first.insert(table, {"id": 1})
-    first.commit()
-    feeder.kafka_commit()
+    commit(feeder, table, (None, {"id": 1}))
     run_mirror(spark, feeder, tmp_path)
     location = table_path(str(tmp_path), TableName("public", "prices"))
     DeltaTable.forPath(spark, location).update(set={"_special": "map('price', 'NaN')"})
     more = feeder.alter(table, relation("prices", {"id": INT8, "price": PRICE}, ("id",)))
-    second = feeder.begin()
-    second.insert(more, {"id": 2, "price": None})
-    second.commit()
-    feeder.kafka_commit()
+    commit(feeder, more, (None, {"id": 2, "price": None}))
     run_mirror(spark, feeder, tmp_path)
     rows = versions.read(spark, str(tmp_path))["public.prices"].collect()
     assert sorted((row["id"], row["price"], row["_special"]) for row in rows) == [(1, None, None), (2, None, None)]
 
 
-@pytest.mark.usefixtures("mode")
-@pytest.mark.parametrize("small_changes", [parts.SMALL_CHANGES, 0])
-def test_columns_may_begin_with_a_dot(
-    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_changes: int
-) -> None:
-    monkeypatch.setattr(parts, "SMALL_CHANGES", small_changes)
+@pytest.mark.usefixtures("mode", "fold")
+def test_columns_may_begin_with_a_dot(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     dots = feeder.table(relation("dots", {"id": INT8, ".id": INT8, ".note": TEXT}, (".id",)))
-    first = feeder.begin()
-    for number in range(3):
-        first.insert(dots, {"id": 1, ".id": number, ".note": str(number)})
-    first.commit()
-    feeder.kafka_commit()
+    commit(feeder, dots, *((None, {"id": 1, ".id": number, ".note": str(number)}) for number in range(3)))
     run_mirror(spark, feeder, tmp_path)
-    second = feeder.begin()
-    second.update(dots, dots.rows[0,], {**dots.rows[0,], "id": 2})
-    second.update(dots, dots.rows[1,], {**dots.rows[1,], ".id": 10})
-    second.delete(dots, dots.rows[2,])
-    second.commit()
-    feeder.kafka_commit()
+    zero, one, two = (dots.rows[number,] for number in range(3))
+    commit(feeder, dots, (zero, {**zero, "id": 2}), (one, {**one, ".id": 10}), (two, None))
     run_mirror(spark, feeder, tmp_path)
     assert mirrored(spark, tmp_path, dots) == dots.rows
     assert dots.rows == {(0,): {"id": 2, ".id": 0, ".note": "0"}, (10,): {"id": 1, ".id": 10, ".note": "1"}}
