@@ -20,7 +20,7 @@ export PYTHONUTF8 := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench unit integration e2e long coverage docs sbom changelog lock clean
+.PHONY: help demo test check archives format bench unit integration e2e long coverage docs sbom changelog lock clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -28,7 +28,8 @@ help:  ## show this list
 demo: $(HOT)  ## a shop under load, from PostgreSQL to Spark; then compares every value; ARGS="--seconds 20 --keep"
 	@PYTHONPATH=$(CURDIR)/build/hot .venv/bin/walgate demo $(ARGS)
 
-test: check  ## check, then all tests except the long ones; ARGS="-k lsn", WORKERS=1
+test: $(READY)  ## check, then all tests except the long ones; ARGS="-k lsn", WORKERS=1
+	@$(MAKE) --no-print-directory --jobs 2 check archives
 	$(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY)  ## format, lint, types, import layers
@@ -36,6 +37,9 @@ check: $(READY)  ## format, lint, types, import layers
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+archives: $(READY)  ## classes of Java programs in build/java, with which the tests start them in half the time
+	@$(PYTHON) -m tests.java_archives
 
 format: $(READY)  ## reformat the code as `check` requires
 	.venv/bin/ruff format .

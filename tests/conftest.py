@@ -28,6 +28,7 @@ from gateway.local import Kafka, Postgres, Registry
 from gateway.local.binaries import OLDEST_VERSION
 from gateway.local.java import java_version
 from gateway.local.kafka import QUICK_START
+from tests import quick_java
 
 # A small buffer makes the server stream or spill with a few hundred rows.
 TEST_SETTINGS: dict[str, str | int] = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": 20}
@@ -227,6 +228,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
+    quick_java.use()
     logger = logging.getLogger("gateway.local")
     logger.setLevel(logging.INFO)
     logger.addHandler(_started)

@@ -27,6 +27,7 @@ from gateway.local import Kafka, Registry
 from gateway.local.guard import Guard
 from spark_consumer.mirror.delta_files import open_delta
 from tests.conftest import Database
+from tests.quick_java import JAVA_HOME
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -100,7 +101,7 @@ def with_another_text(rows: pa.Table) -> pa.Table:
 def test_the_demo_survives_kill_9_of_the_gateway_and_says_so_in_its_last_line(temporary: Path) -> None:
     finished = subprocess.run(
         [*demo_command(), "--seconds", str(SECONDS), "--kill-gateway", "--seed", "11"],
-        env=os.environ | {"TMPDIR": str(temporary)},
+        env=as_a_user(temporary),
         capture_output=True,
         text=True,
         check=False,
@@ -121,7 +122,7 @@ def test_the_demo_survives_kill_9_of_the_gateway_and_says_so_in_its_last_line(te
 )
 async def test_a_demo_that_is_stopped_leaves_no_process_and_no_folder(temporary: Path, number: signal.Signals) -> None:
     demo = await asyncio.create_subprocess_exec(
-        *demo_command(), stdout=asyncio.subprocess.PIPE, env=os.environ | {"TMPDIR": str(temporary)}
+        *demo_command(), stdout=asyncio.subprocess.PIPE, env=as_a_user(temporary)
     )
     assert demo.stdout is not None
     async with asyncio.timeout(START_TIMEOUT_S):
@@ -136,6 +137,11 @@ async def test_a_demo_that_is_stopped_leaves_no_process_and_no_folder(temporary:
     while (left := [*temporary.iterdir(), *processes_with(temporary)]) and time.monotonic() < deadline:
         await asyncio.sleep(0.2)
     assert left == []
+
+
+def as_a_user(temporary: Path) -> dict[str, str]:
+    """The environment, with the Java that comes with the packages."""
+    return {name: value for name, value in os.environ.items() if name != JAVA_HOME} | {"TMPDIR": str(temporary)}
 
 
 def demo_command() -> list[str]:

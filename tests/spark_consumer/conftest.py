@@ -22,11 +22,20 @@ from spark_consumer.jobs.session import local_session
 from spark_consumer.mirror.appending import AppendingMirror
 from tests.spark_consumer.feeder import Feeder
 
+# Hundreds of batches of a few rows: to write and compile Java for each query would be a tenth of the time. The jobs that tests
+# start as programs do it, as those of users do.
+SMALL_BATCHES = {
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms1g -Xmn450m -XX:MetaspaceSize=256m",
+}
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     folder: Path = tmp_path_factory.mktemp("spark")
     settings = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
+    settings |= SMALL_BATCHES
     session = local_session("tests", java_home=spark_java_home(), jars=jars("delta"), cores=2, settings=settings)
     yield session
     gateway = session.sparkContext._gateway

@@ -1,0 +1,73 @@
+"""`python -m tests.java_archives`: what a broker, a registry and a mirror load, in archives for quick_java.py. 50 s, once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import tempfile
+from typing import Any
+
+from gateway.local import Kafka, Registry
+from gateway.local.artifacts import jars
+from gateway.local.java import java
+from gateway.local.kafka import QUICK_START
+from spark_consumer.jobs.session import local_session
+from spark_consumer.mirror import versions
+from spark_consumer.mirror.batch import Mirror
+from spark_consumer.reader.registry import Registry as SchemaRegistry
+from spark_consumer.reader.registry import SchemaCache
+from tests.quick_java import ARCHIVES, FOLDER, JAVA, JAVA_HOME, MAKES, home
+from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation
+
+ITEMS = relation("items", {"id": INT8, "name": TEXT}, ("id",))
+
+
+def make() -> None:
+    """A broker, a registry and a mirror work for a moment; what they have loaded is archived when they end."""
+    if JAVA_HOME in os.environ or ((made := home()) / "ready").exists():
+        return
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    (made / "bin").mkdir(parents=True)
+    program = made / "bin" / "java"
+    program.write_text(JAVA.format(java=f"'{java()}'", home=f"'{made}'", makes=MAKES))
+    program.chmod(0o755)
+    base = made / "base.jsa"
+    subprocess.run([java(), "-Xshare:dump", f"-XX:SharedArchiveFile={base}"], stdout=subprocess.PIPE, check=True)
+    os.environ |= {JAVA_HOME: str(made), MAKES: "1"}
+    asyncio.run(_work())
+    assert {path.stem for path in made.glob("*.jsa")} == {"base", *ARCHIVES}
+    (made / "ready").touch()
+
+
+async def _work() -> None:
+    async with Kafka(jvm_options=[QUICK_START]) as kafka, Registry() as registry:
+        await asyncio.to_thread(_mirror, kafka.bootstrap_servers, registry.url)
+        await asyncio.gather(kafka.stop(), registry.stop())
+
+
+def _mirror(bootstrap_servers: str, registry_url: str) -> None:
+    feeder = Feeder(bootstrap_servers, registry_url, "archives")
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"spark.sql.warehouse.dir": f"{folder}/warehouse", "spark.local.dir": f"{folder}/local"}
+        spark = local_session("archives", java_home=java().parents[1], jars=jars("delta"), cores=2, settings=settings)
+        mirror = Mirror(f"{folder}/mirror", SchemaCache(SchemaRegistry({"url": registry_url})))
+        items = feeder.table(ITEMS)
+        for number in range(2):
+            transaction = feeder.begin()
+            transaction.insert(items, {"id": number, "name": "a"})
+            transaction.commit()
+            feeder.kafka_commit()
+            mirror.apply(spark.read.format("walgate").options(**feeder.options()).load(), number)
+        assert versions.read(spark, f"{folder}/mirror")["public.items"].count() == 2
+        gateway: Any = spark.sparkContext._gateway
+        spark.stop()
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
+    feeder.close()
+
+
+if __name__ == "__main__":
+    make()

