@@ -14,7 +14,7 @@ from typing import Final
 from librt.strings import read_i16_be
 
 from gateway.events.debezium_source import SourceContext
-from gateway.events.errors import NeedsOptional, key_not_sent, unreadable_value
+from gateway.events.errors import NeedsOptional, key_not_sent, place_of_value, unreadable_value
 from gateway.operate.errors import UnwritableRelation
 from gateway.pgoutput import UNCHANGED, Binary, Text
 from gateway.pgoutput.cursor import Cursor
@@ -253,6 +253,21 @@ class DebeziumEncoder:
                 tuple_ = earlier
             row.append(self._value(tuple_, index, column))
         return row
+
+    def failing(self, part: TuplePart) -> str | None:
+        """Column and byte of the first value that cannot be encoded, whatever its encoder raises: for an error that nobody
+        foresaw."""
+        for index, (each, value) in enumerate(zip(self._codecs, part.values, strict=False)):
+            if each is not None and isinstance(value, Text | Binary):
+                encode = each.from_text if isinstance(value, Text) else each.from_binary
+                try:
+                    if encode is not None:
+                        encode(value.value)
+                except Special:
+                    continue
+                except Exception:
+                    return place_of_value(self.relation.description, part, index)
+        return None
 
     def _tell_left_out(self, new: TuplePart, data: bytes, position: int, end: int) -> None:
         if self._left_out is not None and any(value is UNCHANGED for value in new.values):

@@ -40,6 +40,11 @@ class UnreadableValue(UnwritableRelation):
     """A value is not what its type's text or binary form allows. The error names the place, never the value."""
 
 
+def place_of_value(description: RelationDescription, part: TuplePart, index: int) -> str:
+    """Column, and the byte of the message at which its value begins."""
+    return f"column {description.columns[index].name} at byte {part.offset + column_offset(part.values, index)}"
+
+
 def key_not_sent(description: RelationDescription, part: TuplePart, index: int) -> KeyNotSent:
     """`part`: the new tuple, whose column `index` was left out."""
     return KeyNotSent(

@@ -20,6 +20,7 @@ from typing import Final
 from librt.strings import read_i16_be
 
 from gateway.events.context import Context
+from gateway.events.errors import place_of_value
 from gateway.events.tuple_values import TupleCodec
 from gateway.pgoutput import Binary
 from gateway.pgoutput.cursor import Cursor
@@ -150,6 +151,11 @@ class RowEncoder:
     def truncate(self, context: Context, change_lsn: int, ordinal: int) -> bytes:
         envelope = self._envelope(self._truncate_head, context, change_lsn, ordinal)
         return b"".join([*envelope, _NULL, _NULL, _NULL, _NULL, _NO_TRAILING_FIELDS])
+
+    def failing(self, part: TuplePart) -> str | None:
+        """Column and byte of the first value that cannot be encoded."""
+        index = self._tuples.failing(part)
+        return None if index is None else place_of_value(self.description, part, index)
 
     # -- the fast way -------------------------------------------------------------------------------------------------
 

@@ -76,6 +76,16 @@ class TupleCodec:
                 special.append((prefix + self._names[index], text))
         return row, unchanged, special
 
+    def failing(self, part: TuplePart) -> int | None:
+        """The first column that cannot be encoded, whatever its encoder raises: for an error that nobody foresaw."""
+        for index in range(min(len(self._codecs), len(part.values))):
+            if index not in self.hidden:
+                try:
+                    self._encode_value(self._codecs[index], part, index)
+                except Exception:
+                    return index
+        return None
+
     def encode_key(self, part: TuplePart, earlier: TuplePart | None) -> list[bytes]:
         """Key bytes of the identity columns; an UNCHANGED one is taken from the earlier tuple. Raises KeyNotSent."""
         key: list[bytes] = []

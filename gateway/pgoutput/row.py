@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -126,6 +127,12 @@ def read_earlier_and_new(cursor: Cursor) -> tuple[TuplePart | None, TuplePart]:
 def read_earlier(cursor: Cursor) -> TuplePart:
     """Of a Delete: its key or old tuple."""
     return _read_part(cursor, (KEY_TUPLE, OLD_TUPLE))
+
+
+def read_tuples(cursor: Cursor) -> Iterator[TuplePart]:
+    """Of any row message."""
+    while cursor.remaining():
+        yield _read_part(cursor, (KEY_TUPLE, OLD_TUPLE, NEW_TUPLE))
 
 
 def _read_part(cursor: Cursor, allowed: tuple[int, ...]) -> TuplePart:

@@ -17,7 +17,7 @@ from gateway.operate.errors import StopForOperator
 from gateway.operate.kafka_settings import KafkaSettings
 from gateway.tail.chosen import Chosen
 from gateway.tail.output import Output
-from gateway.tail.records import Records
+from gateway.tail.records import Records, UnreadableRecord
 from gateway.tail.shown import Shown
 from schemas.names import format_relation, message_topic, relation_of_topic, transaction_topic
 
@@ -98,5 +98,9 @@ async def _shown(place: TopicPartition, record: Any, records: Records) -> Shown:
     at = {"topic": place.topic, "partition": place.partition, "offset": record.offset}
     if record.value is not None and record.value[:1] != b"\0":
         return {"message": "Foreign", **at, "bytes": len(record.value)}  # not in Confluent's framing: not of a gateway
-    shown = await records.show(record.value, record.key)
+    try:
+        shown = await records.show(record.value, record.key)
+    except UnreadableRecord as error:
+        error.message = f"{place.topic}[{place.partition}] offset {record.offset}: {error.message}"
+        raise
     return {"message": shown.pop("message"), **at, **shown}

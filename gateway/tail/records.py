@@ -87,11 +87,15 @@ class Records:
             return {"key": readable(key)}
 
 
+class UnreadableRecord(WalgateError):
+    """A record's bytes are not what its schema says."""
+
+
 def _decoded(framed: bytes, schema: dict[str, Any], schema_id: int) -> Any:
     try:
         return fastavro.schemaless_reader(io.BytesIO(framed[FRAME_BYTES:]), schema, None)
     except (EOFError, IndexError, ValueError, TypeError) as error:
-        raise WalgateError(f"a record does not match schema {schema_id}: {type(error).__name__}") from None
+        raise UnreadableRecord(f"the record does not match schema {schema_id}: {type(error).__name__}") from None
 
 
 def _name(record: dict[str, Any], schema: dict[str, Any]) -> str:

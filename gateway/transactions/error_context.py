@@ -8,8 +8,11 @@ from typing import Final
 
 from gateway.lsn import Lsn
 from gateway.operate.errors import Defect, WalgateError
+from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.decode import MESSAGE_NAMES
+from gateway.pgoutput.errors import PgOutputError
 from gateway.pgoutput.letters import DELETE, INSERT, RELATION, ROW_MESSAGES, TRUNCATE, UPDATE
+from gateway.pgoutput.row import read_tuples
 from gateway.transactions.machine import TransactionMachine
 
 _OPERATIONS: Final = {INSERT: "INSERT", UPDATE: "UPDATE", DELETE: "DELETE"}
@@ -25,7 +28,8 @@ def add_context(error: Exception, machine: TransactionMachine, payload: bytes, c
     Raises Defect for an error that is no WalgateError; MemoryError stays what it is.
     """
     lsn = f", LSN {Lsn(change_lsn)}" if change_lsn else ""  # a Relation message has none
-    context = f"({_operation(machine, payload)}{_transaction(machine)}{lsn})"
+    value = "" if isinstance(error, WalgateError | MemoryError) else _value(machine, payload)
+    context = f"({_operation(machine, payload)}{value}{_transaction(machine)}{lsn})"
     relation_oid = _relation_oid(machine, payload)
     if isinstance(error, WalgateError):
         error.message = f"{error.message} {context}"
@@ -47,18 +51,35 @@ def defect_of(error: Exception, context: str) -> Defect:
     )
 
 
+def _value(machine: TransactionMachine, payload: bytes) -> str:
+    """The value of a row that cannot be encoded, if that was the error: its column and its byte of the message."""
+    relation_oid = _relation_oid(machine, payload)
+    if relation_oid is None or payload[0] == RELATION or (version := machine.in_force(relation_oid)) is None:
+        return ""
+    cursor = Cursor(payload, _relation_at(machine) + 4, "row")
+    try:
+        places = [version.encoder.failing(part) for part in read_tuples(cursor)]
+    except PgOutputError:
+        return ""
+    return next((f", {place}" for place in places if place is not None), "")
+
+
+def _relation_at(machine: TransactionMachine) -> int:
+    """Where a row message or a Relation message has the relation's oid."""
+    return 5 if machine.in_stream else 1
+
+
 def _relation_oid(machine: TransactionMachine, payload: bytes) -> int | None:
     if payload[0] not in ROW_MESSAGES and payload[0] != RELATION:
         return None
-    start = 5 if machine.in_stream else 1
+    start = _relation_at(machine)
     return int.from_bytes(payload[start : start + 4])
 
 
 def _operation(machine: TransactionMachine, payload: bytes) -> str:
     letter = payload[0]
-    start = 5 if machine.in_stream else 1
     if letter == TRUNCATE:
-        oids = payload[start + _COUNT_AND_OPTIONS :]  # perhaps cut off: that may be the error
+        oids = payload[_relation_at(machine) + _COUNT_AND_OPTIONS :]  # perhaps cut off: that may be the error
         names = [_relation_name(machine, int.from_bytes(oids[at : at + 4])) for at in range(0, len(oids) - 3, 4)]
         return f"TRUNCATE of {', '.join(names)}"
     operation = _OPERATIONS.get(letter)

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.columnar.arrays import booleans
-from spark_consumer.errors import MalformedRecord
+from spark_consumer.errors import MalformedRecord, UnsupportedSchema
 from spark_consumer.source.frames import TableFrame
 
 PLACE = ("topic", "partition", "offset")
@@ -43,9 +43,16 @@ def decode_changes(
 
 
 def decode_values(records: pa.RecordBatch, frame: TableFrame, schema_text: str) -> list[pa.Array]:
-    """`frame.decode` of raw records, which have the columns `value` and PLACE: an error names the record by these."""
+    """`frame.decode` of raw records, which have the columns `value` and PLACE: an error names the record by these, or the first
+    that was written with the schema."""
+
+    def place(record: int) -> str:
+        topic, partition, offset = (records.column(name)[record].as_py() for name in PLACE)
+        return f"{topic}[{partition}] offset {offset}"
+
     try:
         return frame.decode(records.column("value").cast(pa.binary()), schema_text)
     except MalformedRecord as problem:
-        topic, partition, offset = (records.column(name)[problem.record or 0].as_py() for name in PLACE)
-        raise MalformedRecord(f"{topic}[{partition}] offset {offset}: {problem}") from problem
+        raise MalformedRecord(f"{place(problem.record or 0)}: {problem}") from problem
+    except UnsupportedSchema as problem:
+        raise UnsupportedSchema(f"from {place(0)}: {problem}") from problem

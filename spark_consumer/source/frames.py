@@ -152,6 +152,9 @@ class TableFrame:
             except MalformedRecord as problem:
                 offset = chunk.offsets[rows[problem.record or 0]]
                 raise MalformedRecord(f"{place} offset {offset}, schema {schema_id}: {problem}") from problem
+            except UnsupportedSchema as problem:
+                first = chunk.offsets[rows[0]]
+                raise UnsupportedSchema(f"{place} from offset {first}, schema {schema_id}: {problem}") from problem
 
     def decode(self, values: pa.Array, schema_text: str) -> list[pa.Array]:
         """old_key, before, after, unchanged, special of framed records that one schema wrote."""
@@ -250,19 +253,25 @@ def carried_over(values: pa.Array, target: pa.DataType) -> pa.Array:
     inner = (written.value_type, target.value_type) if nested else (written, target)
     if frozenset(map(_kind, inner)) not in _CARRIED_OVER:
         raise pa.ArrowInvalid(f"{written} cannot be converted to {target}")
-    if _kind(inner[0]) == "integer" and _kind(inner[1]) == "decimal":
-        # Arrow goes by the types there: it takes only a decimal for which every integer is small enough.
-        wide = pa.decimal256(76, inner[1].scale)
-        cast = values.cast(pa.list_(wide) if nested else wide).cast(target)
-    else:
-        cast = values.cast(target)
-    before, after = (values.flatten(), cast.flatten()) if nested else (values, cast)
-    same = pc.equal(after.cast(inner[0]), before)
+    cast = _cast(values, target)
+    back = _cast(cast, written)
+    before, after = (values.flatten(), back.flatten()) if nested else (values, back)
+    same = pc.equal(after, before)
     if pa.types.is_floating(inner[0]):
         same = pc.or_(same, pc.is_nan(before))
     if not pc.all(same, min_count=0).as_py():
         raise pa.ArrowInvalid(f"a value would change between {written} and {target}")
     return cast
+
+
+def _cast(values: pa.Array, target: pa.DataType) -> pa.Array:
+    nested = pa.types.is_list(target)
+    inner = target.value_type if nested else target
+    if pa.types.is_integer(values.type.value_type if nested else values.type) and pa.types.is_decimal(inner):
+        # Arrow goes by the types there: it takes only a decimal for which every integer is small enough.
+        wide = pa.decimal256(76, inner.scale)
+        values = values.cast(pa.list_(wide) if nested else wide)
+    return values.cast(target)
 
 
 def _kind(arrow_type: pa.DataType) -> str:

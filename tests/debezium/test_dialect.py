@@ -32,6 +32,8 @@ from gateway.pgoutput import (
     Text,
     Truncate,
 )
+from gateway.pgoutput.letters import NEW_TUPLE
+from gateway.pgoutput.row import TuplePart
 from gateway.transactions.debezium import DebeziumMachine, DebeziumTopics, DebeziumVersion
 from gateway.transactions.machine import OutOfOrder
 from gateway.transactions.transaction import CHUNK_PREFIX, LeftOutMessage, MessageTopic
@@ -194,6 +196,18 @@ def test_both_forms_of_the_wire_give_the_same_records(required: tuple[int, ...],
             assert one.value is two.value
         else:
             assert {**one.value, "source": None} == {**two.value, "source": None}
+
+
+def test_a_value_whose_encoder_fails_in_an_unforeseen_way_is_found() -> None:
+    def broken(value: bytes) -> bytes:
+        raise TypeError(value)
+
+    encoder = Dialect().encoder
+    part = TuplePart(NEW_TUPLE, 6, row_of(1))
+    assert encoder.failing(part) is None
+    assert encoder._codecs[2] is not None
+    encoder._codecs[2] = replace(encoder._codecs[2], from_text=broken)
+    assert encoder.failing(part) == f"column c2 at byte {6 + 2 + 2 * len(b't00001')}"
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.type)

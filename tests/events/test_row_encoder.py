@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,8 @@ from gateway.events.context import Context
 from gateway.events.errors import KeyNotSent, UnknownBinary, UnreadableValue
 from gateway.events.row_encoder import RowEncoder
 from gateway.pgoutput import UNCHANGED, Binary, PgOutputError, Text, TupleValue
+from gateway.pgoutput.letters import NEW_TUPLE
+from gateway.pgoutput.row import TuplePart
 from gateway.varint import encode_long
 from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from schemas.framing import frame
@@ -499,3 +502,16 @@ def test_null_in_an_identity_column_that_may_be_special_is_null_in_the_key() -> 
 def test_arbitrary_bytes_raise_nothing_but_the_documented_errors(payload: bytes, operation: str, start: bytes) -> None:
     with suppress(PgOutputError, UnreadableValue, KeyNotSent):
         encode(encoder_of(relation((INT8, NUMERIC))), operation, start + payload)
+
+
+def test_a_value_whose_encoder_fails_in_an_unforeseen_way_is_found() -> None:
+    def broken(value: bytes) -> bytes:
+        raise TypeError(value)
+
+    encoder = encoder_of(relation((TEXT, BOOL, INT8)))
+    part = TuplePart(NEW_TUPLE, 6, (Text(b"text"), None, Text(b"1")))
+    assert encoder.failing(part) is None
+    codecs = encoder._tuples._codecs
+    codecs[2] = replace(codecs[2], from_text=broken)
+    assert encoder.failing(part) == f"column c2 at byte {6 + 2 + len(b't0000text') + 1}"
+    assert encoder.failing(replace(part, values=(Text(b"text"), None, None))) is None

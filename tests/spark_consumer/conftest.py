@@ -27,7 +27,7 @@ from tests.spark_consumer.feeder import Feeder
 SMALL_BATCHES = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms1g -Xmn450m -XX:MetaspaceSize=256m",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -Xms1g -Xmn450m -XX:MetaspaceSize=256m -XX:ReservedCodeCacheSize=240m",
 }
 
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
 
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 from spark_consumer.mirror.catalog import Catalog
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
-from tests.spark_consumer.test_jobs import ITEMS, change_items, foreign_folder, lines, run, start
+from tests.spark_consumer.here import run_here
+from tests.spark_consumer.test_jobs import ITEMS, change_items, foreign_folder, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -106,12 +108,10 @@ async def test_tables_of_a_mirror_have_names_in_a_catalog(
     assert (found, untouched) == (rows(items), [{"mine": 7}])
 
 
-async def test_a_catalog_that_is_not_configured_is_named(feeder: Feeder, tmp_path: Path) -> None:
-    await asyncio.to_thread(fill, feeder, feeder.table(ITEMS))
-    process = await start("mirror", feeder, tmp_path / "mirror", "--once", "--catalog", "nowhere")
-    await lines(process)
-    assert await process.wait() == 1
-    errors = (tmp_path / "errors.txt").read_text()
+def test_a_catalog_that_is_not_configured_is_named(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    fill(feeder, feeder.table(ITEMS))
+    code, errors, _ = run_here(spark, "mirror", feeder, tmp_path / "mirror", "--once", "--catalog", "nowhere")
+    assert code == 1
     assert "--catalog nowhere: Spark cannot use this catalog" in errors
     assert "spark.sql.catalog.NAME" in errors
     assert "Traceback" not in errors

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
 
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
@@ -26,6 +27,7 @@ from spark_consumer.lsn import format_lsn, parse_lsn
 from spark_consumer.mirror.delta_files import open_delta
 from spark_consumer.mirror.dump import newest
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
+from tests.spark_consumer.here import run_here
 from tests.spark_consumer.workload import Workload
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -163,21 +165,26 @@ async def test_a_mirror_that_is_killed_equals_the_source_in_the_end(
     await asyncio.to_thread(check_items, tmp_path, items)
 
 
-async def test_a_mirror_with_a_new_checkpoint_misses_nothing_silently(feeder: Feeder, tmp_path: Path) -> None:
+def test_a_mirror_with_a_new_checkpoint_misses_nothing_silently(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
     """Its old one was lost; meanwhile retention has removed markers that it did not read."""
-    items, path = await asyncio.to_thread(feeder.table, ITEMS), tmp_path / "mirror"
-    commit_lsns = [await asyncio.to_thread(insert_item, feeder, items, number) for number in range(3)]
-    await run("mirror", feeder, path, "--until-lsn", format_lsn(commit_lsns[-1]))
-    commit_lsns += [await asyncio.to_thread(insert_item, feeder, items, number) for number in range(3, 10)]
+    items, path = feeder.table(ITEMS), tmp_path / "mirror"
+
+    def mirror(*more: str) -> str:
+        code, told, _ = run_here(spark, "mirror", feeder, path, *more)
+        assert (code == 0) == (told == ""), told
+        return told
+
+    commit_lsns = [insert_item(feeder, items, number) for number in range(3)]
+    assert not mirror("--until-lsn", format_lsn(commit_lsns[-1]))
+    commit_lsns += [insert_item(feeder, items, number) for number in range(3, 10)]
     shutil.rmtree(path / "checkpoint")
-    low = await asyncio.to_thread(remove_markers, feeder, 7)
-    process = await start("mirror", feeder, path, "--once")
-    await lines(process)
-    assert await process.wait() != 0
-    told = (tmp_path / "errors.txt").read_text()
+    low = remove_markers(feeder, 7)
+    told = mirror("--once")
     assert f"all changes up to {format_lsn(commit_lsns[2])}" in told and f"--starting-position marker:{low}," in told
-    await run("mirror", feeder, path, "--once", "--starting-position", f"marker:{low}")
-    await run("mirror", feeder, path, "--once", "--starting-position", "latest")  # its checkpoint knows better
+    assert not mirror("--once", "--starting-position", f"marker:{low}")
+    assert not mirror("--once", "--starting-position", "latest")  # its checkpoint knows better
     (found,) = newest(path, ["public.items"])
     assert sorted(str(row[0]) for row in found.rows()) == ["0", "1", "2", "7", "8", "9"]
 

@@ -167,7 +167,7 @@ async def test_the_oldest_server_streams_commits_and_rolls_back(
 async def test_022_prepared_transactions_come_through_a_server_between(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """The first database is published to the gateway's by PostgreSQL's own subscription, in two phases."""
+    """The first database is published to the gateway's by PostgreSQL's own subscription, in two phases, a large one streamed."""
     name = f"first_{topic_prefix}"
     admin = await database.server.connect()
     await admin.execute(f"CREATE DATABASE {name}")
@@ -181,7 +181,7 @@ async def test_022_prepared_transactions_come_through_a_server_between(
         await publisher.publish("public.cascaded")
         await publisher.execute(
             f"CREATE SUBSCRIPTION {name} CONNECTION '{database.server.database_dsn(name)}' PUBLICATION source "
-            f"WITH (create_slot = false, slot_name = '{name}', copy_data = false, two_phase = true)"
+            f"WITH (create_slot = false, slot_name = '{name}', copy_data = false, two_phase = true, streaming = on)"
         )
         await becomes(publisher, "SELECT subtwophasestate = 'e' FROM pg_subscription WHERE subname = $1", name)
         await publisher.gateway.streaming()
@@ -194,8 +194,15 @@ async def test_022_prepared_transactions_come_through_a_server_between(
             await becomes(publisher, prepared, 1)
             await first.execute(f"{end} PREPARED '{gid}'")
             await becomes(publisher, prepared, 0)
+        fill = "INSERT INTO public.cascaded SELECT n, repeat('x', 100) FROM generate_series({}, {}) n"
+        await first.execute(f"BEGIN; {fill.format(1000, 1999)}; SAVEPOINT s; {fill.format(2000, 2999)}; ROLLBACK TO s")
+        await first.execute(f"{fill.format(3000, 3999)}; PREPARE TRANSACTION '{name}_streamed'")
+        await becomes(publisher, prepared, 1)
+        await first.execute(f"COMMIT PREPARED '{name}_streamed'")
+        await becomes(publisher, prepared, 0)
         replicas = await publisher.equal("public", "cascaded")
-        assert sorted(row["a"] for row in replicas["cascaded"].all_rows()) == [0, 20]
+        expected = [0, 20, *range(1000, 2000), *range(3000, 4000)]
+        assert sorted(row["a"] for row in replicas["cascaded"].all_rows()) == expected
     finally:
         await publisher.gateway.end()
         await publisher.execute(f"ALTER SUBSCRIPTION {name} DISABLE")
