@@ -210,8 +210,9 @@ def topic_prefix() -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a test asks for says what it is: `make unit`, `make integration` and `make e2e` choose by it. Files with Spark are
-    spread over the others: theirs is the CPU time, the others wait for servers most of theirs, and none of them comes last."""
+    """What a test asks for says what it is: `make unit`, `make integration` and `make e2e` choose by it. Files with Spark, the
+    largest first, are spread over the others: theirs is the CPU time, the others wait for servers most of theirs, and none of
+    them comes last."""
     files: dict[Path, list[pytest.Item]] = {}
     spark: list[Path] = []
     for item in items:
@@ -222,8 +223,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             spark.append(item.path)
         files.setdefault(item.path, []).append(item)
     order = [path for path in files if path not in spark]
-    for number, path in enumerate(spark):
-        order.insert(number + number * (len(files) - len(spark)) * 2 // (3 * len(spark)), path)
+    for number, path in enumerate(sorted(spark, key=lambda path: -path.stat().st_size)):
+        order.insert(number + number * (len(files) - len(spark)) * 5 // (6 * len(spark)), path)
     items[:] = [item for path in order for item in files[path]]
 
 

@@ -101,7 +101,7 @@ def with_another_text(rows: pa.Table) -> pa.Table:
 def test_the_demo_survives_kill_9_of_the_gateway_and_says_so_in_its_last_line(temporary: Path) -> None:
     finished = subprocess.run(
         [*demo_command(), "--seconds", str(SECONDS), "--kill-gateway", "--seed", "11"],
-        env=as_a_user(temporary),
+        env=os.environ | {"TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
         check=False,

@@ -153,7 +153,7 @@ def change_items(feeder: Feeder, items: Table, rnd: random.Random) -> None:
     ],
 )
 async def test_a_mirror_that_is_killed_equals_the_source_in_the_end(
-    feeder: Feeder, tmp_path: Path, kills: int, merge_every: str
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, kills: int, merge_every: str
 ) -> None:
     items = await asyncio.to_thread(feeder.table, ITEMS)
     more = ("--merge-every", merge_every)
@@ -161,7 +161,9 @@ async def test_a_mirror_that_is_killed_equals_the_source_in_the_end(
     if kills > 1:
         shutil.rmtree(tmp_path / "checkpoint")  # a new one begins behind the last picture
     last = feeder.truth[-1].commit_lsn
-    await run("mirror", feeder, tmp_path, "--max-changes", "40", "--until-lsn", format_lsn(last), *more)
+    again = ("--max-changes", "40", "--until-lsn", format_lsn(last), *more)
+    code, told, _ = run_here(spark, "mirror", feeder, tmp_path, *again)
+    assert (code, told) == (0, "")
     await asyncio.to_thread(check_items, tmp_path, items)
 
 
