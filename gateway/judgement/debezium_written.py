@@ -15,7 +15,9 @@ from typing import Final
 from gateway.judgement.debezium_offset import DebeziumOffset
 from gateway.lsn import Lsn
 from gateway.pgoutput import letters
+from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.logical_message import read_message_head
+from gateway.pgoutput.transaction import read_begin, read_commit
 from gateway.transactions.transaction import is_published
 
 INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = "I", "U", "D", "T", "M"
@@ -52,13 +54,13 @@ def committed(
     for lsn, head in rows:
         kind = head[0]
         if kind == letters.BEGIN:
-            xid, changes = int.from_bytes(head[17:21], "big"), []
+            xid, changes = read_begin(Cursor(head, 1, "Begin")).xid, []
         elif kind == letters.COMMIT:
-            yield Committed(xid, int.from_bytes(head[10:18], "big"), tuple(changes))
+            yield Committed(xid, read_commit(Cursor(head, 1, "Commit")).end_lsn, tuple(changes))
         elif kind in _ROWS:
             changes.append(Change(lsn, _ROWS[kind]))
         elif kind == letters.TRUNCATE and not skips_truncates:
-            changes += [Change(lsn, TRUNCATE)] * int.from_bytes(head[1:5], "big")
+            changes += [Change(lsn, TRUNCATE)] * Cursor(head, 1, "Truncate").read_int32("number of relations")
         elif kind == letters.MESSAGE:
             message = read_message_head(head, False)
             if not is_published(message.prefix, prefixes):

@@ -130,7 +130,9 @@ async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
     await sql.execute("SELECT pg_drop_replication_slot($1)", place.prefix)
     writer = await place.database.connect()
     await writer.execute("BEGIN; INSERT INTO t VALUES (1)")
-    await asyncio.sleep(5.5)  # a younger transaction is no news
+    is_old = "SELECT now() - xact_start > interval '5 s' FROM pg_stat_activity WHERE pid = $1"
+    while not await sql.fetchval(is_old, writer.get_server_pid()):  # a younger transaction is no news
+        await asyncio.sleep(0.1)
     await place.finds("warning", f"open transaction of process {writer.get_server_pid()}", "pg_terminate_backend")
     await writer.execute("ROLLBACK")
     await sql.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{place.database.server.password}'")

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from gateway.judgement.debezium_offset import DebeziumOffset
 from gateway.judgement.debezium_written import Change, Committed, Place, advanced, committed, is_before
 from gateway.lsn import Lsn
+from gateway.pgoutput import Begin, Commit, Truncate
+from tests.pgoutput.writer import write
 
 RECORDS = {"I": ("c",), "U": ("u",), "D": ("d", "tombstone"), "K": ("d", "tombstone", "c"), "T": ("t",), "M": ("m",)}
 """Of each kind of change; K: an update of the key; T: for each table; M: a logical message."""
@@ -105,9 +107,9 @@ def test_after_whole_batches_nothing_is_written_twice(
 
 
 def test_truncates_and_messages_are_read_from_the_slot() -> None:
-    begin = b"B" + bytes(16) + (7).to_bytes(4, "big")
-    commit = b"C\0" + bytes(8) + (500).to_bytes(8, "big") + bytes(8)
-    truncate = b"T" + (2).to_bytes(4, "big") + b"\0" + bytes(8)
+    begin = write(Begin(Lsn(490), 0, 7))
+    commit = write(Commit(0, Lsn(490), Lsn(500), 0))
+    truncate = write(Truncate(None, (1, 2), False, False))
     mine, other = (b"M\1" + bytes(8) + prefix + b"\0" for prefix in (b"mine", b"other"))
     alone = b"M\0" + bytes(8) + b"mine\0"
     rows = [

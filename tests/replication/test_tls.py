@@ -21,6 +21,7 @@ from tests.replication.test_connection import (
     Scenario,
     on_loop,
     opened,
+    outlived,
     prepared_slot,
     read_until,
     sql_of,
@@ -63,7 +64,7 @@ async def test_stream_runs_over_verified_tls_and_scram(
             async with asyncio.timeout(30):
                 while not stream.is_paused:
                     await asyncio.sleep(0.01)
-            await asyncio.sleep(2.5)
+            await outlived(sql, name, 3)
             rows = await read_until(stream, end, most_bytes=4 << 20)
             assert len([row for row in rows if row[1][:1] == b"I"]) == 20000
             task.cancel()
