@@ -54,5 +54,10 @@ def home() -> Path:
 
 def use() -> None:
     """For this process and those that it starts, if it was made and nobody has chosen another."""
-    if JAVA_HOME not in os.environ and (home() / "ready").exists():
-        os.environ[JAVA_HOME] = str(home())
+    if JAVA_HOME not in os.environ and ((made := home()) / "ready").exists():
+        os.environ[JAVA_HOME] = str(made)
+
+
+def users_environment() -> dict[str, str]:
+    """With the Java that comes with the packages."""
+    return {name: value for name, value in os.environ.items() if name != JAVA_HOME}

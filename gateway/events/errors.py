@@ -42,14 +42,19 @@ class UnreadableValue(UnwritableRelation):
 
 def place_of_value(description: RelationDescription, part: TuplePart, index: int) -> str:
     """Column, and the byte of the message at which its value begins."""
-    return f"column {description.columns[index].name} at byte {part.offset + column_offset(part.values, index)}"
+    return f"column {description.columns[index].name} at byte {_byte_of(part, index)}"
+
+
+def _byte_of(part: TuplePart, index: int) -> int:
+    """Of the message: where the value begins."""
+    return part.offset + column_offset(part.values, index)
 
 
 def key_not_sent(description: RelationDescription, part: TuplePart, index: int) -> KeyNotSent:
     """`part`: the new tuple, whose column `index` was left out."""
     return KeyNotSent(
         f"{description.qualified_name}, column {description.columns[index].name}: an UPDATE did not change the TOASTed value of "
-        f"this key column (at byte {part.offset + column_offset(part.values, index)}), and the server sent no key with it",
+        f"this key column (at byte {_byte_of(part, index)}), and the server sent no key with it",
         hint=REPORT,
     )
 
@@ -64,8 +69,7 @@ def unreadable_value(
         return UnknownBinary(description.qualified_name, column.name, type_name)
     form = "text" if isinstance(part.values[index], Text) else "binary"
     return UnreadableValue(
-        f"{description.qualified_name}, column {column.name}: the value at byte "
-        f"{part.offset + column_offset(part.values, index)} is not a valid {type_name} in {form} format "
-        f"({type(error).__name__})",
+        f"{description.qualified_name}, column {column.name}: the value at byte {_byte_of(part, index)} is not a valid "
+        f"{type_name} in {form} format ({type(error).__name__})",
         hint=REPORT,
     )

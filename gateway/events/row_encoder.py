@@ -20,7 +20,6 @@ from typing import Final
 from librt.strings import read_i16_be
 
 from gateway.events.context import Context
-from gateway.events.errors import place_of_value
 from gateway.events.tuple_values import TupleCodec
 from gateway.pgoutput import Binary
 from gateway.pgoutput.cursor import Cursor
@@ -154,8 +153,7 @@ class RowEncoder:
 
     def failing(self, part: TuplePart) -> str | None:
         """Column and byte of the first value that cannot be encoded."""
-        index = self._tuples.failing(part)
-        return None if index is None else place_of_value(self.description, part, index)
+        return self._tuples.failing(part)
 
     # -- the fast way -------------------------------------------------------------------------------------------------
 

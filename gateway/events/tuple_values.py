@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from gateway.events.errors import key_not_sent, unreadable_value
+from gateway.events.errors import key_not_sent, place_of_value, unreadable_value
 from gateway.pgoutput import UNCHANGED, Text
 from gateway.pgoutput.letters import KIND_BINARY, KIND_TEXT
 from gateway.pgoutput.row import TuplePart
@@ -76,14 +76,15 @@ class TupleCodec:
                 special.append((prefix + self._names[index], text))
         return row, unchanged, special
 
-    def failing(self, part: TuplePart) -> int | None:
-        """The first column that cannot be encoded, whatever its encoder raises: for an error that nobody foresaw."""
-        for index in range(min(len(self._codecs), len(part.values))):
+    def failing(self, part: TuplePart) -> str | None:
+        """Column and byte of the first value that cannot be encoded, whatever its encoder raises: for an error that nobody
+        foresaw."""
+        for index, (each, _) in enumerate(zip(self._codecs, part.values, strict=False)):
             if index not in self.hidden:
                 try:
-                    self._encode_value(self._codecs[index], part, index)
+                    self._encode_value(each, part, index)
                 except Exception:
-                    return index
+                    return place_of_value(self._description, part, index)
         return None
 
     def encode_key(self, part: TuplePart, earlier: TuplePart | None) -> list[bytes]:

@@ -27,7 +27,7 @@ from gateway.local import Kafka, Registry
 from gateway.local.guard import Guard
 from spark_consumer.mirror.delta_files import open_delta
 from tests.conftest import Database
-from tests.quick_java import JAVA_HOME
+from tests.quick_java import users_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -122,7 +122,7 @@ def test_the_demo_survives_kill_9_of_the_gateway_and_says_so_in_its_last_line(te
 )
 async def test_a_demo_that_is_stopped_leaves_no_process_and_no_folder(temporary: Path, number: signal.Signals) -> None:
     demo = await asyncio.create_subprocess_exec(
-        *demo_command(), stdout=asyncio.subprocess.PIPE, env=as_a_user(temporary)
+        *demo_command(), stdout=asyncio.subprocess.PIPE, env=users_environment() | {"TMPDIR": str(temporary)}
     )
     assert demo.stdout is not None
     async with asyncio.timeout(START_TIMEOUT_S):
@@ -137,11 +137,6 @@ async def test_a_demo_that_is_stopped_leaves_no_process_and_no_folder(temporary:
     while (left := [*temporary.iterdir(), *processes_with(temporary)]) and time.monotonic() < deadline:
         await asyncio.sleep(0.2)
     assert left == []
-
-
-def as_a_user(temporary: Path) -> dict[str, str]:
-    """The environment, with the Java that comes with the packages."""
-    return {name: value for name, value in os.environ.items() if name != JAVA_HOME} | {"TMPDIR": str(temporary)}
 
 
 def demo_command() -> list[str]:

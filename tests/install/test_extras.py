@@ -17,8 +17,8 @@ import pytest_asyncio
 from gateway.local import Kafka, Registry
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
-from tests.quick_java import JAVA_HOME
-from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation
+from tests.quick_java import users_environment
+from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation, words_of
 
 ROOT = Path(__file__).parents[2]
 UV = str(Path(sys.executable).with_name("uv"))
@@ -51,8 +51,7 @@ class Installed:
         subprocess.run((UV, "--quiet", *words), cwd=self.folder.parent, check=True)
 
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        ours = ("PYTHONPATH", JAVA_HOME)
-        environment = {name: value for name, value in os.environ.items() if name not in ours} | variables
+        environment = {name: value for name, value in users_environment().items() if name != "PYTHONPATH"} | variables
         words = [self.program(command[0]), *command[1:]]
         return subprocess.run(
             words, cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=300
@@ -226,9 +225,8 @@ print([(row.op, row.after.id, row.after.name) for row in changes.orderBy("commit
     variables = {"JAVA_HOME": str(spark_java_home()), "SPARK_LOCAL_IP": "127.0.0.1", "PATH": activated}
     read = await asyncio.to_thread(spark.run, "python", "-c", code, **variables)
     assert read.stdout.splitlines() == ["[('INSERT', 3, 'Ada'), ('INSERT', 5, 'Grace')]"], read.stderr
-    servers = ("--bootstrap-servers", feeder.bootstrap_servers, "--registry", feeder.registry_url)
     path, delta = str(tmp_path / "mirror"), {"WALGATE_SPARK_JARS": ",".join(map(str, jars("delta")))}
-    words = (*servers, "--prefix", feeder.prefix, "--path", path, "--once", "--merge-every", "0", "--cores", "1")
+    words = (*words_of(feeder), "--path", path, "--once", "--merge-every", "0", "--cores", "1")
     done = await asyncio.to_thread(spark.run, "walgate", "mirror", *words, **variables, **delta)
     assert done.returncode == 0, done.stderr
     dumped = await asyncio.to_thread(spark.run, "walgate", "dump", "--mirror", path, "--table", "public.people")

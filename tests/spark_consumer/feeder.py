@@ -13,7 +13,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import fastavro
@@ -28,6 +28,24 @@ from schemas.names import avro_name, message_topic, topic_name, transaction_topi
 from schemas.records import LOGICAL_MESSAGE, TRANSACTION_MARKER
 from schemas.relation import change_schema, key_schema
 from tests import stock_registry
+
+
+class WrittenTopics(Protocol):
+    """Where a gateway, or a feeder, writes."""
+
+    @property
+    def bootstrap_servers(self) -> str: ...
+    @property
+    def registry_url(self) -> str: ...
+    @property
+    def prefix(self) -> str: ...
+
+
+def words_of(topics: WrittenTopics) -> list[str]:
+    """Options of a job that reads them."""
+    servers = ["--bootstrap-servers", topics.bootstrap_servers, "--registry", topics.registry_url]
+    return [*servers, "--prefix", topics.prefix]
+
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -16,13 +14,12 @@ from typer.testing import CliRunner
 from spark_consumer.jobs.cli import app
 from spark_consumer.jobs.options import SparkChoice
 from spark_consumer.jvm import cloned
-from tests.spark_consumer.feeder import Feeder
+from tests.spark_consumer.feeder import Feeder, words_of
 
 
-def run_here(spark: SparkSession, verb: str, feeder: Feeder, path: Path, *more: str) -> tuple[int, str, list[Any]]:
-    """Exit code, what it wrote to stderr, and its lines of JSON."""
-    servers = ["--bootstrap-servers", feeder.bootstrap_servers, "--registry", feeder.registry_url]
-    words = [*servers, "--prefix", feeder.prefix, "--path", str(path), "--progress", "json", *more]
+def run_here(spark: SparkSession, verb: str, feeder: Feeder, path: Path, *more: str) -> tuple[int, str]:
+    """Exit code, and what it wrote to stderr."""
+    words = [*words_of(feeder), "--path", str(path), "--progress", "json", *more]
     session = cloned(spark)
     session.stop = lambda: None  # type: ignore[method-assign]
     with pytest.MonkeyPatch.context() as patched, _signals_as_before():
@@ -30,8 +27,7 @@ def run_here(spark: SparkSession, verb: str, feeder: Feeder, path: Path, *more: 
         done = CliRunner().invoke(app, [verb, *words])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return done.exit_code, done.stderr, lines
+    return done.exit_code, done.stderr
 
 
 @contextmanager

@@ -110,7 +110,7 @@ async def test_tables_of_a_mirror_have_names_in_a_catalog(
 
 def test_a_catalog_that_is_not_configured_is_named(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     fill(feeder, feeder.table(ITEMS))
-    code, errors, _ = run_here(spark, "mirror", feeder, tmp_path / "mirror", "--once", "--catalog", "nowhere")
+    code, errors = run_here(spark, "mirror", feeder, tmp_path / "mirror", "--once", "--catalog", "nowhere")
     assert code == 1
     assert "--catalog nowhere: Spark cannot use this catalog" in errors
     assert "spark.sql.catalog.NAME" in errors

@@ -26,7 +26,7 @@ from schemas.names import transaction_topic
 from spark_consumer.lsn import format_lsn, parse_lsn
 from spark_consumer.mirror.delta_files import open_delta
 from spark_consumer.mirror.dump import newest
-from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
+from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, WrittenTopics, relation, words_of
 from tests.spark_consumer.here import run_here
 from tests.spark_consumer.workload import Workload
 
@@ -54,7 +54,7 @@ class Topics:
 
 
 async def start(
-    verb: str, feeder: Feeder | Topics, path: Path, *more: str, **variables: str
+    verb: str, feeder: WrittenTopics, path: Path, *more: str, **variables: str
 ) -> asyncio.subprocess.Process:
     """In a process group of its own, so that a kill takes the JVM and the workers too. errors.txt beside `path` is its stderr."""
     environment = {
@@ -63,18 +63,10 @@ async def start(
         "JAVA_HOME": str(spark_java_home()),
         "WALGATE_SPARK_JARS": ",".join(map(str, jars("delta"))),
     }
-    words = [
-        "--bootstrap-servers",
-        feeder.bootstrap_servers,
-        "--registry",
-        feeder.registry_url,
-        "--prefix",
-        feeder.prefix,
-    ]
     program = (sys.executable, "-P", "-m", "spark_consumer", verb)
     with (path.parent / "errors.txt").open("wb") as errors:
         return await asyncio.create_subprocess_exec(
-            *(*program, *words, "--path", str(path), "--progress", "json", "--cores", "2", *more),
+            *(*program, *words_of(feeder), "--path", str(path), "--progress", "json", "--cores", "2", *more),
             cwd=foreign_folder(path), env=environment, start_new_session=True,
             stdout=asyncio.subprocess.PIPE, stderr=errors,
         )  # fmt: skip
@@ -162,8 +154,7 @@ async def test_a_mirror_that_is_killed_equals_the_source_in_the_end(
         shutil.rmtree(tmp_path / "checkpoint")  # a new one begins behind the last picture
     last = feeder.truth[-1].commit_lsn
     again = ("--max-changes", "40", "--until-lsn", format_lsn(last), *more)
-    code, told, _ = run_here(spark, "mirror", feeder, tmp_path, *again)
-    assert (code, told) == (0, "")
+    assert run_here(spark, "mirror", feeder, tmp_path, *again) == (0, "")
     await asyncio.to_thread(check_items, tmp_path, items)
 
 
@@ -174,7 +165,7 @@ def test_a_mirror_with_a_new_checkpoint_misses_nothing_silently(
     items, path = feeder.table(ITEMS), tmp_path / "mirror"
 
     def mirror(*more: str) -> str:
-        code, told, _ = run_here(spark, "mirror", feeder, path, *more)
+        code, told = run_here(spark, "mirror", feeder, path, *more)
         assert (code == 0) == (told == ""), told
         return told
 

@@ -21,6 +21,7 @@ from gateway.local.ports import free_port
 from tests.conftest import Database
 from tests.exactly_once.scene import Scene, open_scene
 from tests.exactly_once.watching import NAMED_S, TRUE_S, Watcher, status_of
+from tests.spark_consumer.feeder import words_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.long]
 REACHED_S = 240.0
@@ -31,10 +32,9 @@ BETWEEN_NOTES_S = 0.5
 @asynccontextmanager
 async def a_mirror(scene: Scene, path: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
     """In a process group of its own."""
-    words = ["--bootstrap-servers", scene.bootstrap_servers, "--registry", scene.registry_url, "--prefix", scene.prefix]
     jar_paths = ",".join(map(str, jars("delta")))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "spark_consumer", "mirror", *words, "--path", str(path)),
+        *(sys.executable, "-P", "-m", "spark_consumer", "mirror", *words_of(scene), "--path", str(path)),
         *("--http", f"127.0.0.1:{port}", "--cores", "1"),
         env={**os.environ, "JAVA_HOME": str(spark_java_home()), "WALGATE_SPARK_JARS": jar_paths},
         start_new_session=True,
