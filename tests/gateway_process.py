@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests import fork_server
 
 OPTIONS = ("run", "--log-format", "json")
 COMMAND = (str(Path(sys.executable).parent / "walgate"), *OPTIONS)
 START_TIMEOUT_S = 90.0
 EXIT_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 120.0
 DEFAULTS = {"snapshot__mode": "never"}
 """Most tests are about what commits after the start."""
 
@@ -30,7 +33,7 @@ class GatewayProcess:
         self.log_path = log_path
         self.settings = dict(settings)
         self.command: tuple[str, ...] = COMMAND
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | fork_server.Forked | None = None
         self.start_count = 0
 
     def start(self, failpoints: str = "", **settings: object) -> None:
@@ -42,14 +45,7 @@ class GatewayProcess:
         if failpoints:
             environment["WALGATE_FAILPOINTS"] = failpoints
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                preexec_fn=die_with_parent,
-            )
+            self._process = started(self.command, environment, log.fileno(), log.fileno())
         self.start_count += 1
 
     async def streaming(self, failpoints: str = "", **settings: object) -> None:
@@ -164,10 +160,35 @@ class GatewayProcess:
             await asyncio.sleep(0.02)
 
 
-def die_with_parent() -> None:
-    """For preexec_fn: a test run that is killed leaves nothing behind (prctl(2), PR_SET_PDEATHSIG; Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+async def ended(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """`walgate` until it has ended. Raises TimeoutError."""
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = started((COMMAND[0], *arguments), environment, stdout.fileno(), stderr.fileno())
+        try:
+            async with asyncio.timeout(COMMAND_TIMEOUT_S):
+                while (code := process.poll()) is None:
+                    await asyncio.sleep(0.01)
+        finally:
+            process.send_signal(signal.SIGKILL)
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(arguments, code, stdout.read(), stderr.read())
+
+
+def started(
+    command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int
+) -> subprocess.Popen[bytes] | fork_server.Forked:
+    """A program of its own, forked where it is `walgate` as it is installed."""
+    if command[0] == COMMAND[0] and fork_server.IS_USED:
+        return fork_server.start(command[1:], environment, stdout, stderr)
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=stdout,
+        stderr=stderr,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=fork_server.die_with_parent,
+    )
 
 
 def _as_text(value: object) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,7 +30,7 @@ from gateway.service.check_report import Checked, exit_code, render
 from schemas.names import POSITION_TOPIC
 from tests.conftest import Database
 from tests.exactly_once.proxy import ACCOUNT, ProxiedKafka
-from tests.gateway_process import COMMAND, GatewayProcess
+from tests.gateway_process import GatewayProcess, ended
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 LOGIN = {name.removeprefix("kafka__"): value for name, value in ACCOUNT.items()}
@@ -93,12 +92,9 @@ async def test_what_is_well_is_said_to_be_and_nothing_is_changed(place: Place) -
         "WALGATE_KAFKA__PREFIX": place.prefix,
         "WALGATE_REGISTRY__URL": place.registry.url,
     }
-    process = await asyncio.create_subprocess_exec(
-        COMMAND[0], "check", "--json", env=environment, stdout=asyncio.subprocess.PIPE, stderr=sys.stderr
-    )
-    output, _ = await process.communicate()
-    told = json.loads(output)
-    assert process.returncode == told["exit_code"] == 0, told
+    done = await ended(("check", "--json"), environment)
+    told = json.loads(done.stdout)
+    assert done.returncode == told["exit_code"] == 0, told
     said = " ".join(finding["message"] for finding in told["findings"] if finding["outcome"] == "ok")
     for words in (
         "1 table published",

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.operate.health import ask_status, probe
 from tests.exactly_once.scene import Scene
-from tests.gateway_process import COMMAND
+from tests.gateway_process import ended
 from tests.monitoring.prometheus import NAME, STALE, Labels, Samples, Series, firing, seconds
 
 NAMED_S: Final = 15.0
@@ -43,12 +43,8 @@ async def status_of(scene: Scene, *options: str) -> tuple[int, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WALGATE_")}
     for name, value in scene.gateway.settings.items():
         environment[f"WALGATE_{name.upper()}"] = value if isinstance(value, str) else json.dumps(value)
-    process = await asyncio.create_subprocess_exec(
-        COMMAND[0], "status", *options, env=environment, stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, output.decode()
+    done = await ended(("status", *options), environment)
+    return done.returncode, done.stdout
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 from schemas.names import POSITION_TOPIC
 from tests.exactly_once.markers import COMMITTING
-from tests.gateway_process import COMMAND, GatewayProcess
+from tests.gateway_process import GatewayProcess, ended
 from tests.service.topics import Topics
 
 
@@ -84,13 +84,5 @@ async def command(
     settings: Mapping[str, object], *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.CompletedProcess[str]:
     """`walgate` with these settings."""
-    return await asyncio.to_thread(
-        subprocess.run,
-        [COMMAND[0], *arguments],
-        env={"PATH": os.environ["PATH"], **environment}
-        | {f"WALGATE_{name.upper()}": str(value) for name, value in settings.items()},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    variables = {f"WALGATE_{name.upper()}": str(value) for name, value in settings.items()}
+    return await ended(arguments, {"PATH": os.environ["PATH"], **environment, **variables})

@@ -24,15 +24,18 @@ from tests.spark_consumer.feeder import Feeder
 
 # Hundreds of batches of a few rows: to write and compile Java for each query would be a tenth of the time. The jobs that tests
 # start as programs do it, as those of users do.
+_JAVA = "-XX:+UseSerialGC -Xms1g -Xmn450m -XX:MetaspaceSize=256m -XX:ReservedCodeCacheSize=240m"
+# What is to run four times as often as usual before the second compiler takes it, which would be a quarter of the CPU time.
+_LIMITS = {"Invocation": 20_000, "MinInvocation": 2_400, "Compile": 60_000, "BackEdge": 160_000}
+# Hadoop starts the program chmod for each file: 6 ms of CPU time instead of 10.
+_CHEAP_START = " -Djdk.lang.Process.launchMechanism=VFORK" if sys.platform == "linux" else ""
 SMALL_BATCHES = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -Xms1g -Xmn450m -XX:MetaspaceSize=256m -XX:ReservedCodeCacheSize=240m",
+    "spark.driver.extraJavaOptions": _JAVA
+    + "".join(f" -XX:Tier4{name}Threshold={count}" for name, count in _LIMITS.items())
+    + _CHEAP_START,
 }
-if (
-    sys.platform == "linux"
-):  # Hadoop starts the program chmod for each file; this makes it 6 ms of CPU time instead of 10
-    SMALL_BATCHES["spark.driver.extraJavaOptions"] += " -Djdk.lang.Process.launchMechanism=VFORK"
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 from spark_consumer.mirror.dump import newest
 from tests.conftest import Database
-from tests.gateway_process import die_with_parent
+from tests.fork_server import die_with_parent
 from tests.spark_consumer.cluster import Cluster, ObjectStorage
 from tests.spark_consumer.test_pgbench import SUMS, TABLES, buy, fill, gateway_of
 

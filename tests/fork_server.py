@@ -1,0 +1,138 @@
+"""Gateways and commands of the tests are forked from a process that has imported the program's modules: starting Python and
+importing them takes 0.8 s of CPU time, a fork a tenth of it. The fork is a process of its own: environment, signals, exit code.
+
+`python -m tests.fork_server FD`: takes requests from a socket until its other end is closed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module, reload
+from pathlib import Path
+from types import SimpleNamespace
+
+IS_USED = sys.platform == "linux"
+_MODULES = ("gateway.cli", "gateway.service.supervisor", "uvloop")
+_ROOT = Path(__file__).parents[1]
+_REQUEST_BYTES = 200_000
+
+
+class Forked:
+    """As subprocess.Popen: `pid`, `poll`, `send_signal`."""
+
+    def __init__(self, answers: socket.socket) -> None:
+        self._answers = answers
+        weakref.finalize(self, answers.close)
+        self.pid = int(answers.recv(64))
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        if self._code is None:
+            try:
+                self._code = int(self._answers.recv(64, socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                return None
+            self._answers.close()
+        return self._code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def start(arguments: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int) -> Forked:
+    """`walgate` with these arguments, writing to these file descriptors."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    request = json.dumps({"arguments": arguments, "environment": dict(environment), "folder": os.getcwd()}).encode()
+    socket.send_fds(_server(), [request], [theirs.fileno(), stdout, stderr])
+    theirs.close()
+    return Forked(ours)
+
+
+def die_with_parent() -> None:
+    """For preexec_fn: a test run that is killed leaves nothing behind (prctl(2), PR_SET_PDEATHSIG; Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+@cache
+def _server() -> socket.socket:
+    """Of this process; it ends with it."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+    null = subprocess.DEVNULL
+    process = subprocess.Popen(command, cwd=_ROOT, stdin=null, stdout=null, pass_fds=[theirs.fileno()])
+    theirs.close()
+    atexit.register(process.wait)
+    atexit.register(ours.close)
+    return ours
+
+
+def _serve(requests: socket.socket) -> SimpleNamespace:
+    """Returns in each program that it forks, with what was asked for."""
+    for module in _MODULES:
+        import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy what is shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that nobody has to wait for the parents
+    while True:
+        request, files, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 3)
+        if not request:
+            raise SystemExit
+        if os.fork() == 0:
+            requests.close()
+            if _is_program(files):
+                return SimpleNamespace(**json.loads(request))
+        for file in files:
+            os.close(file)
+
+
+def _is_program(files: Sequence[int]) -> bool:
+    """Its parent waits for it, and answers with its pid and its exit code."""
+    answers = socket.socket(fileno=files[0])
+    die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if (pid := os.fork()) == 0:
+        answers.close()
+        die_with_parent()
+        for number, file in enumerate(files[1:], start=1):
+            os.dup2(file, number)
+            os.close(file)
+        return True
+    answers.send(str(pid).encode())
+    answers.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+    os._exit(0)
+
+
+def _become(asked: SimpleNamespace) -> None:
+    """What the start of a Python and the program's imports would have done with these."""
+    from gateway import early_signals
+    from gateway.operate import failpoints
+
+    os.chdir(asked.folder)
+    os.environ.clear()
+    os.environ.update(asked.environment)
+    sys.argv = ["walgate", *asked.arguments]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    reload(early_signals)
+    failpoints._armed = failpoints.parse_failpoints(os.environ.get(failpoints.VARIABLE, ""))
+
+
+if __name__ == "__main__":
+    _become(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    from walgate import main
+
+    main()
