@@ -18,6 +18,8 @@ endif
 export UV_SYSTEM_CERTS ?= true
 export PYTHONUTF8 := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Python is started hundreds of times: each start would compile everything that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check archives format bench unit integration e2e long coverage docs sbom changelog lock clean

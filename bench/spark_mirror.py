@@ -33,7 +33,7 @@ from gateway.local import Registry as LocalRegistry
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 from spark_consumer.jobs.session import local_session
-from spark_consumer.jvm import cloned, java
+from spark_consumer.jvm import cloned, java_class
 from spark_consumer.mirror import target
 from spark_consumer.mirror.appending import AppendingMirror
 from spark_consumer.mirror.batch import Mirror
@@ -85,7 +85,7 @@ def feed(feeder: Feeder, accounts: Table, changes: int, rows: int, turn: int) ->
 
 def clock(spark: Any, name: str, turn: int, work: Any) -> tuple[float, float]:
     """Seconds, and seconds of CPU time. What the work before has left to Java's collector is not counted."""
-    java(spark).java.lang.System.gc()
+    java_class(spark, "java.lang.System").gc()
     pid = jvm_pid(spark)
     began, cpu = time.perf_counter(), cpu_seconds(pid) + time.process_time()
     work()

@@ -22,9 +22,10 @@ def submitted_settings() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
-def java(spark: SparkSession) -> Any:
-    """Java's packages. Raises MirrorError."""
-    return _classic(spark)._jvm
+def java_class(spark: SparkSession, name: str) -> Any:
+    """By its full name: py4j would ask for each package on the way, and Java look for a class of that name in every jar.
+    Raises MirrorError."""
+    return getattr(_classic(spark)._jvm, name)
 
 
 def java_session(spark: SparkSession) -> Any:
@@ -47,9 +48,14 @@ def _classic(spark: SparkSession) -> Any:
     return spark
 
 
+def delta_log(spark: SparkSession) -> Any:
+    """Delta's class DeltaLog. Raises MirrorError."""
+    return java_class(spark, "org.apache.spark.sql.delta.DeltaLog")
+
+
 def java_log(spark: SparkSession, location: str) -> Any:
     """Delta's own object for the table there. Raises MirrorError."""
-    return java(spark).org.apache.spark.sql.delta.DeltaLog.forTable(java_session(spark), location)
+    return delta_log(spark).forTable(java_session(spark), location)
 
 
 def java_snapshot(spark: SparkSession, location: str, version: int | None = None) -> Any:
@@ -67,7 +73,7 @@ def java_frame(frame: DataFrame) -> Any:
 @contextmanager
 def activated(spark: SparkSession) -> Iterator[None]:
     """What Java does within for this thread, it does with the settings of this session."""
-    sessions = SparkSession._get_j_spark_session_class(java(spark))
+    sessions = SparkSession._get_j_spark_session_class(_classic(spark)._jvm)
     before = sessions.getActiveSession()
     sessions.setActiveSession(java_session(spark))
     try:
@@ -79,9 +85,14 @@ def activated(spark: SparkSession) -> Iterator[None]:
             sessions.clearActiveSession()
 
 
+def path_class(spark: SparkSession) -> Any:
+    """Hadoop's class Path. Raises MirrorError."""
+    return java_class(spark, "org.apache.hadoop.fs.Path")
+
+
 def hadoop_path(spark: SparkSession, location: str) -> tuple[Any, Any]:
     """A path or glob, and the file system that it is in."""
-    path = java(spark).org.apache.hadoop.fs.Path(location)
+    path = path_class(spark)(location)
     return path, path.getFileSystem(java_session(spark).sessionState().newHadoopConf())
 
 
@@ -96,11 +107,11 @@ def file_names(spark: SparkSession, location: str) -> list[str]:
     path, files = hadoop_path(spark, location)
     gateway = spark.sparkContext._gateway
     assert gateway is not None, "no Java"
-    folders = gateway.new_array(java(spark).org.apache.hadoop.fs.Path, 1)
+    folders = gateway.new_array(path_class(spark), 1)
     folders[0] = path
     # Of a single path, S3 gives an array of a class of its own, for which py4j finds no method.
-    found = java(spark).org.apache.hadoop.fs.FileUtil.stat2Paths(files.listStatus(folders))
-    listed: str = java(spark).scala.runtime.ScalaRunTime.stringOf(found)
+    found = java_class(spark, "org.apache.hadoop.fs.FileUtil").stat2Paths(files.listStatus(folders))
+    listed: str = java_class(spark, "scala.runtime.ScalaRunTime").stringOf(found)
     return re.findall(r"/([^/,)]+)[,)]", listed)
 
 

@@ -210,20 +210,21 @@ def topic_prefix() -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a test asks for says what it is: `make unit`, `make integration` and `make e2e` choose by it. Files with Spark, the
-    largest first, are spread over the others: theirs is the CPU time, the others wait for servers most of theirs, and none of
-    them comes last."""
+    """What a test asks for says what it is: `make unit`, `make integration` and `make e2e` choose by it. Large files come first,
+    so that no worker has a long one when the others are done. Files with Spark are spread over the others: theirs is the CPU
+    time, the others wait for servers most of theirs."""
     files: dict[Path, list[pytest.Item]] = {}
-    spark: list[Path] = []
+    spark: set[Path] = set()
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if SERVERS.intersection(fixtures):
             item.add_marker("integration")
-        if item.path not in files and ("spark" in fixtures or item.get_closest_marker("e2e")):
-            spark.append(item.path)
+        if "spark" in fixtures or item.get_closest_marker("e2e"):
+            spark.add(item.path)
         files.setdefault(item.path, []).append(item)
-    order = [path for path in files if path not in spark]
-    for number, path in enumerate(sorted(spark, key=lambda path: -path.stat().st_size)):
+    largest_first = sorted(files, key=lambda path: -path.stat().st_size)
+    order = [path for path in largest_first if path not in spark]
+    for number, path in enumerate(path for path in largest_first if path in spark):
         order.insert(number + number * (len(files) - len(spark)) * 5 // (6 * len(spark)), path)
     items[:] = [item for path in order for item in files[path]]
 

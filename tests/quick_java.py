@@ -36,6 +36,7 @@ for word in "$@"; do
     words+=("$word")
 done
 options=(-Xlog:cds=off -Xlog:cds+dynamic=off)
+[ "$archive" = spark ] && options+=(-XX:TieredStopAtLevel=1)  # a job ends before the second compiler's work has paid
 if [ -n "$archive" ] && [ -e {home}/ready ]; then
     exec {java} "${{options[@]}}" -XX:SharedArchiveFile={home}/$archive.jsa "${{words[@]}}"
 elif [ -n "$archive" ] && [ -n "${makes}" ]; then

@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
-from spark_consumer.jvm import hadoop_path, java
+from spark_consumer.jvm import hadoop_path, path_class
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.identity import check_names
 from spark_consumer.mirror.layout import table_path
@@ -114,7 +114,7 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
     for status in files.globStatus(found) or ():
         folder = status.getPath()
         lsn = int(folder.getName().removeprefix("batch="))
-        if files.exists(java(spark).org.apache.hadoop.fs.Path(folder, "_SUCCESS")):
+        if files.exists(path_class(spark)(folder, "_SUCCESS")):
             last = max(last, lsn)
         elif lsn != commit_lsn:
             raise MirrorError(

@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_consumer.jvm import file_names, hadoop_path, java, java_log, java_session
+from spark_consumer.jvm import file_names, hadoop_path, java_log, java_session, path_class
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
@@ -46,7 +46,7 @@ def commits(spark: SparkSession, location: str) -> Iterator[tuple[int, list[dict
     """Version and actions of each commit, newest first; it ends before the first one that is not there."""
     versions = set(_versions(entries(spark, location)))
     version = max(versions, default=-1)
-    store, make_path = java_log(spark, location).store(), java(spark).org.apache.hadoop.fs.Path
+    store, make_path = java_log(spark, location).store(), path_class(spark)
     settings = java_session(spark).sessionState().newHadoopConf()
     while version in versions:
         lines = store.read(make_path(f"{_folder(location)}/{version:020}.json"), settings).mkString("\n").split("\n")

@@ -11,10 +11,11 @@ from types import MappingProxyType
 
 from pyspark.sql import DataFrame
 
-from spark_consumer.jvm import activated, java, java_frame, java_log
+from spark_consumer.jvm import activated, java_class, java_frame, java_log
 from spark_consumer.mirror.target import noted_versions, quoted, versions_in_log
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
+_DELTA = "org.apache.spark.sql.delta"
 
 
 class Superseded(Exception):
@@ -43,7 +44,7 @@ def _append(
     frame: DataFrame, location: str, application: str, number: int, expected: Mapping[str, int], note: str | None
 ) -> bool:
     spark = frame.sparkSession
-    packages, option = java(spark).org.apache.spark.sql, java(spark).scala.Option
+    option = java_class(spark, "scala.Option")
     transaction = java_log(spark, location).startTransaction(option.empty(), option.empty())
     snapshot = transaction.snapshot()
     noted = noted_versions(snapshot)
@@ -66,9 +67,10 @@ def _append(
     for name in (application, *expected):  # another commit of these meanwhile is a conflict
         transaction.readTxn().addOne(name)
     actions = transaction.writeFiles(rows)
-    now = java(spark).java.lang.System.currentTimeMillis()
-    mark = packages.delta.actions.SetTransaction(application, number, option.apply(now))
-    operation = getattr(packages.delta, "DeltaOperations$Write")
+    now = java_class(spark, "java.lang.System").currentTimeMillis()
+    mark = java_class(spark, f"{_DELTA}.actions.SetTransaction")(application, number, option.apply(now))
+    operation = java_class(spark, f"{_DELTA}.DeltaOperations$Write")
+    appending = java_class(spark, "org.apache.spark.sql.SaveMode").Append
     told = [option.empty(), option.empty(), option.apply(note), *(option.empty() for _ in range(5))]
-    transaction.commit(actions.appended(mark), operation(packages.SaveMode.Append, *told))
+    transaction.commit(actions.appended(mark), operation(appending, *told))
     return True

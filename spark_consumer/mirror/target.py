@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, MapType, StructType
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.jvm import hadoop_path, java, java_log, java_snapshot
+from spark_consumer.jvm import delta_log, hadoop_path, java_class, java_log, java_snapshot
 from spark_consumer.mirror.tuning import settings
 
 # Application ids of Delta's transactions: a table belongs to one mirror or changelog, and versions are commit LSNs, which rise.
@@ -124,7 +124,7 @@ def _cast(spark: SparkSession, location: str, changed: dict[str, DataType], *, k
 
 
 def _sql_type(spark: SparkSession, kind: DataType) -> str:
-    return str(java(spark).org.apache.spark.sql.types.DataType.fromJson(kind.json()).sql())
+    return str(java_class(spark, "org.apache.spark.sql.types.DataType").fromJson(kind.json()).sql())
 
 
 def quoted(name: str) -> str:
@@ -204,7 +204,7 @@ def own_retention_s(spark: SparkSession, location: str) -> float:
     metadata = java_snapshot(spark, location).metadata()
     log = java_log(spark, location)
     found = {
-        _TOMBSTONES: java(spark).org.apache.spark.sql.delta.DeltaLog.tombstoneRetentionMillis,
+        _TOMBSTONES: delta_log(spark).tombstoneRetentionMillis,
         "delta.logRetentionDuration": log.deltaRetentionMillis,
     }
     return max(
@@ -215,7 +215,7 @@ def own_retention_s(spark: SparkSession, location: str) -> float:
 def tombstones_s(spark: SparkSession, location: str, version: int) -> float:
     """For how long the log of a table says which files were replaced, by the properties that it had at a version."""
     metadata = java_snapshot(spark, location, version).metadata()
-    return float(java(spark).org.apache.spark.sql.delta.DeltaLog.tombstoneRetentionMillis(metadata)) / 1000
+    return float(delta_log(spark).tombstoneRetentionMillis(metadata)) / 1000
 
 
 def keep_tombstones(spark: SparkSession, location: str, hours: int) -> None:

@@ -12,7 +12,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.jvm import java, java_frame
+from spark_consumer.jvm import delta_log, java_frame
 from spark_consumer.mirror import batch, changes, direct, fence, versions, writing
 from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.layout import manifest_path, table_path
@@ -206,7 +206,7 @@ def test_what_writers_have_noted_is_known_with_and_without_the_checksum_of_a_ver
     assert len(checksums) == 3 and all(b"setTransactions" in file.read_bytes() for file in checksums)
     for file in checksums:
         file.unlink()
-    java(spark).org.apache.spark.sql.delta.DeltaLog.clearCache()
+    delta_log(spark).clearCache()
     assert transaction_versions(spark, location, APPLICATION, "another", "nobody") == wanted
     assert files_below(spark, location, 1, 4) == 0
 

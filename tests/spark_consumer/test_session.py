@@ -15,7 +15,7 @@ import pytest
 from gateway.local.java import spark_java_home
 from spark_consumer.errors import MirrorError
 from spark_consumer.jobs import session
-from spark_consumer.jvm import java, java_session
+from spark_consumer.jvm import delta_log, java_session
 
 
 class Builder:
@@ -83,7 +83,7 @@ REFUSED = r"(?s)do not run over Spark Connect.*spark-submit"
 
 def test_a_session_of_spark_connect_is_refused_by_name() -> None:
     connect: Any = SimpleNamespace()
-    for look in (java, java_session):
+    for look in (delta_log, java_session):
         with pytest.raises(MirrorError, match=REFUSED):
             look(connect)
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
-from spark_consumer.jvm import java
+from spark_consumer.jvm import delta_log
 from spark_consumer.mirror import changes, manifest, target, upkeep, versions
 from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.delta_files import open_delta
@@ -242,7 +242,7 @@ def test_files_whose_removal_the_log_has_forgotten_stay(
     for file in items.iterdir():
         if file.is_file():
             age(file, 20)
-    java(spark).org.apache.spark.sql.delta.DeltaLog.clearCache()
+    delta_log(spark).clearCache()
     monkeypatch.setattr(manifest, "merged_before", lambda *_: 6)
     retention = timedelta(days=5).total_seconds()
     upkeep.Upkeep(path, retention).remove(spark)
@@ -284,7 +284,7 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
     for version in log_versions(items):
         if version <= needed:
             age(items / "_delta_log" / f"{version:020}.json", 10)
-    java(spark).org.apache.spark.sql.delta.DeltaLog.clearCache()
+    delta_log(spark).clearCache()
     check(spark, path, (4,))
     upkeep.Upkeep(path, 0.0).remove(spark)
     check(spark, path, (8,))
