@@ -22,7 +22,9 @@ from importlib import import_module, reload
 from pathlib import Path
 from types import SimpleNamespace
 
-IS_USED = sys.platform == "linux"
+from gateway.operate import failpoints
+from gateway.operate.errors import StopForOperator
+
 _MODULES = ("gateway.cli", "gateway.service.supervisor", "uvloop")
 _ROOT = Path(__file__).parents[1]
 _REQUEST_BYTES = 200_000
@@ -50,6 +52,16 @@ class Forked:
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
+
+
+def can(environment: Mapping[str, str]) -> bool:
+    """Whether this environment changes nothing of what the server has imported."""
+    try:
+        failpoints.parse_failpoints(environment.get(failpoints.VARIABLE, ""))
+    except StopForOperator:
+        return False
+    same_path = environment.get("PYTHONPATH") in (None, os.environ.get("PYTHONPATH"))
+    return sys.platform == "linux" and same_path
 
 
 def start(arguments: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int) -> Forked:
@@ -120,7 +132,6 @@ def _is_program(files: Sequence[int]) -> bool:
 def _become(asked: SimpleNamespace) -> None:
     """What the start of a Python and the program's imports would have done with these."""
     from gateway import early_signals
-    from gateway.operate import failpoints
 
     os.chdir(asked.folder)
     os.environ.clear()

@@ -179,7 +179,7 @@ def started(
     command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int
 ) -> subprocess.Popen[bytes] | fork_server.Forked:
     """A program of its own, forked where it is `walgate` as it is installed."""
-    if command[0] == COMMAND[0] and fork_server.IS_USED:
+    if command[0] == COMMAND[0] and fork_server.can(environment):
         return fork_server.start(command[1:], environment, stdout, stderr)
     return subprocess.Popen(
         command,
