@@ -22,6 +22,7 @@ from importlib import import_module, reload
 from pathlib import Path
 from types import SimpleNamespace
 
+from gateway import early_signals
 from gateway.operate import failpoints
 from gateway.operate.errors import StopForOperator
 
@@ -46,7 +47,6 @@ class Forked:
                 self._code = int(self._answers.recv(64, socket.MSG_DONTWAIT))
             except BlockingIOError:
                 return None
-            self._answers.close()
         return self._code
 
     def send_signal(self, number: int) -> None:
@@ -55,13 +55,14 @@ class Forked:
 
 
 def can(environment: Mapping[str, str]) -> bool:
-    """Whether this environment changes nothing of what the server has imported."""
+    """Whether there are forks here, and this environment changes nothing of what the server has imported."""
+    if sys.platform != "linux" or environment.get("PYTHONPATH") not in (None, os.environ.get("PYTHONPATH")):
+        return False
     try:
         failpoints.parse_failpoints(environment.get(failpoints.VARIABLE, ""))
     except StopForOperator:
         return False
-    same_path = environment.get("PYTHONPATH") in (None, os.environ.get("PYTHONPATH"))
-    return sys.platform == "linux" and same_path
+    return True
 
 
 def start(arguments: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int) -> Forked:
@@ -131,8 +132,6 @@ def _is_program(files: Sequence[int]) -> bool:
 
 def _become(asked: SimpleNamespace) -> None:
     """What the start of a Python and the program's imports would have done with these."""
-    from gateway import early_signals
-
     os.chdir(asked.folder)
     os.environ.clear()
     os.environ.update(asked.environment)

@@ -39,9 +39,7 @@ class GatewayProcess:
     def start(self, failpoints: str = "", **settings: object) -> None:
         """`settings` are for this start only."""
         assert not self.is_running
-        values = {**DEFAULTS, **self.settings, **settings}
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("WALGATE_")}
-        environment |= {f"WALGATE_{name.upper()}": _as_text(value) for name, value in values.items()}
+        environment = environment_of({**DEFAULTS, **self.settings, **settings})
         if failpoints:
             environment["WALGATE_FAILPOINTS"] = failpoints
         with self.log_path.open("ab") as log:
@@ -158,6 +156,16 @@ class GatewayProcess:
                 raise TimeoutError(f"{text!r} is not in the log {times} times after {timeout_s} s:\n{self.log_tail()}")
             assert self.is_running, f"ended with {self.exit_code} before {text!r}:\n{self.log_tail()}"
             await asyncio.sleep(0.02)
+
+
+def environment_of(settings: Mapping[str, object]) -> dict[str, str]:
+    """That of the tests, with no other settings than these."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith("WALGATE_")}
+    return others | variables_of(settings)
+
+
+def variables_of(settings: Mapping[str, object]) -> dict[str, str]:
+    return {f"WALGATE_{name.upper()}": _as_text(value) for name, value in settings.items()}
 
 
 async def ended(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

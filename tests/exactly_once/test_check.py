@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,7 +29,7 @@ from gateway.service.check_report import Checked, exit_code, render
 from schemas.names import POSITION_TOPIC
 from tests.conftest import Database
 from tests.exactly_once.proxy import ACCOUNT, ProxiedKafka
-from tests.gateway_process import GatewayProcess, ended
+from tests.gateway_process import GatewayProcess, ended, environment_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 LOGIN = {name.removeprefix("kafka__"): value for name, value in ACCOUNT.items()}
@@ -83,16 +82,15 @@ async def test_what_is_well_is_said_to_be_and_nothing_is_changed(place: Place) -
     admin = AdminClient({"bootstrap.servers": place.kafka.bootstrap_servers})
     state = "SELECT (SELECT count(*) FROM pg_replication_slots), (SELECT count(*) FROM pg_publication_tables)"
     before = set(admin.list_topics(timeout=10).topics), tuple(await sql.fetchrow(state))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WALGATE_")}
-    environment |= {
-        "WALGATE_SOURCE__DSN": place.database.dsn,
-        "WALGATE_SOURCE__SLOT": place.prefix,
-        "WALGATE_SOURCE__PUBLICATIONS": "p",
-        "WALGATE_KAFKA__BOOTSTRAP_SERVERS": place.kafka.bootstrap_servers,
-        "WALGATE_KAFKA__PREFIX": place.prefix,
-        "WALGATE_REGISTRY__URL": place.registry.url,
+    settings = {
+        "source__dsn": place.database.dsn,
+        "source__slot": place.prefix,
+        "source__publications": "p",
+        "kafka__bootstrap_servers": place.kafka.bootstrap_servers,
+        "kafka__prefix": place.prefix,
+        "registry__url": place.registry.url,
     }
-    done = await ended(("check", "--json"), environment)
+    done = await ended(("check", "--json"), environment_of(settings))
     told = json.loads(done.stdout)
     assert done.returncode == told["exit_code"] == 0, told
     said = " ".join(finding["message"] for finding in told["findings"] if finding["outcome"] == "ok")

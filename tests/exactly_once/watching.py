@@ -4,8 +4,6 @@ raise from its metrics. The truth about the lag is in lag_truth.py."""
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.operate.health import ask_status, probe
 from tests.exactly_once.scene import Scene
-from tests.gateway_process import ended
+from tests.gateway_process import ended, environment_of
 from tests.monitoring.prometheus import NAME, STALE, Labels, Samples, Series, firing, seconds
 
 NAMED_S: Final = 15.0
@@ -40,10 +38,7 @@ SCRAPE_S: Final = seconds(yaml.safe_load((_FOLDER / "prometheus.yml").read_text(
 
 async def status_of(scene: Scene, *options: str) -> tuple[int, str]:
     """`walgate status` as a process of its own: exit code and output."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WALGATE_")}
-    for name, value in scene.gateway.settings.items():
-        environment[f"WALGATE_{name.upper()}"] = value if isinstance(value, str) else json.dumps(value)
-    done = await ended(("status", *options), environment)
+    done = await ended(("status", *options), environment_of(scene.gateway.settings))
     return done.returncode, done.stdout
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from schemas.names import POSITION_TOPIC
 from tests.exactly_once.markers import COMMITTING
-from tests.gateway_process import GatewayProcess, ended
+from tests.gateway_process import GatewayProcess, ended, variables_of
 from tests.service.topics import Topics
 
 
@@ -84,5 +84,4 @@ async def command(
     settings: Mapping[str, object], *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.CompletedProcess[str]:
     """`walgate` with these settings."""
-    variables = {f"WALGATE_{name.upper()}": str(value) for name, value in settings.items()}
-    return await ended(arguments, {"PATH": os.environ["PATH"], **environment, **variables})
+    return await ended(arguments, {"PATH": os.environ["PATH"], **environment, **variables_of(settings)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import sys
 from collections import Counter
@@ -31,7 +30,7 @@ from spark_consumer.reader.registry import Registry as SchemaRegistry
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.tables import TableName
 from tests.conftest import Database
-from tests.gateway_process import DEFAULTS, GatewayProcess
+from tests.gateway_process import DEFAULTS, GatewayProcess, environment_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(3000)]
 
@@ -65,8 +64,6 @@ class Scene:
 
     async def verify(self, *words: str) -> tuple[int, dict[str, Any], str]:
         """Exit code, what it prints, and what it says on the way."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("WALGATE_")}
-        environment |= {f"WALGATE_{name.upper()}": str(value) for name, value in {**DEFAULTS, **self.settings}.items()}
         process = await asyncio.create_subprocess_exec(
             *(
                 sys.executable,
@@ -80,7 +77,7 @@ class Scene:
                 str(STALL_S),
                 *words,
             ),
-            env=environment,
+            env=environment_of({**DEFAULTS, **self.settings}),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )

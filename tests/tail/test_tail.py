@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import pytest
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.gateway_process import GatewayProcess
+from tests.gateway_process import GatewayProcess, environment_of, variables_of
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +42,7 @@ async def tailing(environment: dict[str, str], *options: str) -> AsyncIterator[a
         WALGATE,
         "tail",
         *options,
-        env={**{name: value for name, value in os.environ.items() if not name.startswith("WALGATE_")}, **environment},
+        env=environment_of({}) | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -174,9 +173,7 @@ async def test_topics_hold_what_the_tables_hold(
         "registry__url": registry.url,
     }
     gateway = GatewayProcess(tmp_path / "gateway.log", settings)
-    environment = {
-        f"WALGATE_{name.upper()}": value for name, value in settings.items() if not name.startswith("source")
-    }
+    environment = variables_of({name: value for name, value in settings.items() if not name.startswith("source")})
     try:
         await gateway.streaming()
         await sql.execute("INSERT INTO other VALUES (1), (2), (3)")
