@@ -1,4 +1,5 @@
-"""`python -m tests.java_archives`: what a broker, a registry and a mirror load, in archives for quick_java.py. 50 s, once."""
+"""`python -m tests.java_archives`: what a broker, a registry and a mirror load, in archives for quick_java.py, and the jar of
+tests/java. 50 s, once."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import os
 import shutil
 import subprocess
 import tempfile
+from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 from gateway.local import Kafka, Registry
 from gateway.local.artifacts import jars
@@ -18,7 +21,7 @@ from spark_consumer.mirror import versions
 from spark_consumer.mirror.batch import Mirror
 from spark_consumer.reader.registry import Registry as SchemaRegistry
 from spark_consumer.reader.registry import SchemaCache
-from tests.quick_java import ARCHIVES, FOLDER, JAVA, JAVA_HOME, MAKES, home
+from tests.quick_java import ARCHIVES, FOLDER, JAVA, JAVA_HOME, MAKES, SOURCES, home
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation
 
 ITEMS = relation("items", {"id": INT8, "name": TEXT}, ("id",))
@@ -36,18 +39,18 @@ def make() -> None:
     base = made / "base.jsa"
     subprocess.run([java(), "-Xshare:dump", f"-XX:SharedArchiveFile={base}"], stdout=subprocess.PIPE, check=True)
     os.environ |= {JAVA_HOME: str(made), MAKES: "1"}
-    asyncio.run(_work())
+    asyncio.run(_work(made / "files.jar"))
     assert {path.stem for path in made.glob("*.jsa")} == {"base", *ARCHIVES}
     (made / "ready").touch()
 
 
-async def _work() -> None:
+async def _work(jar: Path) -> None:
     async with Kafka(jvm_options=[QUICK_START]) as kafka, Registry() as registry:
-        await asyncio.to_thread(_mirror, kafka.bootstrap_servers, registry.url)
+        await asyncio.to_thread(_mirror, kafka.bootstrap_servers, registry.url, jar)
         await asyncio.gather(kafka.stop(), registry.stop())
 
 
-def _mirror(bootstrap_servers: str, registry_url: str) -> None:
+def _mirror(bootstrap_servers: str, registry_url: str, jar: Path) -> None:
     feeder = Feeder(bootstrap_servers, registry_url, "archives")
     with tempfile.TemporaryDirectory() as folder:
         settings = {"spark.sql.warehouse.dir": f"{folder}/warehouse", "spark.local.dir": f"{folder}/local"}
@@ -62,11 +65,25 @@ def _mirror(bootstrap_servers: str, registry_url: str) -> None:
             mirror.apply(spark.read.format("walgate").options(**feeder.options()).load(), number)
         assert versions.read(spark, f"{folder}/mirror")["public.items"].count() == 2
         gateway: Any = spark.sparkContext._gateway
+        _compile(gateway.jvm, jar)
         spark.stop()
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait()
     feeder.close()
+
+
+def _compile(jvm: Any, jar: Path) -> None:
+    """By the compiler that Spark has for its queries: the Java of the packages has none."""
+    with ZipFile(jar, "w") as file:
+        for path in SOURCES.iterdir():
+            if path.suffix != ".java":
+                file.write(path, path.name)
+                continue
+            compiler = jvm.org.codehaus.janino.SimpleCompiler()
+            compiler.cook(path.read_text())
+            for name, code in dict(compiler.getBytecodes()).items():
+                file.writestr(f"{name.replace('.', '/')}.class", code)
 
 
 if __name__ == "__main__":

