@@ -23,12 +23,14 @@ import hypothesis
 import pytest
 import pytest_asyncio
 import structlog
+from xdist.remote import Producer
 
 from gateway.local import Kafka, Postgres, Registry
 from gateway.local.binaries import OLDEST_VERSION
 from gateway.local.java import java_version
 from gateway.local.kafka import QUICK_START
 from tests import quick_java
+from tests.distribution import SparkInFewProcesses, in_order
 
 # A small buffer makes the server stream or spill with a few hundred rows.
 TEST_SETTINGS: dict[str, str | int] = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": 20}
@@ -210,23 +212,18 @@ def topic_prefix() -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a test asks for says what it is: `make unit`, `make integration` and `make e2e` choose by it. Large files come first,
-    so that no worker has a long one when the others are done. Files with Spark are spread over the others: theirs is the CPU
-    time, the others wait for servers most of theirs."""
+    """What a test asks for says what it is: `make unit`, `make integration` and `make e2e` choose by it."""
     files: dict[Path, list[pytest.Item]] = {}
-    spark: set[Path] = set()
     for item in items:
-        fixtures = getattr(item, "fixturenames", ())
-        if SERVERS.intersection(fixtures):
+        if SERVERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("integration")
-        if "spark" in fixtures or item.get_closest_marker("e2e"):
-            spark.add(item.path)
         files.setdefault(item.path, []).append(item)
-    largest_first = sorted(files, key=lambda path: -path.stat().st_size)
-    order = [path for path in largest_first if path not in spark]
-    for number, path in enumerate(path for path in largest_first if path in spark):
-        order.insert(number + number * (len(files) - len(spark)) * 5 // (6 * len(spark)), path)
-    items[:] = [item for path in order for item in files[path]]
+    items[:] = [item for path in in_order(files) for item in files[path]]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SparkInFewProcesses | None:
+    return SparkInFewProcesses(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_configure() -> None:
