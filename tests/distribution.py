@@ -8,15 +8,17 @@ from pathlib import Path
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-_SPARK = "spark_consumer"
+
+def _runs_spark(path: Path) -> bool:
+    return "spark_consumer" in path.parts
 
 
 def in_order(paths: Iterable[Path]) -> list[Path]:
     """Large files come first, so that no process has a long one when the others are done. Files with Spark are spread over the
     others: theirs is the CPU time, the others wait for servers most of theirs."""
     largest_first = sorted(paths, key=lambda path: -path.stat().st_size)
-    spark = [path for path in largest_first if _SPARK in path.parts]
-    order = [path for path in largest_first if _SPARK not in path.parts]
+    spark = [path for path in largest_first if _runs_spark(path)]
+    order = [path for path in largest_first if not _runs_spark(path)]
     step = len(order) * 5 / 6 / max(len(spark), 1)
     for number, path in enumerate(spark):
         order.insert(number + int(number * step), path)
@@ -29,8 +31,8 @@ class SparkInFewProcesses(LoadFileScheduling):  # type: ignore[misc]
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         if node in (self.nodes[0], self.nodes[-1]):
-            runs_spark = node is self.nodes[0]
-            fitting = next((file for file in self.workqueue if (_SPARK in file) == runs_spark), None)
+            is_first = node is self.nodes[0]
+            fitting = next((file for file in self.workqueue if _runs_spark(Path(file)) == is_first), None)
             if fitting is not None:
                 self.workqueue.move_to_end(fitting, last=False)
         super()._assign_work_unit(node)
