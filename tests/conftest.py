@@ -1,4 +1,5 @@
-"""Real servers for the tests, one of each for the whole run, or for each worker, started when the first test asks for it.
+"""Real servers for the tests, started when the first test asks for them: one broker and one registry for the whole run, one
+PostgreSQL of a version for each worker.
 
 `postgres`, `postgres_oldest`, `kafka`, `registry`: the session's parts. `database`, `database_oldest`: a new, empty
 database for each test; `topic_prefix`: a prefix that no other test has. `start_postgres`: a server of the test's own.
@@ -13,6 +14,7 @@ import platform
 import sys
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,9 +30,9 @@ from xdist.remote import Producer
 from gateway.local import Kafka, Postgres, Registry
 from gateway.local.binaries import OLDEST_VERSION
 from gateway.local.java import java_version
-from gateway.local.kafka import QUICK_START
 from tests import quick_java
 from tests.distribution import SparkInFewProcesses, in_order
+from tests.shared_servers import shared
 
 # A small buffer makes the server stream or spill with a few hundred rows.
 TEST_SETTINGS: dict[str, str | int] = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": 20}
@@ -180,19 +182,24 @@ async def _drop(admin: asyncpg.Connection, server: Postgres, name: str) -> None:
 
 
 @pytest_asyncio.fixture(scope="session")
-async def _kafka_and_registry(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Kafka, Registry]]:
+async def _kafka_and_registry(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[Kafka, Registry]]:
     """Both start at once where the chosen tests need both; a part that no test needs is not started."""
-    kafka, registry = Kafka(jvm_options=[QUICK_START]), Registry()
+    kafka, registry = Kafka(), Registry()
     needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    try:
-        async with asyncio.TaskGroup() as group:
-            if "kafka" in needed:
-                group.create_task(kafka.start())
-            if "registry" in needed:
-                group.create_task(registry.start())
+    folder = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):
+        folder = folder.parent  # of all workers
+
+    async def find(name: str, product: str, server: Kafka | Registry) -> None:
+        if name in needed:
+            server.port = await asyncio.to_thread(servers.enter_context, shared(name, folder))
+            _started.add(product, server.version)
+
+    with ExitStack() as servers:
+        await asyncio.gather(find("kafka", "Kafka", kafka), find("registry", "Apicurio", registry))
         yield kafka, registry
-    finally:
-        await asyncio.gather(kafka.close(), registry.close())
 
 
 @pytest_asyncio.fixture(scope="session")

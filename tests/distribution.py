@@ -27,12 +27,12 @@ def in_order(paths: Iterable[Path]) -> list[Path]:
 
 class SparkInFewProcesses(LoadFileScheduling):  # type: ignore[misc]
     """Spark takes a minute of CPU time in each process until its Java is compiled: the first process runs files with Spark as
-    long as there are any, the last one runs others."""
+    long as there are any, the second takes them as they come, the rest run others."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        if node in (self.nodes[0], self.nodes[-1]):
-            is_first = node is self.nodes[0]
-            fitting = next((file for file in self.workqueue if _runs_spark(Path(file)) == is_first), None)
+        number = self.nodes.index(node)
+        if number != 1:
+            fitting = next((file for file in self.workqueue if _runs_spark(Path(file)) == (number == 0)), None)
             if fitting is not None:
                 self.workqueue.move_to_end(fitting, last=False)
         super()._assign_work_unit(node)

@@ -48,7 +48,7 @@ _TLS: Final = (
 _LISTENER: Final = "exactly_once/test_ways_on_listeners.py::test_a_listener_is_met_as_the_check_says"
 _PROMOTED: Final = "exactly_once/test_ways_on_promotion.py::test_a_standby_is_promoted"
 _REMOVED: Final = "exactly_once/test_ways_on.py::test_a_server_whose_wal_was_removed_is_read_on_behind_it"
-_FOREIGN: Final = "exactly_once/test_ways_on.py::test_a_record_of_another_program_is_deleted"
+_SHARED: Final = "exactly_once/test_ways_on.py::test_what_all_gateways_share_is_mended_as_the_message_says"
 _VERIFY: Final = "exactly_once/test_ways_on.py::test_a_verification_that_is_refused_is_asked_for_as_the_message_says"
 _TOO_OLD: Final = "exactly_once/test_ways_on_settings.py::test_a_server_that_is_too_old_is_left_for_a_newer_one"
 _COPY: Final = "exactly_once/test_ways_on_promotion.py::test_another_copy_of_the_server_is_left_for_the_primary"
@@ -69,7 +69,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/judgement/brokers.py check_brokers", "accept requests of at most"): _CHECK,
     ("gateway/judgement/brokers.py check_single_partition", "commit order"): _STATE,
     ("gateway/judgement/brokers.py check_single_partition", ""): _SPLIT,
-    ("gateway/judgement/brokers.py check_position_topic", ""): _STATE,
+    ("gateway/judgement/brokers.py check_position_topic", ""): _SHARED,
     ("gateway/judgement/brokers.py _topic", ""): _CHECK,
     ("gateway/judgement/notice.py _judge_left_out", "the server cannot send changes"): _GAP,
     ("gateway/judgement/notice.py _judge_left_out", "was created before its publication"): _BEFORE,
@@ -164,8 +164,8 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/service/verify.py choose_tables", ""): _VERIFY,
     ("gateway/kafka/driver.py check_version", ""): _MENDED,
     ("gateway/transactions/machine.py _commit_prepared", ""): _STATE,
-    ("gateway/transactions/position.py _not_a_position", ""): _FOREIGN,
-    ("gateway/snapshot/state.py _decode", ""): _FOREIGN,
+    ("gateway/transactions/position.py _not_a_position", ""): _SHARED,
+    ("gateway/snapshot/state.py _decode", ""): _SHARED,
     ("gateway/operate/msk.py __init__", ""): _LIBRARY,
 }
 """Tests that go from a stop to a gateway that streams again, on real servers. Key: place, and a part of its class,

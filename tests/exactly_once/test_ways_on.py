@@ -123,11 +123,6 @@ class Place:
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
         await asyncio.to_thread(self.admin.incremental_alter_configs([resource])[resource].result, 30)
 
-    async def keep_positions(self) -> None:
-        """For the tests after this one."""
-        if POSITION_TOPIC in (await asyncio.to_thread(self.admin.list_topics, timeout=30)).topics:
-            await self.set_topic(POSITION_TOPIC, "cleanup.policy", "compact")
-
     async def key(self) -> str:
         """Of the position."""
         system = await self.sql.fetchval("SELECT system_identifier::text FROM pg_control_system()")
@@ -145,7 +140,6 @@ async def place(
 ) -> AsyncIterator[Place]:
     async for made in _place(database, kafka, registry, topic_prefix, tmp_path):
         yield made
-        await made.keep_positions()
 
 
 @pytest.fixture
@@ -480,7 +474,6 @@ STATES: dict[str, Walk] = {
     "prefix of another": Walk("belongs to slot", _prefix_of_another_slot, _prefix_of_its_own),
     "topic collides": Walk("could not be created", _topic_that_collides, _colliding_topic_deleted, first=True),
     "markers split": Walk("has 2 partitions", _markers_of_two_partitions, _topic_deleted_as_told, first=True),
-    "positions deletable": Walk("retention would delete the resume LSNs", _positions_may_be_deleted, _topic_as_told),
     "markers deleted": Walk("the topic was deleted and recreated", _markers_deleted, _loaded_again),
     "topic refused": Walk("could not be created", _refused_config, _left_out, first=True),
     "key in part": Walk(", part of the replica identity of", _key_sent_in_part, _identity_full_as_told, first=True),
@@ -492,23 +485,25 @@ STATES: dict[str, Walk] = {
 }
 
 
-FOREIGN: dict[str, Walk] = {
+# In topics that all gateways of a broker share: on a broker of their own.
+SHARED: dict[str, Walk] = {
     "position of no frame": Walk("does not contain a resume LSN", _junk_position(b"junk"), _adopted_and_loaded),
     "position of no schema": Walk(
         "was not written with a schema of this registry", _junk_position(frame(1 << 30) + b"junk"), _adopted_and_loaded
     ),
     "snapshot": Walk("does not contain the state of a snapshot", _junk_state, _read_again, first=True),
+    "positions deletable": Walk("retention would delete the resume LSNs", _positions_may_be_deleted, _topic_as_told),
 }
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", list(FOREIGN))
-async def test_a_record_of_another_program_is_deleted(
+@pytest.mark.parametrize("name", list(SHARED))
+async def test_what_all_gateways_share_is_mended_as_the_message_says(
     name: str, database: Database, proxied_kafka: ProxiedKafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
     async for place in _place(database, proxied_kafka, registry, topic_prefix, tmp_path):
-        await FOREIGN[name].follow(place)
-        await place.delete_topic(POSITION_TOPIC)  # whoever reads it would stumble over the record
+        await SHARED[name].follow(place)
+        await place.delete_topic(POSITION_TOPIC)  # whoever reads it would stumble over what was done to it
         if name == "snapshot":
             await place.delete_topic(SNAPSHOT_TOPIC)
 
