@@ -5,8 +5,8 @@ READY  := .venv/.ready
 TOOLS  := .venv-tools/.ready
 HOT    := build/hot/.ready
 ARGS   ?=
-# Files of tests that run side by side, each with servers of its own.
-WORKERS ?= 3
+# Test processes, each with a PostgreSQL of its own; they wait for servers half of their time.
+WORKERS ?= 4
 PYTEST := $(PYTHON) -m pytest
 CODE   := gateway schemas spark_consumer tests
 QUIET  := $(shell test -t 2 || echo --quiet)

@@ -8,6 +8,8 @@ from pathlib import Path
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
+_PLAYED_ONCE = "tests/evolution/"  # one scene for most files
+
 
 def _runs_spark(path: Path) -> bool:
     return "spark_consumer" in path.parts
@@ -28,6 +30,9 @@ def in_order(paths: Iterable[Path]) -> list[Path]:
 class SparkInFewProcesses(LoadFileScheduling):  # type: ignore[misc]
     """Spark takes a minute of CPU time in each process until its Java is compiled: the first process runs files with Spark as
     long as there are any, the second takes them as they come, the rest run others."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _PLAYED_ONCE if nodeid.startswith(_PLAYED_ONCE) else str(super()._split_scope(nodeid))
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         number = self.nodes.index(node)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
@@ -19,7 +20,7 @@ async def played(
 ) -> AsyncIterator[Delivered]:
     """Every compatible scene in every situation, through one gateway that stops at an incompatible change."""
     log = tmp_path_factory.mktemp("evolution") / "gateway.log"
-    async with theatre("evolution", postgres, kafka, registry, log) as stage:
+    async with theatre(f"evolution_{uuid4().hex[:8]}", postgres, kafka, registry, log) as stage:
         for statement in SETUP:
             await stage.sql.execute(statement)
         for name, content in PUBLICATIONS.items():
@@ -47,7 +48,7 @@ async def registered(
 ) -> AsyncIterator[Delivered]:
     """Every incompatible scene in every situation, through a gateway with schemas.on_incompatible=register."""
     log = tmp_path_factory.mktemp("registered") / "gateway.log"
-    async with theatre("registered", postgres, kafka, registry, log) as stage:
+    async with theatre(f"registered_{uuid4().hex[:8]}", postgres, kafka, registry, log) as stage:
         await stage.sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES")
         await stage.gateway.streaming(schemas__on_incompatible="register")
         await stage.play(INCOMPATIBLE)

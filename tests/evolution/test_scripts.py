@@ -117,8 +117,8 @@ def test_an_old_row_decides_with_replica_identity_full(played: Delivered) -> Non
 def test_names_that_differ_by_case_or_by_a_dot_are_topics_of_their_own(played: Delivered) -> None:
     assert played.rows("Case") == [{"id": 1, "v": "upper"}]
     assert played.rows("case") == [{"id": 1, "v": "lower"}]
-    topics = {each.topic: each.event["after"]["id"] for each in played.records if "evolution.a" in each.topic}
-    assert topics == {"evolution.a-2eb.c": 1, "evolution.a.b-2ec": 2}
+    named = [(each.topic.partition(".")[2], each.event) for each in played.records]
+    assert {name: event["after"]["id"] for name, event in named if name.startswith("a")} == {"a-2eb.c": 1, "a.b-2ec": 2}
 
 
 def test_a_table_may_have_any_name(played: Delivered) -> None:

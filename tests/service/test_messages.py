@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -23,7 +24,7 @@ from tests.gateway_process import GatewayProcess
 from tests.service.topics import Topics
 from tests.slots import until_free
 
-PREFIX = "messages"
+PREFIX = f"messages_{uuid4().hex[:8]}"
 Values = list[dict[str, Any]]
 
 SCHEMA = """

@@ -22,7 +22,10 @@ from spark_consumer.jobs.session import local_session
 from spark_consumer.mirror.appending import AppendingMirror
 from tests.spark_consumer.feeder import Feeder
 
-_JAVA = "-XX:TieredStopAtLevel=4 -XX:+UseSerialGC -Xms1g -Xmn450m -XX:MetaspaceSize=256m -XX:ReservedCodeCacheSize=240m"
+_JAVA = (
+    "-XX:TieredStopAtLevel=4 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -XX:+UseTransparentHugePages "
+    "-Xms1g -Xmn450m -XX:MetaspaceSize=256m"
+)
 # The second compiler would be a quarter of the CPU time: code is to run four times as often as usual before it is compiled again.
 _LIMITS = {"Invocation": 20_000, "MinInvocation": 2_400, "Compile": 60_000, "BackEdge": 160_000}
 # Hundreds of batches of a few rows: to write and compile Java for each query would be a tenth of the time. The jobs that tests
