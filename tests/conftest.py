@@ -31,7 +31,7 @@ from gateway.local import Kafka, Postgres, Registry
 from gateway.local.binaries import OLDEST_VERSION
 from gateway.local.java import java_version
 from tests import quick_java
-from tests.distribution import SparkInFewProcesses, in_order
+from tests.distribution import KindsInFewProcesses, in_order
 from tests.shared_servers import shared
 
 # A small buffer makes the server stream or spill with a few hundred rows.
@@ -229,8 +229,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SparkInFewProcesses | None:
-    return SparkInFewProcesses(config, log) if config.getvalue("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> KindsInFewProcesses | None:
+    return KindsInFewProcesses(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_configure() -> None:
