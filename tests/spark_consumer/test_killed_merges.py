@@ -325,7 +325,8 @@ KILLS = [
     ("got_a_key", "convert", False),
     ("got_a_key", "convert", True),
     *(("replaced", name, behind) for name in ("end of a REPLACE", "manifest", "removal of keys") for behind in (0, 1)),
-    ("replaced", "manifest, second piece", True),
+    ("got_a_key", "manifest", True),  # the key is new in the second piece
+    *(("got_a_key", "manifest, second piece", behind) for behind in (0, 1)),
 ]
 IN_SHORT = {
     ("changed_types", "cast", True, "renamed"),
