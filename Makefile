@@ -5,7 +5,7 @@ READY  := .venv/.ready
 TOOLS  := .venv-tools/.ready
 HOT    := build/hot/.ready
 ARGS   ?=
-# Test processes, each with a PostgreSQL of its own; they wait for servers half of their time.
+# Test processes, each with a PostgreSQL of its own: docs/decisions/0061.
 WORKERS ?= 4
 PYTEST := $(PYTHON) -m pytest
 CODE   := gateway schemas spark_consumer tests

@@ -17,6 +17,11 @@ def _kind(path: Path) -> str:
     return next((kind for kind in (_SPARK, _FAULTS) if kind in path.parts), _OTHER)
 
 
+def _rank(kind: str, own: set[str]) -> int:
+    """What a process with these kinds takes first: theirs, then what needs nothing that takes long to start."""
+    return 0 if kind in own else 1 if kind == _OTHER else 2
+
+
 def in_order(paths: Iterable[Path]) -> list[Path]:
     """Large files come first, so that no process has a long one when the others are done. Files with Spark are spread over the
     others: theirs is the CPU time, the others wait for servers most of theirs."""
@@ -38,7 +43,6 @@ class KindsInFewProcesses(LoadFileScheduling):  # type: ignore[misc]
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         number = self.nodes.index(node)
-        kinds = {_kind(Path(file)) for file in self.workqueue}
-        own = next((own for own in (*_KINDS[number : number + 1], {_OTHER}) if own & kinds), kinds)
-        self.workqueue.move_to_end(next(file for file in self.workqueue if _kind(Path(file)) in own), last=False)
+        own = _KINDS[number] if number < len(_KINDS) else {_OTHER}
+        self.workqueue.move_to_end(min(self.workqueue, key=lambda file: _rank(_kind(Path(file)), own)), last=False)
         super()._assign_work_unit(node)

@@ -10,7 +10,6 @@ import asyncio
 import fcntl
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +18,8 @@ from gateway.local import Kafka, Registry
 from gateway.local.kafka import QUICK_START
 
 _ROOT = Path(__file__).parents[1]
-_POLL_S = 0.05
 _started: list[subprocess.Popen[bytes]] = []  # Python complains of one that is forgotten while it runs
-SERVERS: Mapping[str, Callable[[], Kafka | Registry]] = {
+_SERVERS: Mapping[str, Callable[[], Kafka | Registry]] = {
     "kafka": lambda: Kafka(jvm_options=[QUICK_START]),
     "registry": Registry,
 }
@@ -38,31 +36,29 @@ def shared(name: str, folder: Path) -> Iterator[int]:
         fcntl.flock(starting, fcntl.LOCK_EX)
         port = folder / f"{name}.port"
         if not port.exists():
-            _start(name, folder, port)
+            _start(name, folder)
         fcntl.flock(starting, fcntl.LOCK_UN)
         yield int(port.read_text())
 
 
-def _start(name: str, folder: Path, port: Path) -> None:
-    """As a process of its own, which outlives this one."""
+def _start(name: str, folder: Path) -> None:
+    """As a process of its own, which outlives this one, and says when it has written the port."""
     command = [sys.executable, "-m", __name__, name, str(folder)]
-    errors = folder / f"{name}.errors"
-    with errors.open("w") as output:
-        process = subprocess.Popen(
-            command, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
+    errors, null, pipe = folder / f"{name}.errors", subprocess.DEVNULL, subprocess.PIPE
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(command, cwd=_ROOT, stdin=null, stdout=pipe, stderr=stderr, start_new_session=True)
     _started.append(process)
-    while not port.exists():
-        if process.poll() is not None:
+    assert process.stdout is not None
+    with process.stdout:
+        if not process.stdout.readline():
             raise RuntimeError(f"{name} did not start: {errors.read_text()}")
-        time.sleep(_POLL_S)
 
 
 async def _serve(name: str, folder: Path) -> None:
-    port, being_written = folder / f"{name}.port", folder / f"{name}.port.new"
-    async with SERVERS[name]() as server:
-        being_written.write_text(str(server.port))
-        being_written.rename(port)
+    port = folder / f"{name}.port"
+    async with _SERVERS[name]() as server:
+        port.write_text(str(server.port))
+        print(server.port, flush=True)
         with (folder / f"{name}.users").open("a") as users:
             await asyncio.to_thread(fcntl.flock, users, fcntl.LOCK_EX)
             port.unlink()
