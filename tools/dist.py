@@ -66,7 +66,7 @@ def pythons() -> dict[str, Path]:
         parts = python["version_parts"]
         minor = (parts["major"], parts["minor"])
         is_stable = python["implementation"] == "cpython" and python["variant"] == "default"
-        if is_stable and minor >= OLDEST_PYTHON and parts["patch"] >= newest.get(minor, (-1,))[0]:
+        if is_stable and minor >= OLDEST_PYTHON and parts["patch"] > newest.get(minor, (-1,))[0]:
             newest[minor] = (parts["patch"], Path(python["path"]))
     return {f"{major}.{minor}": newest[major, minor][1] for major, minor in sorted(newest)}
 
