@@ -127,6 +127,25 @@ def write_checksums(folder: Path) -> None:
     (folder / CHECKSUMS).write_text("".join(lines))
 
 
+def build_distributions(parts: set[str], folder: Path, versions: Sequence[str] | None) -> None:
+    """Replace the distributions in `folder`; `versions` of CPython limit the compiled wheels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in distributions(folder):
+        path.unlink()
+    sdist = build("sdist", ROOT, folder, sys.executable)
+    with TemporaryDirectory() as place:
+        source = unpacked(sdist, Path(place))
+        if "pure" in parts:
+            build("wheel", source, folder, sys.executable, WALGATE_COMPILE="0")
+        if "compiled" in parts:
+            for version, python in pythons().items():
+                if not versions or version in versions:
+                    build_compiled(source, folder, version, python)
+    if "sdist" not in parts:
+        sdist.unlink()
+    write_checksums(folder)
+
+
 def project_version() -> str:
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
@@ -137,24 +156,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--python", nargs="+", metavar="VERSION", help="compile for these versions only, such as 3.13")
     chosen = parser.parse_args(arguments)
-    folder: Path = chosen.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in distributions(folder):
-        path.unlink()
     # The time of the last commit in all archives: the same commit gives the same bytes.
     os.environ.setdefault("SOURCE_DATE_EPOCH", output("git", "log", "-1", "--format=%ct") or "315532800")
-    sdist = build("sdist", ROOT, folder, sys.executable)
-    with TemporaryDirectory() as place:
-        source = unpacked(sdist, Path(place))
-        if "pure" in chosen.only:
-            build("wheel", source, folder, sys.executable, WALGATE_COMPILE="0")
-        if "compiled" in chosen.only:
-            for version, python in pythons().items():
-                if not chosen.python or version in chosen.python:
-                    build_compiled(source, folder, version, python)
-    if "sdist" not in chosen.only:
-        sdist.unlink()
-    write_checksums(folder)
+    if parts := {*chosen.only} - {"images"}:
+        build_distributions(parts, chosen.folder.resolve(), chosen.python)
     if "images" in chosen.only:
         build_images(project_version())
 
