@@ -17,12 +17,12 @@ from typing import Final
 
 from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
-from gateway.snapshot import judge as judging
-from gateway.snapshot.judge import Judge
-from gateway.snapshot.table import MAX_AGAIN, Table
+from gateway.snapshot import staleness as judging
+from gateway.snapshot.staleness import Judge
+from gateway.snapshot.table_progress import MAX_AGAIN, Table
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import RelationVersion, Transaction
-from schemas.framing import FRAME_BYTES
+from schemas.wire_format import FRAME_BYTES
 
 _NOWHERE: Final[deque[bytes | None]] = deque(maxlen=0)
 """What is put in is gone."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.judgement.facts import PublishedRelation
-from gateway.operate.errors import Defect, StopForOperator, UnwritableRelation, WalgateError
-from gateway.replication.errors import DRIVER_ERRORS
+from gateway.errors import Defect, StopForOperator, UnwritableRelation, WalgateError
+from gateway.postgres.errors import DRIVER_ERRORS
+from gateway.startup.facts import PublishedRelation
 from gateway.transactions.error_context import defect_of
 
 
 class UnwritableTable(WalgateError):
     """`error`: why a row or the description of one table cannot be written. Every other table could go on: what that means is
-    decided in gateway/service/table_errors.py."""
+    decided in gateway/runtime/quarantine.py."""
 
     def __init__(self, error: StopForOperator, relation_oid: int, name: tuple[str, str]) -> None:
         super().__init__(f"{error.message} (snapshot of {'.'.join(name)})", hint=error.hint)

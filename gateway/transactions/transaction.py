@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from gateway.events.context import Context
+from gateway.errors import StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
+from gateway.events.transaction_context import Context
 from gateway.names import HEARTBEAT_PREFIX
-from gateway.operate.errors import StopForOperator
 
 
 class Outlet(Protocol):
