@@ -10,8 +10,8 @@ from gateway.lsn import Lsn
 from gateway.pgoutput import StreamCommit, StreamStart, StreamStop, Truncate
 from gateway.snapshot import staleness as judging
 from gateway.snapshot.ctid_ranges import Leaf
-from gateway.snapshot.staleness import Judge, Track
-from gateway.snapshot.table_progress import Table
+from gateway.snapshot.staleness import StalenessJudge, Track
+from gateway.snapshot.table_progress import TableProgress
 from gateway.snapshot.tracking import Tracking
 from gateway.snapshot.visibility import Visibility
 from schemas.wire_format import FRAME_BYTES
@@ -28,8 +28,8 @@ class Scene:
 
     def __init__(self, **options: Any) -> None:
         self.stream = Stream()
-        self.judge = Judge(Visibility(EPOCH + 4, EPOCH + 4), 0)
-        self.table = Table(self.judge, [Leaf(RELATION_OID, 10, 0)], 1 << 20, **options)
+        self.judge = StalenessJudge(Visibility(EPOCH + 4, EPOCH + 4), 0)
+        self.table = TableProgress(self.judge, [Leaf(RELATION_OID, 10, 0)], 1 << 20, **options)
         self.table.begin()
         tracking = Tracking(self.stream.machine, self.judge, NOT_ASKED)
         tracking.begin(RELATION_OID, self.table, ())
