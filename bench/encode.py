@@ -16,11 +16,11 @@ from typing import Any
 
 from aiokafka.producer.message_accumulator import BatchBuilder
 from rich.console import Console
-from rich.table import TableProgress
+from rich.table import Table
 
 from bench.workloads import PUBLICATION, W1, W1_ROWS, W4, W4_ROWS
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.config.settings import ErrorSettings
-from gateway.debezium.connect_type import DebeziumOptions
 from gateway.debezium.envelope_schema import CatalogColumn, connect_relation
 from gateway.debezium.machine import DebeziumMachine, DebeziumTopics, DebeziumVersion
 from gateway.debezium.row_encoder import DebeziumEncoder
@@ -41,9 +41,9 @@ from gateway.relations.describe import describe
 from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, TYPES_QUERY, read_key, read_types
 from gateway.runtime.pump import Pump
 from gateway.runtime.quarantine import QuarantinePolicy
+from gateway.snapshot.change_tracking import Tracking
 from gateway.snapshot.staleness import StalenessJudge
 from gateway.snapshot.table_progress import TableProgress as SnapshotTable
-from gateway.snapshot.tracking import Tracking
 from gateway.snapshot.visibility import Visibility
 from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.machine import TransactionMachine
@@ -378,7 +378,7 @@ def main() -> None:
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
     others = "encode, Debezium's", "ratio", "more under a snapshot"
-    table = TableProgress("us of CPU a row", *(name for name, _ in STAGES), "sum", *others)
+    table = Table("us of CPU a row", *(name for name, _ in STAGES), "sum", *others)
     for captured in captures:
         *sums, debezium, under_snapshot = measure(captured, arguments.repeat)
         steps = [late - early for early, late in zip([0.0, *sums], sums, strict=False)]

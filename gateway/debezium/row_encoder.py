@@ -13,8 +13,8 @@ from typing import Final
 
 from librt.strings import read_i16_be
 
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.connect_codec import connect_codec, null_value, placeholder, skip_column
-from gateway.debezium.connect_type import DebeziumOptions
 from gateway.debezium.envelope_schema import ConnectColumn, ConnectRelation
 from gateway.debezium.source_block import SourceContext
 from gateway.errors import UnwritableRelation

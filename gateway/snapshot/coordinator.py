@@ -37,9 +37,8 @@ from gateway.snapshot.discovery import Discovery
 from gateway.snapshot.emit_chunk import ChunkEmitter
 from gateway.snapshot.pending_chunks import ChunkMark, PendingChunks
 from gateway.snapshot.progress_log import ProgressLog, tell_quarantined
-from gateway.snapshot.read_plan import ReadPlan, Surveyed
+from gateway.snapshot.read_plan import ReadPlan, ReadPlans, Surveyed
 from gateway.snapshot.reader_tasks import ReaderTasks
-from gateway.snapshot.recipes import ReadPlans
 from gateway.snapshot.reselecting import Reselection, has_its_keys
 from gateway.snapshot.sql import EMIT
 from gateway.snapshot.stored_state import KNOWN, StoredStates, TableState

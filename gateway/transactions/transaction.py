@@ -27,7 +27,7 @@ class RecordSink(Protocol):
 
 
 class RelationChangeTracker(Protocol):
-    """Is told what a transaction changes in one relation while that is under snapshot (gateway/snapshot/tracking.py). Keys come
+    """Is told what a transaction changes in one relation while that is under snapshot (gateway/snapshot/change_tracking.py). Keys come
     framed; None where the relation has none."""
 
     hold_key: Callable[[bytes | None], None]
@@ -158,7 +158,7 @@ class Transaction:
 
 
 class ChangeObserver(Protocol):
-    """Who is told what changes while tables are under snapshot (gateway/snapshot/tracking.py). All xids are those of the wire."""
+    """Who is told what changes while tables are under snapshot (gateway/snapshot/change_tracking.py). All xids are those of the wire."""
 
     @property
     def is_tracking(self) -> bool:

@@ -9,10 +9,10 @@ import pytest
 from gateway.lsn import Lsn
 from gateway.pgoutput import StreamCommit, StreamStart, StreamStop, Truncate
 from gateway.snapshot import staleness as judging
+from gateway.snapshot.change_tracking import Tracking
 from gateway.snapshot.ctid_ranges import Leaf
 from gateway.snapshot.staleness import StalenessJudge, Track
 from gateway.snapshot.table_progress import TableProgress
-from gateway.snapshot.tracking import Tracking
 from gateway.snapshot.visibility import Visibility
 from schemas.wire_format import FRAME_BYTES
 from tests.snapshot.conftest import NOT_ASKED

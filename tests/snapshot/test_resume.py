@@ -11,7 +11,7 @@ import pytest
 
 from gateway.events.row_encoder import RowEncoder
 from gateway.pgoutput.relation import Relation
-from gateway.snapshot import recipes
+from gateway.snapshot import read_plan
 from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.snapshot.ctid_ranges import Leaf
 from gateway.snapshot.read_plan import Surveyed, survey
@@ -75,10 +75,10 @@ def locked(snapshot: SnapshotCoordinator, monkeypatch: pytest.MonkeyPatch) -> Su
 
     asked: Any = Server(), Machine()
     snapshot._noting._sql, snapshot._noting._machine = asked
-    snapshot._recipes._machine = asked[1]
-    snapshot._recipes._announce = announce
+    snapshot._read_plan._machine = asked[1]
+    snapshot._read_plan._announce = announce
     found = Survey()
-    monkeypatch.setattr(recipes, "survey", found)
+    monkeypatch.setattr(read_plan, "survey", found)
     return found
 
 
