@@ -12,8 +12,9 @@ from gateway.events.manifest import Manifest, SnapshotChunk
 from gateway.events.marker import Marker, readable_time
 from gateway.kafka.delivery import Delivery
 from gateway.observe import metrics
-from gateway.snapshot.change_tracking import ChangeRecorder
+from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import ReadChunk
+from gateway.snapshot.errors import errors_of
 from gateway.snapshot.pending_chunks import ChunkMark, PendingChunks
 from gateway.snapshot.progress_log import count_change
 from gateway.snapshot.reader_tasks import ReaderTasks
@@ -21,7 +22,6 @@ from gateway.snapshot.reselecting import Reselection
 from gateway.snapshot.table_progress import Status
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
-from gateway.snapshot.unwritable import errors_of
 from gateway.transactions.machine import TransactionMachine
 from schemas.wire_format import FRAME_BYTES
 

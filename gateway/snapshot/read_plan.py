@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import asyncpg
 import fastavro
@@ -18,17 +18,18 @@ from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import publication_facts
-from gateway.snapshot.announcing import RegisterRelations
 from gateway.snapshot.ctid_ranges import Leaf
+from gateway.snapshot.errors import UnwritableTable
 from gateway.snapshot.relation_files import RelationFiles, read_contents
 from gateway.snapshot.sql import CONTENT, FILES, column_list, facts_query, key_condition, qualified
-from gateway.snapshot.table_task import TableTask
-from gateway.snapshot.unwritable import UnwritableTable
 from gateway.startup.facts import PublicationFacts, PublishedRelation
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import RelationVersion
 from gateway.values.column_codec import has_binary_decoder
 from schemas.change_schema import key_schema
+
+if TYPE_CHECKING:
+    from gateway.snapshot.table_task import TableTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,3 +241,12 @@ class ReadPlans:
                 reading.blocked_until = now + self._source.check_interval_s
         there = [reading for reading in readings if reading.oid in found]
         return list(zip(there, await self.of(found[reading.oid] for reading in there), strict=True))
+
+
+class RegisterRelations(Protocol):
+    async def __call__(
+        self, relations: Sequence[tuple[Relation, RelationVersion | None]]
+    ) -> list[tuple[RelationVersion, str]]:
+        """Of each relation, given with what is in force of it, the version that its rows are encoded with, and its topic: both
+        are there when it returns."""
+        ...

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from gateway.config.settings import SnapshotSettings
-from gateway.snapshot.change_tracking import ChangeRecorder
+from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.key_segments import KeyList
 from gateway.snapshot.progress_log import tell_owing
 from gateway.snapshot.read_plan import ReadPlan

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import structlog
 
-from gateway.snapshot.change_tracking import ChangeRecorder
+from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import new_id
 from gateway.snapshot.relation_files import RelationFiles
 from gateway.snapshot.stored_state import (

@@ -75,8 +75,8 @@ def locked(snapshot: SnapshotCoordinator, monkeypatch: pytest.MonkeyPatch) -> Su
 
     asked: Any = Server(), Machine()
     snapshot._noting._sql, snapshot._noting._machine = asked
-    snapshot._read_plan._machine = asked[1]
-    snapshot._read_plan._announce = announce
+    snapshot._recipes._machine = asked[1]
+    snapshot._recipes._announce = announce
     found = Survey()
     monkeypatch.setattr(read_plan, "survey", found)
     return found
