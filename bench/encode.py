@@ -42,9 +42,9 @@ from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, TYPES_QUERY
 from gateway.runtime.pump import Pump
 from gateway.runtime.quarantine import QuarantinePolicy
 from gateway.snapshot.change_tracking import Tracking
-from gateway.snapshot.staleness import StalenessJudge
-from gateway.snapshot.table_progress import TableProgress as SnapshotTable
-from gateway.snapshot.visibility import Visibility
+from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.table_progress import TableProgress as SnapshotTable
+from gateway.snapshot.rules.visibility import Visibility
 from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position

@@ -23,8 +23,8 @@ from gateway.postgres.server import load_facts
 from gateway.runtime.snapshot_status import snapshot_states
 from gateway.runtime.stored_positions import quarantined_tables
 from gateway.snapshot.commands import emit_command, encode_command
+from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import KNOWN, StoredStates
-from gateway.snapshot.table_progress import Status
 from gateway.startup.facts import PublicationFacts
 from gateway.transactions.position import position_key
 from schemas.topic_names import counted, format_relation

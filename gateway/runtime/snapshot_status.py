@@ -13,8 +13,8 @@ from gateway.postgres.credentials import login_of
 from gateway.postgres.server import load_facts
 from gateway.runtime.stored_positions import quarantined_tables
 from gateway.schema_registry import open_registry
+from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import KNOWN, RESELECT, StoredStates, TableState, decode_states, of_slot, writer_ids
-from gateway.snapshot.table_progress import Status
 from gateway.transactions.position import position_key
 from gateway.transactions.transaction import Quarantined
 from schemas.errors import RegistryRefused

@@ -9,11 +9,11 @@ import asyncpg
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.snapshot.change_tracking import Listening, Tracking
+from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.table_progress import TableProgress
+from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import LOOK, NEW_XID
-from gateway.snapshot.staleness import StalenessJudge
 from gateway.snapshot.stored_state import StreamState
-from gateway.snapshot.table_progress import TableProgress
-from gateway.snapshot.visibility import parse_visibility
 from gateway.transactions.machine import TransactionMachine
 
 _EVERY_XID = 1 << 62

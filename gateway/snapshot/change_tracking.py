@@ -17,9 +17,9 @@ from typing import Final
 
 from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
-from gateway.snapshot import staleness as judging
-from gateway.snapshot.staleness import StalenessJudge
-from gateway.snapshot.table_progress import MAX_AGAIN, TableProgress
+from gateway.snapshot.rules import staleness as judging
+from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.table_progress import MAX_AGAIN, TableProgress
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import RelationVersion, Transaction
 from schemas.wire_format import FRAME_BYTES

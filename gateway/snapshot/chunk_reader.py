@@ -18,11 +18,11 @@ from gateway.postgres.connection import connect_sql, end_session, transaction
 from gateway.postgres.credentials import Credentials
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.snapshot.copy_decoder import CopyDecoder
-from gateway.snapshot.ctid_ranges import Leaf, TidRange, cut, halves
 from gateway.snapshot.read_plan import ReadPlan, fingerprint
+from gateway.snapshot.rules.ctid_ranges import Leaf, TidRange, cut, halves
+from gateway.snapshot.rules.table_progress import Chunk
+from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import EMIT, SESSION_SETTINGS, facts_query, lock, select_all, select_keys, select_range
-from gateway.snapshot.table_progress import Chunk
-from gateway.snapshot.visibility import parse_visibility
 
 _MOST_BYTES_FACTOR: Final = 6
 """A chunk that grows beyond so many times its size is given up and read in smaller ones."""

@@ -39,9 +39,9 @@ from gateway.snapshot.progress_log import ProgressLog, tell_quarantined
 from gateway.snapshot.read_plan import ReadPlan, ReadPlans, RegisterRelations, Surveyed
 from gateway.snapshot.reader_tasks import ReaderTasks
 from gateway.snapshot.reselecting import Reselection, has_its_keys
+from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.sql import EMIT
 from gateway.snapshot.stored_state import KNOWN, StoredStates, TableState
-from gateway.snapshot.table_progress import Status
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
 from gateway.transactions.machine import TransactionMachine

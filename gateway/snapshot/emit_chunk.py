@@ -19,7 +19,7 @@ from gateway.snapshot.pending_chunks import ChunkMark, PendingChunks
 from gateway.snapshot.progress_log import count_change
 from gateway.snapshot.reader_tasks import ReaderTasks
 from gateway.snapshot.reselecting import Reselection
-from gateway.snapshot.table_progress import Status
+from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
 from gateway.transactions.machine import TransactionMachine

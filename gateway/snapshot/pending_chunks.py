@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.snapshot.chunk_reader import ReadChunk
-from gateway.snapshot.table_progress import Status
+from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.table_task import TableTask
 
 

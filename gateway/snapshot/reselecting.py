@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from gateway.config.settings import SnapshotSettings
 from gateway.snapshot.change_recorder import ChangeRecorder
-from gateway.snapshot.key_segments import KeyList
 from gateway.snapshot.progress_log import tell_owing
 from gateway.snapshot.read_plan import ReadPlan
+from gateway.snapshot.rules.key_segments import KeyList
 from gateway.snapshot.table_task import TableTask, identity_of, reselection
 from gateway.snapshot.table_tasks import TableTasks
 from gateway.transactions.machine import TransactionMachine

@@ -9,7 +9,7 @@ from typing import Any, Final
 import fastavro
 
 from gateway.names import quote_identifier
-from gateway.snapshot.ctid_ranges import TidRange, tid
+from gateway.snapshot.rules.ctid_ranges import TidRange, tid
 from gateway.transactions.transaction import CHUNK_PREFIX
 
 SESSION_SETTINGS: Final = (

@@ -16,8 +16,8 @@ import fastavro
 from fastavro.read import SchemaResolutionError
 
 from gateway.errors import StopForOperator
-from gateway.snapshot.ctid_ranges import TidRange
 from gateway.snapshot.relation_files import LeafContent, RelationFiles
+from gateway.snapshot.rules.ctid_ranges import TidRange
 from schemas.errors import SchemaError
 from schemas.records import SNAPSHOT_STATE
 from schemas.topic_names import SNAPSHOT_TOPIC

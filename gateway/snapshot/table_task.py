@@ -9,12 +9,12 @@ import structlog
 from gateway.events.manifest import Manifest, SnapshotChunk
 from gateway.events.marker import Marker
 from gateway.observe.table_status import TableSnapshotStatus
-from gateway.snapshot.ctid_ranges import CtidPlan
-from gateway.snapshot.key_segments import KeyList
 from gateway.snapshot.read_plan import ReadPlan
-from gateway.snapshot.staleness import StalenessJudge
+from gateway.snapshot.rules.ctid_ranges import CtidPlan
+from gateway.snapshot.rules.key_segments import KeyList
+from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.table_progress import Status, TableProgress
 from gateway.snapshot.stored_state import RESELECT, TableState, encode_keys, encode_table, segment_key, table_key
-from gateway.snapshot.table_progress import Status, TableProgress
 from schemas.relation import RelationDescription
 
 log = structlog.get_logger()

@@ -10,6 +10,7 @@ import structlog
 from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import new_id
 from gateway.snapshot.relation_files import RelationFiles
+from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import (
     KNOWN,
     RESELECT,
@@ -20,7 +21,6 @@ from gateway.snapshot.stored_state import (
     encode_content,
     encode_stream,
 )
-from gateway.snapshot.table_progress import Status
 from gateway.snapshot.table_task import TableTask
 
 log = structlog.get_logger()

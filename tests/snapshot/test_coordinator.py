@@ -12,16 +12,16 @@ import pytest
 
 from gateway.snapshot.chunk_reader import ReadChunk
 from gateway.snapshot.coordinator import MOST_AT_ONCE, TICK_S, SnapshotCoordinator
-from gateway.snapshot.ctid_ranges import CtidPlan, Leaf
-from gateway.snapshot.key_segments import KeyList
 from gateway.snapshot.pending_chunks import ChunkMark
 from gateway.snapshot.reader_tasks import AHEAD_BYTES, AHEAD_CHUNKS, is_far_ahead
+from gateway.snapshot.rules.ctid_ranges import CtidPlan, Leaf
+from gateway.snapshot.rules.key_segments import KeyList
+from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.table_progress import TableProgress
+from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import EMIT
-from gateway.snapshot.staleness import StalenessJudge
 from gateway.snapshot.stored_state import RESELECT, TableState
-from gateway.snapshot.table_progress import TableProgress
 from gateway.snapshot.table_task import TableTask
-from gateway.snapshot.visibility import parse_visibility
 from gateway.transactions.transaction import CHUNK_PREFIX
 from tests.snapshot.conftest import NOT_ASKED, Transactions
 

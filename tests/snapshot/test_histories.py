@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gateway.snapshot import staleness, table_progress
+from gateway.snapshot.rules import staleness, table_progress
 from tests.snapshot import reselecting
 from tests.snapshot.world import RULES, first_wrong
 

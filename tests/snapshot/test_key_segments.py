@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.snapshot.key_segments import SEGMENT_KEYS, KeyList
+from gateway.snapshot.rules.key_segments import SEGMENT_KEYS, KeyList
 
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "discard", "store", "clear"]), st.integers(0, 1200)), max_size=60)
 

@@ -13,11 +13,11 @@ from gateway.events.row_encoder import RowEncoder
 from gateway.pgoutput.relation import Relation
 from gateway.snapshot import read_plan
 from gateway.snapshot.coordinator import SnapshotCoordinator
-from gateway.snapshot.ctid_ranges import Leaf
 from gateway.snapshot.read_plan import Surveyed, survey
 from gateway.snapshot.relation_files import RelationFiles
+from gateway.snapshot.rules.ctid_ranges import Leaf
+from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import TableState
-from gateway.snapshot.table_progress import Status
 from gateway.snapshot.table_task import TableTask
 from gateway.startup.facts import PublishedColumn, PublishedRelation
 from gateway.transactions.transaction import RelationVersion

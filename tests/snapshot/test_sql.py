@@ -7,7 +7,7 @@ from typing import Any
 
 import fastavro
 
-from gateway.snapshot.ctid_ranges import TidRange
+from gateway.snapshot.rules.ctid_ranges import TidRange
 from gateway.snapshot.sql import column_list, key_condition, lock, qualified, select_keys, select_range
 
 KEY: Any = fastavro.parse_schema(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import StopForOperator
-from gateway.snapshot.ctid_ranges import TidRange
 from gateway.snapshot.relation_files import LeafContent, RelationFiles
+from gateway.snapshot.rules.ctid_ranges import TidRange
 from gateway.snapshot.stored_state import (
     StreamState,
     TableState,

@@ -15,10 +15,10 @@ from gateway.relations.type_catalog import TYPES_QUERY, read_types
 from gateway.snapshot.chunk_reader import _SHARED_STEP_BYTES, ReadChunk, read_chunk
 from gateway.snapshot.copy_decoder import CopyDecoder
 from gateway.snapshot.read_plan import ReadPlan, as_message, recipe, survey
+from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.table_progress import TableProgress
+from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import LOOK
-from gateway.snapshot.staleness import StalenessJudge
-from gateway.snapshot.table_progress import TableProgress
-from gateway.snapshot.visibility import parse_visibility
 from gateway.transactions.transaction import RelationVersion
 from tests.conftest import Database
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.snapshot.errors import UnreadableSnapshot
-from gateway.snapshot.staleness import StalenessJudge
-from gateway.snapshot.visibility import Visibility, parse_visibility
+from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.visibility import Visibility, parse_visibility
 from tests.conftest import Database
 
 

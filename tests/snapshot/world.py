@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gateway.snapshot import staleness
-from gateway.snapshot.ctid_ranges import OFFSET_BITS, CtidPlan, Leaf, TidRange, cut
-from gateway.snapshot.key_segments import KeyList
-from gateway.snapshot.staleness import StalenessJudge, Track
-from gateway.snapshot.table_progress import Chunk, Status, TableProgress
-from gateway.snapshot.visibility import Visibility
+from gateway.snapshot.rules import staleness
+from gateway.snapshot.rules.ctid_ranges import OFFSET_BITS, CtidPlan, Leaf, TidRange, cut
+from gateway.snapshot.rules.key_segments import KeyList
+from gateway.snapshot.rules.staleness import StalenessJudge, Track
+from gateway.snapshot.rules.table_progress import Chunk, Status, TableProgress
+from gateway.snapshot.rules.visibility import Visibility
 from tests.snapshot.source import BLOCKS, UNCHANGED, Big, Change, Entry, Source, Unchanged
 
 RULES = (

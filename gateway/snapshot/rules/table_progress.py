@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from gateway.snapshot.ctid_ranges import ChunkSizer, CtidPlan, Leaf, TidRange
-from gateway.snapshot.key_segments import KeyList
-from gateway.snapshot.staleness import StalenessJudge, Track
-from gateway.snapshot.visibility import Visibility
+from gateway.snapshot.rules.ctid_ranges import ChunkSizer, CtidPlan, Leaf, TidRange
+from gateway.snapshot.rules.key_segments import KeyList
+from gateway.snapshot.rules.staleness import StalenessJudge, Track
+from gateway.snapshot.rules.visibility import Visibility
 
 MAX_AGAIN = 50_000
 """So many keys are kept to be read again; beyond, the whole table is."""

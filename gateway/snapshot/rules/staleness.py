@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gateway.snapshot.visibility import Visibility
+from gateway.snapshot.rules.visibility import Visibility
 
 MAX_KEYS = 100_000
 """So many keys of changes are kept for a table; beyond, the ids of their transactions alone."""
