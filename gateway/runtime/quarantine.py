@@ -13,7 +13,7 @@ from gateway.kafka.batches import RecordTooLarge
 from gateway.kafka.topics import Name
 from gateway.lsn import Lsn
 from gateway.pgoutput import PgOutputError
-from gateway.snapshot.errors import UnwritableTable
+from gateway.snapshot.table_errors import UnwritableTable
 from gateway.transactions.transaction import Quarantined
 
 _OF_TABLE: Final = (UnwritableRelation, PgOutputError, InternalError)

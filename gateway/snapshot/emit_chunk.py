@@ -14,12 +14,12 @@ from gateway.kafka.delivery import Delivery
 from gateway.observe import metrics
 from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import ReadChunk
-from gateway.snapshot.errors import errors_of
 from gateway.snapshot.pending_chunks import ChunkMark, PendingChunks
 from gateway.snapshot.progress_log import count_change
 from gateway.snapshot.reader_tasks import ReaderTasks
 from gateway.snapshot.reselecting import Reselection
 from gateway.snapshot.rules.table_progress import Status
+from gateway.snapshot.table_errors import errors_of
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
 from gateway.transactions.machine import TransactionMachine

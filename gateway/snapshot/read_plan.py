@@ -18,10 +18,10 @@ from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import publication_facts
-from gateway.snapshot.errors import UnwritableTable
 from gateway.snapshot.relation_files import RelationFiles, read_contents
 from gateway.snapshot.rules.ctid_ranges import Leaf
 from gateway.snapshot.sql import CONTENT, FILES, column_list, facts_query, key_condition, qualified
+from gateway.snapshot.table_errors import UnwritableTable
 from gateway.startup.facts import PublicationFacts, PublishedRelation
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import RelationVersion

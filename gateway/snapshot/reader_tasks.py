@@ -23,11 +23,11 @@ from gateway.snapshot.chunk_reader import (
     connect_reader,
     read_chunk,
 )
-from gateway.snapshot.errors import errors_of
 from gateway.snapshot.pending_chunks import PendingChunks
 from gateway.snapshot.progress_log import CHANGED_ATTEMPTS, WaitReasons
 from gateway.snapshot.read_plan import ReadPlans
 from gateway.snapshot.rules.table_progress import Chunk, Status
+from gateway.snapshot.table_errors import errors_of
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
 
