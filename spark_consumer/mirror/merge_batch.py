@@ -18,9 +18,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from schemas.lsn import format_lsn
 from schemas.topic_names import counted
 from spark_consumer.errors import MirrorError
-from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import changes, manifest, snapshot_keys, table_selection, table_snapshots, writer_epoch
 from spark_consumer.mirror.batch_contents import (
     BatchContent,
@@ -46,7 +46,7 @@ from spark_consumer.mirror.merge_thread import RETENTION_S
 from spark_consumer.mirror.paths import changes_path, seen_path, table_path
 from spark_consumer.mirror.report import BatchReport, notes_of
 from spark_consumer.mirror.spark_settings import COMPACT, settings, tune
-from spark_consumer.mirror.table_schema import TableSchemas
+from spark_consumer.mirror.table_schemas import TableSchemas
 from spark_consumer.mirror.table_states import REPLACE, TableStates, advance, first_cut, verified_chunks
 from spark_consumer.mirror.verify.comparison import first_later_change
 from spark_consumer.reader.registry import Schema

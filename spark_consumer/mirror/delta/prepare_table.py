@@ -8,8 +8,8 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
-from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import manifest
 from spark_consumer.mirror.batch_contents import TablePart
 from spark_consumer.mirror.columns import ColumnChange, change_of_columns, doubts_of, missing_values
@@ -21,7 +21,8 @@ from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.fold.fold_table import table_schema
 from spark_consumer.mirror.fold.keyless_log import log_table_schema
 from spark_consumer.mirror.paths import kept_path, table_path
-from spark_consumer.mirror.table_schema import TableSchema, TableSchemas
+from spark_consumer.mirror.table_schema import TableSchema
+from spark_consumer.mirror.table_schemas import TableSchemas
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.tables import TableName
 

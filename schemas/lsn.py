@@ -1,0 +1,48 @@
+"""Log sequence number: a place in the write-ahead log (PostgreSQL manual, 8.20 pg_lsn Type)."""
+
+from __future__ import annotations
+
+import re
+from typing import Self
+
+_TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
+
+
+class Lsn(int):
+    """Unsigned 64-bit byte position in the WAL; prints as PostgreSQL does, `16/B374D848`."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: int) -> Self:
+        if not 0 <= value < 1 << 64:
+            raise ValueError(f"LSN out of range: {value}")
+        return super().__new__(cls, value)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse PostgreSQL's text. Raises ValueError."""
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not an LSN: {text!r}, expected two hexadecimal numbers like 16/B374D848")
+        return cls(int(match[1], 16) << 32 | int(match[2], 16))
+
+    def __str__(self) -> str:
+        return f"{self >> 32:X}/{self & 0xFFFFFFFF:X}"
+
+    def __repr__(self) -> str:
+        return f"Lsn({str(self)!r})"
+
+
+def format_lsn(lsn: int) -> str:
+    """Return PostgreSQL's text of an LSN that is held as a plain number."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> int:
+    """Parse `16/B374D848`, or a plain number. Raises ValueError on anything else."""
+    if text.isdecimal():
+        return int(text)
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not an LSN such as 16/B374D848")
+    return int(match[1], 16) << 32 | int(match[2], 16)
