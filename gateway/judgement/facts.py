@@ -40,11 +40,13 @@ class ServerFacts:
     max_slot_wal_keep_mb: int = -1
     idle_slot_timeout_s: float = 0.0
     synchronized_standby_slots: str = ""
+    synchronous_standby_names: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """One line of pg_replication_slots (PostgreSQL manual, 53.20). None: unknown to this version, or null."""
+    """One line of pg_replication_slots (PostgreSQL manual, 53.20). None: unknown to this version, or null. `sync_state` is that
+    of whoever reads the slot (pg_stat_replication), null also for a role that may not see it."""
 
     name: str
     plugin: str | None
@@ -61,6 +63,7 @@ class SlotFacts:
     failover: bool | None = None
     synced: bool | None = None
     inactive_since: str | None = None
+    sync_state: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

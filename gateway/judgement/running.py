@@ -12,8 +12,19 @@ from gateway.judgement.findings import Finding, OperatorWarning, Report, report_
 from gateway.judgement.publication import check_inventory, check_publications
 from gateway.judgement.server import check_left_behind, check_server
 from gateway.judgement.slot import check_holder, check_retention, check_slot
+from gateway.judgement.synchronous import check_synchronous
 from gateway.lsn import Lsn
 from gateway.operate.errors import Retry, RetrySlowly, StopForOperator
+
+_CHECKS = (
+    check_server,
+    check_left_behind,
+    check_slot,
+    check_holder,
+    check_publications,
+    check_retention,
+    check_synchronous,
+)
 
 
 def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:
@@ -28,7 +39,7 @@ def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:
 def check_running(before: Facts, now: Facts, expected: Expected) -> Report:
     """`before`: the look of the start."""
     findings: list[Finding] = []
-    for check in (check_server, check_left_behind, check_slot, check_holder, check_publications, check_retention):
+    for check in _CHECKS:
         findings.extend(check(now, expected))
     if now.slot is None:
         findings.append(Retry(f"slot {expected.slot} no longer exists"))

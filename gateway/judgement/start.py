@@ -31,6 +31,7 @@ from gateway.judgement.position import (
 from gateway.judgement.publication import check_publications
 from gateway.judgement.server import check_left_behind, check_sender_capacity, check_server, check_slot_capacity
 from gateway.judgement.slot import check_holder, check_retention, check_slot
+from gateway.judgement.synchronous import check_synchronous
 from gateway.judgement.timeline import check_promotion, check_timeline
 from gateway.operate.errors import DataGap, Retry, StopForOperator
 from gateway.transactions.position import Position
@@ -223,7 +224,7 @@ def _with(known: Iterable[Quarantined], more: Iterable[Quarantined], resume_lsn:
 def _before_position(facts: Facts, expected: Expected, reported: Reported | None = None) -> Iterable[Finding]:
     """What can be said without a position. That changes were lost cannot: see rule 3 of the theory. Nor is a publication waited
     for that has been missed already."""
-    for check in (check_server, check_sender_capacity, check_slot, check_retention):
+    for check in (check_server, check_sender_capacity, check_slot, check_retention, check_synchronous):
         yield from (finding for finding in check(facts, expected) if not isinstance(finding, DataGap))
     if not isinstance(reported, LeftOut):
         yield from check_publications(facts, expected)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import asyncpg
 
+from gateway.names import APPLICATION_NAME
 from gateway.operate.errors import Retry, WalgateError
 from gateway.replication.driver import Address, HandedOver, address_of, transport_of
 from gateway.replication.errors import DRIVER_ERRORS
@@ -23,7 +24,6 @@ from gateway.replication.login import log_in, shown
 from gateway.replication.password import Login
 from gateway.replication.stream import PINNED_REPORTS, ReplicationStream, check_report
 
-APPLICATION_NAME: Final = "walgate"
 _COMMAND_TIMEOUT_S: Final = 60.0
 _CANCELLATION_S: Final = 1.0
 # Values are read as text in these forms; the session's settings win over those of server, database and role.
@@ -40,6 +40,8 @@ PINNED_SETTINGS: Final = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
+    # Where the gateway is a synchronous standby, its own COMMITs (heartbeats, commands) would wait for itself.
+    "synchronous_commit": "local",
     "application_name": APPLICATION_NAME,
 }
 

@@ -6,6 +6,8 @@ from typing import Final
 
 import asyncpg
 
+from gateway.judgement.facts import SlotFacts
+from gateway.judgement.synchronous import names_the_gateway
 from gateway.operate.status import Holder, SlotStatus
 from gateway.replication.blockers import Blocker, remedy
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
@@ -114,7 +116,19 @@ async def slot_status(sql: asyncpg.Connection, name: str) -> SlotStatus | None:
         slot.wal_status or "",
         slot.safe_wal_bytes,
         slot.inactive_since,
+        slot.sync_state or await _state_by_name(sql, slot),
     )
+
+
+async def _state_by_name(sql: asyncpg.Connection, slot: SlotFacts) -> str:
+    """For a role that may not see pg_stat_replication: what the setting says. Raises classified errors."""
+    if slot.active_pid is None:
+        return ""
+    try:
+        setting = await sql.fetchval("SELECT pg_catalog.current_setting('synchronous_standby_names')")
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying synchronous_standby_names") from error
+    return "by name" if names_the_gateway(setting) else ""
 
 
 def holder_of(blocker: Blocker, now: float) -> Holder:

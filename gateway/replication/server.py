@@ -22,6 +22,7 @@ _SETTINGS: Final = (
     "max_prepared_transactions",
     "idle_replication_slot_timeout",
     "synchronized_standby_slots",
+    "synchronous_standby_names",
 )
 # A standby cannot name its current WAL file, and pg_control_checkpoint is behind by a checkpoint after a promotion: what it
 # says of the timeline is good for a first position, and for no comparison.
@@ -75,6 +76,7 @@ def parse_server(row: dict[str, Any]) -> ServerFacts:
         max_slot_wal_keep_mb=number("max_slot_wal_keep_size", -1),
         idle_slot_timeout_s=seconds("idle_replication_slot_timeout"),
         synchronized_standby_slots=settings.get("synchronized_standby_slots", ("", None))[0],
+        synchronous_standby_names=settings.get("synchronous_standby_names", ("", None))[0],
     )
 
 
