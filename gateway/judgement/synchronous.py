@@ -1,8 +1,8 @@
 """The gateway as a synchronous standby: `synchronous_standby_names = '*'` takes every reader of the WAL for a standby, also one
 that confirms only what Kafka has.
 
-Each COMMIT of every database then waits for Kafka. The server tells the state of a reader only to roles with pg_read_all_stats; to
-the others the setting is known (PostgreSQL manual, 19.6.2, and src/backend/replication/syncrep_gram.y).
+Each COMMIT of every database then waits for Kafka. The server tells the state of a reader only to roles with
+pg_read_all_stats; the others know the setting (PostgreSQL manual, 19.6.2, and src/backend/replication/syncrep_gram.y).
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ WAITED_FOR: Final = ("sync", "quorum")
 _METHOD: Final = re.compile(r"\s*(?:(?:first|any)\s+)?\d+\s*\((?P<list>.*)\)\s*", re.IGNORECASE | re.DOTALL)
 _NAME: Final = re.compile(r'\s*(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<bare>[^\s,()"]+))\s*(?:,|$)')
 _HINT: Final = (
-    "name the standbys that are meant, but not {application}: ALTER SYSTEM SET synchronous_standby_names = 'FIRST 1 (standby1)'; "
+    f"name the standbys that are meant, but not {APPLICATION_NAME}: "
+    "ALTER SYSTEM SET synchronous_standby_names = 'FIRST 1 (standby1)'; "
     "SELECT pg_reload_conf(). SELECT application_name, sync_state FROM pg_stat_replication shows the names. Without such a "
     "standby: ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf()"
-).format(application=APPLICATION_NAME)
+)
 
 
 def names_the_gateway(setting: str) -> bool:

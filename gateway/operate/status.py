@@ -104,8 +104,8 @@ class SlotStatus:
     safe_wal_bytes: int | None
     inactive_since: str | None = None
     sync_state: str = ""
-    """That of whoever reads the slot: async; sync, quorum or potential for a synchronous standby; "by name" where the role may not
-    see it, but synchronous_standby_names matches."""
+    """That of whoever reads the slot: async; sync, quorum or potential for a synchronous standby; "by name" where the role may
+    not see it, but synchronous_standby_names matches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from schemas.errors import (
     RegistryRefused,
     RegistryUnavailable,
 )
+from schemas.levels import LevelChange
 from schemas.registry import RegistryClient
 
 log = structlog.get_logger()
@@ -35,6 +36,16 @@ def classified_schema_errors() -> Iterator[None]:
         if isinstance(error, IncompatibleSchema):
             log.error("schema_rejected", subject=error.subject, schema=error.schema_text)
         raise UnwritableRelation(error.message, hint=error.hint) from error
+
+
+def log_level_change(change: LevelChange) -> None:
+    log.info(
+        "compatibility_changed",
+        subject=change.subject,
+        before=change.before or None,
+        after=change.after or None,
+        reason=change.reason,
+    )
 
 
 @asynccontextmanager

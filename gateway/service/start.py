@@ -58,7 +58,7 @@ from gateway.service.debezium import DebeziumRelations, debezium_machine
 from gateway.service.debezium_written import find_written
 from gateway.service.fixed_topics import FixedSchemas, debezium_topics, open_message_topic, register_fixed_schemas
 from gateway.service.memory import SessionMemory
-from gateway.service.schema_errors import classified_schema_errors
+from gateway.service.schema_errors import classified_schema_errors, log_level_change
 from gateway.service.snapshot_status import load_states
 from gateway.service.stored import decode_positions, refuse_other_dialect
 from gateway.snapshot.state import States, of_slot
@@ -228,6 +228,7 @@ class Start:
                 **settings.client_options(),
                 timeout_s=settings.timeout_s,
                 on_incompatible=self._settings.schemas.on_incompatible,
+                on_level_change=log_level_change,
             )
 
     async def _fence(self) -> None:
