@@ -13,6 +13,7 @@ import typer
 
 from gateway.commands import ending
 from gateway.commands.ending import EXIT_CONFIGURATION, ConfigOption
+from gateway.names import is_table
 from gateway.operate.errors import StopForOperator, WalgateError
 from gateway.operate.logs import set_up_logs
 from gateway.operate.settings import load_settings
@@ -146,6 +147,13 @@ def _send_command(config: Path | None, command: str, tables: Sequence[str] = (),
         except NotACommand as error:
             raise StopForOperator(f"snapshot {command}: {error}") from None
         login = login_of(settings.source)
+        patterns = settings.source.excluded_tables
+        if excluded := [table for table in tables if is_table(table, patterns)]:
+            raise StopForOperator(
+                f"snapshot {command}: left out by source.excluded_tables: {', '.join(excluded)}",
+                hint="to read and send these tables, set source.excluded_tables to patterns that do not match them, and restart "
+                "the gateway",
+            )
         if tables and (unknown := asyncio.run(unpublished(login, settings.source.publications, tables))):
             near = [name for name in unknown.values() if name]
             meant = f"did you mean {', '.join(near)}? " if near else ""

@@ -19,7 +19,7 @@ class ServerFacts:
 
     `timeline` of a standby may be an earlier one than that which it follows.
     `wal_sender_timeout_s` 0, `max_slot_wal_keep_mb` -1 and `idle_slot_timeout_s` 0 mean: no limit. The last is of 18
-    and newer, `synchronized_standby_slots` of 17 and newer.
+    and newer, `synchronized_standby_slots` of 17 and newer, `effective_wal_level` of 19 and newer.
     """
 
     system_identifier: str
@@ -41,6 +41,14 @@ class ServerFacts:
     idle_slot_timeout_s: float = 0.0
     synchronized_standby_slots: str = ""
     synchronous_standby_names: str = ""
+    effective_wal_level: str = ""
+
+    @property
+    def decodes(self) -> bool:
+        """Logical decoding is on, or the first logical slot turns it on: in 19, wal_level = replica is enough on a primary."""
+        if self.effective_wal_level:
+            return self.effective_wal_level == "logical" or (self.wal_level == "replica" and not self.in_recovery)
+        return self.wal_level == "logical"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,8 @@ class PublishedRelation:
 
 @dataclass(frozen=True, slots=True)
 class PublicationFacts:
-    """A publication of another oid is another publication, whatever its name."""
+    """A publication of another oid is another publication, whatever its name. `excluded`: published relations that
+    source.excluded_tables leaves out; `relations` are without them."""
 
     oid: int
     name: str
@@ -114,6 +123,7 @@ class PublicationFacts:
     via_root: bool
     actions: frozenset[str]  # of insert, update, delete, truncate
     relations: tuple[PublishedRelation, ...]
+    excluded: tuple[PublishedRelation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from gateway.judgement.position import (
     check_progress,
     position_before_rename,
 )
-from gateway.judgement.publication import check_publications
+from gateway.judgement.publication import check_excluded, check_publications
 from gateway.judgement.server import check_left_behind, check_sender_capacity, check_server, check_slot_capacity
 from gateway.judgement.slot import check_holder, check_retention, check_slot
 from gateway.judgement.synchronous import check_synchronous
@@ -228,6 +228,7 @@ def _before_position(facts: Facts, expected: Expected, reported: Reported | None
         yield from (finding for finding in check(facts, expected) if not isinstance(finding, DataGap))
     if not isinstance(reported, LeftOut):
         yield from check_publications(facts, expected)
+    yield from check_excluded(facts, expected)
 
 
 def _judge(findings: Iterable[Finding]) -> Judging:

@@ -47,7 +47,7 @@ SELECT * FROM (
 UNION ALL
 SELECT * FROM (
     SELECT 'slot', s.slot_name::text, coalesce(s.active_pid, 0), '', coalesce(s.database::text, ''),
-           CASE WHEN s.active THEN 'active' ELSE 'inactive' END, NULL::float8, NULL::float8,
+           CASE WHEN s.temporary THEN 'temporary' WHEN s.active THEN 'active' ELSE 'inactive' END, NULL::float8, NULL::float8,
            pg_catalog.age(coalesce(s.xmin, s.catalog_xmin)),
            pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
                                            ELSE pg_catalog.pg_current_wal_flush_lsn() END, s.restart_lsn)::bigint AS held
@@ -95,6 +95,10 @@ def _remedy(kind: str, name: str, pid: int, state: str) -> str:
     quoted = "'" + name.replace("'", "''") + "'"
     if kind == "prepared":
         return f"if it was forgotten, run COMMIT PREPARED {quoted} or ROLLBACK PREPARED {quoted} in database {state}"
+    if (
+        kind == "slot" and state == "temporary"
+    ):  # of REPACK (CONCURRENTLY), of a base backup, of a subscription's first copy
+        return f"it ends with its session: wait for it, or end the session: SELECT pg_terminate_backend({pid})"
     if kind == "slot":
         return (
             "check that the consumer of this slot is running. If the slot is no longer needed, run "

@@ -15,6 +15,7 @@ from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 _SETTINGS: Final = (
     "server_version_num",
     "wal_level",
+    "effective_wal_level",
     "wal_sender_timeout",
     "max_wal_senders",
     "max_replication_slots",
@@ -24,6 +25,7 @@ _SETTINGS: Final = (
     "synchronized_standby_slots",
     "synchronous_standby_names",
 )
+# REPACK (CONCURRENTLY) of 19 has slots of its own (max_repack_replication_slots), in the same view.
 # A standby cannot name its current WAL file, and pg_control_checkpoint is behind by a checkpoint after a promotion: what it
 # says of the timeline is good for a first position, and for no comparison.
 SERVER_QUERY: Final = """
@@ -37,7 +39,8 @@ SELECT jsonb_build_object(
     'database', d.datname,
     'database_oid', d.oid::bigint,
     'encoding', pg_catalog.pg_encoding_to_char(d.encoding),
-    'used_slots', (SELECT count(*) FROM pg_catalog.pg_replication_slots),
+    'used_slots', (SELECT count(*) FROM pg_catalog.pg_replication_slots AS s
+                   WHERE s.plugin IS DISTINCT FROM 'pgrepack'),
     'used_senders', (SELECT count(*) FROM pg_catalog.pg_stat_replication),
     'settings', (SELECT jsonb_object_agg(s.name, jsonb_build_array(s.setting, s.unit))
                  FROM pg_catalog.pg_settings AS s WHERE s.name = ANY ($1::text[])))
@@ -76,6 +79,7 @@ def parse_server(row: dict[str, Any]) -> ServerFacts:
         max_slot_wal_keep_mb=number("max_slot_wal_keep_size", -1),
         idle_slot_timeout_s=seconds("idle_replication_slot_timeout"),
         synchronized_standby_slots=settings.get("synchronized_standby_slots", ("", None))[0],
+        effective_wal_level=settings.get("effective_wal_level", ("", None))[0],
         synchronous_standby_names=settings.get("synchronous_standby_names", ("", None))[0],
     )
 

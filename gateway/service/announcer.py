@@ -41,6 +41,7 @@ from gateway.relations.description import describe
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
 from gateway.replication.publication import publication_facts
 from gateway.service.debezium import DebeziumRelations
+from gateway.service.excluded_tables import ExcludedTables
 from gateway.service.protection import check_key, protect
 from gateway.service.schema_errors import classified_schema_errors
 from gateway.transactions.transaction import RelationVersion
@@ -100,6 +101,7 @@ class Announcer:
         self._prefix = settings.kafka.prefix
         self._columns = settings.columns
         self._publications = settings.source.publications
+        self.excluded_tables = ExcludedTables(settings.source.excluded_tables, topics, marks=debezium is None)
         self._is_first_epoch = is_first_epoch
         self._announced_types: dict[int, tuple[str, str]] = {}
 
@@ -125,7 +127,9 @@ class Announcer:
     async def _make_topics(self, relations: Sequence[Name]) -> None:
         """A new table seldom comes alone: the topics of all that are published by now are made with its own."""
         if await self._topics.without_topic(relations):
-            publications = await publication_facts(self._sql, self._publications)
+            publications = await publication_facts(
+                self._sql, self._publications, excluded=self.excluded_tables.patterns
+            )
             published = {(r.namespace, r.name) for facts in publications.values() for r in facts.relations}
             await self.prepare([*relations, *sorted(published)])
         else:

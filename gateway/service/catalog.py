@@ -61,7 +61,7 @@ class Catalog:
         self._logged = logged
         self._reads_new_tables = reads_new_tables
         self._facts: Facts | None = None
-        self.publications = PublicationLook(settings.source.publications)
+        self.publications = PublicationLook(settings.source.publications, settings.source.excluded_tables)
         self.expected = expected_of(settings)
 
     async def look(self) -> Facts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from gateway.judgement.findings import OperatorWarning, Report, report_of
 from gateway.judgement.position import check_progress
 from gateway.judgement.publication import added_tables
 from gateway.judgement.running import check_running
-from gateway.judgement.server import check_left_behind, check_slot_capacity
+from gateway.judgement.server import check_left_behind, check_slot_capacity, check_server
 from gateway.judgement.start import check_without_position
 from gateway.judgement.timeline import LeftBehind
 from gateway.lsn import Lsn
@@ -286,3 +287,23 @@ def test_our_own_wal_sender_holds_the_slot_for_us() -> None:
 def test_a_slot_that_moves_under_the_stream_is_not_judged_by_an_older_position() -> None:
     """The facts are read while the stream goes on."""
     assert check_running(FACTS, with_slot(confirmed_flush_lsn=Lsn(SERVER.flush_lsn)), EXPECTED).errors == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"wal_level": "replica", "effective_wal_level": "replica"}, None),
+        ({"wal_level": "replica", "effective_wal_level": "logical"}, None),
+        ({"wal_level": "logical", "effective_wal_level": "logical"}, None),
+        ({"wal_level": "minimal", "effective_wal_level": "minimal"}, "wal_level is minimal"),
+        ({"wal_level": "replica", "effective_wal_level": "logical", "in_recovery": True}, None),
+        (
+            {"wal_level": "replica", "effective_wal_level": "replica", "in_recovery": True},
+            "its primary has no logical slot",
+        ),
+    ],
+)
+def test_in_19_the_first_slot_turns_decoding_on(change: dict[str, Any], reason: str | None) -> None:
+    facts = with_server(version_num=190000, **change)
+    errors = [finding.message for finding in check_server(facts, EXPECTED) if isinstance(finding, RetrySlowly)]
+    assert [reason in message for message in errors if reason] == [True] * (reason is not None) and len(errors) <= 1

@@ -20,6 +20,7 @@ from gateway.local import Postgres
 from gateway.lsn import Lsn
 from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.replication.connection import connect_replication, connect_sql
+from gateway.replication.holders import holders
 from gateway.replication.look import load_facts
 from gateway.replication.options import pgoutput_options
 from gateway.replication.publication import publication_facts
@@ -302,3 +303,16 @@ async def test_slot_whose_wal_was_removed_is_a_gap(start_postgres: Callable[...,
         with pytest.raises(Retry, match="55000"):
             await stream.start("s", start_lsn, pgoutput_options(180000, ["p"]))
         await stream.close()
+
+
+async def test_a_temporary_slot_is_not_to_be_dropped(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """REPACK (CONCURRENTLY), a base backup and a subscription have such: nobody else can drop it."""
+    monkeypatch.setattr("gateway.replication.holders._HELD_LEAST", -1)
+    sql = await database.connect()
+    name = f"repack_{database.name}"
+    async with sql_of(database.dsn) as other:
+        await other.execute(f"SELECT pg_create_logical_replication_slot('{name}', 'test_decoding', true)")
+        pid = other.get_server_pid()
+        (holder,) = [holder for holder in await holders(sql, "own") if holder.name == name]
+    assert (holder.kind, holder.state) == ("slot", "temporary")
+    assert holder.remedy.endswith(f"pg_terminate_backend({pid})") and "drop" not in holder.remedy
