@@ -174,7 +174,9 @@ def check_excluded(facts: Facts, _: Expected) -> Iterator[Finding]:
 
 
 def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
-    """What is no longer sent, or is sent in another way, since `before`."""
+    """What is no longer sent, or is sent in another way, since `before`: one line for what happened to several tables or
+    in several publications, as to the partitions of a table."""
+    told: dict[str, list[str]] = {}
     for name, old in before.publications.items():
         new = now.publications.get(name)
         if new is None:
@@ -186,11 +188,13 @@ def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
                 "the gateway then stops, and the hint of its error says what to do. Otherwise, nothing needs to be done",
             )
         for change in _changes(old, new):
-            yield OperatorWarning(
-                f"publication {name}: {change}",
-                "if this was not intended, undo it (ALTER PUBLICATION, ALTER TABLE); changes that are not published do not reach "
-                "Kafka, and changes to a renamed table go to a different topic",
-            )
+            told.setdefault(change, []).append(name)
+    for change, names in told.items():
+        yield OperatorWarning(
+            f"publication{'s' * (len(names) > 1)} {', '.join(names)}: {change}",
+            "if this was not intended, undo it (ALTER PUBLICATION, ALTER TABLE); changes that are not published do not reach "
+            "Kafka, and changes to a renamed table go to a different topic",
+        )
 
 
 def added_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
@@ -228,14 +232,20 @@ def _changes(before: PublicationFacts, after: PublicationFacts) -> Iterator[str]
     removed = sorted(old[oid].full_name for oid in old.keys() - new.keys())
     if removed:
         yield f"no longer contains {some_names(removed)}"
+    dropped: dict[str, list[str]] = {}
+    filtered: list[str] = []
     for oid in sorted(old.keys() & new.keys()):
         if old[oid].full_name != new[oid].full_name:
             yield f"{old[oid].full_name} is now named {new[oid].full_name} and has another topic"
         if old[oid].row_filter != new[oid].row_filter:
-            yield f"the row filter of {new[oid].full_name} has changed"
-        dropped = {column.name for column in old[oid].columns} - {column.name for column in new[oid].columns}
-        if dropped:
-            yield f"{new[oid].full_name} no longer sends {', '.join(sorted(dropped))}"
+            filtered.append(new[oid].full_name)
+        columns = {column.name for column in old[oid].columns} - {column.name for column in new[oid].columns}
+        if columns:
+            dropped.setdefault(", ".join(sorted(columns)), []).append(new[oid].full_name)
+    if filtered:
+        yield f"the row filter of {some_names(sorted(filtered))} has changed"
+    for column_names, tables in dropped.items():
+        yield f"{some_names(sorted(tables))} no longer send{'s' * (len(tables) == 1)} {column_names}"
 
 
 def some_names(names: Sequence[str]) -> str:

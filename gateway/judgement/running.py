@@ -37,7 +37,7 @@ def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:
 
 
 def check_running(before: Facts, now: Facts, expected: Expected) -> Report:
-    """`before`: the look of the start."""
+    """`before`: the look before this one, so that each change is told once."""
     findings: list[Finding] = []
     for check in _CHECKS:
         findings.extend(check(now, expected))

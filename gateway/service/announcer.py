@@ -52,7 +52,7 @@ from schemas.errors import IncompatibleSchema
 from schemas.names import key_subject, value_subject
 from schemas.recorded import recorded_attributes, recorded_key, recorded_oid, recorded_relation, recorded_types
 from schemas.registry import RegistryClient
-from schemas.relation import Schema, change_schema, key_schema
+from schemas.relation import Schema, change_schema, enums_without_labels, key_schema
 
 log = structlog.get_logger()
 
@@ -248,6 +248,14 @@ class Announcer:
         if self._debezium is not None and relation_ is not None:
             self._debezium.announce(relation_, value_schema_id, key_schema_id, outlet)
             key_schema_id = 0 if description.identity_columns else None
+        without_labels = enums_without_labels(description)
+        if without_labels:
+            log.warning(
+                "labels_left_out",
+                relation=description.qualified_name,
+                types=without_labels,
+                note="the labels of these enums are too many for the schema; values are sent as usual",
+            )
         encoder = RowEncoder(description, value_schema_id, key_schema_id)
         self._on_announced(description.qualified_name, value_schema_id, len(description.columns))
         log.debug("relation", name=description.qualified_name, schema_id=value_schema_id)

@@ -15,7 +15,7 @@ from gateway.judgement.findings import OperatorWarning, Report, report_of
 from gateway.judgement.position import check_progress
 from gateway.judgement.publication import added_tables
 from gateway.judgement.running import check_running
-from gateway.judgement.server import check_left_behind, check_slot_capacity, check_server
+from gateway.judgement.server import check_left_behind, check_server, check_slot_capacity
 from gateway.judgement.start import check_without_position
 from gateway.judgement.timeline import LeftBehind
 from gateway.lsn import Lsn
@@ -253,6 +253,20 @@ def test_a_change_of_the_inventory_is_a_warning_and_the_stream_goes_on(changed: 
     report = check_running(FACTS, changed(), EXPECTED)
     assert report.errors == ()
     assert [said in warning.message for warning in report.warnings] == [True]
+
+
+def test_a_column_that_is_dropped_from_many_tables_is_one_line() -> None:
+    """As a migration does it with the partitions of a table, in two publications."""
+    parts = tuple(replace(ORDERS, relation_oid=200 + n, name=f"part_{n:02}") for n in range(11))
+    narrow = tuple(replace(part, columns=(ID,)) for part in parts)
+    before, after = (
+        replace(FACTS, publications={name: replace(PUBLICATION, name=name, relations=of) for name in ("p", "q")})
+        for of in ((ORDERS, *parts), (ORDERS, *narrow))
+    )
+    (warning,) = check_running(before, after, EXPECTED).warnings
+    assert warning.message == (
+        f"publications p, q: {', '.join(f'shop.part_{n:02}' for n in range(10))} and 1 more no longer send name"
+    )
 
 
 def test_a_publication_that_is_emptied_is_a_warning() -> None:
