@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.events.manifest import ExcludedRelation, Manifest, SnapshotChunk
-from gateway.values.reader import some_bytes
+from gateway.values.column_readers import some_bytes
 from gateway.varint import encode_long, encode_lsn, encode_some_lsn
 from schemas.records import TRANSACTION_MARKER
 

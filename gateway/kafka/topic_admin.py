@@ -27,10 +27,10 @@ from aiokafka.errors import (
     for_code,
 )
 
-from gateway.kafka.driver import Admin
+from gateway.config.kafka import KafkaSettings
+from gateway.errors import Retry
+from gateway.kafka.aiokafka_internals import Admin
 from gateway.kafka.errors import CREATING, DESCRIBING, WRITING, classify
-from gateway.operate.errors import Retry
-from gateway.operate.kafka_settings import KafkaSettings
 
 log = structlog.get_logger()
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gateway.errors import StopForOperator
 from gateway.local.accounts import Account, reachable
 from gateway.local.artifacts import copy_tree, fetched, unpacked
-from gateway.operate.errors import StopForOperator
 
 FOLDER_VARIABLE: Final = "WALGATE_POSTGRES"
 """Names a folder with bin, lib and share of a PostgreSQL, which then takes the place of the newest one."""

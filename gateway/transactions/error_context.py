@@ -6,8 +6,8 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Final
 
+from gateway.errors import Defect, WalgateError
 from gateway.lsn import Lsn
-from gateway.operate.errors import Defect, WalgateError
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.decode import MESSAGE_NAMES
 from gateway.pgoutput.errors import PgOutputError

@@ -57,12 +57,12 @@ from typing import Any, ClassVar, Final
 
 from librt.strings import read_i32_be
 
-from gateway.events.context import Context
+from gateway.errors import UNTIL_NOW, DataGap, Retry, StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker, readable_time
+from gateway.events.transaction_context import Context
 from gateway.lsn import Lsn
 from gateway.names import HEARTBEAT_PREFIX
-from gateway.operate.errors import UNTIL_NOW, DataGap, Retry, StopForOperator
 from gateway.pgoutput import (
     Begin,
     BeginPrepare,
@@ -83,7 +83,7 @@ from gateway.pgoutput import (
     read_message_head,
 )
 from gateway.pgoutput.letters import INSERT, ROW_MESSAGES, UPDATE
-from gateway.relations.cache import RelationCache
+from gateway.relations.relation_cache import RelationCache
 from gateway.transactions.transaction import (
     EXCLUDED_REASON,
     OWN_PREFIXES,

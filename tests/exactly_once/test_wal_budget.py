@@ -23,7 +23,7 @@ from tests.conftest import Database
 from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
 from tests.exactly_once.written import Written, walgate
 from tests.gateway_process import GatewayProcess
-from tests.service.topics import Topics
+from tests.runtime.topics import Topics
 from tests.slots import until_free
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.long]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from gateway.errors import StopForOperator
 from gateway.lsn import Lsn
-from gateway.operate.errors import StopForOperator
 from gateway.pgoutput import (
     PG_EPOCH,
     Begin,

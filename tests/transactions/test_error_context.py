@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.errors import Defect, Retry, StopForOperator
 from gateway.lsn import Lsn
-from gateway.operate.errors import Defect, Retry, StopForOperator
 from gateway.pgoutput import Begin, StreamStart, Truncate
 from gateway.transactions.error_context import add_context
 from tests.pgoutput.writer import write

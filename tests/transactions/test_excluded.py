@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.errors import StopForOperator
 from gateway.lsn import Lsn
-from gateway.operate.errors import StopForOperator
 from gateway.pgoutput import BeginPrepare, CommitPrepared, Message, Prepare, Truncate
 from gateway.pgoutput.letters import MESSAGE
 from gateway.transactions.machine import OutOfOrder

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from gateway.errors import StopForOperator
 from gateway.events.manifest import ExcludedRelation
 from gateway.lsn import Lsn
 from gateway.names import HEARTBEAT_PREFIX
-from gateway.operate.errors import StopForOperator
 from gateway.pgoutput import (
     Begin,
     BeginPrepare,

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.errors import DataGap
 from gateway.lsn import Lsn
-from gateway.operate.errors import DataGap
 from gateway.pgoutput import (
     Begin,
     BeginPrepare,

@@ -1,0 +1,148 @@
+"""What a mirrored table looks like: the source's columns by their own names, and `_special` beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from schemas.schema_metadata import missing_bytes
+from spark_consumer.reader.registry import Schema
+from spark_consumer.source.frames import TEXTS, TableFrame
+
+SPECIAL = "_special"
+LOG_COLUMNS = ("_op", "_commit_lsn", "_commit_time", "_ordinal")
+# Words of `_op` whose row is no longer there.
+OUT = ("DELETE", "UPDATE_BEFORE")
+
+
+@dataclass(frozen=True)
+class MissingValue:
+    """attmissingval of a column. `encoded`: in the Avro type `avro_type`; `special`: PostgreSQL's text of what is null there."""
+
+    avro_type: Any
+    encoded: bytes = field(repr=False)
+    special: str | None = field(default=None, repr=False)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"type": self.avro_type, "avro": self.encoded.hex(), "special": self.special}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> MissingValue:
+        return cls(told["type"], missing_bytes(told), told.get("special"))
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """One version of a relation, as the mirror sees it. It pickles into tasks.
+
+    `oid`: the relation's, which a table that is recreated does not share with the one before.
+    `key`: columns of the replica identity (the primary key under FULL); empty: no identity, its Delta table is append-only.
+    `uncertain_key`: those of the key whose Avro type cannot hold every value, so that their text in `special` belongs to the key.
+    `numbers`: attnum of the columns, where it is known; `missing`: attmissingval by attnum.
+    """
+
+    frame: TableFrame
+    oid: int
+    key: tuple[str, ...]
+    uncertain_key: frozenset[str]
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    missing: Mapping[int, MissingValue] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, change: Schema) -> TableShape:
+        """From a table's value schema. Raises UnsupportedSchema."""
+        frame = TableFrame.of(change)
+        row = frame.schema.field("after").type
+        fields = {frame.names.get(item["name"], item["name"]): item for item in _row_fields(change)}
+        keys = {name: item for name, item in fields.items() if item.get("pg.type", {}).get("key")}
+        if any(map(field_is_array, keys.values())):
+            keys = {}  # PostgreSQL's text of an array in old_key is not comparable with the array in a row
+        written = {item.name: item.type for item in frame.schema.field("old_key").type}
+        uncertain = {
+            name
+            for name, item in keys.items()
+            if field_is_time(item) or (name in written and not written[name].equals(row.field(name).type))
+        }
+        numbers, missing = {}, {}
+        for name, item in fields.items():
+            told = item.get("pg.type", {})
+            if "attnum" in told:
+                numbers[name] = told["attnum"]
+                if "attmissingval" in told:
+                    missing[told["attnum"]] = MissingValue.from_json({**told["attmissingval"], "type": item["type"]})
+        return cls(frame, change["pg.relation"]["oid"], tuple(keys), frozenset(uncertain), numbers, missing)
+
+    @property
+    def key_numbers(self) -> tuple[int, ...]:
+        """attnum of each column of the key, none where one is not known."""
+        found = [self.numbers[name] for name in self.key if name in self.numbers]
+        return tuple(found) if len(found) == len(self.key) else ()
+
+    @property
+    def row(self) -> pa.StructType:
+        return self.frame.schema.field("after").type
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self.row)
+
+    @cached_property
+    def special_column(self) -> str:
+        """`_special`, with more underscores where the source has such a column itself."""
+        taken = [name for name in self.columns if name.lstrip("_") == SPECIAL.lstrip("_") != name]
+        return f"_{max(taken, key=len)}" if taken else SPECIAL
+
+    @property
+    def key_struct(self) -> pa.StructType:
+        """The key's columns, and behind them the special texts of the uncertain ones."""
+        fields = [pa.field(name, self.row.field(name).type) for name in self.key]
+        return pa.struct(
+            [*fields, *(pa.field(special_key(name), pa.string()) for name in self.key if name in self.uncertain_key)]
+        )
+
+    @property
+    def events(self) -> pa.Schema:
+        """Columns of keyed events: see events.py."""
+        return pa.schema(
+            [
+                ("key", self.key_struct),
+                ("origin", self.key_struct),
+                ("deleted", pa.bool_()),
+                ("row", self.row),
+                ("unchanged", pa.list_(pa.field("element", pa.string()))),
+                ("special", TEXTS),
+                ("commit_lsn", pa.int64()),
+                ("ordinal", pa.int64()),
+            ]
+        )
+
+
+def is_log(columns: Iterable[str]) -> bool:
+    return set(LOG_COLUMNS) <= set(columns)
+
+
+def special_key(name: str) -> str:
+    return f"special of {name}"
+
+
+def _row_fields(change: Schema) -> list[dict[str, Any]]:
+    """Fields of the record Row: it is defined where it is first used, in `before` or `after`."""
+    for item in change["fields"]:
+        if item["name"] in ("before", "after"):
+            for branch in item["type"]:
+                if isinstance(branch, dict) and branch.get("type") == "record":
+                    return list(branch["fields"])
+    return []
+
+
+def field_is_array(field: dict[str, Any]) -> bool:
+    return any(isinstance(branch, dict) and branch.get("type") == "array" for branch in field["type"])
+
+
+def field_is_time(field: dict[str, Any]) -> bool:
+    """Text here, both in keys and in rows, but 24:00 is special in rows."""
+    return any(isinstance(branch, dict) and branch.get("logicalType") == "time-micros" for branch in field["type"])
