@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import asyncpg
 
-from gateway.postgres.publication import PublicationLook, publication_facts
+from gateway.postgres.publication import PublicationLoader, publication_facts
 from gateway.postgres.server import server_facts
 from gateway.postgres.slot import slot_facts
 from gateway.startup.facts import Facts
@@ -15,14 +15,14 @@ from gateway.startup.facts import Facts
 async def load_facts(
     sql: asyncpg.Connection,
     slot: str,
-    publications: Sequence[str] | PublicationLook,
+    publications: Sequence[str] | PublicationLoader,
     moment: int = 0,
     *,
     excluded: Sequence[str] = (),
 ) -> Facts:
-    """The server last: its end of the WAL must not be older than the slot's LSNs. A `PublicationLook` is for who comes again: its
+    """The server last: its end of the WAL must not be older than the slot's LSNs. A `PublicationLoader` is for who comes again: its
     first look costs more, and it has patterns of its own. `excluded`: those of tables that are left out."""
-    if isinstance(publications, PublicationLook):
+    if isinstance(publications, PublicationLoader):
         publications_now = await publications.facts(sql)
     else:
         publications_now = await publication_facts(sql, publications, excluded=excluded)

@@ -6,10 +6,10 @@ from typing import Final
 
 import asyncpg
 
-from gateway.observe.status import Holder, SlotStatus
+from gateway.observe.status import SlotStatus, WalRetentionCause
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.slot import slot_facts
-from gateway.postgres.slot_creation_blockers import Blocker, remedy
+from gateway.postgres.slot_creation_blockers import SlotCreationBlocker, remedy
 from gateway.startup.facts import SlotFacts
 from gateway.startup.synchronous import names_the_gateway
 
@@ -65,7 +65,7 @@ async def read_clock(sql: asyncpg.Connection, timeout_s: float) -> tuple[float, 
     return float(row[0]), int(row[1])
 
 
-async def holders(sql: asyncpg.Connection, slot: str) -> tuple[Holder, ...]:
+async def holders(sql: asyncpg.Connection, slot: str) -> tuple[WalRetentionCause, ...]:
     """Raises classified errors."""
     try:
         rows = await sql.fetch(_HOLDERS, slot, OLD_S, _HELD_LEAST)
@@ -74,9 +74,9 @@ async def holders(sql: asyncpg.Connection, slot: str) -> tuple[Holder, ...]:
     return tuple(_holder(row) for row in rows)
 
 
-def _holder(row: asyncpg.Record) -> Holder:
+def _holder(row: asyncpg.Record) -> WalRetentionCause:
     kind, name, pid, user, application, state, since, query_since, xmin_age, held = row
-    return Holder(
+    return WalRetentionCause(
         kind=kind,
         name=name,
         pid=pid,
@@ -135,9 +135,9 @@ async def _state_by_name(sql: asyncpg.Connection, slot: SlotFacts) -> str:
     return "by name" if names_the_gateway(setting) else ""
 
 
-def holder_of(blocker: Blocker, now: float) -> Holder:
+def holder_of(blocker: SlotCreationBlocker, now: float) -> WalRetentionCause:
     """Whom the creation of the slot waits for. `now`: Unix seconds."""
-    return Holder(
+    return WalRetentionCause(
         kind="prepared" if blocker.gid is not None else "transaction",
         name=blocker.gid or "",
         pid=blocker.pid,

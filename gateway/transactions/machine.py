@@ -60,7 +60,7 @@ from librt.strings import read_i32_be
 from gateway.errors import UNTIL_NOW, DataGap, Retry, StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker, readable_time
-from gateway.events.transaction_context import Context
+from gateway.events.transaction_context import TransactionContext
 from gateway.lsn import Lsn
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.pgoutput import (
@@ -87,14 +87,14 @@ from gateway.relations.relation_cache import RelationCache
 from gateway.transactions.transaction import (
     EXCLUDED_REASON,
     OWN_PREFIXES,
+    ChangeObserver,
+    ExcludedMessage,
     ExcludedTable,
-    LeftOutMessage,
     MessageTopic,
     Prepared,
     Quarantined,
     RelationVersion,
     Transaction,
-    Watch,
 )
 from gateway.varint import encode_long
 
@@ -157,7 +157,7 @@ class TransactionMachine:
         self.undelivered_since = 0
         self.undelivered_count = 0
         self.heartbeat_time = 0
-        self.watch: Watch | None = None
+        self.watch: ChangeObserver | None = None
         self.arrived: object | None = None
         """What is to be handed over where the current transaction commits: a chunk of a snapshot, or the bounds of one."""
         self._messages = messages
@@ -226,7 +226,7 @@ class TransactionMachine:
         return len(self._streams)
 
     @property
-    def owed_marker_count(self) -> int:
+    def pending_marker_count(self) -> int:
         return len(self._markers)
 
     def take_markers(self) -> list[Marker]:
@@ -285,7 +285,7 @@ class TransactionMachine:
 
     # -- snapshots ------------------------------------------------------------------------------------------------------
 
-    def set_watch(self, watch: Watch | None) -> None:
+    def set_observer(self, watch: ChangeObserver | None) -> None:
         """Also after what it has to say of relations has changed."""
         self.watch = watch
         self._active.clear()
@@ -303,7 +303,7 @@ class TransactionMachine:
             ordinal += 1
         transaction.ordinal = ordinal
 
-    def owe(self, marker: Marker) -> None:
+    def add_pending_marker(self, marker: Marker) -> None:
         """A marker that no message asks for."""
         self._markers.append(marker)
 
@@ -421,7 +421,7 @@ class TransactionMachine:
     def _enter(self, transaction: Transaction, subxid: int) -> None:
         """The rows that follow belong to `subxid`; the top-level transaction's own rows are written with -1."""
         transaction.context_subxid = subxid
-        transaction.context = Context(
+        transaction.context = TransactionContext(
             transaction.xid, -1 if subxid == transaction.xid else subxid, self.epoch, transaction.commit_lsn,
             transaction.commit_time, transaction.origin, self.in_stream,
         )  # fmt: skip
@@ -429,7 +429,7 @@ class TransactionMachine:
     # -- ordinary transactions ------------------------------------------------------------------------------------------
 
     def _open(self, xid: int, commit_lsn: int | None, commit_time: int | None, in_stream: bool = False) -> Transaction:
-        context = Context(xid, -1, self.epoch, commit_lsn, commit_time, None, in_stream)
+        context = TransactionContext(xid, -1, self.epoch, commit_lsn, commit_time, None, in_stream)
         return Transaction(xid, Manifest(self.epoch), context, commit_lsn, commit_time)
 
     def begin(self, commit_lsn: int, commit_time: int, xid: int) -> None:
@@ -540,7 +540,7 @@ class TransactionMachine:
                 self.arrived = found or self.arrived
             return
         if transaction is None:
-            context, ordinal, manifest = Context(0, -1, self.epoch, None, None, None), 0, None
+            context, ordinal, manifest = TransactionContext(0, -1, self.epoch, None, None, None), 0, None
         else:
             context, ordinal, manifest = transaction.context, transaction.ordinal, transaction.manifest
         value = topic.encode(
@@ -573,7 +573,7 @@ class TransactionMachine:
             self._note_begin(transaction)
             transaction.has_messages = True
             transaction.manifest.exclude_message(topic.topic, prefix)
-        topic.leave_out(LeftOutMessage(xid, message.message_lsn, prefix, message_bytes))
+        topic.leave_out(ExcludedMessage(xid, message.message_lsn, prefix, message_bytes))
 
     # -- what is too large to be held -----------------------------------------------------------------------------------
 
