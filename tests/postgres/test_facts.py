@@ -13,9 +13,8 @@ from gateway.errors import DataGap, Retry, RetrySlowly, StopForOperator, Walgate
 from gateway.local import Postgres
 from gateway.lsn import Lsn
 from gateway.postgres.connection import connect_replication, connect_sql
-from gateway.postgres.load_facts import load_facts
 from gateway.postgres.publication import publication_facts
-from gateway.postgres.server import server_facts
+from gateway.postgres.server import load_facts, server_facts
 from gateway.postgres.slot import create_slot, slot_facts
 from gateway.postgres.start_replication import pgoutput_options
 from gateway.postgres.wal_retention import holders

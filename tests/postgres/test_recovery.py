@@ -12,7 +12,7 @@ from gateway.errors import DataGap, RetrySlowly
 from gateway.local import Postgres
 from gateway.lsn import Lsn
 from gateway.postgres.connection import connect_replication, connect_sql
-from gateway.postgres.load_facts import load_facts
+from gateway.postgres.server import load_facts
 from gateway.postgres.slot import create_slot
 from gateway.postgres.start_replication import pgoutput_options
 from gateway.startup.facts import Expected, Stored
