@@ -6,6 +6,9 @@ level of before is noted in the registry first, as a version of the subject
 `<subject>-compatibility`, so that a process which was killed in between is repaired by the next one,
 and a `NONE` that somebody else has set is not. A note that was used is followed by an empty one: no
 right to delete is needed.
+
+A registry may have more settings of a subject (Confluent's `normalize`, `alias`, rules). Each request
+that sets a level carries them along, since it may replace them all.
 """
 
 from __future__ import annotations
@@ -45,13 +48,13 @@ class LevelChange:
 
 class CompatibilityLevels:
     """`ask` and `find` are those of the registry's client: the first raises where the second returns None for what is not there.
-    `put` sends a level and survives that two clients send the first one at once."""
+    `put` sends the settings of a subject and survives that two clients send the first ones at once."""
 
     def __init__(
         self,
         ask: Ask,
         find: Find,
-        put: Callable[[str, str], Awaitable[None]],
+        put: Callable[[str, dict[str, Any]], Awaitable[None]],
         on_change: Callable[[LevelChange], None],
     ) -> None:
         self._ask = ask
@@ -61,13 +64,16 @@ class CompatibilityLevels:
 
     async def of(self, subject: str) -> str | None:
         """None where the subject has no level of its own."""
-        answer = await self._find("GET", f"/config/{_quoted(subject)}")
-        return None if answer is None else answer.get("compatibilityLevel")
+        return (await self._settings(subject)).get("compatibilityLevel")
+
+    async def _settings(self, subject: str) -> dict[str, Any]:
+        return await self._find("GET", f"/config/{_quoted(subject)}") or {}
 
     async def begin(self, subject: str) -> None:
         """Before the first version of a subject."""
-        if await self.of(subject) is None:
-            await self._put(subject, OWN)
+        settings = await self._settings(subject)
+        if settings.get("compatibilityLevel") is None:
+            await self._put(subject, {**settings, "compatibility": OWN})
 
     @asynccontextmanager
     async def off(self, subject: str) -> AsyncIterator[None]:
@@ -95,10 +101,13 @@ class CompatibilityLevels:
         await self._note(subject, "", number + 1)
 
     async def _set(self, subject: str, before: str | None, after: str | None, reason: str) -> None:
-        if after is None:
+        others = {
+            name: value for name, value in (await self._settings(subject)).items() if name != "compatibilityLevel"
+        }
+        if after is None and not others:
             await self._find("DELETE", f"/config/{_quoted(subject)}")
         else:
-            await self._put(subject, after)
+            await self._put(subject, {**others, "compatibility": after})
         self._on_change(LevelChange(subject, before or "", after or "", reason))
 
     async def _noted(self, subject: str) -> tuple[str, int]:

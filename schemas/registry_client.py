@@ -99,7 +99,7 @@ class RegistryClient:
         self._tokens = tokens
         self._timeout_s = timeout_s
         self._on_incompatible = on_incompatible
-        self._levels = CompatibilityLevels(self._ask, self._find, self._set_compatibility, on_level_change)
+        self._levels = CompatibilityLevels(self._ask, self._find, self._put_settings, on_level_change)
         self._ids: dict[tuple[str, str], int] = {}
         self._schemas: dict[int, Schema] = {}
 
@@ -198,8 +198,8 @@ class RegistryClient:
         """Id, version and schema."""
         return await self._find("GET", f"/subjects/{_quoted(subject)}/versions/latest")
 
-    async def _set_compatibility(self, subject: str, level: str) -> None:
-        path, body = f"/config/{_quoted(subject)}", {"compatibility": level}
+    async def _put_settings(self, subject: str, body: Schema) -> None:
+        path = f"/config/{_quoted(subject)}"
         try:
             await self._ask("PUT", path, body)
         except _Refused as error:

@@ -32,10 +32,16 @@ class Gap:
     def faults_of(self, faults: Sequence[Fault]) -> list[Fault]:
         return [fault for fault in faults if fault.begun < self.ended and fault.ended > self.begun]
 
-    def after_the_last_fault_s(self, faults: Sequence[Fault]) -> float:
-        """How long everything was whole while still nothing came; 0 where a fault lasted longer than the gap."""
-        ends = [fault.ended for fault in self.faults_of(faults)]
-        return max(self.ended - max([self.begun, *ends]), 0.0)
+    def whole_s(self, faults: Sequence[Fault]) -> list[float]:
+        """The times within the gap in which nothing was broken, in their order; of each its seconds."""
+        whole, until = [], self.begun
+        for fault in sorted(self.faults_of(faults), key=lambda fault: fault.begun):
+            if fault.begun > until:
+                whole.append(fault.begun - until)
+            until = max(until, fault.ended)
+        if until < self.ended:
+            whole.append(self.ended - until)
+        return whole
 
 
 def longest_gaps(seen: Sequence[float]) -> list[Gap]:
@@ -46,9 +52,10 @@ def longest_gaps(seen: Sequence[float]) -> list[Gap]:
 
 def described_gap(gap: Gap, gateways: Sequence[GatewayProcess], faults: Sequence[Fault], begun: float) -> str:
     """Times in seconds since `begun`."""
+    whole = gap.whole_s(faults)
     heading = (
-        f"gap of {gap.seconds:.1f} s from second {gap.begun - begun:.0f}, "
-        f"{gap.after_the_last_fault_s(faults):.1f} s of it after the last fault was over:"
+        f"gap of {gap.seconds:.1f} s from second {gap.begun - begun:.0f}, of which nothing was broken for "
+        f"{sum(whole):.1f} s, at most {max(whole, default=0.0):.1f} s at a time:"
     )
     during = [described_fault(fault, begun) for fault in gap.faults_of(faults)]
     first = time.time() - time.monotonic()

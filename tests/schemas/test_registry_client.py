@@ -272,6 +272,74 @@ async def test_a_stock_deserializer_reads_our_records(registry: Registry, topic_
     assert tuple(event["after"].values()) == row
 
 
+class ScriptedRegistry:
+    """As much as the settings of a subject need, which a PUT replaces all, in Confluent's words: Apicurio has only the level."""
+
+    def __init__(self, settings: dict[str, Any] | None) -> None:
+        self.settings = settings
+        self.versions: dict[str, list[str]] = {}
+
+    def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        subject = path.split("/")[2]
+        if path.startswith("/config/"):
+            if method == "PUT":
+                self.settings = {name: value for name, value in body.items() if value is not None}
+            if self.settings is None:
+                return 404, {"error_code": 40408, "message": "no settings"}
+            shown = {"compatibilityLevel" if name == "compatibility" else name: v for name, v in self.settings.items()}
+            if method == "DELETE":
+                self.settings = None
+            return 200, shown
+        versions = self.versions.setdefault(subject, [])
+        if method == "GET":
+            if not versions:
+                return 404, {"error_code": 40401, "message": "no subject"}
+            return 200, {"id": len(versions), "version": len(versions), "schema": versions[-1]}
+        if not path.endswith("/versions"):
+            return 404, {"error_code": 40403, "message": "no schema"}
+        level = (self.settings or {}).get("compatibility", "BACKWARD")
+        if versions and level != "NONE" and not subject.endswith("-compatibility"):
+            return 409, {"error_code": 409, "message": "incompatible"}
+        versions.append(body["schema"])
+        return 200, {"id": len(versions)}
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+                sizes = [line.split(":")[1] for line in head if line.lower().startswith("content-length")]
+                body = json.loads(await reader.readexactly(int(sizes[0])) if sizes and int(sizes[0]) else "{}")
+                method, path, _ = head[0].split()
+                status, shown = self.answer(method, path, body)
+                content = json.dumps(shown).encode()
+                writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        None,
+        {"compatibility": "FULL"},
+        {"compatibility": "FORWARD", "normalize": True, "alias": "other"},
+        {"alias": "a"},
+    ],
+)
+async def test_other_settings_of_a_subject_stay_too(settings: dict[str, Any] | None) -> None:
+    scripted = ScriptedRegistry(settings and dict(settings))
+    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    old, new = (change_schema(each, "cdc") for each in (INTEGER, TEXT))
+    async with client(url, on_incompatible="register") as schemas:
+        scripted.versions["t-value"] = [json.dumps(old)]
+        await schemas.register("t-value", new)
+        assert scripted.settings == settings
+        assert json.loads(scripted.versions["t-value"][-1]) == new
+        await schemas.register("u-value", old)
+        assert scripted.settings == {"compatibility": "BACKWARD"} | (settings or {})
+    server.close()
+
+
 async def test_no_registry_there_means_try_again() -> None:
     async with client("http://127.0.0.1:1", timeout_s=2) as schemas:
         with pytest.raises(RegistryUnavailable):
