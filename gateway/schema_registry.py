@@ -9,6 +9,7 @@ import structlog
 
 from gateway.config.settings import RegistrySettings
 from gateway.errors import Retry, RetrySlowly, UnwritableRelation
+from schemas.compatibility_levels import LevelChange
 from schemas.errors import (
     IncompatibleSchema,
     RegistryDenied,
@@ -16,7 +17,6 @@ from schemas.errors import (
     RegistryRefused,
     RegistryUnavailable,
 )
-from schemas.levels import LevelChange
 from schemas.registry_client import RegistryClient
 
 log = structlog.get_logger()

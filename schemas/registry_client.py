@@ -1,6 +1,6 @@
 """The schema registry, by the Confluent API: the only part of this package that talks to anybody.
 
-Rules: a subject without a compatibility level gets `BACKWARD` before its first version (levels.py); the same content is
+Rules: a subject without a compatibility level gets `BACKWARD` before its first version (compatibility_levels.py); the same content is
 registered once; what a reader could not follow is refused here even where the registry would take it.
 """
 
@@ -17,8 +17,8 @@ from urllib.parse import quote
 import httpx2
 
 from schemas.compatibility import TypeChange, added_columns, incompatible_columns
+from schemas.compatibility_levels import CompatibilityLevels, LevelChange
 from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryMissing, RegistryRefused, RegistryUnavailable
-from schemas.levels import CompatibilityLevels, LevelChange
 
 Schema = dict[str, Any]
 OnIncompatible = Literal["stop", "register"]

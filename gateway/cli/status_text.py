@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gateway.lsn import Lsn
 from gateway.observe.status import TITLES
-from gateway.startup.synchronous import WAITED_FOR
+from gateway.startup.synchronous_standby import WAITED_FOR
 
 UNKNOWN: Final = "state unknown"
 _LISTED: Final = 12

@@ -11,7 +11,7 @@ from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.slot import slot_facts
 from gateway.postgres.slot_creation_blockers import SlotCreationBlocker, remedy
 from gateway.startup.facts import SlotFacts
-from gateway.startup.synchronous import names_the_gateway
+from gateway.startup.synchronous_standby import names_the_gateway
 
 OLD_S: Final = 5.0
 """A transaction is no news before."""

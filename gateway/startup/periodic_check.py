@@ -14,7 +14,7 @@ from gateway.startup.findings import Finding, OperatorWarning, Report, report_of
 from gateway.startup.publication_checks import check_inventory, check_publications
 from gateway.startup.server_checks import check_left_behind, check_server
 from gateway.startup.slot_checks import check_holder, check_retention, check_slot
-from gateway.startup.synchronous import check_synchronous
+from gateway.startup.synchronous_standby import check_synchronous
 
 _CHECKS = (
     check_server,

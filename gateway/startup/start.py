@@ -32,7 +32,7 @@ from gateway.startup.publication_checks import check_excluded, check_publication
 from gateway.startup.server_checks import check_left_behind, check_sender_capacity, check_server, check_slot_capacity
 from gateway.startup.server_notices import LeftOut, Reported, judge_reported
 from gateway.startup.slot_checks import check_holder, check_retention, check_slot
-from gateway.startup.synchronous import check_synchronous
+from gateway.startup.synchronous_standby import check_synchronous
 from gateway.startup.timeline_checks import check_promotion, check_timeline
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import Quarantined

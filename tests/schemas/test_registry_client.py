@@ -18,8 +18,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from gateway.events.row_encoder import RowEncoder
 from gateway.local import Registry
 from schemas.change_schema import change_schema, key_schema
+from schemas.compatibility_levels import LevelChange
 from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryMissing, RegistryRefused, RegistryUnavailable
-from schemas.levels import LevelChange
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
 from schemas.registry_client import RegistryClient
 from schemas.relation import ColumnDescription

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.startup.synchronous import check_synchronous, names_the_gateway
+from gateway.startup.synchronous_standby import check_synchronous, names_the_gateway
 from tests.startup.facts import EXPECTED, SLOT, with_server
 
 
