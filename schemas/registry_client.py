@@ -1,7 +1,8 @@
 """The schema registry, by the Confluent API: the only part of this package that talks to anybody.
 
-Rules: a subject without a compatibility level gets `BACKWARD` before its first version (compatibility_levels.py); the same content is
-registered once; what a reader could not follow is refused here even where the registry would take it.
+Rules: a subject without a compatibility level gets `BACKWARD` before its first version, and other people's levels stay
+(compatibility_levels.py); the same content is registered once; what a reader could not follow is refused here even where the
+registry would take it.
 """
 
 from __future__ import annotations
