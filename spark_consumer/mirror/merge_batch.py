@@ -46,7 +46,7 @@ from spark_consumer.mirror.merge_thread import RETENTION_S
 from spark_consumer.mirror.paths import changes_path, seen_path, table_path
 from spark_consumer.mirror.report import BatchReport, notes_of
 from spark_consumer.mirror.spark_settings import COMPACT, settings, tune
-from spark_consumer.mirror.table_schema import TableSchemas
+from spark_consumer.mirror.table_schemas import TableSchemas
 from spark_consumer.mirror.table_states import REPLACE, TableStates, advance, first_cut, verified_chunks
 from spark_consumer.mirror.verify.comparison import first_later_change
 from spark_consumer.reader.registry import Schema

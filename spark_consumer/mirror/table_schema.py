@@ -10,8 +10,6 @@ from typing import Any
 import pyarrow as pa
 
 from schemas.schema_metadata import missing_bytes
-from spark_consumer.mirror.batch_contents import TablePart
-from spark_consumer.mirror.columns import texts_of
 from spark_consumer.reader.registry import Schema
 from spark_consumer.source.frames import TEXTS, TableFrame
 
@@ -148,21 +146,3 @@ def field_is_array(field: dict[str, Any]) -> bool:
 def field_is_time(field: dict[str, Any]) -> bool:
     """Text here, both in keys and in rows, but 24:00 is special in rows."""
     return any(isinstance(branch, dict) and branch.get("logicalType") == "time-micros" for branch in field["type"])
-
-
-@dataclass
-class TableSchemas:
-    """Of `schemas`, by id."""
-
-    schemas: dict[int, Schema]
-    _shapes: dict[int, TableSchema] = field(default_factory=dict, init=False)
-
-    def of(self, schema_id: int) -> TableSchema:
-        if schema_id not in self._shapes:
-            self._shapes[schema_id] = TableSchema.of(self.schemas[schema_id])
-        return self._shapes[schema_id]
-
-    def texts(self, part: TablePart) -> dict[int, str]:
-        """Schemas of the part's records, which are read in the columns of the newest one."""
-        schemas = {schema_id: (self.schemas[schema_id], self.of(schema_id)) for schema_id in part.schema_ids}
-        return texts_of(schemas, part.newest)

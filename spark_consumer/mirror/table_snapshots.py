@@ -14,7 +14,8 @@ from spark_consumer.mirror.delta import delta_table
 from spark_consumer.mirror.delta.merge import despite_conflicts
 from spark_consumer.mirror.delta.write_table import rows_of
 from spark_consumer.mirror.paths import seen_path, table_path
-from spark_consumer.mirror.table_schema import TableSchemas, is_log
+from spark_consumer.mirror.table_schema import is_log
+from spark_consumer.mirror.table_schemas import TableSchemas
 from spark_consumer.mirror.table_states import FILL, VERIFY, Window
 from spark_consumer.mirror.verify import comparison, verification_results
 from spark_consumer.reader.table_marks import SNAPSHOT_END

@@ -21,7 +21,8 @@ from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.fold.fold_table import table_schema
 from spark_consumer.mirror.fold.keyless_log import log_table_schema
 from spark_consumer.mirror.paths import kept_path, table_path
-from spark_consumer.mirror.table_schema import TableSchema, TableSchemas
+from spark_consumer.mirror.table_schema import TableSchema
+from spark_consumer.mirror.table_schemas import TableSchemas
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.tables import TableName
 
