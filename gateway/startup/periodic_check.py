@@ -8,7 +8,6 @@ and the server says when it left changes out.
 from __future__ import annotations
 
 from gateway.errors import Retry, RetrySlowly, StopForOperator
-from gateway.lsn import Lsn
 from gateway.startup.facts import Expected, Facts, SlotFacts
 from gateway.startup.findings import Finding, OperatorWarning, Report, report_of
 from gateway.startup.publication_checks import check_inventory, check_publications
@@ -25,6 +24,7 @@ _CHECKS = (
     check_retention,
     check_synchronous,
 )
+from schemas.lsn import Lsn
 
 
 def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:
