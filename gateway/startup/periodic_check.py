@@ -14,6 +14,7 @@ from gateway.startup.publication_checks import check_inventory, check_publicatio
 from gateway.startup.server_checks import check_left_behind, check_server
 from gateway.startup.slot_checks import check_holder, check_retention, check_slot
 from gateway.startup.synchronous_standby import check_synchronous
+from schemas.lsn import Lsn
 
 _CHECKS = (
     check_server,
@@ -24,7 +25,6 @@ _CHECKS = (
     check_retention,
     check_synchronous,
 )
-from schemas.lsn import Lsn
 
 
 def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:
