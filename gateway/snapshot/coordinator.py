@@ -40,11 +40,11 @@ from gateway.snapshot.read_plan import ReadPlan, ReadPlans, RegisterRelations, S
 from gateway.snapshot.reader_tasks import ReaderTasks
 from gateway.snapshot.reselecting import Reselection, has_its_keys
 from gateway.snapshot.rules.table_progress import Status
-from gateway.snapshot.setting_aside import SettingAside
 from gateway.snapshot.sql import EMIT
 from gateway.snapshot.stored_state import KNOWN, StoredStates, TableState
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
+from gateway.snapshot.unreadable_tables import UnreadableTables
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import COMMAND_PREFIX
 
@@ -99,7 +99,7 @@ class SnapshotCoordinator:
             settings.snapshot, machine, delivery, self._arriving, self._noting, self._readings, self._readers,
             self._reselecting,
         )  # fmt: skip
-        self._setting_aside = SettingAside(settings, self._readings, self._arriving)
+        self._unreadable = UnreadableTables(settings, self._readings, self._arriving)
         self._progress = ProgressLog()
         self._discovered_at = self._begun_at = self._ended_at = self._looked_at = -1e9
 
@@ -235,7 +235,7 @@ class SnapshotCoordinator:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._conduct())
-                group.create_task(self._setting_aside.run())
+                group.create_task(self._unreadable.run())
                 for _ in range(self._settings.snapshot.readers):
                     group.create_task(self._readers.run())
         except BaseExceptionGroup as errors:
@@ -249,7 +249,7 @@ class SnapshotCoordinator:
             if now - self._discovered_at >= self._settings.source.check_interval_s:
                 await self._discovery.look()
                 self._discovered_at = now
-            self._setting_aside.look()
+            self._unreadable.look()
             if readings.has_work:
                 await self._note()
                 await self._set_up_begun()

@@ -27,10 +27,10 @@ from gateway.snapshot.pending_chunks import PendingChunks
 from gateway.snapshot.progress_log import CHANGED_ATTEMPTS, WaitReasons, tell_unreachable
 from gateway.snapshot.read_plan import ReadPlan, ReadPlans
 from gateway.snapshot.rules.table_progress import Chunk, Status
-from gateway.snapshot.table_errors import errors_of
+from gateway.snapshot.table_errors import DENIED, errors_of, obstacle, passes_by_itself
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
-from gateway.snapshot.unreadable import DENIED, find_fault, obstacle, passes_by_itself, unreachable_partitions
+from gateway.snapshot.unreadable_tables import RETRIES_A_PAUSE, find_fault, unreachable_partitions
 
 log = structlog.get_logger()
 
@@ -46,10 +46,6 @@ FOREIGN_ATTEMPTS: Final = 3
 """So many must have failed before a partitioned table is read without the foreign partitions that cannot be read."""
 BLOCKED_S: Final = 10.0
 """What passes by itself is tried again after so long at most."""
-
-RETRIES_A_PAUSE: Final = 6
-"""A table that a person must look at is tried again after one check of the publications, then after two, four, and at last after
-so many."""
 
 
 def is_cancelled() -> bool:

@@ -17,7 +17,7 @@ from gateway.snapshot.rules.key_segments import KeyList
 from gateway.snapshot.rules.staleness import StalenessJudge
 from gateway.snapshot.rules.table_progress import Chunk, Status, TableProgress
 from gateway.snapshot.stored_state import RESELECT, TableState, encode_keys, encode_table, segment_key, table_key
-from gateway.snapshot.unreadable import Obstacle
+from gateway.snapshot.table_errors import Obstacle
 from schemas.relation import RelationDescription
 
 log = structlog.get_logger()
