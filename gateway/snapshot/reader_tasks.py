@@ -203,26 +203,29 @@ class ReaderTasks:
         """What the server says of one table does not concern the others; nor the stream, where a session ends."""
         if time.monotonic() < reading.blocked_until:  # another reader has told it meanwhile
             return
+        reading.blocked_until = (
+            time.monotonic() + BLOCKED_S
+        )  # no other reader begins while this one looks for the reason
         fault, recipe = None, reading.recipe
         is_new = reading.obstacle is None or reading.obstacle.sqlstate != (getattr(error, "sqlstate", None) or "")
         if is_new and recipe is not None and sql is not None and not sql.is_closed() and not passes_by_itself(error):
             fault = await find_fault(sql, chunk, recipe)
         if recipe is not None and sql is not None and await self._leaves_out(reading, recipe, chunk, sql):
             return
-        found = obstacle(error, reading.full_name, fault) if is_new or reading.obstacle is None else reading.obstacle
+        blocked = obstacle(error, reading.full_name, fault) if is_new or reading.obstacle is None else reading.obstacle
         pause = 2.0 ** min(reading.attempts, 10)
-        pause = min(pause, BLOCKED_S) if found.passes else min(pause, RETRIES_A_PAUSE) * self._check_interval_s
-        reading.fails(chunk, found, recipe)
-        if found.sqlstate == DENIED and not reading.is_reselect:
+        pause = min(pause, BLOCKED_S) if blocked.passes else min(pause, RETRIES_A_PAUSE) * self._check_interval_s
+        reading.fails(chunk, blocked, recipe)
+        if blocked.sqlstate == DENIED and not reading.is_reselect:
             reading.recipe = None  # which privileges there are is looked up again
         reading.blocked_until = time.monotonic() + pause
         if is_new or not reading.attempts & (reading.attempts - 1):
             log.warning(
                 "table_unreadable",
                 table=reading.full_name,
-                reason=found.reason,
-                hint=found.hint,
-                **found.fields,
+                reason=blocked.reason,
+                hint=blocked.hint,
+                **blocked.fields,
                 attempts=reading.attempts,
                 again_in_s=pause,
             )
@@ -243,6 +246,7 @@ class ReaderTasks:
         if recipe.unreachable:
             tell_unreachable(reading.full_name, recipe.unreachable)
             reading.succeeds(chunk)
+            reading.blocked_until = 0.0
         return bool(recipe.unreachable)
 
     def _set_up_again(self, reading: TableTask, *, begins_again: bool) -> None:

@@ -33,12 +33,12 @@ _DAMAGED: Final = (
     "soon as PostgreSQL can read it"
 )
 _FILTER: Final = (
-    "the row filter of the publication fails for a row. Correct the filter (ALTER PUBLICATION ... SET TABLE ... WHERE ...) or "
-    "the row. The table is read as soon as that is done"
+    "the row filter of the publication fails for a row. Correct the filter (ALTER PUBLICATION ... SET TABLE ... WHERE ...), and do "
+    "not change such a row before: the stream would fail too. The table is read as soon as that is done"
 )
 _COLUMN: Final = (
-    "PostgreSQL cannot print a value of this column. Correct the value, or the output function of the type; or leave the column "
-    "out of the publication (PostgreSQL 15 and later, with a column list). The table is read as soon as that is done"
+    "PostgreSQL cannot print a value of this column. Correct the output function of its type, or leave the column out of the "
+    "publication (PostgreSQL 15 and later, with a column list). The table is read as soon as that is done"
 )
 _OTHER: Final = "see the server's log. The other tables are read, and this one as soon as PostgreSQL can read it"
 
@@ -96,12 +96,12 @@ def passes_by_itself(error: BaseException) -> bool:
 
 def obstacle(error: BaseException, table: str, fault: Fault | None = None) -> Obstacle:
     """What to say of an error that came while the table was read."""
-    known = classify_exception(error, f"reading {table}")
+    classified = classify_exception(error, f"reading {table}")
     sqlstate = getattr(error, "sqlstate", None) or ""
     is_private = sqlstate.startswith(PRIVATE)
-    reason = f"reading {table}: {type(error).__name__} ({sqlstate})" if is_private else known.message
+    reason = f"reading {table}: {type(error).__name__} ({sqlstate})" if is_private else classified.message
     if passes_by_itself(error):
-        hint = "" if sqlstate == "55P03" or isinstance(known, InternalError) else known.hint
+        hint = "" if sqlstate == "55P03" or isinstance(classified, InternalError) else classified.hint
         return Obstacle(sqlstate, reason, hint, passes=True)
     if sqlstate == DENIED:
         return Obstacle(sqlstate, reason, _PRIVILEGES, passes=False)

@@ -79,10 +79,10 @@ class UnreadableTables:
         except WalgateError:  # the stream tells it, if it cannot go on either
             return False
         try:
-            found = await survey(sql, self._publications, [reading.oid])
-            if reading.oid not in found:
+            surveyed = await survey(sql, self._publications, [reading.oid])
+            if reading.oid not in surveyed:
                 return False
-            is_changed = found[reading.oid].fingerprint != recipe.surveyed.fingerprint
+            is_changed = surveyed[reading.oid].fingerprint != recipe.surveyed.fingerprint
             return is_changed or await is_readable(sql, chunk, recipe, obstacle.sqlstate)
         except (WalgateError, *DRIVER_ERRORS):
             return False
