@@ -33,8 +33,8 @@ _DAMAGED: Final = (
     "soon as PostgreSQL can read it"
 )
 _FILTER: Final = (
-    "the row filter of the publication fails for a row. Correct the filter (ALTER PUBLICATION ... SET TABLE ... WHERE ...), and do "
-    "not change such a row before: the stream would fail too. The table is read as soon as that is done"
+    "the row filter of the publication fails for a row. Correct the filter (ALTER PUBLICATION ... SET TABLE ... WHERE ...), "
+    "and change no such row before: the stream would fail too. The table is read as soon as that is done"
 )
 _COLUMN: Final = (
     "PostgreSQL cannot print a value of this column. Correct the output function of its type, or leave the column out of the "
