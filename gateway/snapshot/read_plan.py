@@ -63,9 +63,9 @@ class Surveyed:
     row_filter: str | None
     fingerprint: str
     content: RelationFiles
-    key_columns: Mapping[str, KeyColumn]
+    key_columns: Mapping[str, KeyColumn] = field(default_factory=dict)
     """Those of the identity index, by name."""
-    key_enums: tuple[int, ...]
+    key_enums: tuple[int, ...] = ()
     """Oids of the enums whose labels are in keys."""
     foreign_names: tuple[str, ...] = ()
     """Foreign tables that are partitions of it: quoted. PostgreSQL sends no changes of them."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
 import pytest
+import pytest_asyncio
 
 from gateway.local import Kafka, Postgres, Registry
-from tests.conftest import _new_database
+from tests.conftest import Database, _new_database
 from tests.snapshot.every_type import SCHEMA, TypeTable, create_tables, create_types
 from tests.snapshot.load import PUBLICATION
 from tests.snapshot.scene import Scene, open_scene
@@ -20,9 +22,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 WITHOUT_A_LITERAL = (
     "gbtreekey", "ghstore", "gtrgm", "intbig_gkey", "ltree_gist", "gtsvector", "pg_brin_", "pg_dependencies", "pg_mcv_list",
-    "pg_ndistinct", "pg_node_tree", "pg_ddl_command",
+    "pg_ndistinct", "pg_node_tree", "pg_ddl_command", "xml",
 )  # fmt: skip
-"""No row has such a value: their input functions refuse everything."""
+"""No row has such a value: their input functions refuse everything, as that of xml does in a server without libxml."""
 
 TIGHT = f"""
 CREATE DOMAIN {SCHEMA}.code AS text;
@@ -52,49 +54,54 @@ TIGHT_TABLES = (
 )
 
 
-@pytest.mark.parametrize("server", ["postgres", "postgres_oldest"])
+@pytest.fixture(params=["postgres", "postgres_oldest"])
+def server(request: pytest.FixtureRequest) -> Postgres:
+    chosen: Postgres = request.getfixturevalue(request.param)
+    return chosen
+
+
+@pytest_asyncio.fixture
+async def database_of_each(server: Postgres) -> AsyncIterator[Database]:
+    async for made in _new_database(server):
+        yield made
+
+
 async def test_rows_and_keys_of_every_type_are_read(
-    server: str,
-    request: pytest.FixtureRequest,
-    kafka: Kafka,
-    registry: Registry,
-    topic_prefix: str,
-    tmp_path: Path,
+    database_of_each: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
     """Rows of all keys are read before a change of them is visible, and so once more by their keys. Meanwhile a domain got a
     constraint that they do not satisfy, and a label another name."""
-    postgres: Postgres = request.getfixturevalue(server)
-    async for database in _new_database(postgres):
-        settings = {"snapshot__mode": "on_command"}
-        async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
-            scene.sql = sql = await connect_freely(database)
-            await create_types(sql)
-            tables, without = await create_tables(sql)
-            assert [name for name in without if not name.split(".")[1].startswith(WITHOUT_A_LITERAL)] == []
-            await sql.execute(TIGHT)
-            tables = [*TIGHT_TABLES, *tables]
-            keyed = [table for table in tables if table.is_key]
-            await sql.execute(f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES")
-            await scene.gateway.streaming()
-            await command(scene, "pause")
-            await command(scene, "start")
-            await scene.gateway.logged('"tables_begun"')
-            updates = "; ".join(f"UPDATE {table.name} SET n = n + 100" for table in keyed)
-            async with held_commit(database, updates) as hanging:
-                await scene.delivered_by(hanging)
-                await command(scene, "resume")
-                await scene.gateway.logged('"table_read"', times=len(tables) - len(keyed))
-                await sql.execute(TIGHTEN)
-            await scene.snapshot_done()
-            await scene.delivered()
-            target = await scene.target()
-            wrong = [text for table in tables for text in await _differences(scene, target, table)]
-            assert not wrong, "\n".join(wrong)
-            for table in keyed:
-                topic = f"{scene.prefix}.{table.name}"
-                assert target.stale_count[topic] or table in TIGHT_TABLES, f"{table} was not read by its keys"
-            assert not scene.gateway.events("table_unreadable")
-            assert await scene.gateway.stop() == 0
+    database = database_of_each
+    settings = {"snapshot__mode": "on_command"}
+    async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
+        scene.sql = sql = await connect_freely(database)
+        await create_types(sql)
+        tables, without = await create_tables(sql)
+        assert [name for name in without if not name.split(".")[1].startswith(WITHOUT_A_LITERAL)] == []
+        await sql.execute(TIGHT)
+        tables = [*TIGHT_TABLES, *tables]
+        keyed = [table for table in tables if table.is_key]
+        await sql.execute(f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES")
+        await scene.gateway.streaming()
+        await command(scene, "pause")
+        await command(scene, "start")
+        await scene.gateway.logged('"tables_begun"')
+        updates = "; ".join(f"UPDATE {table.name} SET n = n + 100" for table in keyed)
+        async with held_commit(database, updates) as hanging:
+            await scene.delivered_by(hanging)
+            await command(scene, "resume")
+            await scene.gateway.logged('"table_read"', times=len(tables) - len(keyed))
+            await sql.execute(TIGHTEN)
+        await scene.snapshot_done()
+        await scene.delivered()
+        target = await scene.target()
+        wrong = [text for table in tables for text in await _differences(scene, target, table)]
+        assert not wrong, "\n".join(wrong)
+        for table in keyed:
+            topic = f"{scene.prefix}.{table.name}"
+            assert target.stale_count[topic] or table in TIGHT_TABLES, f"{table} was not read by its keys"
+        assert not scene.gateway.events("table_unreadable")
+        assert await scene.gateway.stop() == 0
 
 
 async def _differences(scene: Scene, target: Target, table: TypeTable) -> list[str]:
