@@ -30,7 +30,6 @@ from gateway.events.marker import encode_markers
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.batches import Batch, BatchWriter
 from gateway.local import Postgres
-from gateway.lsn import Lsn
 from gateway.pgoutput import Relation
 from gateway.pgoutput.letters import ROW_MESSAGES
 from gateway.postgres.connection import connect_replication
@@ -49,6 +48,7 @@ from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import MessageTopic, RelationVersion
+from schemas.lsn import Lsn
 
 NO_COMPRESSION, LZ4 = 0, 3
 """Codes of Kafka's record batch."""

@@ -54,7 +54,7 @@ HOT_MODULES = (
     "gateway/values/row_readers.py",
     "gateway/values/special_values.py",
     "gateway/values/text.py",
-    "gateway/varint.py",
+    "schemas/varint.py",
 )
 """What a row passes through (bench/encode.py)."""
 

@@ -11,7 +11,7 @@ import typer
 from gateway.cli.exit_codes import ConfigOption, command, fail
 from gateway.config.settings import load_settings
 from gateway.errors import StopForOperator
-from gateway.lsn import Lsn
+from schemas.lsn import Lsn
 
 if TYPE_CHECKING:
     from gateway.runtime.apply_position_change import Repair

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from gateway.lsn import Lsn
 from gateway.observe.status import TITLES
+from schemas.lsn import Lsn
 
 UNKNOWN: Final = "state unknown"
 _LISTED: Final = 12

@@ -15,7 +15,6 @@ from typing import Any, Final
 from gateway.cli.verify_mirror_folder import MirrorFolder
 from gateway.config.settings import Settings
 from gateway.errors import Retry, StopForOperator, WalgateError
-from gateway.lsn import Lsn
 from gateway.names import is_table
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.credentials import login_of
@@ -27,6 +26,7 @@ from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import KNOWN, StoredStates
 from gateway.startup.facts import PublicationFacts
 from gateway.transactions.position import position_key
+from schemas.lsn import Lsn
 from schemas.topic_names import counted, format_relation
 from schemas.verification import TableVerification
 

@@ -21,7 +21,7 @@ from gateway.debezium.connect_type import ConnectType, Form
 from gateway.values.column_readers import AVRO_NULL, Encode, some_bytes
 from gateway.values.integers import bool_from_text
 from gateway.values.special_values import UnrepresentableValue
-from gateway.varint import encode_long, encode_some_long
+from schemas.varint import encode_long, encode_some_long
 
 _SOME: Final = b"\2"
 _NOT_FINITE: Final = {b"NaN": b"NAN", b"Infinity": b"POSITIVE_INFINITY", b"-Infinity": b"NEGATIVE_INFINITY"}

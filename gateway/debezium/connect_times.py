@@ -16,7 +16,7 @@ from librt.strings import read_i64_be
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL
 from gateway.values.column_readers import AVRO_NULL, NOTHING, Parts, SlowPathNeeded, some_bytes
 from gateway.values.special_values import UnrepresentableValue
-from gateway.varint import SOME_SMALL, encode_some_long
+from schemas.varint import SOME_SMALL, encode_some_long
 
 INFINITY: Final = 1 << 70
 """Stands for infinity in days and microseconds, its negative for -infinity: no value is so large."""

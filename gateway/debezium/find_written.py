@@ -22,7 +22,6 @@ from gateway.kafka.aiokafka_internals import Consumer
 from gateway.kafka.errors import READING, classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
-from gateway.lsn import Lsn
 from gateway.pgoutput import letters
 from gateway.postgres.connection import connect_sql, end_session
 from gateway.postgres.credentials import login_of
@@ -32,6 +31,7 @@ from gateway.postgres.start_replication import quoted_identifier
 from gateway.schema_registry import classified_schema_errors
 from gateway.startup.connect_offset import DebeziumOffset
 from schemas.errors import SchemaError
+from schemas.lsn import Lsn
 from schemas.registry_client import RegistryClient
 from schemas.wire_format import FRAME_BYTES, read_schema_id
 

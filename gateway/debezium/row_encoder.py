@@ -28,7 +28,7 @@ from gateway.values.column_codec import Codec
 from gateway.values.column_readers import NOTHING, Parts, Reader, SlowPathNeeded, some_bytes
 from gateway.values.row_readers import RowReaders
 from gateway.values.special_values import NotRenderable, UnrepresentableValue
-from gateway.varint import CHUNK_BITS, CHUNK_MASK, HIGH, MORE, TWO_CHUNKS_END, encode_long
+from schemas.varint import CHUNK_BITS, CHUNK_MASK, HIGH, MORE, TWO_CHUNKS_END, encode_long
 from schemas.wire_format import frame
 
 Key = bytes | None

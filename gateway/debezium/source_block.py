@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.values.column_readers import some_bytes
-from gateway.varint import encode_long, encode_lsn, encode_some_long, encode_some_lsn
+from schemas.varint import encode_long, encode_lsn, encode_some_long, encode_some_lsn
 
 _NULL: Final = b"\0"
 _SOME: Final = b"\2"

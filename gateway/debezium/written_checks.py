@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from gateway.lsn import Lsn
 from gateway.pgoutput import letters
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.logical_message import read_message_head
 from gateway.pgoutput.transaction import read_begin, read_commit
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.transactions.transaction import is_published
+from schemas.lsn import Lsn
 
 INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = "I", "U", "D", "T", "M"
 CREATED, UPDATED, DELETED, TRUNCATED, TOMBSTONE = "c", "u", "d", "t", "tombstone"

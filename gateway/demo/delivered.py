@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import TopicPartition
 
 from gateway.errors import StopForOperator
-from gateway.lsn import Lsn
+from schemas.lsn import Lsn
 from schemas.records import TRANSACTION_MARKER
 
 _SCHEMA = fastavro.parse_schema(TRANSACTION_MARKER)

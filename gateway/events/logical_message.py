@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.events.transaction_context import TransactionContext
-from gateway.varint import encode_long
+from schemas.varint import encode_long
 
 _MESSAGE = b"\0"
 

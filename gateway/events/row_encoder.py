@@ -31,9 +31,9 @@ from gateway.pgoutput.row import TuplePart, check_column_count, read_earlier, re
 from gateway.values.column_readers import NOTHING, Parts, SlowPathNeeded, some_bytes
 from gateway.values.row_readers import RowReaders
 from gateway.values.special_values import NotRenderable, UnrepresentableValue
-from gateway.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, HIGH, LAST, MORE, TWO_CHUNKS_END, encode_long
 from schemas.change_schema import BEFORE_PREFIX, OPERATIONS, field_names
 from schemas.relation import RelationDescription
+from schemas.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, HIGH, LAST, MORE, TWO_CHUNKS_END, encode_long
 from schemas.wire_format import frame
 
 Key = bytes | None

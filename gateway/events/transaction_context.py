@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.values.column_readers import some_bytes
-from gateway.varint import encode_long, encode_some_lsn
+from schemas.varint import encode_long, encode_some_lsn
 
 _NULL = b"\0"
 _NO_SUBXID = encode_long(-1)

@@ -20,13 +20,13 @@ from collections.abc import Callable, Mapping
 from typing import Final, cast
 
 from gateway.errors import Retry, StopForOperator, WalgateError
-from gateway.lsn import Lsn
 from gateway.postgres.copy_frames import FrameError, standby_status
 from gateway.postgres.errors import LossReported, classify, classify_in_stream, classify_notice
 from gateway.postgres.receive_buffer import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW, ReceiveBuffer
 from gateway.postgres.server_message import ServerMessage, parse_server_message
 from gateway.postgres.start_replication import start_command, temporary_slot_command
 from gateway.startup.facts import SystemIdentity
+from schemas.lsn import Lsn
 
 # What the text form of values depends on, as far as the server reports it (PostgreSQL manual, 54.2.7).
 PINNED_REPORTS: Final = {"client_encoding": "UTF8", "DateStyle": "ISO", "IntervalStyle": "iso_8601", "TimeZone": "UTC"}

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import asyncpg
 
-from gateway.lsn import Lsn
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import PublicationLoader, publication_facts
 from gateway.postgres.slot import slot_facts
 from gateway.startup.facts import Facts, ServerFacts
+from schemas.lsn import Lsn
 
 # current_setting knows no unit, pg_settings does; a name that this version lacks is just not there.
 _SETTINGS: Final = (

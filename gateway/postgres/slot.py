@@ -7,11 +7,11 @@ from typing import Any
 
 import asyncpg
 
-from gateway.lsn import Lsn
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.start_replication import checked_slot
 from gateway.startup.facts import SlotFacts
 from gateway.startup.slot_checks import PLUGIN
+from schemas.lsn import Lsn
 
 _ADVANCE = "SELECT pg_catalog.pg_replication_slot_advance($1, $2::text::pg_lsn)"
 _CREATION_TIMEOUT_S = 3600.0

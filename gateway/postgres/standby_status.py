@@ -26,7 +26,7 @@ from typing import Final, Protocol
 
 from gateway.errors import Retry, WalgateError
 from gateway.failpoints import failpoint
-from gateway.lsn import Lsn
+from schemas.lsn import Lsn
 
 LEAST_INTERVAL_S: Final = 0.1
 LEAVE_AFTER_S: Final = 3.0

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from gateway.errors import StopForOperator
-from gateway.lsn import Lsn
 from gateway.names import is_identifier, is_slot, quote_identifier
+from schemas.lsn import Lsn
 
 _OPTION_NAME = re.compile(r"[a-z_]{1,63}")
 

@@ -14,9 +14,9 @@ from gateway.debezium.machine import DebeziumTopics, KeyedSink
 from gateway.events.logical_message import LogicalMessageEncoder
 from gateway.kafka.batches import BatchWriter, TopicSink
 from gateway.kafka.topics import Topics
-from gateway.lsn import Lsn
 from gateway.observe import metrics
 from gateway.transactions.transaction import ExcludedMessage, MessageTopic
+from schemas.lsn import Lsn
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
 from schemas.registry_client import RegistryClient
 from schemas.topic_names import POSITION_TOPIC, key_subject, message_topic, transaction_topic, value_subject

@@ -19,7 +19,6 @@ from gateway.errors import DataGap, Retry, StopForOperator
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import BatchWriter
 from gateway.kafka.delivery import Delivery
-from gateway.lsn import Lsn
 from gateway.observe import metrics
 from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import (
@@ -51,6 +50,7 @@ from gateway.transactions.commit_policy import Filling
 from gateway.transactions.error_context import add_context
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position, advance
+from schemas.lsn import Lsn
 
 BEHIND_BYTES = 1 << 16
 """A read of so much says that the stream has more."""

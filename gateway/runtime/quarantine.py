@@ -11,10 +11,10 @@ from gateway.errors import InternalError, Retry, StopForOperator, UnwritableRela
 from gateway.events.errors import KeyNotSent, UnreadableValue
 from gateway.kafka.batches import RecordTooLarge
 from gateway.kafka.topics import Name
-from gateway.lsn import Lsn
 from gateway.pgoutput import PgOutputError
 from gateway.snapshot.table_errors import UnwritableTable
 from gateway.transactions.transaction import Quarantined
+from schemas.lsn import Lsn
 
 _OF_TABLE: Final = (UnwritableRelation, PgOutputError, InternalError)
 _REASONS: Final[dict[type, str]] = {

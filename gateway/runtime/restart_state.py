@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gateway.lsn import Lsn
 from gateway.postgres.asyncpg_internals import Address
 from gateway.startup.findings import OperatorWarning
 from gateway.startup.server_notices import Reported
 from gateway.startup.wal_budget import ReleasedWal
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import Quarantined
+from schemas.lsn import Lsn
 
 
 @dataclass(slots=True)

@@ -19,7 +19,6 @@ from gateway.events.errors import NeedsOptional
 from gateway.failpoints import failpoint
 from gateway.kafka.delivery import TransactionTimedOut
 from gateway.kafka.producer import Producer
-from gateway.lsn import Lsn
 from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import Relation
 from gateway.postgres.asyncpg_internals import address_of
@@ -46,6 +45,7 @@ from gateway.startup.timeline_checks import LeftBehind
 from gateway.transactions.machine import RolledBackMessages, TransactionMachine
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import RelationVersion
+from schemas.lsn import Lsn
 
 log = structlog.get_logger()
 

@@ -11,7 +11,6 @@ import structlog
 
 from gateway.config.settings import Settings
 from gateway.failpoints import failpoint
-from gateway.lsn import Lsn
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import PublicationLoader, tables_that_held_rows
 from gateway.postgres.server import load_facts
@@ -23,6 +22,7 @@ from gateway.startup.periodic_check import check_running
 from gateway.startup.publication_checks import added_tables, rows_not_sent
 from gateway.transactions.position import Position
 from gateway.values.column_codec import has_binary_decoder
+from schemas.lsn import Lsn
 from schemas.relation import TypeFacts
 
 log = structlog.get_logger()

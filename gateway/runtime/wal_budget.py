@@ -17,7 +17,6 @@ import structlog
 
 from gateway.config.settings import Settings
 from gateway.errors import Retry
-from gateway.lsn import Lsn
 from gateway.observe import metrics
 from gateway.observe.status_board import StatusBoard
 from gateway.postgres.credentials import login_of
@@ -29,6 +28,7 @@ from gateway.startup.facts import Facts
 from gateway.startup.position_changes import accept_gap
 from gateway.startup.slot_checks import check_holder
 from gateway.startup.wal_budget import ReleasedWal, release_to, retained_bytes, seen
+from schemas.lsn import Lsn
 
 log = structlog.get_logger()
 

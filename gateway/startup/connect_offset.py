@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.errors import StopForOperator
-from gateway.lsn import Lsn
+from schemas.lsn import Lsn
 
 _SERIALIZED: Final = b"\xac\xed\x00\x05"
 _BYTES: Final = re.compile(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.lsn import Lsn
 from gateway.transactions.position import Position
+from schemas.lsn import Lsn
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ and the server says when it left changes out.
 from __future__ import annotations
 
 from gateway.errors import Retry, RetrySlowly, StopForOperator
-from gateway.lsn import Lsn
 from gateway.startup.facts import Expected, Facts, SlotFacts
 from gateway.startup.findings import Finding, OperatorWarning, Report, report_of
 from gateway.startup.publication_checks import check_inventory, check_publications
 from gateway.startup.server_checks import check_left_behind, check_server
 from gateway.startup.slot_checks import check_holder, check_retention, check_slot
+from schemas.lsn import Lsn
 
 
 def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:

@@ -24,7 +24,6 @@ from dataclasses import replace
 
 from gateway.errors import NEW_PREFIX, DataGap, Retry, RetrySlowly, StopForOperator
 from gateway.events.marker import Marker
-from gateway.lsn import Lsn
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.startup.facts import Expected, Facts, Stored
 from gateway.startup.findings import Finding, report_of
@@ -52,6 +51,7 @@ from gateway.startup.start import (
     Steps,
 )
 from gateway.transactions.position import Gap, Position
+from schemas.lsn import Lsn
 
 _NOT_ADOPTED = (
     "use the slot that the connector was reading when it stopped, and the offset that it stored then; or "

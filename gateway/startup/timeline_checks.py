@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.errors import UNTIL_NOW_BEHIND_RESUME_LSN, DataGap, RetrySlowly
-from gateway.lsn import Lsn
 from gateway.startup.findings import Finding, OperatorWarning
+from schemas.lsn import Lsn
 
 
 class LeftBehind(RetrySlowly):

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gateway.lsn import Lsn
 from gateway.startup.facts import Facts
 from gateway.transactions.position import Position
+from schemas.lsn import Lsn
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,6 @@ from gateway.errors import UNTIL_NOW, DataGap, Retry, StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker, readable_time
 from gateway.events.transaction_context import TransactionContext
-from gateway.lsn import Lsn
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.pgoutput import (
     Begin,
@@ -92,7 +91,8 @@ from gateway.transactions.transaction import (
     RelationVersion,
     Transaction,
 )
-from gateway.varint import encode_long
+from schemas.lsn import Lsn
+from schemas.varint import encode_long
 
 _UNSIGNED: Final = 0xFFFFFFFF
 """Oids and xids are unsigned, what librt reads is not. Its reading takes 0.02 us, that of struct 0.06."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.values.column_readers import AVRO_NULL, Encode, Render
 from gateway.values.special_values import NotRenderable, UnrepresentableValue
-from gateway.varint import encode_some_long
+from schemas.varint import encode_some_long
 
 _HEADER = struct.Struct("!iiI").unpack_from
 _DIMENSION = struct.Struct("!ii").unpack_from

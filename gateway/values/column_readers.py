@@ -22,7 +22,7 @@ from librt.strings import read_i32_be
 
 from gateway.pgoutput.letters import KIND_NULL
 from gateway.values.special_values import check_text
-from gateway.varint import HALF, SOME_SMALL, encode_some_long
+from schemas.varint import HALF, SOME_SMALL, encode_some_long
 
 Parts = list[bytes]
 Reader = Callable[[bytes, int, Parts], int]

@@ -10,7 +10,7 @@ from librt.strings import read_i16_be, read_i32_be, read_i64_be
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT
 from gateway.values.column_readers import AVRO_NULL, UNSIGNED, Parts, Reader, SlowPathNeeded
 from gateway.values.special_values import UnrepresentableValue
-from gateway.varint import (
+from schemas.varint import (
     CHUNK_MASK,
     HALF,
     HALF_BITS,

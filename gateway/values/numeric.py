@@ -15,7 +15,7 @@ from librt.strings import read_i16_be, read_i32_be, read_i64_be
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL
 from gateway.values.column_readers import AVRO_NULL, UNSIGNED, Encode, Parts, Reader, Render, SlowPathNeeded
 from gateway.values.special_values import NotRenderable, UnrepresentableValue
-from gateway.varint import SOME_SMALL
+from schemas.varint import SOME_SMALL
 
 _HEADER = struct.Struct("!HhHH").unpack_from
 _NEGATIVE: Final = 0x4000

@@ -30,7 +30,6 @@ from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.debezium.source_block import SourceContext, SourceNames
 from gateway.errors import StopForOperator, UnwritableRelation
 from gateway.events.errors import KeyNotSent, NeedsOptional, UnknownBinary, UnreadableValue
-from gateway.lsn import Lsn
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.pgoutput import (
     UNCHANGED,
@@ -49,6 +48,7 @@ from gateway.pgoutput.letters import NEW_TUPLE
 from gateway.pgoutput.row import TuplePart
 from gateway.transactions.machine import OutOfOrder
 from gateway.transactions.transaction import CHUNK_PREFIX, ExcludedMessage, MessageTopic
+from schemas.lsn import Lsn
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from schemas.topic_names import debezium_topic
 from schemas.wire_format import frame

@@ -14,8 +14,8 @@ from gateway.debezium.find_written import find_written, read_to
 from gateway.errors import Retry, StopForOperator
 from gateway.kafka.aiokafka_internals import Consumer
 from gateway.local import Kafka, Registry
-from gateway.lsn import Lsn
 from gateway.startup.connect_offset import DebeziumOffset
+from schemas.lsn import Lsn
 from schemas.registry_client import RegistryClient
 from tests.conftest import Database
 from tests.debezium.scene import PUBLICATION, make_topics

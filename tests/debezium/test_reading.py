@@ -10,9 +10,9 @@ from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.machine import DebeziumVersion
 from gateway.events.marker import Marker
 from gateway.events.row_encoder import RowEncoder
-from gateway.lsn import Lsn
 from gateway.pgoutput import UNCHANGED, Message, Text, Truncate
 from gateway.transactions.transaction import CHUNK_PREFIX, RelationVersion
+from schemas.lsn import Lsn
 from schemas.wire_format import FRAME_BYTES
 from tests.debezium.encoded import Outlet
 from tests.debezium.test_dialect import OID, TOPIC, Dialect, new, old, row_of

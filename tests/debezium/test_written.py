@@ -12,9 +12,9 @@ from gateway.debezium.envelope_schema import CatalogColumn, connect_relation, en
 from gateway.debezium.machine import DebeziumMachine, DebeziumTopics, DebeziumVersion
 from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.debezium.source_block import SourceNames
-from gateway.lsn import Lsn
 from gateway.pgoutput import Begin, Commit, Insert, Text
 from gateway.transactions.transaction import MessageTopic
+from schemas.lsn import Lsn
 from schemas.wire_format import frame
 from tests.debezium.encoded import Outlet, Schemas
 from tests.pgoutput.writer import write

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.debezium.written_checks import Change, Committed, Place, advanced, committed, is_before
-from gateway.lsn import Lsn
 from gateway.pgoutput import Begin, Commit, Truncate
 from gateway.startup.connect_offset import DebeziumOffset
+from schemas.lsn import Lsn
 from tests.pgoutput.writer import write
 
 RECORDS = {"I": ("c",), "U": ("u",), "D": ("d", "tombstone"), "K": ("d", "tombstone", "c"), "T": ("t",), "M": ("m",)}

@@ -19,9 +19,9 @@ from gateway.events.transaction_context import TransactionContext
 from gateway.pgoutput import UNCHANGED, Binary, PgOutputError, Text, TupleValue
 from gateway.pgoutput.letters import NEW_TUPLE
 from gateway.pgoutput.row import TuplePart
-from gateway.varint import encode_long
 from schemas.change_schema import change_schema, key_schema
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.varint import encode_long
 from schemas.wire_format import frame
 from tests.events.rows import (
     ALL,

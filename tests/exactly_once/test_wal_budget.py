@@ -18,7 +18,7 @@ import pytest
 
 from gateway.local import Registry
 from gateway.local.ports import free_port
-from gateway.lsn import Lsn
+from schemas.lsn import Lsn
 from tests.conftest import Database
 from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
 from tests.exactly_once.written import Written, walgate

@@ -13,8 +13,8 @@ from gateway.errors import Retry
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.topics import Topics
 from gateway.local import Kafka, Registry
-from gateway.lsn import Lsn
 from gateway.transactions.position import Position, decode_position, encode_position
+from schemas.lsn import Lsn
 from schemas.records import POSITION
 from schemas.registry_client import RegistryClient
 from schemas.topic_names import POSITION_TOPIC, transaction_topic, value_subject

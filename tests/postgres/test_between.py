@@ -11,8 +11,8 @@ import pytest
 
 from gateway.errors import StopForOperator, WalgateError
 from gateway.local.ports import HOST
-from gateway.lsn import Lsn
 from gateway.postgres.connection import connect_replication
+from schemas.lsn import Lsn
 from tests.postgres.scripted_server import READY, Peer, scripted_server
 from tests.postgres.test_replication_stream import OPTIONS
 from tests.postgres.writer import error, message, parameter_status

@@ -13,7 +13,6 @@ import uvloop
 
 from gateway.errors import DataGap, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.local import Postgres
-from gateway.lsn import Lsn
 from gateway.postgres.connection import connect_replication, connect_sql, leave_with
 from gateway.postgres.copy_frames import DRAINED, XLOG_DATA, split
 from gateway.postgres.errors import LossReported
@@ -23,6 +22,7 @@ from gateway.postgres.slot import create_slot, slot_facts
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.postgres.start_replication import pgoutput_options
 from gateway.startup.server_notices import LeftOut
+from schemas.lsn import Lsn
 from tests.conftest import Database
 from tests.postgres.throttle import throttle
 from tests.slots import until_free

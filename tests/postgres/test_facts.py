@@ -11,7 +11,6 @@ import pytest
 
 from gateway.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.local import Postgres
-from gateway.lsn import Lsn
 from gateway.postgres.connection import connect_replication, connect_sql
 from gateway.postgres.publication import publication_facts
 from gateway.postgres.server import load_facts, server_facts
@@ -25,6 +24,7 @@ from gateway.startup.server_checks import check_slot_capacity
 from gateway.startup.slot_checks import check_holder, check_slot
 from gateway.startup.start import check_without_position
 from gateway.transactions.position import Position
+from schemas.lsn import Lsn
 from tests.conftest import Database
 
 

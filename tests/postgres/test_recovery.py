@@ -10,7 +10,6 @@ import asyncpg
 
 from gateway.errors import DataGap, RetrySlowly
 from gateway.local import Postgres
-from gateway.lsn import Lsn
 from gateway.postgres.connection import connect_replication, connect_sql
 from gateway.postgres.server import load_facts
 from gateway.postgres.slot import create_slot
@@ -21,6 +20,7 @@ from gateway.startup.position_checks import check_progress
 from gateway.startup.server_checks import check_left_behind
 from gateway.startup.timeline_checks import check_promotion
 from gateway.transactions.position import Position
+from schemas.lsn import Lsn
 
 StartPostgres = Callable[..., Awaitable[Postgres]]
 

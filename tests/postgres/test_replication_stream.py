@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.errors import InternalError, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.lsn import Lsn
 from gateway.postgres.connection import connect_replication
 from gateway.postgres.copy_frames import FrameError, split
 from gateway.postgres.errors import LossReported
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.standby_status import StandbyStatus
+from schemas.lsn import Lsn
 from tests.postgres.scripted_server import READY, Peer, Script, scripted_server
 from tests.postgres.writer import (
     COPY_DONE,

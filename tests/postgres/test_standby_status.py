@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import Retry, WalgateError
-from gateway.lsn import Lsn
 from gateway.postgres.standby_status import LEAST_INTERVAL_S, LEAVE_AFTER_S, StandbyStatus
+from schemas.lsn import Lsn
 
 
 def _nobody() -> None:

@@ -7,7 +7,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import StopForOperator
-from gateway.lsn import Lsn
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.start_replication import (
     pgoutput_options,
@@ -16,6 +15,7 @@ from gateway.postgres.start_replication import (
     quoted_identifier,
     start_command,
 )
+from schemas.lsn import Lsn
 from tests.conftest import Database
 
 names = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=63).filter(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.lsn import Lsn
+from schemas.lsn import Lsn
 from tests.conftest import Database
 from tests.gateway_process import OPTIONS, GatewayProcess
 

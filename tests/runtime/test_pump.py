@@ -19,7 +19,6 @@ from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker
 from gateway.kafka.batches import PIECE_BYTES, RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.delivery import REQUEST_BYTES, Delivery, Frames
-from gateway.lsn import Lsn
 from gateway.observe.metrics import REGISTRY, show
 from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import Begin, Message, StreamStart
@@ -30,6 +29,7 @@ from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import MessageTopic, RelationVersion
+from schemas.lsn import Lsn
 from schemas.wire_format import frame
 from tests.pgoutput.writer import write
 from tests.postgres.writer import xlog_data

@@ -9,9 +9,9 @@ import pytest
 from gateway.config.settings import Settings
 from gateway.errors import StopForOperator
 from gateway.kafka.delivery import TransactionTimedOut
-from gateway.lsn import Lsn
 from gateway.runtime.restart_state import RestartState
 from gateway.runtime.session import Session
+from schemas.lsn import Lsn
 
 NOT_ASKED: Any = None
 

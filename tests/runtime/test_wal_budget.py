@@ -11,12 +11,12 @@ from structlog.testing import capture_logs
 
 from gateway.config.settings import Settings
 from gateway.errors import Retry
-from gateway.lsn import Lsn
 from gateway.observe.metrics import REGISTRY
 from gateway.observe.status_board import StatusBoard
 from gateway.runtime.restart_state import RestartState
 from gateway.runtime.wal_budget import WalBudget
 from gateway.startup.facts import Facts
+from schemas.lsn import Lsn
 from tests.startup.facts import ACTIVE, EXPECTED, with_slot
 
 FULL = with_slot(restart_lsn=Lsn(100), confirmed_flush_lsn=Lsn(200))

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gateway.lsn import Lsn
 from gateway.pgoutput import StreamCommit, StreamStart, StreamStop, Truncate
 from gateway.snapshot.change_tracking import Tracking
 from gateway.snapshot.rules import staleness as judging
@@ -14,6 +13,7 @@ from gateway.snapshot.rules.ctid_ranges import Leaf
 from gateway.snapshot.rules.staleness import StalenessJudge, Track
 from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import Visibility
+from schemas.lsn import Lsn
 from schemas.wire_format import FRAME_BYTES
 from tests.snapshot.conftest import NOT_ASKED
 from tests.transactions.stream import RELATION_OID, Stream

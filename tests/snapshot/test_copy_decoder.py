@@ -13,9 +13,9 @@ import pytest
 from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
 from gateway.snapshot.copy_decoder import CopyDecoder, UnreadableCopy
-from gateway.varint import encode_long
 from schemas.change_schema import change_schema
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.varint import encode_long
 
 INT4 = TypeFacts(23, "pg_catalog", "int4", Kind.BASE)
 TEXT = TypeFacts(25, "pg_catalog", "text", Kind.BASE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gateway.lsn import Lsn
 from gateway.startup.facts import (
     Expected,
     Facts,
@@ -17,6 +16,7 @@ from gateway.startup.facts import (
     Stored,
 )
 from gateway.transactions.position import Position
+from schemas.lsn import Lsn
 
 ID = PublishedColumn("id", 23, -1, "integer")
 NAME = PublishedColumn("name", 25, -1, "text")

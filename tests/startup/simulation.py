@@ -21,7 +21,6 @@ from itertools import pairwise
 from typing import Any, Final
 
 from gateway.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.lsn import Lsn
 from gateway.startup.facts import Expected, Facts, ServerFacts, SlotFacts, Stored, SystemIdentity
 from gateway.startup.periodic_check import check_held, check_running
 from gateway.startup.position_changes import accept_gap
@@ -45,6 +44,7 @@ from gateway.startup.start import (
     start,
 )
 from gateway.transactions.position import Position
+from schemas.lsn import Lsn
 from tests.startup.facts import ORDERS, PUBLICATION
 
 CURES: Final = ("notice", "order", "control records", "position fence")

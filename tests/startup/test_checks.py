@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.lsn import Lsn
 from gateway.startup.facts import Expected, Facts
 from gateway.startup.findings import OperatorWarning, Report, report_of
 from gateway.startup.periodic_check import check_running
@@ -19,6 +18,7 @@ from gateway.startup.publication_checks import added_tables
 from gateway.startup.server_checks import check_left_behind, check_slot_capacity
 from gateway.startup.start import check_without_position
 from gateway.startup.timeline_checks import LeftBehind
+from schemas.lsn import Lsn
 from tests.startup.facts import (
     ACTIVE,
     EXPECTED,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import StopForOperator
-from gateway.lsn import Lsn
 from gateway.startup.connect_offset import DebeziumOffset, load_offset, read_offset
+from schemas.lsn import Lsn
 
 INSERT = {"transaction_id": None, "lsn_proc": 900, "messageType": "INSERT", "lsn_commit": 900, "lsn": 950, "txId": 77}
 READ = DebeziumOffset(Lsn(950), Lsn(900), 77)

@@ -10,13 +10,13 @@ import pytest
 from gateway.errors import Retry, RetrySlowly, StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker
-from gateway.lsn import Lsn
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.position_changes import accept_gap, adopt, adopt_from_debezium, readmit, skip
 from gateway.startup.start import CreateSlot, DropSlot, FenceFormer, FindWritten, Record, Step, Steps
 from gateway.transactions.position import Gap, Position
 from gateway.transactions.transaction import Prepared, Quarantined
+from schemas.lsn import Lsn
 from tests.startup.facts import ACTIVE, EXPECTED, FACTS, FRESH, STORED, with_server, with_slot, without_slot
 from tests.startup.script import Answer, carried_out
 

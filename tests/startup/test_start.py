@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from gateway.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.lsn import Lsn
 from gateway.startup.facts import Facts, Stored, SystemIdentity
 from gateway.startup.server_notices import LeftOut, Reported, WalRemoved
 from gateway.startup.start import (
@@ -25,6 +24,7 @@ from gateway.startup.start import (
 )
 from gateway.startup.timeline_checks import LeftBehind
 from gateway.transactions.position import Position
+from schemas.lsn import Lsn
 from tests.startup.facts import ACTIVE, EXPECTED, FACTS, FRESH, STORED, with_server, with_slot, without_slot
 from tests.startup.script import IDENTITY, Answer, carried_out
 

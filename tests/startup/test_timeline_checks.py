@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import DataGap, RetrySlowly
-from gateway.lsn import Lsn
 from gateway.startup.findings import OperatorWarning
 from gateway.startup.timeline_checks import check_promotion, parse_history
+from schemas.lsn import Lsn
 
 # As a server writes it after two promotions.
 HISTORY = "1\t0/3000148\tno recovery target specified\n\n2\t16/B374D848\tbefore 2026-01-01 00:00:00+00\n"

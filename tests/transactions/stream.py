@@ -14,9 +14,9 @@ from gateway.errors import StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
-from gateway.lsn import Lsn
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import ExcludedMessage, MessageTopic, RelationVersion, Transaction
+from schemas.lsn import Lsn
 
 RELATION_OID = 4711
 OLD_KEY = b"frameold"

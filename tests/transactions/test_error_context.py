@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import InternalError, Retry, StopForOperator
-from gateway.lsn import Lsn
 from gateway.pgoutput import Begin, StreamStart, Truncate
 from gateway.transactions.error_context import add_context
+from schemas.lsn import Lsn
 from tests.pgoutput.writer import write
 from tests.transactions.stream import RELATION_OID, Stream
 

@@ -9,7 +9,6 @@ import pytest
 
 from gateway.errors import StopForOperator
 from gateway.events.manifest import ExcludedRelation
-from gateway.lsn import Lsn
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.pgoutput import (
     Begin,
@@ -25,6 +24,7 @@ from gateway.pgoutput import (
 )
 from gateway.transactions.machine import RolledBackMessages
 from gateway.transactions.transaction import CHUNK_PREFIX, COMMAND_PREFIX, ExcludedMessage, MessageTopic
+from schemas.lsn import Lsn
 from tests.transactions.stream import RELATION_OID, Stream
 
 TIME = 1_700_000_000_000_000

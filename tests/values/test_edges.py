@@ -31,9 +31,9 @@ from gateway.values.network import render_inet
 from gateway.values.renderers import renderer
 from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from gateway.values.text_search import render_tsquery
-from gateway.varint import encode_long
 from schemas.avro_types import column_type, is_numeric
 from schemas.relation import Attribute, Kind, Protect, Protection, TypeFacts
+from schemas.varint import encode_long
 from tests.events.rows import ALL, ColumnKind, facts, numeric_binary, numeric_typmod
 from tests.schemas.relations import array_of, built_in
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway.errors import WalgateError
-from gateway.lsn import Lsn
 from gateway.postgres.copy_frames import COPY_DATA, KEEPALIVE, FrameError, split
+from schemas.lsn import Lsn
 
 _LINE = re.compile(
     r"(?:([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})\s*[|,\t ]\s*\d+\s*[|,\t ]\s*)?(?:\\\\?x)?((?:[0-9A-Fa-f]{2})+)"

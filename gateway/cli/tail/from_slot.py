@@ -19,7 +19,6 @@ from gateway.cli.tail.message_json import MessageRenderer, Shown
 from gateway.cli.tail.output import Output
 from gateway.config.source import SourceSettings
 from gateway.errors import StopForOperator
-from gateway.lsn import Lsn
 from gateway.postgres.connection import connect_replication, connect_sql
 from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, drained_size, split
 from gateway.postgres.credentials import login_of
@@ -29,6 +28,7 @@ from gateway.postgres.server import server_facts
 from gateway.postgres.slot_creation_blockers import naming_blockers
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.postgres.start_replication import pgoutput_options, protocol_version
+from schemas.lsn import Lsn
 from schemas.topic_names import format_relation
 
 log = structlog.get_logger()

@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any, Final
 
 from gateway.errors import WalgateError
-from gateway.lsn import Lsn
 from gateway.pgoutput import (
     UNCHANGED,
     Binary,
@@ -37,6 +36,7 @@ from gateway.pgoutput import (
 from gateway.pgoutput.decode import MESSAGE_NAMES
 from gateway.values.built_in_types import built_in_types
 from gateway.values.renderers import renderer
+from schemas.lsn import Lsn
 from schemas.topic_names import format_relation
 
 Shown = dict[str, Any]

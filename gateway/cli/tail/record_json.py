@@ -16,9 +16,9 @@ import fastavro
 from gateway.cli.tail.message_json import Shown, readable
 from gateway.config.settings import RegistrySettings
 from gateway.errors import WalgateError
-from gateway.lsn import Lsn
 from gateway.schema_registry import classified_schema_errors
 from schemas.errors import SchemaError
+from schemas.lsn import Lsn
 from schemas.registry_client import RegistryClient
 from schemas.schema_metadata import recorded_relation
 from schemas.topic_names import format_relation

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.varint import encode_long, encode_some_long
+from schemas.varint import encode_long, encode_some_long
 
 EDGES = [sign * (1 << bit) + step for bit in range(63) for sign in (1, -1) for step in (-1, 0, 1)] + [
     2**63 - 1,
