@@ -38,12 +38,16 @@ class PartStatus:
 
 @dataclass(frozen=True, slots=True)
 class LastError:
-    """What ended the last session. `kind`: its class (gateway/operate/errors.py)."""
+    """What ended the last session. `kind`: its class (gateway/operate/errors.py). `times`: in a row at `resume_lsn`, since `since`;
+    0: it does not speak about a place in the WAL."""
 
     kind: str
     message: str
     hint: str
     time: float
+    times: int = 0
+    since: str = ""
+    resume_lsn: int = 0
 
 
 @dataclass(frozen=True, slots=True)

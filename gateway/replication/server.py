@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any, Final
 
 import asyncpg
@@ -85,3 +86,31 @@ async def server_facts(sql: asyncpg.Connection) -> ServerFacts:
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the server") from error
     return parse_server(json.loads(row))
+
+
+# On a primary, the end of the WAL that its last crash recovery replayed; null where it was shut down before it started.
+_RECOVERY_QUERY: Final = """
+SELECT pg_catalog.pg_postmaster_start_time()::text,
+       CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() END::text
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The last crash recovery of a server. After a crash of one of its processes the start time is as before, and the LSN is
+    another one."""
+
+    started_at: str
+    replayed_lsn: str
+
+    def follows_crash_since(self, before: Recovery) -> bool:
+        return self.started_at == before.started_at and self.replayed_lsn not in ("", before.replayed_lsn)
+
+
+async def recovery_of(sql: asyncpg.Connection) -> Recovery:
+    """Needs no right but to connect. Raises classified errors."""
+    try:
+        started_at, replayed_lsn = await sql.fetchrow(_RECOVERY_QUERY)
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the server") from error
+    return Recovery(started_at, replayed_lsn or "")

@@ -9,8 +9,20 @@ from gateway.judgement.findings import OperatorWarning
 from gateway.judgement.notice import Reported
 from gateway.lsn import Lsn
 from gateway.replication.driver import Address
+from gateway.replication.server import Recovery
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import Quarantined
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """Where and how the stream of a session ended. `recovery`: what tells one crash recovery of the server from another;
+    `has_passed`: all WAL had been received that was there when the session began."""
+
+    message: str
+    resume_lsn: Lsn
+    recovery: Recovery
+    has_passed: bool
 
 
 @dataclass(slots=True)
@@ -30,7 +42,9 @@ class SessionMemory:
     quarantine: dict[int, Quarantined] = field(default_factory=dict)
     """Relations that the position does not name yet."""
     reported: Reported | None = None
-    """What the server said of changes or WAL that are missing."""
+    """What the server said of changes or WAL that are missing, or of a place in the WAL that it cannot send."""
+    cut: StreamEnd | None = None
+    """The stream of the session before ended without a word of the server, and it is not known yet whether that had crashed."""
     moment: int = 0
     position: Position | None = None
     """With which the last session began."""

@@ -9,31 +9,34 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import asyncpg
 import structlog
 
 from gateway.events.errors import NeedsOptional
-from gateway.judgement.notice import LeftOut, WalRemoved
+from gateway.judgement.notice import LeftOut, Reported, WalRemoved
 from gateway.judgement.running import check_held
+from gateway.judgement.standstill import DecodingFailed, ServerCrashed, Standstill, counted_again, wait_s
 from gateway.judgement.timeline import LeftBehind
 from gateway.kafka.delivery import TransactionTimedOut
 from gateway.kafka.producer import Producer
 from gateway.lsn import Lsn
 from gateway.operate.board import Board
-from gateway.operate.errors import NeedsText, Retry, StopForOperator
+from gateway.operate.errors import NeedsText, Retry, RetrySlowly, StopForOperator
 from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
 from gateway.pgoutput import Relation
 from gateway.replication.connection import connect_sql, leave_with
 from gateway.replication.driver import address_of
-from gateway.replication.errors import LossReported
+from gateway.replication.errors import CannotDecode, LossReported, StreamCut, beside_stream
 from gateway.replication.feedback import StandbyStatus
 from gateway.replication.options import pgoutput_options, protocol_version
 from gateway.replication.password import login_of
+from gateway.replication.server import Recovery, recovery_of
 from gateway.replication.server_message import ServerMessage
 from gateway.service.catalog import Catalog
-from gateway.service.memory import SessionMemory
+from gateway.service.memory import SessionMemory, StreamEnd
 from gateway.service.protection import unused_rules
 from gateway.service.pump import Pump, ReadWhole, WholeFirst
 from gateway.service.release import WalBudget
@@ -49,12 +52,21 @@ from gateway.transactions.transaction import RelationVersion
 
 log = structlog.get_logger()
 
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 DRAIN_TIMEOUT_S = 10.0
 _NAMED_TABLES = 10
 
 
+class CrashedHere(RetrySlowly):
+    """The server has crashed at this place before: no attempt is made for a while."""
+
+
 class Session:
-    """Reads and writes `memory`."""
+    """Reads and writes `memory`. `standstill`: after the end, what kept the session from getting past a place in the WAL."""
 
     def __init__(self, settings: Settings, board: Board, memory: SessionMemory) -> None:
         self.is_streaming = False
@@ -65,6 +77,10 @@ class Session:
         self._resume_lsn = 0
         self._sql: asyncpg.Connection | None = None
         self._reads_whole = False
+        self.standstill: Standstill | None = None
+        self._recovery = Recovery("", "")
+        self._feedback: StandbyStatus | None = None
+        self._end_at_start = Lsn(0)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set and everything received is durable; raises WalgateError."""
@@ -88,21 +104,48 @@ class Session:
             except QuarantineRelation as error:
                 self._memory.quarantine[error.relation.relation_oid] = error.relation
                 raise
-            except LossReported as error:
-                self._remember(error)
+            except (LossReported, CannotDecode) as error:
+                self._remember(error.reported)
+                raise
+            except StreamCut as error:
+                self._memory.cut = StreamEnd(error.message, Lsn(self._resume_lsn), self._recovery, self._has_passed)
                 raise
             except LeftBehind:
                 if self._sql is not None:
                     self._memory.avoid(address_of(self._sql))
                 raise
 
-    def _remember(self, error: LossReported) -> None:
-        reported, before = error.reported, self._memory.reported
+    def _remember(self, reported: Reported) -> None:
+        before = self._memory.reported
         if isinstance(reported, WalRemoved):
             again = isinstance(before, WalRemoved) and before.resume_lsn == self._resume_lsn
             times = before.times + 1 if again and isinstance(before, WalRemoved) else 1
             reported = replace(reported, resume_lsn=self._resume_lsn, times=times)
+        elif isinstance(reported, DecodingFailed):
+            reported = counted_again(before, reported, self._resume_lsn, _now(), has_passed=self._has_passed)
+            self.standstill = reported
         self._memory.reported = reported
+
+    @property
+    def _has_passed(self) -> bool:
+        """All WAL was received that was there when the session began, and where an earlier one may have failed."""
+        return self._feedback is not None and self._feedback.received_lsn >= self._end_at_start
+
+    async def _note_crash(self, sql: asyncpg.Connection) -> None:
+        """Raises CrashedHere where the server has crashed before while it read the WAL from the same LSN."""
+        self._recovery = await recovery_of(sql)
+        cut, self._memory.cut = self._memory.cut, None
+        if cut is None or not self._recovery.follows_crash_since(cut.recovery):
+            return
+        before, crash = self._memory.reported, ServerCrashed(cut.message)
+        crash = counted_again(before, crash, cut.resume_lsn, _now(), has_passed=cut.has_passed)
+        self._memory.reported = self.standstill = crash
+        if 1 < crash.times < crash.certain_times:
+            raise CrashedHere(
+                f"the server has crashed {crash.times} times since {crash.since} while it read the WAL after {cut.resume_lsn}",
+                hint=f"each crash ends all sessions of the server, so the next attempt is made in {wait_s(crash):.0f} s. See the "
+                "server's log. If the server crashes there again, the gateway stops and names the ways on",
+            )
 
     def _leave(self) -> None:
         self._board.leave()
@@ -116,6 +159,7 @@ class Session:
         self._wait_for("PostgreSQL")
         failpoint("before_preflight")
         self._sql = sql = await self._connect_sql(stack)
+        await self._note_crash(sql)
         reads_new_tables = settings.snapshot.mode == "initial"
         catalog = Catalog(sql, settings, memory.next_moment, memory.logged, reads_new_tables=reads_new_tables)
         budget = WalBudget(settings, memory, self._board)
@@ -124,6 +168,7 @@ class Session:
         start = Start(settings, memory, stack, self._board)
         position = memory.position = await start.run(catalog)
         self._resume_lsn = position.resume_lsn
+        self._end_at_start = catalog.server.flush_lsn
         catalog.warn(unused_rules(settings.columns, catalog.facts.publications.values()))
         self._tell_quarantined(position)
 
@@ -134,7 +179,7 @@ class Session:
         table_errors = TableErrors(settings.errors, announcer.topic_of, records_exclusions=machine.records_exclusions)
         with table_errors.of_snapshot():
             snapshot = await self._snapshot(stack, start, machine, position)
-        feedback = await self._start_stream(start, machine, position)
+        feedback = self._feedback = await self._start_stream(start, machine, position)
         leave_with(sql, start.stream)
         protocol = protocol_version(catalog.server.version_num)
         pump = Pump(
@@ -254,7 +299,8 @@ class Session:
             publications=start.catalog.publications,
             is_behind_gap=position.gap is not None and position.gap.end_lsn == position.resume_lsn,
         )
-        await snapshot.prepare()
+        with beside_stream():
+            await snapshot.prepare()
         return snapshot
 
     async def _start_stream(self, start: Start, machine: TransactionMachine, position: Position) -> StandbyStatus:

@@ -26,7 +26,7 @@ from gateway.operate.failpoints import failpoint
 from gateway.operate.settings import Settings
 from gateway.operate.table_status import LISTED_TABLES, SnapshotStatus
 from gateway.replication.connection import transaction
-from gateway.replication.errors import DRIVER_ERRORS, classify_exception
+from gateway.replication.errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.replication.publication import PublicationLook
 from gateway.snapshot.announcing import Announce
 from gateway.snapshot.arriving import Arriving, Mark
@@ -231,14 +231,15 @@ class Snapshot:
     # -- the conductor ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. What the server says to a session of the snapshot never ends the gateway."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._conduct())
                 for _ in range(self._settings.snapshot.readers):
                     group.create_task(self._readers.run())
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            with beside_stream():
+                raise errors.exceptions[0] from errors.exceptions[0].__cause__
 
     async def _conduct(self) -> None:
         readings, wake = self._readings, self._arriving.wake

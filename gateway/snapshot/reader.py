@@ -11,10 +11,10 @@ from typing import Final
 
 import asyncpg
 
-from gateway.operate.errors import WalgateError
+from gateway.operate.errors import RetrySlowly, StopForOperator, WalgateError
 from gateway.operate.failpoints import failpoint
 from gateway.replication.connection import connect_sql, end_session, transaction
-from gateway.replication.errors import DRIVER_ERRORS, classify_exception
+from gateway.replication.errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.replication.password import Login
 from gateway.snapshot.copied import CopiedRows
 from gateway.snapshot.plan import Leaf, TidRange, cut, halves
@@ -71,15 +71,19 @@ class Waiting:
 
 
 async def connect_reader(login: Login) -> asyncpg.Connection:
-    """Raises classified errors."""
-    sql = await connect_sql(login)
+    """Raises Retry and RetrySlowly: the stream has logged in with the same settings, so that whatever is wrong here may pass."""
+    try:
+        sql = await connect_sql(login)
+    except StopForOperator as error:
+        raise RetrySlowly(error.message, hint=error.hint) from error
     try:
         for statement in SESSION_SETTINGS:
             await sql.execute(statement)
     except BaseException as error:
         sql.terminate()
         if isinstance(error, DRIVER_ERRORS):
-            raise classify_exception(error, "setting up a session") from error
+            with beside_stream():
+                raise classify_exception(error, "setting up a session") from error
         raise
     return sql
 
