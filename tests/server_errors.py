@@ -36,23 +36,31 @@ CODES: Final = {
 
 _HEAD: Final = """# Errors of PostgreSQL and of the schema registry
 
-Generated from the code by `python -m tests.server_errors`; a test verifies that this page matches the code for every SQLSTATE of
-PostgreSQL's `errcodes.txt`, and for every HTTP status.
+Generated from the code by `python -m tests.server_errors`; a test verifies that this page matches
+the code for every SQLSTATE of PostgreSQL's `errcodes.txt`, and for every HTTP status.
 
-*retries*: the gateway tries again after 0.2 to 2 s. *waits*: it names the error and its remedy, and tries again after 2 s, then
-at intervals that grow to a minute. *78*: it exits with code 78, because a setting must change or because somebody must decide about
-data ([stops.md](stops.md)). *bug*: a statement of the gateway is wrong; it exits with code 78 and asks for a report.
+*retries*: the gateway tries again after 0.2 to 2 s. *waits*: it names the error and its remedy, and
+tries again after 2 s, then at intervals that grow to a minute. *78*: it exits with code 78, because
+a setting must change or because somebody must decide about data ([stops.md](stops.md)). *bug*: a
+statement of the gateway is wrong; it exits with code 78 and asks for a report.
 
 ## PostgreSQL
 
-A code that is not listed is treated like its class (the first two letters), and a class that is not listed is *waited for*. The columns
-differ for a reason. At **login**, a login event trigger of the database may raise any code: the gateway waits until it is let in.
-In a **query**, the gateway reads the catalog or rows. If the query belongs to a snapshot, the gateway never exits: it waits with the
-table, and the stream continues. In the **stream**, the server decodes a change with the catalog as it was when the change was
-made. An error there usually comes again, whatever the catalog is now: *{place}* means that the gateway waits 2, 4, 8, ... seconds,
-and exits with code 78 when the same error has come 4 times (8 times for class XX) at the same resume LSN. The log, `walgate status`, the live page and
-`walgate_failures_at_resume_lsn` show how often it came, and since when. If the server crashes at the same resume LSN again and
-again, the gateway waits 60 s, then 120 s, and exits after the fourth crash.
+A code that is not listed is treated like its class (the first two letters), and a class that is not
+listed is waited for. The columns differ for a reason:
+
+* At **login**, a login event trigger of the database may raise any code: the gateway waits until it
+  is let in.
+* In a **query**, the gateway reads the catalog or rows. Sessions of a snapshot never end the
+  gateway: a reader waits with its table and the stream continues.
+* In the **stream**, the server decodes a change with the catalog as it was when the change was
+  made, so the error usually comes again, whatever the catalog is now. *{place}* means that the
+  gateway waits 2, 4, 8, ... seconds, and exits with code 78 when the same error has come 4 times
+  (8 times for class XX) at the same resume LSN. The log, `walgate status`, the live page and
+  `walgate_failures_at_resume_lsn` show how often it came, and since when.
+
+If the server itself crashes again and again at the same resume LSN, the gateway waits 60 s, then
+120 s, and exits with code 78 after the fourth crash.
 
 | SQLSTATE | login | query | stream |
 |---|---|---|---|
@@ -60,8 +68,9 @@ again, the gateway waits 60 s, then 120 s, and exits after the fourth crash.
 _REGISTRY: Final = """
 ## Schema registry
 
-Only three error codes speak about the schema that was sent: 409, 42201 and 42202. Codes that say that something is *not there* are
-ordinary answers. Everything else comes from the state of the registry, or from a proxy before it, and may pass.
+Only three error codes speak about the schema that was sent: 409, 42201 and 42202. Codes that say
+that something is *not there* are ordinary answers. Everything else comes from the state of the
+registry, or from a proxy before it, and may pass.
 
 | answer | meaning | gateway |
 |---|---|---|

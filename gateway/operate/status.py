@@ -38,8 +38,8 @@ class PartStatus:
 
 @dataclass(frozen=True, slots=True)
 class LastError:
-    """What ended the last session. `kind`: its class (gateway/operate/errors.py). `times`: in a row at `resume_lsn`, since `since`;
-    0: it does not speak about a place in the WAL."""
+    """The error that ended the last session. `kind` is its class (gateway/operate/errors.py). It came `times` in a row at
+    `resume_lsn` since `since`; 0 where it does not speak about a place in the WAL."""
 
     kind: str
     message: str

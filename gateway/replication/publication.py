@@ -18,7 +18,15 @@ from gateway.replication.repeated import Repeated
 
 # Read from the catalog alone: pg_publication_tables and pg_get_expr open each table, and so wait for whoever has locked one.
 PUBLICATION_QUERY: Final = """
-SELECT to_jsonb(p) || jsonb_build_object('oid', p.oid::bigint)
+SELECT to_jsonb(p) || jsonb_build_object(
+    'oid', p.oid::bigint, 'detaching', CASE WHEN p.puballtables AND p.pubviaroot THEN (
+    SELECT jsonb_agg(jsonb_build_array(pg_catalog.format('%I.%I', rn.nspname, r.relname),
+                                       pg_catalog.format('%I.%I', cn.nspname, c.relname)) ORDER BY c.oid)
+    FROM pg_catalog.pg_inherits AS i
+    JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relkind IN ('r', 'p')
+    JOIN pg_catalog.pg_namespace AS cn ON cn.oid = c.relnamespace
+    JOIN pg_catalog.pg_class AS r ON r.oid = i.inhparent JOIN pg_catalog.pg_namespace AS rn ON rn.oid = r.relnamespace
+    WHERE i.inhdetachpending) END)
 FROM pg_catalog.pg_publication AS p WHERE p.pubname = ANY ($1::text[]) ORDER BY p.pubname
 """
 _RELATION_QUERY: Final = """
@@ -52,7 +60,8 @@ WITH RECURSIVE publication AS (
 SELECT jsonb_build_object(
     'publication', p.pubname, 'relation_oid', c.oid::bigint, 'namespace', n.nspname, 'name', c.relname,
     'row_filter', chosen.row_filter, 'relreplident', c.relreplident, 'relkind', c.relkind,
-    'identity', keys.identity, 'generated_identity', keys.generated, 'columns', columns.columns,
+    'has_column_list', chosen.attnums IS NOT NULL, 'columns', columns.columns,
+    'identity', keys.identity, 'generated_identity', keys.generated,
     'has_primary_key', EXISTS (SELECT FROM pg_catalog.pg_index AS i
                                WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate))
 FROM published AS t
@@ -195,6 +204,7 @@ def parse_publications(
             via_root=row["pubviaroot"],
             actions=frozenset(action for action in ("insert", "update", "delete", "truncate") if row["pub" + action]),
             relations=tuple(_relation(entry) for entry in relations if entry["publication"] == row["pubname"]),
+            detaching=tuple((root, partition) for root, partition in row["detaching"] or ()),
         )
         for row in publications
     }
@@ -211,6 +221,7 @@ def _relation(row: dict[str, Any]) -> PublishedRelation:
         row_filter=row["row_filter"],
         generated_identity=tuple(row["generated_identity"] or ()),
         has_primary_key=row["has_primary_key"],
+        has_column_list=row["has_column_list"],
     )
 
 

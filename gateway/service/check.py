@@ -46,6 +46,7 @@ from gateway.operate.health import ask_status
 from gateway.operate.http_socket import listen
 from gateway.operate.settings import Settings
 from gateway.replication.connection import address_text, connect_replication, connect_sql
+from gateway.replication.filters import filters_that_can_fail
 from gateway.replication.holders import holders
 from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
@@ -139,6 +140,7 @@ class _Check:
                 self._say_server(sql, facts, role)
                 report = check_without_position(facts, self._expected)
                 self._add("postgresql", (*report.errors, *report.warnings, *check_actions(facts)), role.provider)
+                self._add("postgresql", await filters_that_can_fail(sql, facts.publications), role.provider)
                 if facts.slot is None:
                     self._add("postgresql", check_slot_capacity(facts), role.provider)
                     await self._holders(sql)

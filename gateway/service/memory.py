@@ -17,12 +17,14 @@ from gateway.transactions.transaction import Quarantined
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
     """Where and how the stream of a session ended. `recovery`: what tells one crash recovery of the server from another;
-    `has_passed`: all WAL had been received that was there when the session began."""
+    `has_passed`: all WAL had been received that was there when the session began; `received_until`: all transactions that commit
+    before it were."""
 
     message: str
     resume_lsn: Lsn
     recovery: Recovery
     has_passed: bool
+    received_until: Lsn
 
 
 @dataclass(slots=True)

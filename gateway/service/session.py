@@ -31,10 +31,12 @@ from gateway.replication.connection import connect_sql, leave_with
 from gateway.replication.driver import address_of
 from gateway.replication.errors import CannotDecode, LossReported, StreamCut, beside_stream
 from gateway.replication.feedback import StandbyStatus
+from gateway.replication.filters import filters_that_can_fail
 from gateway.replication.options import pgoutput_options, protocol_version
 from gateway.replication.password import login_of
 from gateway.replication.server import Recovery, recovery_of
 from gateway.replication.server_message import ServerMessage
+from gateway.replication.stream import ReplicationStream
 from gateway.service.catalog import Catalog
 from gateway.service.memory import SessionMemory, StreamEnd
 from gateway.service.protection import unused_rules
@@ -79,6 +81,8 @@ class Session:
         self._reads_whole = False
         self.standstill: Standstill | None = None
         self._recovery = Recovery("", "")
+        self._stream: ReplicationStream | None = None
+        self._pump: Pump | None = None
         self._feedback: StandbyStatus | None = None
         self._end_at_start = Lsn(0)
 
@@ -87,7 +91,7 @@ class Session:
         async with AsyncExitStack() as stack:
             stack.callback(self._leave)
             try:
-                await self._run(stack, stop)
+                await self._run_noting_cut(stack, stop)
             except NeedsText:
                 self._memory.text_only = True
                 raise
@@ -107,13 +111,27 @@ class Session:
             except (LossReported, CannotDecode) as error:
                 self._remember(error.reported)
                 raise
-            except StreamCut as error:
-                self._memory.cut = StreamEnd(error.message, Lsn(self._resume_lsn), self._recovery, self._has_passed)
-                raise
             except LeftBehind:
                 if self._sql is not None:
                     self._memory.avoid(address_of(self._sql))
                 raise
+
+    async def _run_noting_cut(self, stack: AsyncExitStack, stop: asyncio.Event) -> None:
+        """Whether a session that ended without a word of the server was ended by a crash, the next one finds out."""
+        try:
+            await self._run(stack, stop)
+        except Retry as error:
+            failure = None if self._stream is None else self._stream.failure
+            if self._stream is not None and isinstance(failure, StreamCut | None):
+                place, received_until = self._place()
+                self._memory.cut = StreamEnd(error.message, place, self._recovery, self._has_passed, received_until)
+            raise
+
+    def _place(self) -> tuple[Lsn, Lsn]:
+        """The LSN with which the next session resumes, and the one before which every transaction was received."""
+        if self._pump is None:
+            return Lsn(self._resume_lsn), Lsn(0)
+        return self._pump.closed_lsn, self._pump.received_until
 
     def _remember(self, reported: Reported) -> None:
         before = self._memory.reported
@@ -122,7 +140,7 @@ class Session:
             times = before.times + 1 if again and isinstance(before, WalRemoved) else 1
             reported = replace(reported, resume_lsn=self._resume_lsn, times=times)
         elif isinstance(reported, DecodingFailed):
-            reported = counted_again(before, reported, self._resume_lsn, _now(), has_passed=self._has_passed)
+            reported = counted_again(before, reported, self._place()[0], _now(), has_passed=self._has_passed)
             self.standstill = reported
         self._memory.reported = reported
 
@@ -139,8 +157,11 @@ class Session:
             return
         before, crash = self._memory.reported, ServerCrashed(cut.message)
         crash = counted_again(before, crash, cut.resume_lsn, _now(), has_passed=cut.has_passed)
-        self._memory.reported = self.standstill = crash
+        self._memory.reported = crash
+        # What can be delivered is delivered before the server reads that place again.
+        self._memory.careful_until = max(self._memory.careful_until, cut.received_until)
         if 1 < crash.times < crash.certain_times:
+            self.standstill = crash
             raise CrashedHere(
                 f"the server has crashed {crash.times} times since {crash.since} while it read the WAL after {cut.resume_lsn}",
                 hint=f"each crash ends all sessions of the server, so the next attempt is made in {wait_s(crash):.0f} s. See the "
@@ -170,6 +191,7 @@ class Session:
         self._resume_lsn = position.resume_lsn
         self._end_at_start = catalog.server.flush_lsn
         catalog.warn(unused_rules(settings.columns, catalog.facts.publications.values()))
+        catalog.warn(tuple(await filters_that_can_fail(sql, catalog.facts.publications)))
         self._tell_quarantined(position)
 
         # A connection beside the periodic check's: asyncpg runs one query at a time.
@@ -196,6 +218,7 @@ class Session:
             snapshot=snapshot,
             table_errors=table_errors,
         )
+        self._pump = pump
         show_position(self._board, position)
         if snapshot is not None:
             self._board.watch_snapshot(snapshot.status)
@@ -323,6 +346,7 @@ class Session:
         is_harmless = isinstance(memory.reported, LeftOut)
         if is_harmless:
             memory.reported = None
+        self._stream = start.stream
         await start.stream.start(
             source.slot,
             position.resume_lsn,

@@ -51,7 +51,7 @@ def test_a_code_that_a_function_of_the_database_has_made_up_is_waited_for(sqlsta
     st.sampled_from(sorted(code for code in TABLE if len(code) == 2)), st.text("0123456789PX", min_size=3, max_size=3)
 )
 def test_a_code_that_is_not_listed_is_one_of_its_class(kind: str, rest: str) -> None:
-    assume(kind + rest not in TABLE)
+    assume(kind + rest not in (*TABLE, "54000"))
     expected, hint = TABLE[kind]
     error = classify(ServerMessage("ERROR", kind + rest, "text"), "start")
     assert (type(error), error.hint) == (expected, hint)
