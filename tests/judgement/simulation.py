@@ -117,6 +117,7 @@ class World:
     gap: tuple[int, int] | None = None  # what an operator gave up: from where on, and up to where
     poison: dict[int, str] = field(default_factory=dict)  # commits that the server cannot send, and how it fails
     crashes: dict[int, int] = field(default_factory=dict)  # of the server, at each of them
+    killing: int = 0  # so many WAL senders are killed that have sent everything
     anew: int = 0  # so often a gateway begins to count crashes
     passed: dict[int, int] = field(default_factory=dict)  # failures at commits that were sent in the end
     passing: int = 0  # so many attempts fail by themselves, and then no more
@@ -414,6 +415,18 @@ class Gateway:
                     self._fail_at(failure, lsn)
                 self.received.append(lsn)
                 self.sent_to = lsn
+        if world.killing and not self.received and world.replayed >= world.end:
+            world.killing -= 1
+            world.crash_server()
+            self._crash_beyond()
+
+    def _crash_beyond(self) -> None:
+        """Somebody kills the WAL sender when it has sent everything: the crash is of no place."""
+        has_passed = self.world.broken != "passed"
+        crash = ServerCrashed("killed")
+        self.world.anew += 1
+        self.reported = counted_again(self.reported, crash, self.resume_lsn, "today", has_passed=has_passed)
+        raise Retry("the connection is gone")
 
     def _fail_at(self, how: str, lsn: int) -> None:
         """What was received is delivered first; where it is not, it is sent again by the next session."""
@@ -422,8 +435,6 @@ class Gateway:
         if self.received and how != "crash":
             self._deliver()
             raise Retry("everything committed before it is delivered first")
-        if world.broken == "passed":
-            has_passed = False
         if world.broken == "place" and self.reported is not None:
             resume_lsn = getattr(self.reported, "resume_lsn", resume_lsn)
         now = ServerCrashed("gone") if how == "crash" else DecodingFailed("no", how, Lsn(lsn))
@@ -544,7 +555,11 @@ def run(seed: int, broken: str = "", *, with_loss: bool = False, with_poison: bo
             lambda: setattr(world, "published", not world.published),
         ]
     if with_poison:
-        faults += [world.write_poison, lambda: setattr(world, "passing", 3 * CERTAIN_TIMES)]
+        faults += [
+            world.write_poison,
+            lambda: setattr(world, "killing", 2 * CERTAIN_TIMES + 2),
+            lambda: setattr(world, "passing", 3 * CERTAIN_TIMES),
+        ]
     asleep: int | None = None
     for _ in range(rng.randrange(30, 110)):
         what = rng.random()
@@ -596,7 +611,7 @@ def _let_through(world: World, gateways: list[Gateway]) -> None:
             gateway.move()
         world.replay()
         world.release()
-        if any(gateway.is_streaming for gateway in gateways) and _is_delivered(world):
+        if any(gateway.is_streaming for gateway in gateways) and _is_delivered(world) and not world.killing:
             return
 
 
