@@ -11,10 +11,10 @@ from typing import Final
 
 import asyncpg
 
+from gateway.judgement.sqlstates import TABLE
 from gateway.operate.errors import Defect, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.replication.errors import CannotDecode, classify, classify_exception, classify_in_stream
 from gateway.replication.server_message import ServerMessage
-from gateway.replication.sqlstates import TABLE
 from gateway.service.schema_errors import classified_schema_errors
 from schemas.refusals import error_of
 

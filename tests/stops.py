@@ -13,8 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from gateway.judgement.sqlstates import TABLE
 from gateway.operate.errors import StopForOperator
-from gateway.replication.sqlstates import TABLE
 
 ROOT: Final = Path(__file__).parents[1]
 _ROOMS: Final = (
@@ -139,12 +139,12 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/operate/settings.py _read_secret_files", ""): _MENDED,
     ("gateway/operate/settings.py _refuse_unknown_variables", ""): _MENDED,
     ("gateway/replication/authentication.py _next_message", ""): _SERVICE,
-    ("gateway/replication/sqlstates.py 08P01", ""): _SERVICE,
-    ("gateway/replication/sqlstates.py 42601", ""): _UNREPLICATED,
-    ("gateway/replication/sqlstates.py 22023", ""): _MENDED,
-    ("gateway/replication/sqlstates.py 22008", ""): _UNPRINTABLE,
-    ("gateway/replication/sqlstates.py 22P05", ""): _UNTRANSLATABLE,
-    ("gateway/replication/sqlstates.py 22021", ""): _UNTRANSLATABLE,
+    ("gateway/judgement/sqlstates.py 08P01", ""): _SERVICE,
+    ("gateway/judgement/sqlstates.py 42601", ""): _UNREPLICATED,
+    ("gateway/judgement/sqlstates.py 22023", ""): _MENDED,
+    ("gateway/judgement/sqlstates.py 22008", ""): _UNPRINTABLE,
+    ("gateway/judgement/sqlstates.py 22P05", ""): _UNTRANSLATABLE,
+    ("gateway/judgement/sqlstates.py 22021", ""): _UNTRANSLATABLE,
     ("gateway/replication/errors.py classify", "is now unusable"): _REFUSED,
     ("gateway/replication/errors.py classify", "is too large for the server to send"): _REFUSED,
     ("gateway/replication/dsn.py check_dsn", ""): _MENDED,
@@ -244,7 +244,7 @@ def stops() -> list[Stop]:
 def _by_sqlstate() -> Iterator[Stop]:
     for sqlstate, (kind, hint) in TABLE.items():
         if issubclass(kind, StopForOperator) and len(sqlstate) == 5:
-            yield Stop(f"gateway/replication/sqlstates.py {sqlstate}", kind.__name__, "{doing}: {said}", hint)
+            yield Stop(f"gateway/judgement/sqlstates.py {sqlstate}", kind.__name__, "{doing}: {said}", hint)
 
 
 def _kinds(trees: list[ast.Module]) -> set[str]:

@@ -1,6 +1,6 @@
 """What happens next after an error of PostgreSQL or of the connection to it.
 
-The table by SQLSTATE is in sqlstates.py. Texts of the server are translated, so only two codes look at them, and only to say more
+The table by SQLSTATE is in gateway/judgement/sqlstates.py. Texts of the server are translated, so only two codes look at them, and only to say more
 exactly what has happened. docs/server-errors.md shows the outcome for every SQLSTATE of the manual.
 """
 
@@ -15,10 +15,10 @@ from contextlib import contextmanager
 import asyncpg
 
 from gateway.judgement.notice import LeftOut, NoticeKind, Reported, WalRemoved, kind_of
+from gateway.judgement.sqlstates import UNKNOWN, is_of_place, next_step, next_step_at_login
 from gateway.judgement.standstill import DecodingFailed
 from gateway.operate.errors import UNTIL_NOW, Defect, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.replication.server_message import ServerMessage
-from gateway.replication.sqlstates import UNKNOWN, is_of_place, next_step, next_step_at_login
 
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 """What asyncpg and the socket raise: for `except`, then `classify_exception`."""

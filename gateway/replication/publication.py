@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import asyncpg
 
 from gateway.judgement.facts import PublicationFacts, PublishedColumn, PublishedRelation
+from gateway.judgement.filters import check_filters, filter_calls
+from gateway.judgement.findings import OperatorWarning
 from gateway.names import quote_identifier
 from gateway.replication.connection import transaction
 from gateway.replication.errors import DRIVER_ERRORS, classify_exception
@@ -268,3 +270,40 @@ class PublicationLook:
                 self._publications = publications
                 self._facts = parse_publications(publications, [json.loads(row[0]) for row in relations])
             return self._facts
+
+
+_FAILING_FUNCTIONS: Final = """
+SELECT p.oid::int8, p.proname
+FROM pg_catalog.pg_proc AS p
+WHERE p.oid = ANY ($1::oid[]) AND NOT p.proleakproof AND p.proname <> ALL ($2::text[]) AND NOT EXISTS (
+    SELECT FROM pg_catalog.pg_operator AS o
+    JOIN pg_catalog.pg_amop AS a ON a.amopopr IN (o.oid, o.oprnegate)
+    JOIN pg_catalog.pg_am AS m ON m.oid = a.amopmethod AND m.amname IN ('btree', 'hash')
+    WHERE o.oprcode = p.oid)
+"""
+_TYPE_NAMES: Final = (
+    "SELECT t.oid::int8, pg_catalog.format_type(t.oid, NULL) FROM pg_catalog.pg_type AS t WHERE t.oid = ANY ($1::oid[])"
+)
+_NEVER_FAIL: Final = (
+    *("lower", "upper", "initcap", "length", "char_length", "character_length", "octet_length", "bit_length"),
+    *("btrim", "ltrim", "rtrim", "starts_with", "reverse", "strpos", "md5", "ascii"),
+    *("textlike", "textnlike", "bpcharlike", "bpcharnlike", "namelike", "namenlike", "texticlike", "texticnlike"),
+    *("isfinite", "jsonb_exists", "jsonb_contains", "jsonb_contained", "array_length", "cardinality"),
+    *("arrayoverlap", "arraycontains", "arraycontained", "bool", "booland_statefunc", "text"),
+)
+"""Functions that are not marked leakproof, and fail for no value of a row. (A pattern of LIKE is a constant as a rule.)"""
+
+
+async def filters_that_can_fail(
+    sql: asyncpg.Connection, publications: Mapping[str, PublicationFacts]
+) -> list[OperatorWarning]:
+    """A warning for each such row filter. Asks nothing where there are no filters. Raises classified errors."""
+    calls = filter_calls(publications)
+    if not calls.functions and not calls.types:
+        return []
+    try:
+        failing = dict(await sql.fetch(_FAILING_FUNCTIONS, sorted(calls.functions), list(_NEVER_FAIL)))
+        types = dict(await sql.fetch(_TYPE_NAMES, sorted(calls.types)))
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the functions of the row filters") from error
+    return list(check_filters(publications, failing, types))

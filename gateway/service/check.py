@@ -46,10 +46,10 @@ from gateway.operate.health import ask_status
 from gateway.operate.http_socket import listen
 from gateway.operate.settings import Settings
 from gateway.replication.connection import address_text, connect_replication, connect_sql
-from gateway.replication.filters import filters_that_can_fail
 from gateway.replication.holders import holders
 from gateway.replication.look import load_facts
 from gateway.replication.password import login_of
+from gateway.replication.publication import filters_that_can_fail
 from gateway.replication.role import role_facts
 from gateway.service.catalog import expected_of
 from gateway.service.check_report import Area, Checked, outcome_of

@@ -31,9 +31,9 @@ from gateway.replication.connection import connect_sql, leave_with
 from gateway.replication.driver import address_of
 from gateway.replication.errors import CannotDecode, LossReported, StreamCut, beside_stream
 from gateway.replication.feedback import StandbyStatus
-from gateway.replication.filters import filters_that_can_fail
 from gateway.replication.options import pgoutput_options, protocol_version
 from gateway.replication.password import login_of
+from gateway.replication.publication import filters_that_can_fail
 from gateway.replication.server import Recovery, recovery_of
 from gateway.replication.server_message import ServerMessage
 from gateway.replication.stream import ReplicationStream

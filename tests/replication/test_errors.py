@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from gateway.judgement.sqlstates import OTHER, TABLE
 from gateway.operate.errors import Defect, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.replication.errors import (
     CannotDecode,
@@ -18,7 +19,6 @@ from gateway.replication.errors import (
     classify_notice,
 )
 from gateway.replication.server_message import ServerMessage
-from gateway.replication.sqlstates import OTHER, TABLE
 
 
 @pytest.mark.parametrize(
