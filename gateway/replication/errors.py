@@ -1,7 +1,8 @@
-"""What happens next after an error of PostgreSQL or of the connection to it.
+"""Raise the error that says what happens next, after an error of PostgreSQL or of the connection to it.
 
-The table by SQLSTATE is in gateway/judgement/sqlstates.py. Texts of the server are translated, so only two codes look at them, and only to say more
-exactly what has happened. docs/server-errors.md shows the outcome for every SQLSTATE of the manual.
+The table by SQLSTATE is in gateway/judgement/sqlstates.py. Texts of the server are translated, so only
+two codes look at them, and only to say more exactly what has happened. docs/server-errors.md shows the
+outcome for every SQLSTATE of the manual.
 """
 
 from __future__ import annotations
