@@ -11,11 +11,11 @@ from typing import Final
 
 import asyncpg
 
-from gateway.judgement.sqlstates import TABLE
-from gateway.operate.errors import Defect, Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.replication.errors import CannotDecode, classify, classify_exception, classify_in_stream
-from gateway.replication.server_message import ServerMessage
-from gateway.service.schema_errors import classified_schema_errors
+from gateway.errors import Defect, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.postgres.errors import CannotDecode, classify, classify_exception, classify_in_stream
+from gateway.postgres.server_message import ServerMessage
+from gateway.schema_registry import classified_schema_errors
+from gateway.startup.sqlstates import TABLE
 from schemas.refusals import error_of
 
 ROOT: Final = Path(__file__).parents[1]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror.standing import Mark, Window
-from spark_consumer.reader.signs import EXCLUDED, GAP, SKIP
+from spark_consumer.mirror.table_states import Mark, Window
+from spark_consumer.reader.table_marks import EXCLUDED, GAP, SKIP
 
 
 @dataclass(frozen=True, slots=True)

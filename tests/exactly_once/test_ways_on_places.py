@@ -12,8 +12,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from gateway.judgement.standstill import CERTAIN_TIMES
 from gateway.local import Kafka, Postgres, Registry
+from gateway.startup.standstill import CERTAIN_TIMES
 from tests.conftest import Database
 from tests.exactly_once.test_ways_on import Place, _place
 from tests.exactly_once.written import command

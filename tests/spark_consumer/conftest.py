@@ -19,7 +19,7 @@ from gateway.local import Kafka, Registry
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 from spark_consumer.jobs.session import local_session
-from spark_consumer.mirror.appending import AppendingMirror
+from spark_consumer.mirror.append_batch import AppendingMirror
 from tests.spark_consumer.feeder import Feeder
 
 _JAVA = (

@@ -17,9 +17,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from schemas.description import ReplicaIdentity
-from schemas.relation import change_schema
-from spark_consumer.mirror.batch import Mirror
+from schemas.change_schema import change_schema
+from schemas.relation import ReplicaIdentity
+from spark_consumer.mirror.merge_batch import Mirror
 from tests.spark_consumer.feeder import FLOAT8, INT4, INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Row, Table, relation
 from tests.spark_consumer.queries import run_to_end
 

@@ -1,0 +1,218 @@
+"""Log in to PostgreSQL with asyncpg: for SQL, and for replication.
+
+The replication connection is asyncpg's up to ReadyForQuery, made by login.py. asyncpg does not know
+CopyBoth, so then its transport gets a protocol of ours (`ReplicationStream`) and asyncpg's connection is left empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import asyncpg
+
+from gateway.errors import Retry, WalgateError
+from gateway.postgres.asyncpg_internals import Address, HandedOver, address_of, transport_of
+from gateway.postgres.credentials import Login
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.login import log_in, shown
+from gateway.postgres.receive_buffer import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW
+from gateway.postgres.replication_stream import PINNED_REPORTS, ReplicationStream, check_report
+from gateway.postgres.standby_status import LEAVE_AFTER_S, LONGEST_SILENCE_S
+
+APPLICATION_NAME: Final = "walgate"
+_COMMAND_TIMEOUT_S: Final = 60.0
+_CANCELLATION_S: Final = 1.0
+# The session's settings win over those of server, database and role. Whatever else a role may carry is harmless: the test of
+# all of pg_settings (tests/snapshot/test_every_setting.py) gives each the least and the largest value.
+PINNED_SETTINGS: Final = {
+    # Values are read as text in these forms.
+    "DateStyle": "ISO",
+    "IntervalStyle": "iso_8601",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "quote_all_identifiers": "off",
+    # Statements mean what they say: literals of keys, arrays with nulls in them, comparisons with null.
+    "standard_conforming_strings": "on",
+    "array_nulls": "on",
+    "transform_null_equals": "off",
+    # The role that logs in has the rights, and its transactions may write and see what was committed before each statement.
+    "role": "none",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    # A chunk of rows is a range of blocks, and a row is found by its key: without these, each would read the whole table.
+    "enable_tidscan": "on",
+    "enable_indexscan": "on",
+    "enable_bitmapscan": "on",
+    # A statement is run once: to compile it takes longer than it saves.
+    "jit": "off",
+    # A notice within the stream is taken as bad news (see classify_notice): let no debug message be one.
+    "client_min_messages": "warning",
+    "exit_on_error": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "application_name": APPLICATION_NAME,
+}
+_PINNED_SINCE_17: Final = "SET transaction_timeout = 0"
+"""An older server would refuse the login: it does not know the setting."""
+
+
+async def connect_sql(
+    login: Login | str, *, timeout_s: float = 30.0, search_path: str = "", avoid: Sequence[Address] = ()
+) -> asyncpg.Connection:
+    """An ordinary connection for catalog queries, which may take a minute each. Raises classified errors.
+
+    `login` may be the DSN alone. Hosts of `avoid` are tried last.
+    With an empty search_path nobody's function or operator can take the place of one of pg_catalog's.
+    """
+    settings = {**PINNED_SETTINGS, "search_path": search_path}
+    connection = await log_in(
+        _login(login),
+        "connection to PostgreSQL",
+        settings,
+        timeout_s=timeout_s,
+        command_timeout=_COMMAND_TIMEOUT_S,
+        avoid=avoid,
+    )
+    await _pin_newer_settings(connection, "connection to PostgreSQL")
+    _detect_dead_peer(transport_of(connection).get_extra_info("socket"), LONGEST_SILENCE_S)
+    return connection
+
+
+async def _pin_newer_settings(connection: asyncpg.Connection, doing: str) -> None:
+    if connection.get_server_version().major < 17:
+        return
+    try:
+        await connection.execute(_PINNED_SINCE_17)
+    except BaseException as error:
+        connection.terminate()
+        if isinstance(error, DRIVER_ERRORS):
+            raise classify_exception(error, doing) from error
+        raise
+
+
+@asynccontextmanager
+async def transaction(sql: asyncpg.Connection, **options: Any) -> AsyncIterator[None]:
+    """As `sql.transaction(**options)`; but one that ends by neither an error of the server nor one of ours (by a cancellation,
+    above all) closes the session. Raises what the block and the driver raise."""
+    begun = sql.transaction(**options)
+    try:
+        await begun.start()
+        yield
+        await begun.commit()
+    except BaseException as error:
+        is_ours = isinstance(error, (asyncpg.PostgresError, WalgateError))
+        if is_ours and not sql.is_closed() and sql.is_in_transaction():
+            with suppress(*DRIVER_ERRORS):
+                await begun.rollback()
+        else:
+            await end_session(sql)
+        raise
+
+
+async def end_session(sql: asyncpg.Connection) -> None:
+    """After a statement that was cancelled or got no answer. asyncpg sends a CancelRequest, so that the server need not bring the
+    statement to its end, but waits for an answer, 60 s if need be, that may have come already: before ROLLBACK, or before COPY is
+    over. So the session is closed, and the answer waited for no longer than `_CANCELLATION_S`."""
+    with suppress(*DRIVER_ERRORS):
+        await sql.close(timeout=_CANCELLATION_S)
+
+
+async def connect_replication(
+    login: Login | str,
+    *,
+    timeout_s: float = 30.0,
+    avoid: Sequence[Address] = (),
+    capacity: int = CAPACITY,
+    largest_row: int = LARGEST_ROW,
+    largest_message: int = LARGEST_MESSAGE,
+    silence_limit_s: float = LONGEST_SILENCE_S,
+) -> ReplicationStream:
+    """Log in as a walsender of the DSN's database. `capacity` is the size of the receive buffer in bytes; of rows above
+    `largest_row` and logical messages above `largest_message` only the head is kept (inbox.py).
+
+    TCP gives the connection up when something we sent is not acknowledged for `silence_limit_s`. Raises classified errors.
+    """
+    doing = "replication connection to PostgreSQL"
+    # What a regclass shows depends on search_path; so names have their schema, but for those in pg_catalog.
+    settings = {**PINNED_SETTINGS, "search_path": "", "replication": "database"}
+    connection: Any = await log_in(
+        _login(login),
+        doing,
+        settings,
+        timeout_s=timeout_s,
+        connection_class=HandedOver,
+        statement_cache_size=0,
+        avoid=avoid,
+    )
+    reports = connection.get_settings()
+    for name in PINNED_REPORTS:
+        error = check_report(name, getattr(reports, name, "unknown"), doing)
+        if error is not None:
+            connection.terminate()
+            raise error
+    await _pin_newer_settings(connection, doing)
+    stream = ReplicationStream(
+        doing,
+        capacity=capacity,
+        largest_row=largest_row,
+        largest_message=largest_message,
+        backend_pid=connection.get_server_pid(),
+    )
+    _detect_dead_peer(transport_of(connection).get_extra_info("socket"), silence_limit_s)
+    connection.hand_over(stream)
+    return stream
+
+
+def address_text(connection: asyncpg.Connection) -> str:
+    """host:port, or the path of the socket."""
+    return shown(address_of(connection))
+
+
+def _login(login: Login | str) -> Login:
+    return Login(login) if isinstance(login, str) else login
+
+
+def _detect_dead_peer(connected: Any, silence_limit_s: float) -> None:
+    """TCP keepalive and TCP_USER_TIMEOUT: a peer that is gone without a word ends the connection."""
+    if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", max(int(silence_limit_s / 2), 1)),
+        ("TCP_KEEPINTVL", max(int(silence_limit_s / 6), 1)),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", int(silence_limit_s * 1000)),
+    ):
+        option = getattr(socket, name, None)  # macOS has other names, and its own defaults
+        if option is not None:
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def leave_with(sql: asyncpg.Connection, stream: ReplicationStream) -> None:
+    """When the server ends the SQL connection, end the stream soon after.
+
+    A stopping server ends its ordinary sessions at once and its walsenders last, when they are confirmed. While reading
+    is paused nothing else tells of it: the requests of the walsender lie unread in the socket.
+    """
+    loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        if stream.failure is None:
+            stream.fail(
+                Retry(
+                    "PostgreSQL closed the regular connection: it is shutting down, or an administrator terminated it"
+                )
+            )
+
+    def ended(_: Any) -> None:
+        loop.call_later(LEAVE_AFTER_S, leave)
+
+    sql.add_termination_listener(ended)

@@ -1,0 +1,223 @@
+"""Raise the error that says what happens next, after an error of PostgreSQL or of the connection to it.
+
+The table by SQLSTATE is in gateway/startup/sqlstates.py. Texts of the server are translated, so only
+two codes look at them, and only to say more exactly what has happened. docs/server-errors.md shows the
+outcome for every SQLSTATE of the manual.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import asyncpg
+
+from gateway.errors import UNTIL_NOW, Defect, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.postgres.server_message import ServerMessage
+from gateway.startup.server_notices import LeftOut, NoticeKind, Reported, WalRemoved, kind_of
+from gateway.startup.sqlstates import UNKNOWN, is_of_place, next_step, next_step_at_login
+from gateway.startup.standstill import DecodingFailed
+
+DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+"""What asyncpg and the socket raise: for `except`, then `classify_exception`."""
+
+_LOST_SLOT = re.compile("can no longer (access|get changes)|cannot read from logical|invalidated|maximum reserved size")
+_WEDGED = re.compile("could not map filenumber")
+_FINDS_PUBLICATION = "get_publication_oid"
+_OPENS_WAL = "WalSndSegmentOpen"
+_TOO_LARGE = re.compile("invalid memory alloc request size")  # of elog, which is not translated
+_ASSEMBLES_TEXT = ("", "stringinfo.c")
+"""Where 54000 means that a row is too large to be sent: a row filter may exceed other limits."""
+_PRINTS_VALUES = {
+    "22008": ("interval_out",),
+    "22021": ("report_invalid_encoding",),
+    "22P05": ("report_untranslatable_char",),
+}
+"""The server's functions that report these codes where it sends a value; a row filter may raise them elsewhere."""
+
+
+def classify(said: ServerMessage, doing: str) -> WalgateError:
+    """The error to raise for an ErrorResponse that came while `doing` ("starting replication from slot x")."""
+    text = f"{doing}: {said}"
+    if said.sqlstate == "55000" and _LOST_SLOT.search(said.message):
+        return Retry(text)  # the catalog says it too, and the start judges it
+    if said.sqlstate == "XX000" and _WEDGED.search(said.message):
+        return StopForOperator(
+            text,
+            hint="this happens on PostgreSQL 18 when a table is truncated while there are prepared transactions; the slot is "
+            f"now unusable. Set source.two_phase = false. Then {UNTIL_NOW}",
+        )
+    if _is_too_large(said):
+        return StopForOperator(
+            text,
+            hint="if the server is PostgreSQL 14.18, 15.13, 16.9 or 17.5, upgrade it to the next minor release first: a bug in "
+            "these releases has the same symptom, and nothing is lost. Otherwise, a row is too large for the server to send as "
+            "text: set source.binary = on and start the gateway; nothing is lost. Only if source.binary is already on, leave the "
+            "large columns out of the publication (ALTER PUBLICATION ... DROP TABLE t, then ADD TABLE t (columns); PostgreSQL 14 "
+            f"has no column lists: drop the table from the publication), and then {UNTIL_NOW}",
+        )
+    kind, hint = next_step(said.sqlstate)
+    return kind(text, hint=hint or said.hint)
+
+
+def _is_too_large(said: ServerMessage) -> bool:
+    if said.sqlstate == "54000":
+        return said.file in _ASSEMBLES_TEXT
+    return said.sqlstate == "XX000" and _TOO_LARGE.search(said.message) is not None
+
+
+def classify_at_login(said: ServerMessage, doing: str) -> WalgateError:
+    """The same before the session is ours, where a login event trigger may raise anything."""
+    kind, hint = next_step_at_login(said.sqlstate, is_raised_by_function=bool(said.context))
+    return kind(f"{doing}: {said}", hint=hint or said.hint)
+
+
+class LossReported(Retry):
+    """The server says that changes are missing from the stream, or WAL; the next start judges what that means."""
+
+    def __init__(self, message: str, reported: Reported) -> None:
+        super().__init__(message)
+        self.reported = reported
+
+
+class CannotDecode(RetrySlowly):
+    """The server cannot send what it has read at one place in the WAL; the next start judges how often it said so there."""
+
+    def __init__(self, message: str, hint: str, reported: DecodingFailed) -> None:
+        super().__init__(message, hint=hint)
+        self.reported = reported
+
+
+class StreamCut(Retry):
+    """The connection of the stream ended without a word of the server, which may have crashed."""
+
+
+def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool, is_streaming: bool = False) -> WalgateError:
+    """The same while replication starts or runs, where some codes mean more. `is_streaming`: the server has agreed, and reads the
+    WAL."""
+    if said.sqlstate == "42704" and said.routine == _FINDS_PUBLICATION:  # before 18
+        return LossReported(f"{doing}: {said}", LeftOut(said.message, ends_stream=True))
+    if said.sqlstate == "58P01" and said.routine == _OPENS_WAL:
+        return LossReported(f"{doing}: {said}", WalRemoved(said.message))
+    if said.sqlstate == "42883" and binary:
+        return NeedsText(
+            f"{doing}: a type has no binary output function; continuing with the text format: {said}",
+            hint="set source.binary = off to avoid this restart of replication",
+        )
+    if is_streaming and is_of_place(said.sqlstate) and not _is_of_value(said):
+        return _of_place(said, doing)
+    return classify(said, doing)
+
+
+def _is_of_value(said: ServerMessage) -> bool:
+    """`classify` knows a better way on than to give the place up."""
+    if said.sqlstate in _PRINTS_VALUES:
+        return said.routine in _PRINTS_VALUES[said.sqlstate]
+    return _is_too_large(said) or (said.sqlstate == "XX000" and _WEDGED.search(said.message) is not None)
+
+
+def _of_place(said: ServerMessage, doing: str) -> CannotDecode:
+    is_of_publications = said.sqlstate == "0A000" and said.file == "pgoutput.c"
+    place = f" at {said.change_lsn}" if said.change_lsn else ""
+    failure = DecodingFailed(str(said), said.sqlstate, said.change_lsn, is_of_publications)
+    if is_of_publications:
+        hint = (
+            "when this change was made, the publications of source.publications disagreed about the columns of a table: see that "
+            "their column lists and publish_generated_columns agree. If the error comes again at the same LSN, the gateway stops "
+            "and names the ways on"
+        )
+    else:
+        hint = (
+            "the server reads the change with the catalog as it was when the change was made. If the error comes again at the "
+            "same LSN, the gateway stops and names the ways on"
+        )
+    return CannotDecode(f"{doing}: the server cannot send a change{place}: {said}", hint, failure)
+
+
+def classify_notice(said: ServerMessage, doing: str) -> WalgateError | None:
+    """The error to raise for a NoticeResponse within the stream; None for one that is only logged."""
+    kind = kind_of(said)
+    if kind is NoticeKind.SHUTDOWN:
+        return classify(said, doing)
+    if kind is NoticeKind.LEFT_OUT:
+        return LossReported(f"{doing}: {said}", LeftOut(said.message, ends_stream=False))
+    return None
+
+
+def classify_exception(error: BaseException, doing: str, *, at_login: bool = False) -> WalgateError:
+    """The error to raise for what asyncpg or the socket raised. A WalgateError stays what it is."""
+    if isinstance(error, WalgateError):
+        return error
+    if isinstance(error, asyncpg.PostgresError):
+        said = _server_message(error)
+        return classify_at_login(said, doing) if at_login else classify(said, doing)
+    return _classify_network(error, doing)
+
+
+def _server_message(error: asyncpg.PostgresError) -> ServerMessage:
+    def field(name: str) -> str:
+        return getattr(error, name, None) or ""
+
+    return ServerMessage(
+        field("severity_en") or field("severity") or "ERROR",
+        error.sqlstate or "XX000",
+        error.args[0] if error.args else type(error).__name__,
+        field("detail"),
+        field("hint"),
+        field("server_source_filename"),
+        field("server_source_function"),
+        field("context"),
+    )
+
+
+@contextmanager
+def beside_stream() -> Iterator[None]:
+    """Surround what a session beside the stream does: whatever the server says there is waited for, and ends no process."""
+    try:
+        yield
+    except StopForOperator as error:
+        if isinstance(error.__cause__, DRIVER_ERRORS):
+            raise RetrySlowly(error.message, hint=error.hint) from error.__cause__
+        raise
+
+
+NOT_WANTED = (
+    "check that source.dsn lists a server that satisfies target_session_attrs. If a failover is in progress, the gateway "
+    "continues when it is over"
+)
+_UNREACHABLE = "check that the server is running and accepts connections there (source.dsn, listen_addresses, firewall)"
+
+
+def _classify_network(error: BaseException, doing: str) -> WalgateError:
+    text = f"{doing}: {type(error).__name__}: {error}"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return RetrySlowly(text, hint="check sslrootcert, the host name and the certificate's validity dates")
+    if isinstance(error, ssl.SSLError):
+        return RetrySlowly(text, hint="check sslmode and the server's TLS settings")
+    if isinstance(error, socket.gaierror):
+        return RetrySlowly(text, hint="check the host name in source.dsn")
+    if type(error) is ConnectionError and "SSL" in str(error):
+        return RetrySlowly(
+            text,
+            hint="the server does not support TLS: set ssl = on in the server's configuration, or use a weaker sslmode in "
+            "source.dsn",
+        )
+    if isinstance(error, TimeoutError):
+        return Retry(f"{doing}: timed out", hint=_UNREACHABLE)
+    if isinstance(error, ConnectionRefusedError):
+        return Retry(text, hint=_UNREACHABLE)
+    if isinstance(error, OSError):
+        return Retry(text)
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return RetrySlowly(text, hint=NOT_WANTED)
+    if isinstance(error, asyncpg.InternalClientError):
+        return Retry(text)  # asyncpg on a connection that a crash of the server cut off in the middle of an answer
+    if isinstance(error, asyncpg.InterfaceError):
+        # "connection is closed" and the like; wrong arguments are also a ValueError, which quotes them.
+        return (
+            Defect(f"{doing}: {type(error).__name__}", hint=UNKNOWN) if isinstance(error, ValueError) else Retry(text)
+        )
+    return Defect(text, hint=UNKNOWN)
