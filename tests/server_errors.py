@@ -11,7 +11,7 @@ from typing import Final
 
 import asyncpg
 
-from gateway.errors import Defect, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.errors import InternalError, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.postgres.errors import CannotDecode, classify, classify_exception, classify_in_stream
 from gateway.postgres.server_message import ServerMessage
 from gateway.schema_registry import classified_schema_errors
@@ -90,7 +90,7 @@ def sqlstates() -> tuple[str, ...]:
 
 
 def outcome(error: WalgateError) -> str:
-    if isinstance(error, Defect):
+    if isinstance(error, InternalError):
         return "bug"
     if isinstance(error, StopForOperator):
         return "78"

@@ -15,8 +15,8 @@ from typing import Any, Final
 import asyncpg
 
 from gateway.errors import Retry, WalgateError
-from gateway.postgres.asyncpg_internals import Address, HandedOver, address_of, transport_of
-from gateway.postgres.credentials import Login
+from gateway.postgres.asyncpg_internals import Address, TransportHandover, address_of, transport_of
+from gateway.postgres.credentials import Credentials
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.login import log_in, shown
 from gateway.postgres.receive_buffer import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW
@@ -65,7 +65,7 @@ _PINNED_SINCE_17: Final = "SET transaction_timeout = 0"
 
 
 async def connect_sql(
-    login: Login | str, *, timeout_s: float = 30.0, search_path: str = "", avoid: Sequence[Address] = ()
+    login: Credentials | str, *, timeout_s: float = 30.0, search_path: str = "", avoid: Sequence[Address] = ()
 ) -> asyncpg.Connection:
     """An ordinary connection for catalog queries, which may take a minute each. Raises classified errors.
 
@@ -126,7 +126,7 @@ async def end_session(sql: asyncpg.Connection) -> None:
 
 
 async def connect_replication(
-    login: Login | str,
+    login: Credentials | str,
     *,
     timeout_s: float = 30.0,
     avoid: Sequence[Address] = (),
@@ -148,7 +148,7 @@ async def connect_replication(
         doing,
         settings,
         timeout_s=timeout_s,
-        connection_class=HandedOver,
+        connection_class=TransportHandover,
         statement_cache_size=0,
         avoid=avoid,
     )
@@ -176,8 +176,8 @@ def address_text(connection: asyncpg.Connection) -> str:
     return shown(address_of(connection))
 
 
-def _login(login: Login | str) -> Login:
-    return Login(login) if isinstance(login, str) else login
+def _login(login: Credentials | str) -> Credentials:
+    return Credentials(login) if isinstance(login, str) else login
 
 
 def _detect_dead_peer(connected: Any, silence_limit_s: float) -> None:

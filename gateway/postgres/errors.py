@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from gateway.errors import UNTIL_NOW, Defect, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.errors import UNTIL_NOW, InternalError, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.postgres.server_message import ServerMessage
 from gateway.startup.server_notices import LeftOut, NoticeKind, Reported, WalRemoved, kind_of
 from gateway.startup.sqlstates import UNKNOWN, is_of_place, next_step, next_step_at_login
@@ -218,6 +218,8 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
     if isinstance(error, asyncpg.InterfaceError):
         # "connection is closed" and the like; wrong arguments are also a ValueError, which quotes them.
         return (
-            Defect(f"{doing}: {type(error).__name__}", hint=UNKNOWN) if isinstance(error, ValueError) else Retry(text)
+            InternalError(f"{doing}: {type(error).__name__}", hint=UNKNOWN)
+            if isinstance(error, ValueError)
+            else Retry(text)
         )
-    return Defect(text, hint=UNKNOWN)
+    return InternalError(text, hint=UNKNOWN)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.errors import UNTIL_NOW, Defect, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.errors import UNTIL_NOW, InternalError, Retry, RetrySlowly, StopForOperator, WalgateError
 
 UNKNOWN: Final = (
     "this is an unexpected error; nothing was skipped. Restart the gateway, and report the error if it occurs again"
@@ -123,13 +123,13 @@ TABLE: Final[dict[str, tuple[type[WalgateError], str]]] = {
     "P0": (RetrySlowly, _OF_A_FUNCTION),
     "XX": (RetrySlowly, "internal error of the server: see its log"),
     # The gateway's own statements are wrong
-    "0B": (Defect, UNKNOWN),
-    "24": (Defect, UNKNOWN),
-    "25": (Defect, UNKNOWN),
-    "2D": (Defect, UNKNOWN),
-    "34": (Defect, UNKNOWN),
-    "3B": (Defect, UNKNOWN),
-    "42": (Defect, UNKNOWN),
+    "0B": (InternalError, UNKNOWN),
+    "24": (InternalError, UNKNOWN),
+    "25": (InternalError, UNKNOWN),
+    "2D": (InternalError, UNKNOWN),
+    "34": (InternalError, UNKNOWN),
+    "3B": (InternalError, UNKNOWN),
+    "42": (InternalError, UNKNOWN),
 }  # fmt: skip
 OTHER: Final[tuple[type[WalgateError], str]] = (RetrySlowly, _LOG_OF_SERVER)
 """For the classes of the manual that are not in the table, and for codes that a function of the database makes up."""
@@ -151,7 +151,7 @@ def next_step_at_login(sqlstate: str, *, is_raised_by_function: bool = False) ->
     is_of_database = sqlstate[:2] in ("21", "22", "23", "2F", "38", "39", "P0") and not issubclass(
         kind, StopForOperator
     )
-    if issubclass(kind, Defect) or (is_raised_by_function and not passes) or is_of_database:
+    if issubclass(kind, InternalError) or (is_raised_by_function and not passes) or is_of_database:
         return RetrySlowly, LOGIN_CODE
     return kind, hint
 

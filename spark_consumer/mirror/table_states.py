@@ -53,7 +53,7 @@ class Window:
 
 
 @dataclass
-class Standing:
+class TableStates:
     """`open`: snapshots of tables. `whole`: snapshots of all tables, id -> purpose, and `done`: tables that ended in one of them.
 
     `excludes`: patterns of tables that were left out so far. `filling`: tables that were not complete yet. `frozen`: table ->
@@ -138,7 +138,7 @@ class Standing:
         return json.dumps({name: sorted(value) if isinstance(value, set) else value for name, value in facts.items()})
 
     @classmethod
-    def of(cls, text: str | None) -> Standing:
+    def of(cls, text: str | None) -> TableStates:
         """From `text`; None: of a mirror that knows of no such things."""
         if not text:
             return cls()
@@ -156,11 +156,11 @@ class Standing:
             **sets,
         )
 
-    def copy(self) -> Standing:
-        return Standing.of(self.text())
+    def copy(self) -> TableStates:
+        return TableStates.of(self.text())
 
 
-def advance(standing: Standing, marks: Sequence[Mark]) -> tuple[Standing, dict[str, Window]]:
+def advance(standing: TableStates, marks: Sequence[Mark]) -> tuple[TableStates, dict[str, Window]]:
     """What is so behind these marks, and the snapshots of tables that ended among them."""
     made, ended = standing.copy(), {}
     for mark in marks:
@@ -175,7 +175,7 @@ def verified_chunks(marks: Iterable[Mark]) -> list[Mark]:
     return [mark for mark in marks if mark.kind == "SNAPSHOT_CHUNK" and mark.facts["purpose"] == VERIFY]
 
 
-def first_unreadable(standing: Standing, marks: Sequence[Mark]) -> int | None:
+def first_unreadable(standing: TableStates, marks: Sequence[Mark]) -> int | None:
     """Commit LSN from which on only a merge knows the tables.
 
     There a snapshot ends that replaces rows, whose keys are not kept with the changes, or a copy of a table that stood still,
@@ -190,7 +190,7 @@ def first_unreadable(standing: Standing, marks: Sequence[Mark]) -> int | None:
     return None
 
 
-def first_cut(standing: Standing, marks: Sequence[Mark], first_lsn: int, last_lsn: int) -> int | None:
+def first_cut(standing: TableStates, marks: Sequence[Mark], first_lsn: int, last_lsn: int) -> int | None:
     """Where a batch with these marks, whose commit LSNs are these, has to be cut: what is below is applied by itself first.
 
     Before a table is excluded, since its last state before is kept; and where a snapshot of a table begins of which one has ended

@@ -18,7 +18,7 @@ KINDS = (SNAPSHOT_BEGIN, SNAPSHOT_END, SNAPSHOT_CHUNK, EXCLUDED, SKIP, GAP)
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class TableMark:
     """`kind`: one of KINDS. `table` None: all of them. `facts`: the marker's own, for JSON."""
 
     kind: str
@@ -31,13 +31,13 @@ class Sign:
     facts: dict[str, Any]
 
 
-def signs_of(transactions: Iterable[CommittedTransaction], wants: Callable[[TableName], bool]) -> list[Sign]:
+def marks_of(transactions: Iterable[CommittedTransaction], wants: Callable[[TableName], bool]) -> list[TableMark]:
     """Of the tables that `wants` chooses, and of all together."""
     found = [sign for transaction in transactions for sign in _signs(transaction)]
     return [sign for sign in found if sign.table is None or wants(sign.table)]
 
 
-def _signs(transaction: CommittedTransaction) -> list[Sign]:
+def _signs(transaction: CommittedTransaction) -> list[TableMark]:
     ordinal = transaction.event_count
     found = []
     snapshot = transaction.snapshot
@@ -57,9 +57,9 @@ def _signs(transaction: CommittedTransaction) -> list[Sign]:
 
 def _sign(
     transaction: CommittedTransaction, kind: str, table: TableName | None, ordinal: int, facts: dict[str, Any]
-) -> Sign:
+) -> TableMark:
     at = transaction.end_lsn if kind == GAP else None  # where delivery goes on
-    return Sign(
+    return TableMark(
         kind,
         table,
         at or transaction.commit_lsn,

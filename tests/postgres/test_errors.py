@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gateway.errors import Defect, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.errors import InternalError, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.postgres.errors import (
     CannotDecode,
     LossReported,
@@ -29,7 +29,7 @@ from gateway.startup.sqlstates import OTHER, TABLE
         ("40P01", Retry), ("53100", RetrySlowly), ("53200", RetrySlowly), ("53300", RetrySlowly), ("53400", RetrySlowly),
         ("42704", Retry), ("55006", Retry), ("55000", RetrySlowly), ("58P01", RetrySlowly),
         ("58P02", RetrySlowly),
-        ("25006", RetrySlowly), ("22023", StopForOperator), ("0A000", RetrySlowly), ("42P01", Defect),
+        ("25006", RetrySlowly), ("22023", StopForOperator), ("0A000", RetrySlowly), ("42P01", InternalError),
         ("XX000", RetrySlowly), ("3D000", RetrySlowly), ("42601", StopForOperator),
     ],
 )  # fmt: skip
@@ -91,7 +91,7 @@ def test_whether_a_slot_is_lost_the_next_start_judges(text: str) -> None:
     [
         ("42704", False, Retry),
         ("42883", True, NeedsText),
-        ("42883", False, Defect),
+        ("42883", False, InternalError),
         ("57P01", True, Retry),
     ],
 )
@@ -197,11 +197,11 @@ def test_an_error_within_the_stream_that_means_a_loss_is_judged_by_the_next_star
         (TimeoutError(), Retry),
         (asyncpg.InterfaceError("connection is closed"), Retry),
         (asyncpg.InternalClientError("another operation is in progress"), Retry),
-        (asyncpg.ClientConfigurationError("bad DSN"), Defect),
+        (asyncpg.ClientConfigurationError("bad DSN"), InternalError),
         (asyncpg.ConnectionDoesNotExistError("gone"), Retry),
         (ConnectionError("PostgreSQL server rejected SSL upgrade"), RetrySlowly),
         (asyncpg.TargetServerAttributeNotMatched("no host is a primary"), RetrySlowly),
-        (KeyError("x"), Defect),
+        (KeyError("x"), InternalError),
         (Retry("already"), Retry),
     ],
 )
