@@ -15,6 +15,7 @@ import fastavro
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
+from schemas.lsn import format_lsn
 from schemas.records import POSITION
 from schemas.topic_names import POSITION_TOPIC, counted
 from schemas.wire_format import FRAME_BYTES
@@ -27,7 +28,6 @@ from spark_consumer.errors import (
     told_by,
 )
 from spark_consumer.jobs.status import Status
-from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.backlog import backlog
 from spark_consumer.reader.marker_log import MarkerLog

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from schemas.lsn import format_lsn
 from spark_consumer.changelog.writer import Changelog
 from spark_consumer.errors import MirrorError
-from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import batch_contents, manifest, merge_batch, unmerged_overlay, versions
 from spark_consumer.mirror.delta.dump import dump_json
 from spark_consumer.mirror.merge_batch import Mirror
