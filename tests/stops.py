@@ -18,8 +18,19 @@ from gateway.startup.sqlstates import TABLE
 
 ROOT: Final = Path(__file__).parents[1]
 _ROOMS: Final = (
-    *("judgement", "service", "replication", "kafka", "transactions", "events", "values", "pgoutput", "snapshot"),
-    "operate",
+    *(
+        "startup",
+        "runtime",
+        "postgres",
+        "kafka",
+        "transactions",
+        "events",
+        "values",
+        "pgoutput",
+        "snapshot",
+        "snapshot/rules",
+    ),
+    *("observe", "config", "debezium", "."),
 )
 _FIRST: Final = "StopForOperator"
 _GAP: Final = "exactly_once/test_repairs.py::test_a_gap_is_accepted_and_marked_and_the_stream_goes_on"
@@ -62,6 +73,10 @@ _SPLIT: Final = (
 )
 _UNTRANSLATABLE: Final = "exactly_once/test_ways_on.py::test_text_that_cannot_be_sent_is_given_up"
 _DIALECT: Final = "exactly_once/test_ways_on_debezium.py::test_a_stop_of_the_dialect_is_left_as_the_message_says"
+_PLACES: Final = "exactly_once/test_ways_on_places.py::"
+_FILTER: Final = _PLACES + "test_a_row_filter_that_failed_for_a_row_stops_with_the_way_on"
+_DISAGREED: Final = _PLACES + "test_publications_that_disagreed_for_a_row_stop_with_the_way_on"
+_CRASHES: Final = _PLACES + "test_a_server_that_crashes_at_one_place_stops_with_the_way_on"
 WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/startup/listener_checks.py check_listener", "but kafka.security_protocol"): _CHECK,
     ("gateway/startup/listener_checks.py _login", "does not use SASL"): _CHECK,
@@ -165,6 +180,11 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/kafka/aiokafka_internals.py check_version", ""): _MENDED,
     ("gateway/transactions/machine.py _commit_prepared", ""): _STATE,
     ("gateway/transactions/position.py _not_a_position", ""): _SHARED,
+    ("gateway/startup/standstill.py judge_standstill", "the server has crashed"): _CRASHES,
+    ("gateway/startup/standstill.py judge_standstill", "disagreed about the columns"): _DISAGREED,
+    ("gateway/startup/standstill.py judge_standstill", "the server evaluates row filters"): _FILTER,
+    ("gateway/startup/standstill.py judge_standstill", "a newer minor release of PostgreSQL"): _PLACES
+    + "test_an_internal_error_at_one_place_stops_with_the_way_on",
     ("gateway/snapshot/stored_state.py _decode", ""): _SHARED,
     ("gateway/config/msk_iam.py __init__", ""): _LIBRARY,
 }
@@ -207,7 +227,9 @@ INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
 )
 """Where a message names more than one way on: the tests of the others, where they are not in the same test."""
 
-DEFECTS: Final = frozenset({"Defect", "FrameError", "KeyNotSent", "OutOfOrder", "PgOutputError", "UnreadableSnapshot"})
+DEFECTS: Final = frozenset(
+    {"InternalError", "FrameError", "KeyNotSent", "OutOfOrder", "PgOutputError", "UnreadableSnapshot"}
+)
 """What should never be raised: defects of the gateway, or of what it talks to. Only a repaired version goes on."""
 
 _HEAD: Final = """# Errors with exit code 78
@@ -236,6 +258,7 @@ class Stop:
 @cache
 def stops() -> list[Stop]:
     files = [path for room in _ROOMS for path in sorted((ROOT / "gateway" / room).glob("*.py"))]
+    files += sorted((ROOT / "gateway" / "cli").glob("verify*.py"))
     trees = {path: ast.parse(path.read_text("utf-8")) for path in files}
     kinds = _kinds(list(trees.values()))
     return [*_by_sqlstate(), *(stop for path, tree in trees.items() for stop in _of_file(path, tree, kinds))]

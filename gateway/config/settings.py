@@ -169,7 +169,7 @@ class TableErrors(Section):
 
 
 class ErrorSettings(Section):
-    """What happens if a row or a schema change cannot be written (docs/operations.md)."""
+    """What happens if a row or a schema change cannot be written (docs/quarantine.md)."""
 
     on_error: Literal["stop", "quarantine"] = Field(
         default="stop",

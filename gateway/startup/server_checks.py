@@ -33,8 +33,7 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield OperatorWarning(
             "this version of PostgreSQL may leave out changes to a table, without any notice, if a transaction that has "
             "changed it is open while ALTER PUBLICATION ... ADD TABLE commits",
-            f"upgrade to {_DECODES_AGAIN} or newer; until then, add tables as described in docs/operations.md, section "
-            '"Add and remove tables"',
+            f"upgrade to {_DECODES_AGAIN} or newer; until then, add tables as described in docs/tables.md",
         )
     if server.version_num in _MAY_NOT_DECODE:
         yield OperatorWarning(

@@ -130,7 +130,7 @@ def judge_standstill(standstill: Standstill, *, resume_lsn: int, slot: str) -> S
     said = f"{place}, after the resume LSN {Lsn(resume_lsn)}; it has said so {_often(standstill)}: {standstill.message}"
     if standstill.is_of_publications:
         return StopForOperator(said, hint=f"{_PUBLICATIONS}{UNTIL_NOW}")
-    if standstill.sqlstate[:2] in ("21", "22", "23"):
+    if standstill.sqlstate[:2] in ("21", "22", "23", "54"):
         return StopForOperator(said, hint=f"{_EXPRESSIONS}{UNTIL_NOW}")
     return StopForOperator(said, hint=f"{_OTHERWISE}{UNTIL_NOW}")
 

@@ -151,3 +151,29 @@ async def test_a_server_that_crashes_at_one_place_stops_with_the_way_on(own_plac
     await place.accept_gap("--until-now")
     await place.streams()
     await place.stop()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_an_internal_error_at_one_place_stops_with_the_way_on(place: Place) -> None:
+    """The description of a type is gone from the catalog when a value of it is written. Some errors of class XX pass, so that
+    there are more attempts, in three minutes."""
+    await place.sql.execute(
+        "CREATE TYPE span AS RANGE (subtype = int4); CREATE TABLE source (v span); INSERT INTO source VALUES ('[1,2)');"
+        "CREATE TABLE spans (id int PRIMARY KEY, v span); DROP PUBLICATION walgate;"
+        "CREATE PUBLICATION walgate FOR TABLE flows, spans"
+    )
+    await place.streams()
+    await place.stop()
+    await place.insert()
+    await place.sql.execute("CREATE TABLE kept AS SELECT * FROM pg_range WHERE rngtypid = 'span'::regtype")
+    await place.sql.execute("DELETE FROM pg_range WHERE rngtypid = 'span'::regtype")
+    await place.sql.execute("INSERT INTO spans SELECT 1, v FROM source")
+    await place.sql.execute("INSERT INTO pg_range SELECT * FROM kept")
+    place.gateway.start()
+    assert await place.gateway.wait(500) == 78, place.gateway.log_tail()
+    said = place.gateway.last_words()
+    assert "8 times since" in said and "XX000" in said and "walgate accept-gap --until-now" in said, said
+    await place.accept_gap("--until-now")
+    await place.streams()
+    await place.stop()
