@@ -30,7 +30,8 @@ from gateway.errors import StopForOperator
 _NO_SETTINGS: Final = frozenset(
     PREFIX + name
     for name in (
-        *("CACHE", "COMPILE", "FAILPOINTS", "JAVA_HOME", "PASSWORD", "PROJECT_URL", "REPOSITORY"),
+        *("CACHE", "COMPILE", "FAILPOINTS", "JAVA_HOME", "PASSWORD", "POSTGRES", "PROJECT_URL"),
+        "REPOSITORY",
         *("SPARK_JARS", "SPARK_SETUP"),
         *("CHAOS_S", "EXAMPLES", "FUZZ_INPUTS", "FUZZ_SEED", "TEST_SEED"),
     )
