@@ -136,9 +136,12 @@ class Recovery:
 
 
 async def recovery_of(sql: asyncpg.Connection) -> Recovery:
-    """Needs no right but to connect. Raises classified errors."""
+    """Needs no right but to connect; where a managed server does not have these functions, a crash is not told from a connection
+    that was lost. Raises classified errors."""
     try:
         started_at, replayed_lsn = await sql.fetchrow(_RECOVERY_QUERY)
+    except (asyncpg.FeatureNotSupportedError, asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedFunctionError):
+        return Recovery("", "")
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the server") from error
     return Recovery(started_at, replayed_lsn or "")
