@@ -27,6 +27,7 @@ from gateway.observe.http_client import ask_status
 from gateway.observe.http_socket import listen
 from gateway.postgres.connection import address_text, connect_replication, connect_sql
 from gateway.postgres.credentials import login_of
+from gateway.postgres.publication import filters_that_can_fail
 from gateway.postgres.role import role_facts
 from gateway.postgres.server import load_facts
 from gateway.postgres.wal_retention import holders
@@ -137,6 +138,7 @@ class _Check:
                 self._say_server(sql, facts, role)
                 report = check_without_position(facts, self._expected)
                 self._add("postgresql", (*report.errors, *report.warnings, *check_actions(facts)), role.provider)
+                self._add("postgresql", await filters_that_can_fail(sql, facts.publications), role.provider)
                 if facts.slot is None:
                     self._add("postgresql", check_slot_capacity(facts), role.provider)
                     await self._holders(sql)

@@ -24,6 +24,8 @@ def _lines(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if error:
         is_over = now["state"] == "streaming" and now["since"] > error["time"]
         yield "last error", f"{error['kind']} at {_clock(error['time'])}{' (over)' * is_over}: {error['message']}"
+        if error["times"] > 1:
+            yield "", f"{error['times']} times since {error['since']} at the resume LSN {Lsn(error['resume_lsn'])}"
         if error["hint"] and not is_over:
             yield "", error["hint"]
     for part in now["parts"]:

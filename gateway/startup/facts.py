@@ -97,6 +97,7 @@ class PublishedRelation:
     row_filter: str | None  # to be compared, not to be read
     generated_identity: tuple[str, ...] = ()  # those of identity_columns that are generated
     has_primary_key: bool = True  # one that is not deferrable
+    has_column_list: bool = True
 
     @property
     def full_name(self) -> str:
@@ -124,6 +125,9 @@ class PublicationFacts:
     actions: frozenset[str]  # of insert, update, delete, truncate
     relations: tuple[PublishedRelation, ...]
     excluded: tuple[PublishedRelation, ...] = ()
+    detaching: tuple[tuple[str, str], ...] = ()
+    """Quoted names of a partitioned table and of its partition whose DETACH ... CONCURRENTLY has not ended. They are only looked
+    up where a row that is written to such a partition crashes the server: FOR ALL TABLES, with publish_via_partition_root."""
 
 
 @dataclass(frozen=True, slots=True)
