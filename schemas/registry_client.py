@@ -31,9 +31,9 @@ _HINT_UNREACHABLE: Final = (
     "check that registry.url is correct, the registry is running, and no firewall blocks the port"
 )
 _HINT_INCOMPATIBLE: Final = (
-    "there are two ways to continue without losing data. To accept all such changes, set schemas.on_incompatible=register. "
+    "to accept all such changes, set schemas.on_incompatible=register, and restart the gateway. "
     "To accept only this one, set the compatibility of subject {subject} to NONE, register the rejected schema (see the log), "
-    "and set the compatibility back to BACKWARD. Then start the gateway. Consumers must be able to read both types. "
+    "set the compatibility back to BACKWARD, and restart the gateway. Consumers must be able to read both types. "
     "Changing the column back does not help: rows of the new type are already in the stream"
 )
 _HINT_CREDENTIALS: Final = (

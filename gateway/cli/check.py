@@ -18,7 +18,7 @@ import asyncpg
 from gateway.cli.check_report import Area, CheckResult, outcome_of
 from gateway.config.settings import Settings
 from gateway.errors import WalgateError
-from gateway.kafka.cluster_facts import kafka_facts
+from gateway.kafka.cluster_facts import advertised_addresses, kafka_facts
 from gateway.kafka.durability import Durability, cautions
 from gateway.kafka.listener_probe import probe_listener
 from gateway.kafka.position_topic import read_positions
@@ -74,7 +74,8 @@ class _Check:
         await self._postgresql()
         kafka = await self._kafka()
         await self._registry()
-        if kafka is not None and self._facts is not None and self._registry_answers:
+        is_primary = self._facts is not None and not self._facts.server.in_recovery
+        if kafka is not None and is_primary and self._registry_answers:
             await self._position(kafka)
         return self._checked
 
@@ -223,16 +224,12 @@ class _Check:
             own.append(SNAPSHOT_TOPIC)
         tables = [topics.possible_names(relation)[0] for relation in self._relations()]
         try:
-            facts, advertised = await kafka_facts(
-                kafka, expected, [*own, *tables], [*own, *tables[:1]], topics.new_topic
-            )
+            if not await self._advertised(addresses, expected):
+                return None
+            facts = await kafka_facts(kafka, expected, [*own, *tables], [*own, *tables[:1]], topics.new_topic)
         except WalgateError as error:
             self._add("kafka", [error])
             return None
-        for address in advertised:
-            if address not in addresses:
-                listener = await probe_listener(address, kafka, advertised=True)
-                self._add("kafka", check_listener(listener, expected))
         for check in (check_refusals, check_brokers, check_topics):
             self._add("kafka", check(facts, expected))
         self._add("kafka", cautions(_durability(facts), facts.broker_count))
@@ -241,6 +238,15 @@ class _Check:
             "kafka", f"{counted(facts.broker_count, 'broker')}; {len(known)} of {len(own) + len(tables)} topics exist"
         )
         return facts
+
+    async def _advertised(self, addresses: list[str], expected: KafkaExpected) -> bool:
+        """All further requests go to the addresses that the brokers advertise. False where none of them can be used."""
+        advertised = await advertised_addresses(self._settings.kafka)
+        usable = [address in addresses for address in advertised]
+        for address in (address for address in advertised if address not in addresses):
+            listener = await probe_listener(address, self._settings.kafka, advertised=True)
+            usable.append(self._add("kafka", check_listener(listener, expected)))
+        return any(usable)
 
     def _relations(self) -> list[tuple[str, str]]:
         if self._facts is None:

@@ -54,7 +54,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.conn import AIOKafkaConnection, CloseReason
-from aiokafka.errors import KafkaConnectionError, KafkaError, SaslAuthenticationFailed
+from aiokafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError, SaslAuthenticationFailed
 from aiokafka.producer.sender import BACKOFF_OVERRIDE, AddPartitionsToTxnHandler, EndTxnHandler, Sender
 from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.protocol.admin import SaslAuthenticateRequest, SaslHandShakeRequest
@@ -239,6 +239,15 @@ class TlsRefused(KafkaError):  # type: ignore[misc]
     """The connection ended while TLS was begun on it."""
 
 
+class AdvertisedUnreachable(NodeNotReadyError):  # type: ignore[misc]
+    """Brokers that a first request named do not take connections. `errors`: what happened at each `host:port` that they
+    advertise."""
+
+    def __init__(self, errors: Mapping[str, BaseException]) -> None:
+        self.errors = dict(errors)
+        super().__init__("; ".join(f"{address}: {_words(error)}" for address, error in sorted(errors.items())))
+
+
 def _words(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {CONNECT_TIMEOUT_S:.0f} s"
@@ -355,10 +364,13 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
                     self._conns.pop(place, None)
                     self._conns[place] = await self._connect(broker.host, broker.port, self._on_connection_closed)
             self._suspects.pop(node_id, None)
+            self._refusals.pop(node_id, None)
             return self._conns[place]
         except (KafkaError, OSError, TimeoutError, WalgateError) as error:
             log.debug("no_connection", broker=node_id, reason=_words(error))
             self._suspects[node_id] = time.monotonic()
+            if broker is not None:
+                self._refusals[node_id] = (f"{broker.host}:{broker.port}", error)
             self.force_metadata_update()
             return None
 
@@ -377,6 +389,35 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         """Brokers that did not take a connection, and when."""
         suspects: dict[Any, float] = self.__dict__.setdefault("_own_suspects", {})
         return suspects
+
+    @property
+    def _refusals(self) -> dict[Any, tuple[str, BaseException]]:
+        """The address that a broker advertises, and why the last connection to it failed."""
+        refusals: dict[Any, tuple[str, BaseException]] = self.__dict__.setdefault("_own_refusals", {})
+        return refusals
+
+    async def send(self, node_id: Any, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:
+        """aiokafka would say no more than the number of the broker. Raises AdvertisedUnreachable."""
+        try:
+            return await super().send(node_id, request, group=group)
+        except NodeNotReadyError:
+            if node_id not in self._refusals:
+                raise
+            address, error = self._refusals[node_id]
+            raise AdvertisedUnreachable({address: error}) from error
+
+    def silence(self) -> KafkaError:
+        """The error to raise where no broker answers."""
+        return (
+            AdvertisedUnreachable(dict(self._refusals.values()))
+            if self._refusals
+            else KafkaConnectionError("no broker answers")
+        )
+
+    @property
+    def addresses(self) -> list[str]:
+        """Those that the brokers advertise."""
+        return sorted(f"{broker.host}:{broker.port}" for broker in self.cluster.brokers())
 
     def _brokers(self) -> list[Any]:
         """In random order, those that are suspected last."""
@@ -448,7 +489,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             found = ClusterMetadata()
             answer = await self._ask_any(request)
             if answer is None:
-                raise KafkaConnectionError("no broker answers")
+                raise self.silence()
             found.update_metadata(answer)
             self.cluster._partitions.update(found._partitions)
 
@@ -520,11 +561,17 @@ class Admin(AIOKafkaAdminClient):  # type: ignore[misc]
         """Of those that were alive when the metadata were last read."""
         return len(self._client.cluster.brokers())
 
+    @property
+    def addresses(self) -> list[str]:
+        """Those that the brokers advertise to clients, by the answer to the first request."""
+        addresses: list[str] = self._client.addresses
+        return addresses
+
     async def metadata(self, topics: list[str]) -> list[dict[str, Any]]:
         """What a broker says of these topics, fields named as in Kafka's protocol; none is created."""
         answer = await self._client._ask_any(MetadataRequest(topics, allow_auto_topic_creation=False))
         if answer is None:
-            raise KafkaConnectionError("no broker answers")
+            raise self._client.silence()
         found: list[dict[str, Any]] = answer.to_object()["topics"]
         return found
 

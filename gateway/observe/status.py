@@ -38,12 +38,14 @@ class PartStatus:
 
 @dataclass(frozen=True, slots=True)
 class LastError:
-    """What ended the last session. `kind`: its class (gateway/errors.py)."""
+    """What ended the last session. `kind`: its class (gateway/errors.py). `over_since`: when the stream was read again;
+    None: it is not over."""
 
     kind: str
     message: str
     hint: str
     time: float
+    over_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

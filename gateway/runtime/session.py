@@ -41,7 +41,7 @@ from gateway.snapshot.chunk_reader import connect_reader
 from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.startup.periodic_check import check_held
 from gateway.startup.server_notices import LeftOut, WalRemoved
-from gateway.startup.timeline_checks import LeftBehind
+from gateway.startup.timeline_checks import NotPrimary
 from gateway.transactions.machine import RolledBackMessages, TransactionMachine
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import RelationVersion
@@ -91,7 +91,7 @@ class Session:
             except LossReported as error:
                 self._remember(error)
                 raise
-            except LeftBehind:
+            except NotPrimary:
                 if self._sql is not None:
                     self._memory.avoid(address_of(self._sql))
                 raise

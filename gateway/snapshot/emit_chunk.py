@@ -109,7 +109,7 @@ class ChunkEmitter:
                 self._end(reading, mark.xid, *place)
         if mark.is_last and not readings.has_tables:
             self._owe_of_all("SNAPSHOT_END", mark.xid, *place)
-            log.info("snapshot_done", snapshot_id=readings.snapshot_id, rows=self.row_count)
+            log.info("snapshot_done", snapshot_id=readings.snapshot_id, rows=readings.rows_read())
             readings.snapshot_id = ""
         if mark.kind == "begin":
             log.info("tables_begun", count=len(mark.readings))

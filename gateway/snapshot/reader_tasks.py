@@ -13,6 +13,7 @@ import structlog
 
 from gateway.config.settings import Settings
 from gateway.errors import NeedsText, Retry, RetrySlowly
+from gateway.names import quote_identifier
 from gateway.postgres.credentials import login_of
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.snapshot.chunk_reader import (
@@ -44,12 +45,12 @@ NOT_YET_S: Final = 0.1
 BLOCKED_S: Final = 10.0
 """A table that cannot be read is tried again after so long."""
 
-_BLOCKS: Final = {
-    "42501": "GRANT SELECT ON <table> TO <role> (also on its partitions), and GRANT USAGE ON SCHEMA <schema> TO <role>. If "
-    "row-level security applies to the table: ALTER ROLE <role> BYPASSRLS. If snapshot.may_lock is true: GRANT UPDATE ON <table> "
-    "TO <role>, for LOCK TABLE. <role> is the gateway's role",
-    "55P03": "",
-}
+_DENIED: Final = (
+    "GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON {table} TO {role} (also on its partitions). If row-level security "
+    "applies to the table: ALTER ROLE {role} BYPASSRLS. If snapshot.may_lock is true: GRANT UPDATE ON {table} TO {role}, for "
+    "LOCK TABLE"
+)
+_BLOCKS: Final = {"42501": _DENIED, "55P03": ""}
 
 
 def is_cancelled() -> bool:
@@ -109,7 +110,7 @@ class ReaderTasks:
                     chunk.table.give_back(chunk)
                     if is_cancelled():  # the ROLLBACK may have failed in place of it
                         raise asyncio.CancelledError from error
-                    _block(reading, error)
+                    _block(reading, error, sql.get_settings().session_authorization)
                 except BaseException:
                     chunk.table.give_back(chunk)
                     raise
@@ -202,13 +203,17 @@ class ReaderTasks:
             self._arriving.wake.set()
 
 
-def _block(reading: TableTask, error: BaseException) -> None:
-    """What the server says of one table does not concern the others; nor the stream, where a session ends."""
+def _block(reading: TableTask, error: BaseException, role: str) -> None:
+    """What the server says of one table does not concern the others; nor the stream, where a session ends. `role`: the
+    gateway's."""
     found = classify_exception(error, f"reading {reading.full_name}")
     sqlstate = getattr(error, "sqlstate", None) or ""
     passes = not sqlstate or sqlstate in ("55P03", "57P01", "40001", "57014")
     pause = min(2.0**reading.attempts, BLOCKED_S) if passes else BLOCKED_S
     reading.attempts = min(reading.attempts + 1, 16)
     reading.blocked_until = time.monotonic() + pause
-    hint = _BLOCKS.get(sqlstate, found.hint)
+    schema, name = quote_identifier(reading.state.schema), quote_identifier(reading.state.name)
+    hint = found.hint
+    if sqlstate in _BLOCKS:
+        hint = _BLOCKS[sqlstate].format(schema=schema, table=f"{schema}.{name}", role=quote_identifier(role))
     log.warning("table_unreadable", table=reading.full_name, reason=found.message, hint=hint, again_in_s=pause)

@@ -8,7 +8,7 @@ from typing import Final
 from gateway.errors import RetrySlowly, StopForOperator
 from gateway.startup.facts import Expected, Facts
 from gateway.startup.findings import Finding, OperatorWarning
-from gateway.startup.timeline_checks import check_timeline
+from gateway.startup.timeline_checks import NotPrimary, check_timeline
 
 OLDEST_VERSION_NUM: Final = 140003
 """Before it, the server did not send a key column that was stored out of line and left unchanged."""
@@ -26,6 +26,12 @@ STANDBYS_FIRST: Final = "(standbys first: their value must not be lower than the
 def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
     server = facts.server
     major = server.version_num // 10000
+    if server.in_recovery:
+        yield NotPrimary(
+            "this server is a read-only standby (or is still being restored): the gateway reads from the primary only",
+            hint="point source.dsn to the primary. If several servers may be the primary, name all of them, and add "
+            "target_session_attrs=primary",
+        )
     if server.version_num < OLDEST_VERSION_NUM:
         version = f"{major}.{server.version_num % 10000}"
         yield StopForOperator(f"PostgreSQL {version} is too old", hint="use PostgreSQL 14.3 or newer")

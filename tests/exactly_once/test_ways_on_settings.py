@@ -188,6 +188,16 @@ WALKS: Mapping[str, Walk] = {
     ),
     "no DSN": Walk("source.dsn cannot be used", _with(source__dsn="{dsn}?sslmode=perhaps"), _left_out),
     "DateStyle": Walk("but the gateway requires", _sets_date_style, _trigger_dropped),
+    "authority": Walk(
+        "sslmode=verify-full needs the certificate of the authority",
+        _with(source__dsn="{dsn}?sslmode=verify-full"),
+        _left_out,
+    ),
+    "weak": Walk(
+        "sslmode=require cannot be used with sslrootcert=system",
+        _with(source__dsn="{dsn}?sslmode=require&sslrootcert=system"),
+        _left_out,
+    ),
     "value": Walk("the server rejects the value", _with(source__dsn="{dsn}?work_mem=perhaps"), _left_out),
     "prefix": Walk("are written with the topic prefix", _with(kafka__prefix="{prefix}_other"), _set_as_told),
     "dialect": Walk("were written with kafka.dialect", _with(kafka__dialect="debezium"), _set_as_told),
