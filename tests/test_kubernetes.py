@@ -69,7 +69,7 @@ def test_the_pods_are_scraped_under_the_name_that_the_rules_expect() -> None:
     template = manifest("deployment.yaml")["spec"]["template"]
     spec = monitor["spec"]
     assert spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-    rules = (ROOT / "monitoring/alerts.yml").read_text()
+    rules = (ROOT / "deploy/monitoring/alerts.yml").read_text()
     assert f'job="{template["metadata"]["labels"][spec["jobLabel"]]}"' in rules
     (container,) = template["spec"]["containers"]
     (endpoint,) = spec["podMetricsEndpoints"]
