@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Final
 
 import asyncpg
@@ -133,6 +134,7 @@ class _Check:
                 facts = self._facts = await self._look(sql)
                 self._say_server(sql, facts, role)
                 report = check_without_position(facts, self._expected)
+                await self._suggest_publications(sql, report.errors)
                 self._add("postgresql", (*report.errors, *report.warnings, *check_actions(facts)), role.provider)
                 if facts.slot is None:
                     self._add("postgresql", check_slot_capacity(facts), role.provider)
@@ -145,6 +147,27 @@ class _Check:
                     await self._replication(facts)
         except WalgateError as error:
             self._add("postgresql", [error])
+
+    async def _suggest_publications(self, sql: asyncpg.Connection, errors: Iterable[WalgateError]) -> None:
+        """For a publication that is missing: a name that is nearly the same, or the database itself, may be meant."""
+        assert self._facts is not None
+        for name in self._settings.source.publications:
+            if name in self._facts.publications:
+                continue
+            names = [row[0] for row in await sql.fetch("SELECT pubname::text FROM pg_catalog.pg_publication")]
+            near = get_close_matches(name.lower(), {each.lower(): each for each in names}, 1)
+            meant = next((each for each in names if near and each.lower() == near[0]), None)
+            database = self._facts.server.database
+            more = (
+                f"did you mean {meant}? "
+                if meant
+                else ""
+                if names
+                else f"database {database} has no publication at all: is it the right one? "
+            )
+            for error in errors:
+                if error.message == f"publication {name} does not exist":
+                    error.hint = more + error.hint
 
     def _say_server(self, sql: asyncpg.Connection, facts: Facts, role: RoleFacts) -> None:
         at = address_text(sql)

@@ -20,7 +20,7 @@ import asyncpg
 import structlog
 
 from gateway.errors import Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.names import quote_identifier
+from gateway.names import quote_identifier, where_local_is
 from gateway.postgres import asyncpg_internals
 from gateway.postgres.asyncpg_internals import Address, SessionAttribute, SSLMode, SSLNegotiation
 from gateway.postgres.authentication import (
@@ -31,7 +31,7 @@ from gateway.postgres.authentication import (
     not_postgresql,
     service_at,
 )
-from gateway.postgres.credentials import Credentials
+from gateway.postgres.credentials import Credentials, check_form, unnamed_database
 from gateway.postgres.errors import DRIVER_ERRORS, NOT_WANTED, classify_exception
 
 log = structlog.get_logger()
@@ -89,10 +89,19 @@ async def log_in(
             failures.append(error)
         except DRIVER_ERRORS as error:
             failures.append(_classified(error, login.dsn, place))
-            failures[-1].hint = failures[-1].hint.replace("<role>", quote_identifier(target.parameters.user))
+            failures[-1].hint = _prefix(error, address, login.dsn) + failures[-1].hint.replace(
+                "<role>", quote_identifier(target.parameters.user)
+            )
         if isinstance(failures[-1], StopForOperator):
             break
     raise _joined(failures)
+
+
+def _prefix(error: BaseException, address: Address, dsn: str) -> str:
+    """What the hint of an error begins with, where the DSN shows what is probably meant."""
+    if isinstance(error, ConnectionRefusedError) and not isinstance(address, str):
+        return where_local_is(address[0])
+    return unnamed_database(dsn) if isinstance(error, asyncpg.InvalidCatalogNameError) else ""
 
 
 async def _unless_other_service(
@@ -146,6 +155,7 @@ async def _read_dsn(
     options: dict[str, Any],
     connection_class: type[asyncpg.Connection],
 ) -> _Target:
+    check_form(login.dsn, doing)
     check_dsn(login.dsn, doing)
     password = await login.password()
     try:

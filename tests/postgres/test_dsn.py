@@ -91,6 +91,33 @@ async def test_a_socket_that_is_not_there_yet_is_tried_again(tmp_path: Path) -> 
         await connect_sql(f"postgresql://u@/d?host={tmp_path}&sslrootcert={__file__}", timeout_s=2)
 
 
+@pytest.mark.parametrize(
+    ("dsn", "said", "remedy"),
+    [
+        (f"'postgresql://u:geheim@{NOBODY}'", "begins with a quotation mark", "remove the quotation marks"),
+        (f"jdbc:postgresql://u:geheim@{NOBODY}", "begins with jdbc:", "as libpq does"),
+        (f"postgresql+psycopg2://u:geheim@{NOBODY}", r"begins with postgresql\+", "as libpq does"),
+        ("postgresql://u:geheim@127.0.0.1:99999/d", "port 99999 in source.dsn is not between", "correct the port"),
+        ("postgresql://u:geheim@a:5432,b:0/d", "port 0 in source.dsn is not between", "correct the port"),
+        (f"postgresql://u:geheim@{NOBODY}?target_session_attrs=standby", "asks for a standby", "=primary"),
+        (f"postgresql://u:geheim@{NOBODY}?target_session_attrs=prefer-standby", "asks for a standby", "=primary"),
+    ],
+)
+async def test_what_is_often_taken_for_a_dsn_is_told_from_one(dsn: str, said: str, remedy: str) -> None:
+    with pytest.raises(StopForOperator, match=said) as caught:
+        await connect_sql(dsn, timeout_s=2)
+    assert remedy in caught.value.hint and "geheim" not in str(caught.value)
+
+
+async def test_localhost_in_a_container_is_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    for in_container in (True, False):
+        monkeypatch.setattr("os.path.exists", lambda path, found=in_container: found and path == "/.dockerenv")
+        monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        with pytest.raises(Retry) as caught:
+            await connect_sql(f"postgresql://u@{NOBODY}", timeout_s=2)
+        assert ("127.0.0.1 is this container itself" in caught.value.hint) is in_container
+
+
 @pytest.mark.parametrize("mode", ["verify-full", "verify-ca"])
 async def test_a_verification_without_an_authority_says_how_to_name_one(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
