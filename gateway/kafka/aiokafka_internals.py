@@ -262,7 +262,9 @@ async def first_to_succeed(attempts: Sequence[Callable[[], Coroutine[Any, Any, T
     try:
         while left or running:
             if left:
-                running.add(asyncio.create_task(left.pop()()))
+                attempt = asyncio.create_task(left.pop()())
+                attempt.add_done_callback(_mark_retrieved)  # of those that end together, one result is taken
+                running.add(attempt)
             done, running = await asyncio.wait(
                 running, timeout=stagger_s if left else None, return_when=asyncio.FIRST_COMPLETED
             )
@@ -274,7 +276,6 @@ async def first_to_succeed(attempts: Sequence[Callable[[], Coroutine[Any, Any, T
         return None
     finally:
         for task in running:
-            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             task.cancel()
 
 
