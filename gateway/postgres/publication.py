@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -257,3 +257,23 @@ class PublicationLoader:
                 self._publications = publications
                 self._facts = parse_publications(publications, [json.loads(row[0]) for row in relations])
             return self._facts
+
+
+_PARTITIONS: Final = """
+WITH RECURSIVE part (relid) AS (
+    SELECT i.inhrelid FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhparent AND c.relkind = 'p'
+    WHERE i.inhparent = ANY ($1::bigint[]::oid[])
+    UNION
+    SELECT i.inhrelid FROM part JOIN pg_catalog.pg_inherits AS i ON i.inhparent = part.relid
+)
+SELECT relid::bigint FROM part
+"""
+
+
+async def partitions_of(sql: asyncpg.Connection, tables: Iterable[int]) -> frozenset[int]:
+    """All partitions, at every level, of the partitioned ones among these oids. Raises classified errors."""
+    try:
+        rows = await sql.fetch(_PARTITIONS, list(tables))
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the partitions of published tables") from error
+    return frozenset(oid for (oid,) in rows)

@@ -32,6 +32,7 @@ from gateway.runtime.bootstrap import Bootstrap
 from gateway.runtime.column_rules import unused_rules
 from gateway.runtime.pump import Pump, ReadWhole, WholeFirst
 from gateway.runtime.quarantine import QuarantinePolicy, QuarantineRelation
+from gateway.runtime.relation_registrar import RowsOfPartition
 from gateway.runtime.restart_state import RestartState
 from gateway.runtime.source_catalog import SourceCatalog
 from gateway.runtime.stream_status import show_position
@@ -90,6 +91,9 @@ class Session:
                 raise
             except LossReported as error:
                 self._remember(error)
+                raise
+            except RowsOfPartition:
+                self._memory.partitions_have_topics = True
                 raise
             except NotPrimary:
                 if self._sql is not None:
