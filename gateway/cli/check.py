@@ -28,6 +28,7 @@ from gateway.observe.http_client import ask_status
 from gateway.observe.http_socket import listen
 from gateway.postgres.connection import address_text, connect_replication, connect_sql
 from gateway.postgres.credentials import login_of
+from gateway.postgres.publication import publication_names
 from gateway.postgres.role import role_facts
 from gateway.postgres.server import load_facts
 from gateway.postgres.wal_retention import holders
@@ -149,25 +150,21 @@ class _Check:
             self._add("postgresql", [error])
 
     async def _suggest_publications(self, sql: asyncpg.Connection, errors: Iterable[WalgateError]) -> None:
-        """For a publication that is missing: a name that is nearly the same, or the database itself, may be meant."""
+        """For a publication that is missing: a name that is nearly the same, or another database, may be meant."""
         assert self._facts is not None
-        for name in self._settings.source.publications:
-            if name in self._facts.publications:
-                continue
-            names = [row[0] for row in await sql.fetch("SELECT pubname::text FROM pg_catalog.pg_publication")]
-            near = get_close_matches(name.lower(), {each.lower(): each for each in names}, 1)
-            meant = next((each for each in names if near and each.lower() == near[0]), None)
-            database = self._facts.server.database
-            more = (
-                f"did you mean {meant}? "
-                if meant
-                else ""
-                if names
-                else f"database {database} has no publication at all: is it the right one? "
-            )
+        missing = [name for name in self._settings.source.publications if name not in self._facts.publications]
+        if not missing:
+            return
+        names = {name.lower(): name for name in await publication_names(sql)}
+        for name in missing:
+            near = get_close_matches(name.lower(), names, 1)
+            suggestion = f"did you mean {names[near[0]]}? " if near else ""
+            if not names:
+                database = self._facts.server.database
+                suggestion = f"database {database} has no publication at all: is it the right one? "
             for error in errors:
                 if error.message == f"publication {name} does not exist":
-                    error.hint = more + error.hint
+                    error.hint = suggestion + error.hint
 
     def _say_server(self, sql: asyncpg.Connection, facts: Facts, role: RoleFacts) -> None:
         at = address_text(sql)

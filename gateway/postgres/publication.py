@@ -277,3 +277,11 @@ async def partitions_of(sql: asyncpg.Connection, tables: Iterable[int]) -> froze
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the partitions of published tables") from error
     return frozenset(oid for (oid,) in rows)
+
+
+async def publication_names(sql: asyncpg.Connection) -> list[str]:
+    """Those of this database. Raises classified errors."""
+    try:
+        return [name for (name,) in await sql.fetch("SELECT pubname::text FROM pg_catalog.pg_publication")]
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the publications") from error
