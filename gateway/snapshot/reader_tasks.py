@@ -209,11 +209,15 @@ def _block(reading: TableTask, error: BaseException, role: str) -> None:
     found = classify_exception(error, f"reading {reading.full_name}")
     sqlstate = getattr(error, "sqlstate", None) or ""
     passes = not sqlstate or sqlstate in ("55P03", "57P01", "40001", "57014")
-    pause = min(2.0**reading.attempts, BLOCKED_S) if passes else BLOCKED_S
-    reading.attempts = min(reading.attempts + 1, 16)
+    pause = min(2.0 ** min(reading.attempts, 16), BLOCKED_S) if passes else BLOCKED_S
+    reading.attempts += 1
     reading.blocked_until = time.monotonic() + pause
+    if (
+        reading.attempts.bit_count() > 1
+    ):  # told the first time, then ever more seldom: many tables may be closed for hours
+        return
     schema, name = quote_identifier(reading.state.schema), quote_identifier(reading.state.name)
     hint = found.hint
     if sqlstate in _BLOCKS:
         hint = _BLOCKS[sqlstate].format(schema=schema, table=f"{schema}.{name}", role=quote_identifier(role))
-    log.warning("table_unreadable", table=reading.full_name, reason=found.message, hint=hint, again_in_s=pause)
+    log.warning("table_unreadable", table=reading.full_name, reason=found.message, hint=hint, times=reading.attempts)
