@@ -9,6 +9,7 @@ import structlog
 
 from gateway.config.settings import RegistrySettings
 from gateway.errors import Retry, RetrySlowly, UnwritableRelation
+from schemas.compatibility_levels import LevelChange
 from schemas.errors import (
     IncompatibleSchema,
     RegistryDenied,
@@ -35,6 +36,16 @@ def classified_schema_errors() -> Iterator[None]:
         if isinstance(error, IncompatibleSchema):
             log.error("schema_rejected", subject=error.subject, schema=error.schema_text)
         raise UnwritableRelation(error.message, hint=error.hint) from error
+
+
+def log_level_change(change: LevelChange) -> None:
+    log.info(
+        "compatibility_changed",
+        subject=change.subject,
+        before=change.before or None,
+        after=change.after or None,
+        reason=change.reason,
+    )
 
 
 @asynccontextmanager

@@ -72,7 +72,7 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
     if isinstance(error, TransactionalIdAuthorizationFailed):
         return RetrySlowly(text, hint="grant Write and Describe on the transactional id (prefix walgate.)")
     if isinstance(error, ClusterAuthorizationFailedError):
-        return RetrySlowly(text, hint="docs/operations.md lists the ACLs that the gateway needs")
+        return RetrySlowly(text, hint="docs/checklist.md lists the ACLs that the gateway needs")
     if isinstance(error, InvalidTransactionTimeout):
         return StopForOperator(
             text, hint="lower kafka.transaction_timeout_s, or raise the broker's transaction.max.timeout.ms"
@@ -113,8 +113,7 @@ def _not_reached(error: AdvertisedUnreachable, doing: str) -> WalgateError:
     """The first request was answered, so kafka.bootstrap_servers is right. A name that cannot be resolved is seldom a broker that
     is only down."""
     hints = {hint: None for each in error.errors.values() for cause in _chain(each) if (hint := _diagnosis(cause))}
-    places = ", ".join(sorted(error.errors))
-    text = f"{doing}: no connection to {places}, the address that the brokers advertise to clients: {error}"
+    text = f"{doing}: no connection at the address that the brokers advertise to clients: {error}"
     if hints:
         return RetrySlowly(text, hint=next(iter(hints)))
     if any(isinstance(cause, socket.gaierror) for each in error.errors.values() for cause in _chain(each)):

@@ -93,7 +93,8 @@ class LibraryLines(logging.Filter):
     its cause and its remedy, and while a service is down its client repeats itself many times a second.
 
     While the gateway's own `service_down` stands, nothing of that service's client is logged; otherwise each line once a minute,
-    at most as a warning, and without a traceback.
+    at most as a warning, and without a traceback. Only what is neither an error of the service nor of the network is a
+    defect, and logged as it is.
     """
 
     def __init__(self) -> None:
@@ -113,7 +114,8 @@ class LibraryLines(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         service = _SERVICES.get(record.name.partition(".")[0])
-        if service is None:
+        error = record.exc_info[1] if record.exc_info else None
+        if service is None or (error is not None and not _is_of_service(error)):
             return True
         if service in self._down:
             self._folded[service] += 1
@@ -123,17 +125,21 @@ class LibraryLines(logging.Filter):
             self._folded[kind] += 1
             return False
         self._logged_at[kind] = now
-        self._rewrite(record, self._folded.pop(kind, 0))
+        _rewrite(record, error, self._folded.pop(kind, 0))
         return record.levelno >= logging.root.level
 
-    def _rewrite(self, record: logging.LogRecord, folded: int) -> None:
-        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        cause = f": {type(error).__name__}: {error}" if error is not None else ""
-        more = f" ({folded} more of these in the meantime)" if folded else ""
-        record.msg, record.args = f"{record.getMessage()}{cause}{more}", ()
-        record.exc_info = record.exc_text = None
-        if record.levelno > logging.WARNING:
-            record.levelno, record.levelname = logging.WARNING, "WARNING"
+
+def _is_of_service(error: BaseException) -> bool:
+    return isinstance(error, (OSError, TimeoutError)) or type(error).__module__.startswith(tuple(_SERVICES))
+
+
+def _rewrite(record: logging.LogRecord, error: BaseException | None, folded: int) -> None:
+    cause = f": {type(error).__name__}: {error}".removesuffix(": ") if error is not None else ""
+    more = f" ({folded} more of these in the meantime)" if folded else ""
+    record.msg, record.args = f"{record.getMessage()}{cause}{more}", ()
+    record.exc_info = record.exc_text = None
+    if record.levelno > logging.WARNING:
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
 
 
 library_lines: Final = LibraryLines()

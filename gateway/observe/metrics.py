@@ -32,6 +32,11 @@ EXCLUDED = Counter(
     ["table"],
     registry=REGISTRY,
 )
+LEFT_OUT = Counter(
+    "walgate_left_out_events",
+    "Changes of tables that source.excluded_tables names: they were counted, and are not in Kafka.",
+    registry=REGISTRY,
+)
 UNCONVERTIBLE = Counter(
     "walgate_unconvertible_values",
     "Values that were sent as null, with kafka.dialect = debezium, because their Kafka Connect type cannot represent them.",

@@ -105,6 +105,9 @@ class SlotStatus:
     wal_status: str
     safe_wal_bytes: int | None
     inactive_since: str | None = None
+    sync_state: str = ""
+    """That of whoever reads the slot: async; sync, quorum or potential for a synchronous standby; "by name" where the role may
+    not see it, but synchronous_standby_names matches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any, Final
 import asyncpg
 
 from gateway.errors import Retry, WalgateError
+from gateway.names import APPLICATION_NAME
 from gateway.postgres.asyncpg_internals import Address, TransportHandover, address_of, transport_of
 from gateway.postgres.credentials import Credentials
 from gateway.postgres.errors import DRIVER_ERRORS
@@ -23,7 +24,6 @@ from gateway.postgres.receive_buffer import CAPACITY, LARGEST_MESSAGE, LARGEST_R
 from gateway.postgres.replication_stream import PINNED_REPORTS, ReplicationStream, check_report
 from gateway.postgres.standby_status import LEAVE_AFTER_S, LONGEST_SILENCE_S
 
-APPLICATION_NAME: Final = "walgate"
 _COMMAND_TIMEOUT_S: Final = 60.0
 _CANCELLATION_S: Final = 1.0
 # Values are read as text in these forms; the session's settings win over those of server, database and role.
@@ -40,6 +40,8 @@ PINNED_SETTINGS: Final = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
+    # Where the gateway is a synchronous standby, its own COMMITs (heartbeats, commands) would wait for itself.
+    "synchronous_commit": "local",
     "application_name": APPLICATION_NAME,
 }
 

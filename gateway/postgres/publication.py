@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from gateway.names import quote_identifier
+from gateway.names import is_table, quote_identifier
 from gateway.postgres.cached_query import CachedQuery
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
@@ -35,11 +35,19 @@ WITH RECURSIVE publication AS (
 ), publishable AS ( -- is_publishable_class
     SELECT c.oid, c.relnamespace, c.relkind, c.relispartition FROM pg_catalog.pg_class AS c
     WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384 {of_family}
+), listed AS ( -- in 19, FOR ALL TABLES EXCEPT (TABLE ...) lists what is not published
+    SELECT p.oid AS publication, r.prrelid AS relid, to_jsonb(r) ->> 'prexcept' IS NOT DISTINCT FROM 'true' AS is_except
+    FROM publication AS p JOIN pg_catalog.pg_publication_rel AS r ON r.prpubid = p.oid
+), excepted AS (
+    SELECT publication, relid FROM listed WHERE is_except
+    UNION
+    SELECT l.publication, o.relid FROM listed AS l JOIN part_of AS o ON o.ancestor = l.relid WHERE l.is_except
 ), named AS (
     SELECT p.oid AS publication, c.oid AS relid FROM publication AS p JOIN publishable AS c
     ON p.puballtables AND CASE WHEN p.pubviaroot THEN NOT c.relispartition ELSE c.relkind = 'r' END
+    WHERE NOT EXISTS (SELECT FROM excepted AS e WHERE e.publication = p.oid AND e.relid = c.oid)
     UNION
-    SELECT p.oid, r.prrelid FROM publication AS p JOIN pg_catalog.pg_publication_rel AS r ON r.prpubid = p.oid
+    SELECT publication, relid FROM listed WHERE NOT is_except
     {named_by_schema}
 ), part AS (
     SELECT p.oid AS publication, p.pubviaroot, o.relid
@@ -113,14 +121,16 @@ def relation_query(major_version: int, *, of_some: bool = False) -> str:
 _IDENTITIES: Final = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "INDEX"}
 
 
-async def published_tables(sql: asyncpg.Connection, names: Sequence[str], limit: int) -> list[tuple[str, str]]:
+async def published_tables(
+    sql: asyncpg.Connection, names: Sequence[str], limit: int, *, excluded: Sequence[str] = ()
+) -> list[tuple[str, str]]:
     """(schema, table), the first ones by name. Raises classified errors."""
     query = "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = ANY($1) ORDER BY 1, 2"
     try:
-        rows = await sql.fetch(f"{query} LIMIT $2", list(names), limit)
+        rows = await sql.fetch(query, list(names))
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the tables of the publications") from error
-    return [(row[0], row[1]) for row in rows]
+    return [(row[0], row[1]) for row in rows if not is_table(f"{row[0]}.{row[1]}", excluded)][:limit]
 
 
 # `$1`: publications, `$2`: tables. Each that is listed there itself, by its schema, or by a table that it is a partition of, with
@@ -132,6 +142,7 @@ CROSS JOIN LATERAL (
     SELECT t.relid UNION SELECT a.relid FROM pg_catalog.pg_partition_ancestors(t.relid::regclass) AS a) AS f (relid)
 JOIN (
     SELECT r.xmin, r.prpubid AS publication, r.prrelid AS relid FROM pg_catalog.pg_publication_rel AS r
+    WHERE to_jsonb(r) ->> 'prexcept' IS DISTINCT FROM 'true'
     {by_schema}
 ) AS l ON l.relid = f.relid
 JOIN pg_catalog.pg_publication AS p ON p.oid = l.publication
@@ -184,9 +195,15 @@ async def _held_rows(sql: asyncpg.Connection, relation: PublishedRelation, liste
 
 
 def parse_publications(
-    publications: Sequence[dict[str, Any]], relations: Sequence[dict[str, Any]]
+    publications: Sequence[dict[str, Any]], relations: Sequence[dict[str, Any]], excluded: Sequence[str] = ()
 ) -> dict[str, PublicationFacts]:
-    """By name; names that do not exist are missing."""
+    """By name; names that do not exist are missing. `excluded`: patterns of source.excluded_tables."""
+    sent: dict[str, list[PublishedRelation]] = {}
+    left_out: dict[str, list[PublishedRelation]] = {}
+    for entry in relations:
+        relation = _relation(entry)
+        group = left_out if is_table(relation.full_name, excluded) else sent
+        group.setdefault(entry["publication"], []).append(relation)
     return {
         row["pubname"]: PublicationFacts(
             oid=row["oid"],
@@ -194,7 +211,8 @@ def parse_publications(
             all_tables=row["puballtables"],
             via_root=row["pubviaroot"],
             actions=frozenset(action for action in ("insert", "update", "delete", "truncate") if row["pub" + action]),
-            relations=tuple(_relation(entry) for entry in relations if entry["publication"] == row["pubname"]),
+            relations=tuple(sent.get(row["pubname"], ())),
+            excluded=tuple(left_out.get(row["pubname"], ())),
         )
         for row in publications
     }
@@ -215,9 +233,14 @@ def _relation(row: dict[str, Any]) -> PublishedRelation:
 
 
 async def publication_facts(
-    sql: asyncpg.Connection, names: Sequence[str], relation_oids: Sequence[int] | None = None
+    sql: asyncpg.Connection,
+    names: Sequence[str],
+    relation_oids: Sequence[int] | None = None,
+    *,
+    excluded: Sequence[str] = (),
 ) -> dict[str, PublicationFacts]:
-    """By name; names that do not exist are missing. `relation_oids`: without all other relations. Raises classified errors."""
+    """By name; names that do not exist are missing. `relation_oids`: without all other relations; `excluded`: patterns of tables
+    that are left out. Raises classified errors."""
     arguments = [list(names)] if relation_oids is None else [list(names), list(relation_oids)]
     try:
         # One snapshot, so that no table is seen without its publication.
@@ -227,14 +250,17 @@ async def publication_facts(
             relations = await sql.fetch(query, *arguments)
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the publications") from error
-    return parse_publications([json.loads(row[0]) for row in publications], [json.loads(row[0]) for row in relations])
+    return parse_publications(
+        [json.loads(row[0]) for row in publications], [json.loads(row[0]) for row in relations], excluded
+    )
 
 
 class PublicationLoader:
     """`publication_facts` again and again, of the same names: the loop is not held by what has not changed."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], excluded: Sequence[str] = ()) -> None:
         self._names = list(names)
+        self._excluded = tuple(excluded)
         self._turn = asyncio.Lock()
         self._relations = CachedQuery()
         self._publications: list[dict[str, Any]] = []
@@ -255,7 +281,8 @@ class PublicationLoader:
                 raise classify_exception(error, "querying the publications") from error
             if relations is not None:
                 self._publications = publications
-                self._facts = parse_publications(publications, [json.loads(row[0]) for row in relations])
+                entries = [json.loads(row[0]) for row in relations]
+                self._facts = parse_publications(publications, entries, self._excluded)
             return self._facts
 
 

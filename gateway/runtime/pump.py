@@ -138,6 +138,7 @@ class Pump:
         self._table_errors = table_errors
         self._excluded: dict[int, int] = {}
         self._excluded_before: dict[int, int] = {}
+        self._left_out = self._left_out_before = 0
         self._relation_names: dict[int, tuple[str, str]] = {}
         self._policy = delivery.policy
         self._unclosed_bytes = 0
@@ -269,6 +270,9 @@ class Pump:
                 name = self._machine.quarantined[relation_oid].full_name
                 metrics.EXCLUDED.labels(metrics.quarantined_label(name)).inc(more)
         self._excluded_before = self._excluded
+        if self._left_out != self._left_out_before:
+            metrics.LEFT_OUT.inc(self._left_out - self._left_out_before)
+            self._left_out_before = self._left_out
 
     def _close_if_due(self) -> None:
         """Kafka is free, or a read is done."""
@@ -348,6 +352,10 @@ class Pump:
             machine.refuse(relation_oid, RowsOfPartition(f"partition {name} has rows of its own: it gets a topic"))
             return
         self._relation_names[relation_oid] = relation.namespace, relation.name
+        excluded = await self._announcer.excluded_tables.find(relation)
+        if excluded is not None:
+            machine.announce(relation_oid, relation.xid, excluded)
+            return
         try:
             xids = machine.current_xids
             version = await self._announcer.announce(relation, machine.in_force(relation_oid), xids and xids[0])
@@ -393,6 +401,7 @@ class Pump:
         states = {} if self._snapshot is None else self._snapshot.take_states()
         self._delivery.close(machine.take_markers(), position, states)
         self._excluded = dict(machine.excluded_count)
+        self._left_out = machine.left_out_count
         if self._position.skip_lsn and not position.skip_lsn:
             log.warning("transaction_skipped", commit_lsn=str(self._position.skip_lsn))
         self._position = position

@@ -20,7 +20,7 @@ class ServerFacts:
     `timeline` of a standby may be an earlier one than that which it follows. `in_recovery`: it is a standby, or is
     being restored.
     `wal_sender_timeout_s` 0, `max_slot_wal_keep_mb` -1 and `idle_slot_timeout_s` 0 mean: no limit. The last is of 18
-    and newer, `synchronized_standby_slots` of 17 and newer.
+    and newer, `synchronized_standby_slots` of 17 and newer, `effective_wal_level` of 19 and newer.
     """
 
     system_identifier: str
@@ -41,11 +41,21 @@ class ServerFacts:
     max_slot_wal_keep_mb: int = -1
     idle_slot_timeout_s: float = 0.0
     synchronized_standby_slots: str = ""
+    synchronous_standby_names: str = ""
+    effective_wal_level: str = ""
+
+    @property
+    def decodes(self) -> bool:
+        """Logical decoding is on, or the first logical slot turns it on: in 19, wal_level = replica is enough on a primary."""
+        if self.effective_wal_level:
+            return self.effective_wal_level == "logical" or (self.wal_level == "replica" and not self.in_recovery)
+        return self.wal_level == "logical"
 
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """One line of pg_replication_slots (PostgreSQL manual, 53.20). None: unknown to this version, or null."""
+    """One line of pg_replication_slots (PostgreSQL manual, 53.20). None: unknown to this version, or null. `sync_state` is that
+    of whoever reads the slot (pg_stat_replication), null also for a role that may not see it."""
 
     name: str
     plugin: str | None
@@ -61,6 +71,7 @@ class SlotFacts:
     conflicting: bool | None = None
     failover: bool | None = None
     inactive_since: str | None = None
+    sync_state: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +114,8 @@ class PublishedRelation:
 
 @dataclass(frozen=True, slots=True)
 class PublicationFacts:
-    """A publication of another oid is another publication, whatever its name."""
+    """A publication of another oid is another publication, whatever its name. `excluded`: published relations that
+    source.excluded_tables leaves out; `relations` are without them."""
 
     oid: int
     name: str
@@ -111,6 +123,7 @@ class PublicationFacts:
     via_root: bool
     actions: frozenset[str]  # of insert, update, delete, truncate
     relations: tuple[PublishedRelation, ...]
+    excluded: tuple[PublishedRelation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ from gateway.startup.facts import Expected, Facts, PublicationFacts, PublishedRe
 from gateway.startup.findings import Finding, OperatorWarning
 
 _ACTIONS: Final = ("insert", "update", "delete", "truncate")
-_LISTED: Final = 10  # so many tables are named in one message
+_CHUNKS: Final = "_timescaledb_internal._hyper_"
+_LISTED: Final = 10
+"""So many tables are named in one message."""
 
 
 def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
@@ -66,13 +68,13 @@ def _identities(facts: Facts) -> Iterator[Finding]:
             f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
             for publication in facts.publications.values()
             if publication.actions & {"update", "delete"}
-            for relation in publication.relations
+            for relation in (*publication.relations, *publication.excluded)
             if not relation.has_identity
         }
     )
     if without:
         yield OperatorWarning(
-            f"UPDATE and DELETE fail in PostgreSQL on tables without a replica identity: {_some(without)}",
+            f"UPDATE and DELETE fail in PostgreSQL on tables without a replica identity: {some_names(without)}",
             "for each of these tables: make sure that it has a primary key that is not deferrable, and run ALTER TABLE ... "
             "REPLICA IDENTITY DEFAULT; or run ALTER TABLE ... REPLICA IDENTITY FULL (ALTER TABLE "
             f"{without[0]} REPLICA IDENTITY FULL, for example)",
@@ -84,9 +86,9 @@ def _without_keys(facts: Facts) -> Iterator[Finding]:
     without = sorted({relation.full_name for relation in relations if not relation.has_key})
     if without:
         yield OperatorWarning(
-            f"records of these tables have no key: {_some(without)}. Their replica identity has no key columns (with REPLICA "
-            "IDENTITY FULL: they have no primary key). With debezium.compacted_topics, new topics reject such records, and the "
-            "gateway stops",
+            f"records of these tables have no key: {some_names(without)}. Their replica identity has no key columns "
+            "(with REPLICA IDENTITY FULL: they have no primary key). With debezium.compacted_topics, new topics reject such "
+            "records, and the gateway stops",
             "before the first start, give each table a primary key that is not deferrable, and REPLICA IDENTITY DEFAULT; or set "
             "cleanup.policy = delete for their topics in kafka.topics",
         )
@@ -154,8 +156,27 @@ def _without_key(
     )
 
 
+def excluded_names(facts: Facts) -> list[str]:
+    """Published tables that source.excluded_tables leaves out, by name."""
+    publications = facts.publications.values()
+    return sorted({relation.full_name for publication in publications for relation in publication.excluded})
+
+
+def check_excluded(facts: Facts, _: Expected) -> Iterator[Finding]:
+    """Of tools' own tables nobody wants copies; of hypertables one may."""
+    chunks = [name for name in excluded_names(facts) if name.startswith(_CHUNKS)]
+    if chunks:
+        yield OperatorWarning(
+            f"chunks of TimescaleDB's hypertables are left out, and with them all rows of hypertables: {some_names(chunks)}",
+            "to send the chunks, each as a table of its own, set source.excluded_tables to a list without "
+            "_timescaledb_internal.*; otherwise, nothing needs to be done",
+        )
+
+
 def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
-    """What is no longer sent, or is sent in another way, since `before`."""
+    """What is no longer sent, or is sent in another way, since `before`: one line for what happened to several tables or
+    in several publications, as to the partitions of a table."""
+    told: dict[str, list[str]] = {}
     for name, old in before.publications.items():
         new = now.publications.get(name)
         if new is None:
@@ -167,11 +188,13 @@ def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
                 "the gateway then stops, and the hint of its error says what to do. Otherwise, nothing needs to be done",
             )
         for change in _changes(old, new):
-            yield OperatorWarning(
-                f"publication {name}: {change}",
-                "if this was not intended, undo it (ALTER PUBLICATION, ALTER TABLE); changes that are not published do not reach "
-                "Kafka, and changes to a renamed table go to a different topic",
-            )
+            told.setdefault(change, []).append(name)
+    for change, names in told.items():
+        yield OperatorWarning(
+            f"publication{'s' * (len(names) > 1)} {', '.join(names)}: {change}",
+            "if this was not intended, undo it (ALTER PUBLICATION, ALTER TABLE); changes that are not published do not reach "
+            "Kafka, and changes to a renamed table go to a different topic",
+        )
 
 
 def added_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
@@ -203,7 +226,7 @@ def _by_name(relations: Iterable[PublishedRelation]) -> list[PublishedRelation]:
 def rows_not_sent(tables: Sequence[str]) -> OperatorWarning:
     """`tables` held rows before they were published, and are not read."""
     return OperatorWarning(
-        f"existing rows of tables that were added to a publication are not sent: {_some(tables)}",
+        f"existing rows of tables that were added to a publication are not sent: {some_names(tables)}",
         "to read these rows, run walgate snapshot start schema.table (not possible with snapshot.mode = never)",
     )
 
@@ -220,17 +243,24 @@ def _changes(before: PublicationFacts, after: PublicationFacts) -> Iterator[str]
     new = {relation.relation_oid: relation for relation in after.relations}
     removed = sorted(old[oid].full_name for oid in old.keys() - new.keys())
     if removed:
-        yield f"no longer contains {_some(removed)}"
+        yield f"no longer contains {some_names(removed)}"
+    dropped: dict[str, list[str]] = {}
+    filtered: list[str] = []
     for oid in sorted(old.keys() & new.keys()):
         if old[oid].full_name != new[oid].full_name:
             yield f"{old[oid].full_name} is now named {new[oid].full_name} and has another topic"
         if old[oid].row_filter != new[oid].row_filter:
-            yield f"the row filter of {new[oid].full_name} has changed"
-        dropped = {column.name for column in old[oid].columns} - {column.name for column in new[oid].columns}
-        if dropped:
-            yield f"{new[oid].full_name} no longer sends {', '.join(sorted(dropped))}"
+            filtered.append(new[oid].full_name)
+        columns = {column.name for column in old[oid].columns} - {column.name for column in new[oid].columns}
+        if columns:
+            dropped.setdefault(", ".join(sorted(columns)), []).append(new[oid].full_name)
+    if filtered:
+        yield f"the row filter of {some_names(sorted(filtered))} has changed"
+    for column_names, tables in dropped.items():
+        yield f"{some_names(sorted(tables))} no longer send{'s' * (len(tables) == 1)} {column_names}"
 
 
-def _some(names: Sequence[str]) -> str:
+def some_names(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
     more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -120,6 +120,6 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
             f"slot ({left_out.message})",
             hint="nothing has been delivered yet: run walgate accept-gap --until-now, which recreates the slot, "
             "and start the gateway. Changes committed before the slot is recreated will not be sent: to get "
-            "the current rows, take a snapshot of the tables (docs/operations.md, After a data gap)",
+            "the current rows, take a snapshot of the tables (docs/gap.md)",
         )
     return None
