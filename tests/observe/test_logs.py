@@ -80,7 +80,7 @@ def test_each_line_is_an_object_also_of_libraries_and_of_the_last_error() -> Non
 
 def test_the_level_is_the_least_that_is_said() -> None:
     events = [json.loads(line)["event"] for line in spoken("json", "error")]
-    assert (events[-1], len(events)) == ("defect", 3)
+    assert (events[-1], len(events)) == ("defect", 2)
 
 
 def test_a_person_reads_lines_without_an_empty_hint() -> None:
