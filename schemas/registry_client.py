@@ -32,9 +32,9 @@ _HINT_UNREACHABLE: Final = (
     "check that registry.url is correct, the registry is running, and no firewall blocks the port"
 )
 _HINT_INCOMPATIBLE: Final = (
-    "there are two ways to continue without losing data. To accept all such changes, set schemas.on_incompatible=register. "
+    "to accept all such changes, set schemas.on_incompatible=register, and restart the gateway. "
     "To accept only this one, set the compatibility of subject {subject} to NONE, register the rejected schema (see the log), "
-    "and {back}. Then start the gateway. Consumers must be able to read both types. "
+    "{back}, and restart the gateway. Consumers must be able to read both types. "
     "Changing the column back does not help: rows of the new type are already in the stream"
 )
 _BACK: Final = "set the compatibility back to {}"

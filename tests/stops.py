@@ -102,7 +102,10 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     + "test_a_topic_that_is_deleted_while_nobody_looks_is_not_created_again_silently",
     ("gateway/kafka/topics.py topic_of_another", ""): _STATE,
     ("gateway/kafka/topics.py refused_topic", "change the setting that the broker rejects"): _STATE,
+    ("gateway/postgres/login.py take_system_roots", ""): _MENDED,
+    ("gateway/postgres/login.py without_authority", ""): _MENDED,
     ("gateway/postgres/start_replication.py pgoutput_options", ""): _OLDER,
+    ("gateway/postgres/authentication.py not_postgresql", ""): _SERVICE,
     ("gateway/runtime/column_rules.py _check_key", ""): _STATE,
     ("gateway/schema_registry.py classified_schema_errors", "UnwritableRelation"): _SKIPPED,
     ("gateway/runtime/session.py _stop_if_again", ""): _KAFKA
@@ -149,6 +152,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/postgres/errors.py classify", "is now unusable"): _REFUSED,
     ("gateway/postgres/errors.py classify", "is too large for the server to send"): _REFUSED,
     ("gateway/postgres/login.py check_dsn", ""): _MENDED,
+    ("gateway/postgres/credentials.py check_form", ""): _MENDED,
     ("gateway/postgres/login.py _classified", ""): _MENDED,
     ("gateway/postgres/login.py _unreadable_file", ""): _TLS,
     ("gateway/postgres/login.py unusable_dsn", ""): _MENDED,

@@ -39,7 +39,8 @@ class PartStatus:
 @dataclass(frozen=True, slots=True)
 class LastError:
     """The error that ended the last session. `kind` is its class (gateway/errors.py). It came `times` in a row at
-    `resume_lsn` since `since`; 0 where it does not speak about a place in the WAL."""
+    `resume_lsn` since `since`; 0 where it does not speak about a place in the WAL. `over_since` is when the stream was read
+    again; None while it is not over."""
 
     kind: str
     message: str
@@ -48,6 +49,7 @@ class LastError:
     times: int = 0
     since: str = ""
     resume_lsn: int = 0
+    over_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

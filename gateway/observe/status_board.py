@@ -96,6 +96,7 @@ class StatusBoard:
         self._awaits = what
         if not what:
             self._blocked_by = ()
+            self._errors_are_over(now)
         self._enter("waiting" if what else "streaming", now)
 
     def blocked_by(self, holders: tuple[WalRetentionCause, ...]) -> None:
@@ -122,6 +123,15 @@ class StatusBoard:
             self._recent_errors.pop()
         self._recent_errors.append(self.last_error)
         self.error_count += 1
+
+    def _errors_are_over(self, now: float) -> None:
+        if self.last_error is not None and self.last_error.over_since is None:
+            self.last_error = replace(self.last_error, over_since=now)
+            listed = [
+                error if error.over_since is not None else replace(error, over_since=now)
+                for error in self._recent_errors
+            ]
+            self._recent_errors = deque(listed, maxlen=RECENT_ERRORS)
 
     def announced(self, relation: str, schema_id: int, columns: int, *, known_since: bool = True) -> None:
         """Rows of a relation are written with this schema from now on. Each session starts over: what is known is no news."""
@@ -228,6 +238,10 @@ class StatusBoard:
     def state(self) -> State:
         return self._state[0]
 
+    def records_per_s(self) -> float:
+        """Of all topics."""
+        return self._rates.per_s(self._monotonic(), ALL_TOPICS, sum(list(self.topic_records.values())))
+
     def snapshot(self, listed_topics: int = LISTED_TOPICS) -> GatewayStatus:
         """With so many of the topics that have most records: of 10,000, they take most of the time."""
         clock = self._monotonic()
@@ -269,7 +283,7 @@ class StatusBoard:
             slot=self.slot,
             blockers=blockers,
             topics=self._topics(listed_topics),
-            records_per_s=self._rates.per_s(clock, ALL_TOPICS, sum(self.topic_records.values())),
+            records_per_s=self.records_per_s(),
             heartbeat_time=progress.heartbeat_time,
             recent_errors=tuple(self._recent_errors),
             schemas=tuple(self._schemas),

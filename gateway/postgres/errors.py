@@ -188,6 +188,7 @@ NOT_WANTED = (
     "check that source.dsn lists a server that satisfies target_session_attrs. If a failover is in progress, the gateway "
     "continues when it is over"
 )
+_RESTARTED = "if PostgreSQL was restarted, or has crashed, the gateway continues when it is back; otherwise see its log"
 _UNREACHABLE = "check that the server is running and accepts connections there (source.dsn, listen_addresses, firewall)"
 
 
@@ -199,6 +200,8 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
         return RetrySlowly(text, hint="check sslmode and the server's TLS settings")
     if isinstance(error, socket.gaierror):
         return RetrySlowly(text, hint="check the host name in source.dsn")
+    if type(error) is ConnectionError and "connection_lost" in str(error):
+        return Retry(f"{doing}: the server closed the connection before it answered", hint=_UNREACHABLE)
     if type(error) is ConnectionError and "SSL" in str(error):
         return RetrySlowly(
             text,
@@ -214,7 +217,8 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return RetrySlowly(text, hint=NOT_WANTED)
     if isinstance(error, asyncpg.InternalClientError):
-        return Retry(text)  # asyncpg on a connection that a crash of the server cut off in the middle of an answer
+        # asyncpg on a connection that was cut off in the middle of an answer says in which of its own states it was.
+        return Retry(f"{doing}: the connection ended in the middle of an answer", hint=_RESTARTED)
     if isinstance(error, asyncpg.InterfaceError):
         # "connection is closed" and the like; wrong arguments are also a ValueError, which quotes them.
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -334,3 +334,31 @@ async def filters_that_can_fail(
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the functions of the row filters") from error
     return list(check_filters(publications, failing, types))
+
+
+_PARTITIONS: Final = """
+WITH RECURSIVE part (relid) AS (
+    SELECT i.inhrelid FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhparent AND c.relkind = 'p'
+    WHERE i.inhparent = ANY ($1::bigint[]::oid[])
+    UNION
+    SELECT i.inhrelid FROM part JOIN pg_catalog.pg_inherits AS i ON i.inhparent = part.relid
+)
+SELECT relid::bigint FROM part
+"""
+
+
+async def partitions_of(sql: asyncpg.Connection, tables: Iterable[int]) -> frozenset[int]:
+    """All partitions, at every level, of the partitioned ones among these oids. Raises classified errors."""
+    try:
+        rows = await sql.fetch(_PARTITIONS, list(tables))
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the partitions of published tables") from error
+    return frozenset(oid for (oid,) in rows)
+
+
+async def publication_names(sql: asyncpg.Connection) -> list[str]:
+    """Those of this database. Raises classified errors."""
+    try:
+        return [name for (name,) in await sql.fetch("SELECT pubname::text FROM pg_catalog.pg_publication")]
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the publications") from error

@@ -45,7 +45,7 @@ from gateway.postgres.errors import CannotDecode
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.runtime.quarantine import QuarantinePolicy
-from gateway.runtime.relation_registrar import RelationRegistrar
+from gateway.runtime.relation_registrar import RelationRegistrar, RowsOfPartition
 from gateway.runtime.stream_status import StreamStatus
 from gateway.transactions.commit_policy import Filling
 from gateway.transactions.error_context import add_context
@@ -353,6 +353,10 @@ class Pump:
         assert isinstance(relation, Relation)
         relation_oid = relation.relation_oid
         if relation_oid in machine.quarantined:
+            return
+        if await self._announcer.comes_as_root(relation):
+            name = f"{relation.namespace}.{relation.name}"
+            machine.refuse(relation_oid, RowsOfPartition(f"partition {name} has rows of its own: it gets a topic"))
             return
         self._relation_names[relation_oid] = relation.namespace, relation.name
         excluded = await self._announcer.excluded_tables.find(relation)

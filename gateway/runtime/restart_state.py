@@ -41,6 +41,8 @@ class RestartState:
     """The transaction that begins there outlived its Kafka transaction."""
     whole_once: bool = False
     """The next session reads without streaming: in a stream, it is unknown which messages were rolled back."""
+    partitions_have_topics: bool = False
+    """Also where their roots are published: rows of one came as its own."""
     quarantine: dict[int, Quarantined] = field(default_factory=dict)
     """Relations that the position does not name yet."""
     reported: Reported | None = None

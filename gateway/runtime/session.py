@@ -36,6 +36,7 @@ from gateway.runtime.bootstrap import Bootstrap
 from gateway.runtime.column_rules import unused_rules
 from gateway.runtime.pump import Pump, ReadWhole, WholeFirst
 from gateway.runtime.quarantine import QuarantinePolicy, QuarantineRelation
+from gateway.runtime.relation_registrar import RowsOfPartition
 from gateway.runtime.restart_state import RestartState, StreamEnd
 from gateway.runtime.source_catalog import SourceCatalog
 from gateway.runtime.stream_status import show_position
@@ -46,7 +47,7 @@ from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.startup.periodic_check import check_held
 from gateway.startup.server_notices import LeftOut, Reported, WalRemoved
 from gateway.startup.standstill import DecodingFailed, ServerCrashed, Standstill, counted_again, wait_s
-from gateway.startup.timeline_checks import LeftBehind
+from gateway.startup.timeline_checks import NotPrimary
 from gateway.transactions.machine import RolledBackMessages, TransactionMachine
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import RelationVersion
@@ -111,7 +112,10 @@ class Session:
             except (LossReported, CannotDecode) as error:
                 self._remember(error.reported)
                 raise
-            except LeftBehind:
+            except RowsOfPartition:
+                self._memory.partitions_have_topics = True
+                raise
+            except NotPrimary:
                 if self._sql is not None:
                     self._memory.avoid(address_of(self._sql))
                 raise

@@ -6,7 +6,7 @@ server does, when it decodes (see notice.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from gateway.errors import RetrySlowly, StopForOperator
@@ -225,16 +225,28 @@ def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
 
 def added_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
     """Tables that are published since `before`, by name."""
-    known = {
-        relation.relation_oid for publication in before.publications.values() for relation in publication.relations
-    }
-    added = {
+    known, current = _by_oid(before), _by_oid(now)
+    return _by_name(current[oid] for oid in current.keys() - known.keys())
+
+
+def removed_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
+    """Tables that are no longer published, or no longer exist, by name. A publication that is missing is told by itself."""
+    if before.publications.keys() - now.publications.keys():
+        return []
+    known, current = _by_oid(before), _by_oid(now)
+    return _by_name(known[oid] for oid in known.keys() - current.keys())
+
+
+def _by_oid(facts: Facts) -> dict[int, PublishedRelation]:
+    return {
         relation.relation_oid: relation
-        for publication in now.publications.values()
+        for publication in facts.publications.values()
         for relation in publication.relations
-        if relation.relation_oid not in known
     }
-    return sorted(added.values(), key=lambda relation: relation.full_name)
+
+
+def _by_name(relations: Iterable[PublishedRelation]) -> list[PublishedRelation]:
+    return sorted(relations, key=lambda relation: relation.full_name)
 
 
 def rows_not_sent(tables: Sequence[str]) -> OperatorWarning:

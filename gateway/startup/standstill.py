@@ -94,7 +94,7 @@ class ServerCrashed:
 
 
 Standstill = DecodingFailed | ServerCrashed
-_Standstill = TypeVar("_Standstill", DecodingFailed, ServerCrashed)
+_Standstill = TypeVar("_Standstill", bound=DecodingFailed | ServerCrashed)
 
 
 def counted_again(before: object, now: _Standstill, resume_lsn: int, moment: str, *, has_passed: bool) -> _Standstill:

@@ -64,7 +64,8 @@ def mirror(
         str,
         typer.Option(
             help="What to do when a table has been dropped and recreated: empty (remove the old rows), stop, or keep-as "
-            "(copy the old rows, then remove them)."
+            "(copy the old rows, then remove them).",
+            rich_help_panel=options.OUTPUT,
         ),
     ] = "empty",
     checkpoint: options.Checkpoint = "",
@@ -82,6 +83,7 @@ def mirror(
             "--strict",
             help="Stop at an ALTER TABLE whose effect on existing rows is unknown. Without this option, the mirror only "
             "reports it.",
+            rich_help_panel=options.OUTPUT,
         ),
     ] = False,
     progress: options.ProgressKind = "lines",

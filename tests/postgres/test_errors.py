@@ -209,5 +209,13 @@ def test_exceptions_of_driver_and_socket_are_classified(raised: BaseException, k
     assert type(classify_exception(raised, "connection")) is kind
 
 
+def test_a_connection_that_was_cut_off_is_told_in_words_of_the_gateway() -> None:
+    states = asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
+    said = classify_exception(states, "querying the catalog")
+    assert said.message == "querying the catalog: the connection ended in the middle of an answer" and said.hint
+    lost = classify_exception(ConnectionError("unexpected connection_lost() call"), "connection")
+    assert lost.message == "connection: the server closed the connection before it answered" and lost.hint
+
+
 def test_arguments_that_the_driver_refuses_are_not_quoted() -> None:
     assert "geheim" not in str(classify_exception(asyncpg.ClientConfigurationError("bad DSN 'geheim'"), "connection"))
