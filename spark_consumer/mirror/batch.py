@@ -42,7 +42,7 @@ from spark_consumer.mirror.piece import Piece, Verified
 from spark_consumer.mirror.preparing import EMPTY, Preparation
 from spark_consumer.mirror.report import BatchReport, notes_of
 from spark_consumer.mirror.shapes import Shapes
-from spark_consumer.mirror.standing import REPLACE, Standing, advance, first_cut, verified_chunks
+from spark_consumer.mirror.standing import REPLACE, Standing, advance, first_cut, unfinished, verified_chunks
 from spark_consumer.mirror.tuning import COMPACT, settings, tune
 from spark_consumer.mirror.upkeep import Upkeep
 from spark_consumer.mirror.verify import first_later_change
@@ -280,9 +280,9 @@ class Mirror:
     def _take_in(self, spark: SparkSession, piece: Piece, began: float) -> None:
         fence.check(spark, self.path, self._epoch)
         content = piece.content
-        standing, ended = advance(self._standing, piece.marks)
         known = {} if self.last is None else self.last.tables
-        standing.meet(str(part.table) for part in content.parts if str(part.table) not in known)
+        standing, ended = advance(self._standing, piece.marks, content.first_lsns(known))
+        over = unfinished(self._standing, piece.marks)
         for snapshots in (standing.open, ended):
             windows.note_key(self._shapes, piece, snapshots)
         windows.note_keys(spark, self.path, self._shapes, piece, {**standing.open, **ended})
@@ -308,7 +308,7 @@ class Mirror:
         )
         notes = [*self._preparation.take_notes(), *self._notes, *filter(None, kept)]
         self._notes.clear()
-        notes += notes_of(piece.marks, ended) + ([counted(differences, "difference")] if differences else [])
+        notes += notes_of(piece.marks, ended, over) + ([counted(differences, "difference")] if differences else [])
         seconds = time.monotonic() - began
         report = BatchReport(
             piece.batch,

@@ -64,13 +64,12 @@ def lay_over(
     end = first_unreadable(standing, marks)
     if end is not None:
         return lay_over(spark, path, base, waiting.where(f.col("commit_lsn") < end))
-    behind, _ = advance(standing, marks)
     told = _told(waiting, standing, marks)
     found = look_at(told, size if told is waiting else batch_size(told))
     if found is None and not marks:
         return base, {}
     parts, records = (found[0].parts, found[1]) if found else ([], None)
-    behind.meet(str(part.table) for part in parts if str(part.table) not in base.tables)
+    behind, _ = advance(standing, marks, found[0].first_lsns(base.tables) if found else {})
     times = [found[0].commit_time if found else None, *(mark.commit_time for mark in marks)]
     made = replace(
         base,

@@ -131,7 +131,8 @@ def test_replace_deletes_the_keys_that_had_no_change(
     assert reader.picture().stale == dict.fromkeys(["public.accounts", "public.items"], "the slot was lost")
     assert "are lost" in reports[-1].notes[0]
     accounts.rows = {(n,): account(n, "changed") for n in (0, 1, 2, 3)}
-    feeder.bound("SNAPSHOT_BEGIN", accounts, "REPLACE")
+    begin_lsn = feeder.bound("SNAPSHOT_BEGIN", None, "FILL")
+    feeder.bound("SNAPSHOT_BEGIN", accounts, "REPLACE", lsn=begin_lsn)
     feeder.chunk(accounts, [accounts.rows[0,], accounts.rows[1,]], "REPLACE")
     reader.take()
     in_one_transaction(
@@ -146,7 +147,8 @@ def test_replace_deletes_the_keys_that_had_no_change(
     feeder.bound("SNAPSHOT_END", accounts, "REPLACE", rows=3)
     in_one_transaction(feeder, lambda t: t.insert(accounts, account(31)))
     feeder.bound("SNAPSHOT_BEGIN", items, "REPLACE")
-    feeder.bound("SNAPSHOT_END", items, "REPLACE")
+    end_lsn = feeder.bound("SNAPSHOT_END", items, "REPLACE")
+    feeder.bound("SNAPSHOT_END", None, "FILL", lsn=end_lsn)  # one transaction ends both
     items.rows.clear()
     reader.take()
     assert reader.rows(accounts) == accounts.rows and sorted(accounts.rows) == [(0,), (3,), (20,), (30,), (31,)]
