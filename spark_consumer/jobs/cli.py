@@ -97,7 +97,6 @@ def mirror(
 ) -> None:
     """Keep Delta tables equal to the source: each micro-batch applies complete transactions."""
     from spark_consumer.mirror.appending import AppendingMirror, taken_in
-    from spark_consumer.mirror.batch import Mirror
     from spark_consumer.mirror.catalog import Catalog
     from spark_consumer.mirror.preparing import EMPTY, KEEP_AS, STOP
     from spark_consumer.reader.registry import SchemaCache
@@ -120,8 +119,6 @@ def mirror(
             retention,
             Catalog(catalog, path) if catalog else None,
         )
-        if merge_every == 0:
-            return Mirror(*facts).apply
         if not appending and progress == "lines":
             print(_told_of_merges(merge_every), flush=True)
         while appending:
@@ -164,6 +161,8 @@ def mirror(
 
 
 def _told_of_merges(merge_every: float | None) -> str:
+    if merge_every == 0:
+        return "tables are merged after every micro-batch"
     every = MERGE_EVERY_S if merge_every is None else merge_every
     merged = f"every {every:g} s" if math.isfinite(every) else "by walgate merge"
     if merge_every is None:

@@ -96,7 +96,7 @@ MergeEvery = Annotated[
     typer.Option(
         help="Seconds between merges, which is how far the Delta tables lag behind for programs that read them "
         f"directly. Default: {MERGE_EVERY_S:.0f}, or up to {MERGE_AT_LEAST_EVERY_S:.0f} if merges would otherwise take more "
-        "than a fifth of the time. 0: merge every micro-batch. inf: leave merging to walgate merge."
+        "than a fifth of the time. 0: merge after every micro-batch, before the next one. inf: leave merging to walgate merge."
     ),
 ]
 Retention = Annotated[

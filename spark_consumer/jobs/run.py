@@ -100,9 +100,8 @@ class Run:
         status.set("stale_tables", report.stale)
         status.set("filling_tables", report.filling)
         status.add("differences_total", report.differences)
-        if report.is_merge or (report.tables and not report.is_append):
-            status.set("merged_lsn", report.commit_lsn)
         if report.is_merge:
+            status.set("merged_lsn", report.commit_lsn)
             status.waits_for = ""
             return
         status.set("commit_lsn", report.commit_lsn)
@@ -257,7 +256,7 @@ def facts_of(report: BatchReport) -> dict[str, Any]:
             "differences": report.differences,
         }
     facts = {**asdict(report), "commit_lsn": lsn, "seconds": round(report.seconds, 3)}
-    del facts["is_merge"], facts["is_append"]
+    del facts["is_merge"]
     return {**facts, "commit_time": report.commit_time and report.commit_time.isoformat()}
 
 

@@ -32,7 +32,6 @@ class BatchReport:
     commit_time: datetime | None = None  # of the last transaction
     stale: int = 0  # tables
     filling: int = 0
-    is_append: bool = False  # and merged later
     is_merge: bool = False  # of changes that were reported when they were appended
 
 

@@ -32,6 +32,7 @@ from spark_consumer.mirror.tuning import COMPACT, tune, use_pool
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
+from tests.spark_consumer.mirrors import merging_mirror
 from tests.spark_consumer.queries import run_to_end
 from tests.spark_consumer.workload import VISITS, Workload
 
@@ -49,7 +50,7 @@ def appending(feeder: Feeder, path: Path, reports: list[BatchReport] | None = No
     return AppendingMirror(str(path), schemas, report, merge_every_s=LATER)
 
 
-def take(spark: SparkSession, feeder: Feeder, mirror: AppendingMirror | Mirror, **options: str) -> None:
+def take(spark: SparkSession, feeder: Feeder, mirror: AppendingMirror, **options: str) -> None:
     mirror.apply(spark.read.format("walgate").options(**feeder.options(**options)).load(), 0)
 
 
@@ -218,9 +219,9 @@ def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, 
     """A mirror from before, a merge that is killed, one by another program, another writer, and back to a merge a batch."""
     items, visits = feeder.table(ITEMS), feeder.table(VISITS)
     path = str(tmp_path)
-    before = Mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
+    before = merging_mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
     change(feeder, items, visits, 1)
-    take(spark, feeder, before)  # as every mirror did
+    take(spark, feeder, before)
     first = appending(feeder, tmp_path)
     second_lsn = change(feeder, items, visits, 2)
     take(spark, feeder, first)
@@ -259,7 +260,7 @@ def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, 
     change(feeder, items, visits, 6)
     take(spark, feeder, second)
     second.stop()
-    again = Mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
+    again = merging_mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
     change(feeder, items, visits, 7)
     take(spark, feeder, again)  # merges what waits, then its own
     assert pages() == [f"/{number}" for number in range(1, 8)]
@@ -294,7 +295,7 @@ def test_a_mirror_leaves_the_merges_to_another_program_until_that_has_ended(
     take(spark, feeder, mirror)
     assert merged_lsn() == first_lsn
     other = Mirror(path, mirror.schemas)
-    other.open(spark, appends=False)
+    other.open(spark)
     second_lsn = change(feeder, items, visits, 2)
     take(spark, feeder, mirror)
     assert told.acquire(timeout=60)
@@ -327,7 +328,7 @@ def test_a_release_that_does_not_know_the_form_of_a_mirror_leaves_it_alone(
     mirror.stop()
     change(feeder, items, visits, 2)
     files = sorted(tmp_path.rglob("*"))
-    plain = Mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
+    plain = merging_mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
     uses: list[Callable[[], object]] = [
         lambda: take(spark, feeder, plain),
         lambda: take(spark, feeder, appending(feeder, tmp_path)),
@@ -453,26 +454,20 @@ def test_a_mirror_that_was_run_without_a_table_does_not_get_it_back(
     items, visits = feeder.table(ITEMS), feeder.table(VISITS)
     path, schemas = str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url}))
 
-    def mirror(**scope: Any) -> AppendingMirror | Mirror:
-        return (
-            AppendingMirror(path, schemas, merge_every_s=every_s, **scope)
-            if every_s
-            else Mirror(path, schemas, **scope)
-        )
+    def mirror(**scope: Any) -> AppendingMirror:
+        return AppendingMirror(path, schemas, merge_every_s=every_s, **scope)
 
     def run(*, exclude: str = "", tables: str = "", start: str = "earliest") -> None:
         told = {"exclude": [exclude] if exclude else [], "tables": [TableName.parse(tables)] if tables else []}
         made = mirror(**told)
-        if isinstance(made, AppendingMirror):
-            made._merging.want = lambda **_: None  # type: ignore[method-assign]
+        made._merging.want = lambda **_: None  # type: ignore[method-assign]
         wanted = {name: text for name, text in {"exclude": exclude, "tables": tables}.items() if text}
         take(spark, feeder, made, startingPosition=start, **wanted)
-        if isinstance(made, AppendingMirror):
-            made.stop()
+        made.stop()
 
     if not is_new:
         change(feeder, items, visits, 1)
-        Mirror(path, schemas).apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
+        merging_mirror(path, schemas).apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
     begin_lsn = feeder.truth[-1].commit_lsn if feeder.truth else 0
     transaction = feeder.begin()
     transaction.insert(visits, {"page": "/2", "seconds": 1.0})

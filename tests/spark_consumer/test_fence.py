@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import delta_log, java_frame
 from spark_consumer.mirror import batch, changes, direct, fence, versions, writing
-from spark_consumer.mirror.batch import Mirror
+from spark_consumer.mirror.appending import AppendingMirror
 from spark_consumer.mirror.layout import manifest_path, table_path
 from spark_consumer.mirror.merge import despite_conflicts, once, write_once
 from spark_consumer.mirror.parts import BatchSize
@@ -24,6 +24,7 @@ from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.source.datasource import register
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation
+from tests.spark_consumer.mirrors import merging_mirror
 from tests.spark_consumer.test_mirror import mirrored
 from tests.spark_consumer.workload import VISITS
 
@@ -46,7 +47,7 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
 ) -> None:
     items, visits = feeder.table(ITEMS), feeder.table(VISITS)
     schemas = SchemaCache(Registry({"url": feeder.registry_url}))
-    first, second, third = (Mirror(str(tmp_path), schemas) for _ in range(3))
+    first, second, third = (merging_mirror(str(tmp_path), schemas) for _ in range(3))
     sessions = [spark, spark.newSession(), spark.newSession()]  # Delta's transaction options are of a session
     for session in sessions:
         register(session)
@@ -74,7 +75,7 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
     write = writing.write
 
     def waits(session: SparkSession, work: TableWork, *rest: object) -> None:
-        if session is sessions[1]:
+        if session is second._session:
             stands.set()
             assert goes_on.wait(300)
         write(session, work, *rest)  # type: ignore[arg-type]
@@ -103,12 +104,12 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
     assert pages() == ["/1", "/2", "/3", "/4", "/5"] and mirrored(spark, tmp_path, items) == items.rows
     # A table that is left out leaves the pictures, and is not taken in again by the same mirror.
     options = feeder.options(exclude="public.vis*")
-    left = Mirror(str(tmp_path), schemas, exclude=["public.vis*"])
+    left = merging_mirror(str(tmp_path), schemas, exclude=["public.vis*"])
     visit(feeder, items, visits, 6)
     left.apply(spark.read.format("walgate").options(**options).load(), 0)
     assert set(versions.read(spark, str(tmp_path))) == {"public.items"}
     with pytest.raises(MirrorError, match=r"tables matching public\.vis\* are not in the mirror"):
-        Mirror(str(tmp_path), schemas).apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
+        merging_mirror(str(tmp_path), schemas).apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
     assert spark.read.format("delta").load(manifest_path(str(tmp_path))).count() == 6
 
 
@@ -148,9 +149,9 @@ def test_what_the_writer_before_has_recorded_at_the_last_moment_is_not_taken_in_
 ) -> None:
     items, visits = feeder.table(ITEMS), feeder.table(VISITS)
     schemas = SchemaCache(Registry({"url": feeder.registry_url}))
-    first, second = (Mirror(str(tmp_path), schemas) for _ in range(2))
+    first, second = (merging_mirror(str(tmp_path), schemas) for _ in range(2))
 
-    def apply(mirror: Mirror, session: SparkSession) -> None:
+    def apply(mirror: AppendingMirror, session: SparkSession) -> None:
         mirror.apply(session.read.format("walgate").options(**feeder.options()).load(), 0)
 
     visit(feeder, items, visits, 1)
@@ -165,9 +166,8 @@ def test_what_the_writer_before_has_recorded_at_the_last_moment_is_not_taken_in_
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fence, "claim", claims)
-        second.open(other)
-    assert first.last is not None and second.last is not None
-    assert second.last.commit_lsn == first.last.commit_lsn
+        second._open(other)
+    assert second._merger.merged_lsn == first._merger.merged_lsn > 0
     # And what it would record afterwards is refused, although it has looked before.
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fence, "check", lambda *_: None)

@@ -22,7 +22,6 @@ from pyspark.sql import functions as f
 from gateway.local import Kafka, Registry
 from spark_consumer.mirror import versions
 from spark_consumer.mirror.appending import AppendingMirror
-from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.layout import table_path
 from spark_consumer.mirror.merge import despite_conflicts
 from spark_consumer.mirror.report import BatchReport
@@ -212,8 +211,9 @@ async def open_scene(
     try:
         await gateway.streaming()
         await gateway.logged('"snapshot_done"', timeout_s=STALL_S)
-        make = AppendingMirror if under_load else Mirror
-        mirror = make(str(scene.path), SchemaCache(SchemaRegistry({"url": registry.url})), scene.reports.append)
+        schemas = SchemaCache(SchemaRegistry({"url": registry.url}))
+        every_s = None if under_load else 0.0
+        mirror = AppendingMirror(str(scene.path), schemas, scene.reports.append, merge_every_s=every_s)
         options = {
             "kafka.bootstrap.servers": kafka.bootstrap_servers,
             "registry.url": registry.url,
@@ -238,6 +238,7 @@ async def open_scene(
         await changes.aclose()
         if query is not None:
             await asyncio.to_thread(query.stop)
+            await asyncio.to_thread(mirror.stop)
         await gateway.end()
 
 
