@@ -3,9 +3,9 @@
 For each of --changes: equal Delta tables of --rows rows, with deletion vectors or without. Each round's updates, spread over the
 table, lie in Kafka. One mirror merges them after its batch (read, counted, appended, decoded, folded, merged, the version
 recorded); another appends them, and merges then. Last, a MERGE of the same rows, which lie ready in Parquet, goes into a plain
-table, as a person writes it. In the end all must be equal. Prints one line of JSON for each, and at last the ratios of the medians of
-the two merges to those of the plain one: of time, of CPU time (JVM, Python workers, this process) and of bytes written (data, deletion
-vectors and log of the table; and with the mirror's manifest, one entry a merge); the first two rounds warm up.
+table, as a person writes it. In the end all must be equal. Prints one line of JSON for each, and at last the ratios of the
+medians of the two merges to those of the plain one: of time, of CPU time (JVM, Python workers, this process) and of bytes written
+(data, deletion vectors and log of the table; and with the mirror's manifest, one entry a merge); the first two rounds warm up.
 """
 
 from __future__ import annotations
