@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -134,7 +135,8 @@ class SparkChoice:
     of_file: Settings
 
     def session(self, name: str, *, lasting: bool = False) -> Any:
-        """`lasting`: for a job of hours. Raises OptionError."""
+        """`lasting`: for a job of hours. Raises OptionError, JavaUnusable."""
+        from spark_consumer.jobs.java_start import quiet_start
         from spark_consumer.jobs.session import is_submitted, job_session, local_session, set_up
 
         if self.jars:
@@ -146,18 +148,19 @@ class SparkChoice:
         if not self.verbose:
             conf.setdefault("spark.log.level", "FATAL")
         secrets = self.of_file.secrets
-        if self.master or is_submitted():
-            return job_session(name, self.master, jars, memory_mb=self.memory_mb, settings=conf, secrets=secrets)
-        return local_session(
-            name,
-            jars=jars,
-            memory_mb=self.memory_mb,
-            cores=self.cores or None,
-            settings=conf,
-            secrets=secrets,
-            lasting=lasting,
-            delta=True,
-        )
+        with nullcontext() if self.verbose or is_submitted() else quiet_start():
+            if self.master or is_submitted():
+                return job_session(name, self.master, jars, memory_mb=self.memory_mb, settings=conf, secrets=secrets)
+            return local_session(
+                name,
+                jars=jars,
+                memory_mb=self.memory_mb,
+                cores=self.cores or None,
+                settings=conf,
+                secrets=secrets,
+                lasting=lasting,
+                delta=True,
+            )
 
 
 def source_options(

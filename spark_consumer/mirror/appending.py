@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow.compute as pc
@@ -29,6 +29,7 @@ from spark_consumer.mirror.layout import changes_path, manifest_path
 from spark_consumer.mirror.merging import RETENTION_S, Merging
 from spark_consumer.mirror.parts import BatchSize
 from spark_consumer.mirror.preparing import EMPTY
+from spark_consumer.mirror.progress import Told, task_share, told_every, told_nothing
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.standing import Standing
 from spark_consumer.mirror.target import exists
@@ -43,6 +44,18 @@ MANY_CHANGES = 10_000_000
 BACKLOG_CHANGES = 250_000
 _POOL = "batches"
 _LOOK_AGAIN_S = 1.0  # whether `walgate merge` has ended, at least
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a mirror has, merged or not: everything up to `commit_lsn`; its tables, up to `merged_lsn` (0: nothing is merged).
+    `stale`, `filling`: how many tables."""
+
+    commit_lsn: int
+    merged_lsn: int
+    commit_time: datetime | None
+    stale: int
+    filling: int
 
 
 @dataclass
@@ -66,6 +79,7 @@ class AppendingMirror:
     merge_every_s: float | None = None
     retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # told of a merge that failed
     handed_over: Callable[[], None] = lambda: None  # told when `walgate merge` has taken over the merges
+    working: Told = told_nothing  # of a batch or merge that takes long
     _merger: Mirror = field(init=False)
     _merging: Merging = field(init=False)
     _session: SparkSession | None = field(default=None, init=False)  # of the merges
@@ -95,6 +109,7 @@ class AppendingMirror:
             self.strict,
             self.retention_s,
             self.catalog,
+            working=self.working,
         )
 
     def apply(self, raw: DataFrame, batch: int) -> None:
@@ -108,9 +123,10 @@ class AppendingMirror:
         use_pool(raw.sparkSession, _POOL)
         rows = self._new_rows(raw).select(*changes.COLUMNS).persist()
         try:
-            found = contents(rows)
-            if found[-1]["rows"]:
-                self._append(rows, found, batch, began)
+            with told_every(self.working, f"micro-batch {batch}", task_share(raw.sparkSession), lambda: None):
+                found = contents(rows)
+                if found[-1]["rows"]:
+                    self._append(rows, found, batch, began)
         except fence.CONFLICTS as problem:
             raise fence.taken_over(self.path) from problem
         finally:
@@ -156,8 +172,7 @@ class AppendingMirror:
         if self._appended <= behind_lsn:
             return set()
         rows, _ = changes.waiting(spark, self.path, behind_lsn, self._appended)
-        named = [] if rows is None else rows.where(f.col("table").isNotNull()).select("table").distinct().collect()
-        return {row["table"] for row in named}
+        return set() if rows is None else changes.table_names(rows)
 
     @property
     def _merges(self) -> bool:
@@ -330,6 +345,7 @@ def merge_once(
     report: Callable[[BatchReport], None],
     retention_s: float | None = None,
     catalog: Catalog | None = None,
+    working: Told = told_nothing,
 ) -> int | None:
     """Merges what waits, as the mirror was told to, and removes what the retention (None: that of the mirror) ends.
 
@@ -352,6 +368,7 @@ def merge_once(
         noted.get("strict", False),
         noted.get("retention_s", RETENTION_S) if retention_s is None else retention_s,
         catalog,
+        working=working,
     )
     try:
         merger.open(spark)
@@ -364,9 +381,19 @@ def merge_once(
     return None if merger.last is None else merger.last.commit_lsn
 
 
-def taken_in(spark: SparkSession, path: str) -> int | None:
-    """Commit LSN up to which a mirror has everything, merged or not; None: nothing. Raises MirrorError."""
+def taken_in(spark: SparkSession, path: str) -> Taken | None:
+    """What a mirror has; None: nothing. Raises MirrorError."""
     fence.check_form(spark, path)
     last = manifest.picture(spark, path) if exists(spark, manifest_path(path)) else None
-    found = max(changes.appended_lsn(spark, path), -1 if last is None else last.commit_lsn)
-    return None if found == -1 else found
+    appended_lsn = changes.appended_lsn(spark, path)
+    merged_lsn = -1 if last is None else last.commit_lsn
+    commit_lsn = max(appended_lsn, merged_lsn)
+    if commit_lsn == -1:
+        return None
+    commit_time = None if last is None else last.commit_time
+    if appended_lsn > merged_lsn:
+        commit_time = changes.last_time(spark, path, merged_lsn) or commit_time
+    standing = Standing.of(None if last is None else last.standing)
+    stale = 0 if last is None else len(standing.stale(last.complete))
+    time_utc = None if commit_time is None else commit_time.astimezone(UTC)  # Row has local times
+    return Taken(commit_lsn, max(merged_lsn, 0), time_utc, stale, len(standing.filling))

@@ -41,6 +41,7 @@ from spark_consumer.mirror.parts import (
 )
 from spark_consumer.mirror.piece import Piece, Verified
 from spark_consumer.mirror.preparing import EMPTY, Preparation
+from spark_consumer.mirror.progress import ChangeCount, Told, told_every, told_nothing
 from spark_consumer.mirror.report import BatchReport, notes_of
 from spark_consumer.mirror.shapes import Shapes
 from spark_consumer.mirror.standing import REPLACE, Standing, advance, first_cut, unfinished, verified_chunks
@@ -78,6 +79,7 @@ class Mirror:
     retention_s: float = RETENTION_S
     catalog: Catalog | None = None
     tables_at_once: int = TABLES_AT_ONCE
+    working: Told = told_nothing  # of a merge that takes long
     last: manifest.Picture | None = field(default=None, init=False)
     opened_lsn: int = field(default=-1, init=False)  # commit LSN up to which changes had been appended then
     upkeep: Upkeep = field(init=False)
@@ -87,6 +89,7 @@ class Mirror:
     _epoch: int = field(default=0, init=False)
     _checked_at: float = field(default=0.0, init=False)  # the epoch, between tables; monotonic
     _notes: list[str] = field(default_factory=list, init=False)  # for the next report
+    _count: ChangeCount = field(default_factory=ChangeCount, init=False)  # of the merge that runs
 
     def __post_init__(self) -> None:
         self.upkeep = Upkeep(self.path, self.retention_s)
@@ -146,8 +149,8 @@ class Mirror:
 
     def _left_out(self, rows: DataFrame) -> list[str]:
         """Tables in these rows that are not wanted (any more)."""
-        named = rows.where(f.col("table").isNotNull()).select("table").distinct().collect()
-        out = sorted(row["table"] for row in named if not scope.has(row["table"], self.tables, self.exclude))
+        names = changes.table_names(rows)
+        out = sorted(name for name in names if not scope.has(name, self.tables, self.exclude))
         notes = [f"{name} is left out: its changes that were waiting to be merged are not merged" for name in out]
         self._notes += [note for note in notes if note not in self._notes]  # of an attempt that failed
         return out
@@ -167,15 +170,19 @@ class Mirror:
         They lie in files, which are read again at less cost than a copy in memory, unless in many slices.
         """
         tune(rows.sparkSession)
-        size = size or batch_size(rows)
-        has_signs = bool(size.signs)
+        self._count = ChangeCount()
+        with told_every(self.working, "merge", self._count.share, lambda: self._count.total or None):
+            self._merge_slices(rows, batch, size or batch_size(rows))
+
+    def _merge_slices(self, rows: DataFrame, batch: int, size: BatchSize) -> None:
+        self._count.total, has_signs = size.changes, bool(size.signs)
         if has_signs:
             rows.persist()
         try:
             left: list[tuple[DataFrame, BatchSize | None]] = [(rows, size)]
             while left:
-                part, size = left.pop()
-                cut = self._merge_slice(part, batch, size or batch_size(part))
+                part, its_size = left.pop()
+                cut = self._merge_slice(part, batch, its_size or batch_size(part))
                 if cut is not None:
                     below, above = (part.where(f.col("commit_lsn") < cut), part.where(f.col("commit_lsn") >= cut))
                     left += [(above, None), (below, None)]
@@ -273,21 +280,19 @@ class Mirror:
         self._register(spark)
         for name, window in ended.items():
             target.remove(spark, seen_path(self.path, TableName.parse(name), window.begin_lsn))
-        tables = Counter({str(part.table): part.changes for part in content.parts})
-        tables.update(
-            {str(part.table): part.changes for part in piece.verified.content.parts} if piece.verified else {}
-        )
+        tables = Counter[str]()
+        for part in piece.parts:
+            tables[str(part.table)] += part.changes
         notes = [*self._preparation.take_notes(), *self._notes, *filter(None, kept)]
         self._notes.clear()
         notes += notes_of(piece.marks, ended, over) + ([counted(differences, "difference")] if differences else [])
-        seconds = time.monotonic() - began
         report = BatchReport(
             piece.batch,
             content.commit_lsn,
-            content.transactions + (piece.verified.content.transactions if piece.verified else 0),
+            piece.transactions,
             tables.total(),
             dict(tables),
-            seconds,
+            time.monotonic() - began,
             tuple(notes),
             differences,
             content.commit_time,
@@ -355,6 +360,7 @@ class Mirror:
             self._checked_at = time.monotonic()
         own = within_reach(spark, own, work.part, len(work.shape.columns))
         despite_conflicts(partial(write, spark, work, own, commit_lsn))
+        self._count.done += work.part.changes
 
     def _record(self, spark: SparkSession, piece: Piece, standing: Standing, ended: Iterable[str]) -> None:
         versions = {} if self.last is None else dict(self.last.tables)

@@ -219,7 +219,7 @@ def advance(
 
 def unfinished(standing: Standing, marks: Sequence[Mark]) -> dict[str, Window]:
     """Snapshots of tables that are over without an end of their own, since the snapshot as a whole ended among these marks."""
-    made, over = standing.copy(), {}
+    made, over = standing.copy(), dict[str, Window]()
     for mark in marks:
         if mark.kind in (SNAPSHOT_BEGIN, SNAPSHOT_END) and mark.table is None:
             snapshot_id = mark.facts["snapshot_id"]
