@@ -2,6 +2,8 @@
 
 They are folded by what a merge folds them with (states.py, log.py, identity.py), and what a merge would write comes out as a
 frame. What only a merge can do ends the overlay before it: see standing.first_unreadable.
+
+Of a backlog that nobody has merged, each table that is asked for is read by itself, and folded by Spark's workers.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from spark_consumer.mirror.layout import table_path
 from spark_consumer.mirror.log import large_log, log_table_schema, small_log
 from spark_consumer.mirror.merge import flat, laid_over, rows
 from spark_consumer.mirror.parts import (
+    BatchContent,
+    BatchSize,
     TablePart,
+    batch_content,
     batch_size,
     divided,
     from_lsn,
@@ -54,6 +59,11 @@ if TYPE_CHECKING:
     from spark_consumer.mirror.manifest import Picture
 
 
+READ_HERE = 50_000
+"""A process that reads decodes and folds no more changes by itself: whoever asks for one table of many, or is a notebook on a
+cluster, waits for its one core. A merge does it with more, since it needs all of them at once."""
+
+
 def lay_over(
     spark: SparkSession, path: str, base: Picture, waiting: DataFrame
 ) -> tuple[Picture, dict[str, Callable[[], DataFrame]]]:
@@ -65,7 +75,7 @@ def lay_over(
     if end is not None:
         return lay_over(spark, path, base, waiting.where(f.col("commit_lsn") < end))
     told = _told(waiting, standing, marks)
-    found = look_at(told, size if told is waiting else batch_size(told))
+    found = _content(told, size if told is waiting else batch_size(told))
     if found is None and not marks:
         return base, {}
     parts, records = (found[0].parts, found[1]) if found else ([], None)
@@ -81,8 +91,17 @@ def lay_over(
     frames: dict[str, Callable[[], DataFrame]] = {}
     for part in parts:
         known = _known(spark, path, base, part.table, schemas)
-        frames[str(part.table)] = partial(_overlaid, spark, known, own_records(told, records, part.table), schemas)
+        own = own_records(told, records, part.table)
+        frames[str(part.table)] = partial(_overlaid, spark, known, own, part, schemas)
     return made, frames
+
+
+def _content(told: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
+    """As parts.look_at; of more than READ_HERE changes, without their records."""
+    if size.changes <= READ_HERE:
+        return look_at(told, size)
+    content = batch_content(told)
+    return None if content is None else (content, None)
 
 
 def _told(waiting: DataFrame, standing: Standing, marks: list[Mark]) -> DataFrame:
@@ -126,11 +145,17 @@ def _known(spark: SparkSession, path: str, base: Picture, table: TableName, sche
     return Known(table, location, rows, base.commit_lsn, base.oids.get(name), key, others, shape)
 
 
-def _overlaid(spark: SparkSession, known: Known, own: pa.Table | DataFrame, schemas: Mapping[int, Schema]) -> DataFrame:
+def _overlaid(
+    spark: SparkSession,
+    known: Known,
+    own: pa.Table | DataFrame,
+    part: TablePart,
+    schemas: Mapping[int, Schema],
+) -> DataFrame:
     """The table behind its changes, in pieces where its key changes. Raises MirrorError where a merge would."""
-    part = part_of(own, known.table)
     shapes = {schema_id: TableShape.of(schemas[schema_id]) for schema_id in part.schema_ids}
-    own = within_reach(spark, own, part, len(shapes[part.newest].columns))
+    if isinstance(own, pa.Table) or part.changes <= READ_HERE:
+        own = within_reach(spark, own, part, len(shapes[part.newest].columns))
     key_of = identity.keys_of(shapes)
     rest: pa.Table | DataFrame | None = own
     while rest is not None:

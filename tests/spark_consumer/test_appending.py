@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 
 from schemas.description import ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
-from spark_consumer.jvm import cloned
+from spark_consumer.jvm import cloned, java_frame
 from spark_consumer.mirror import appending as appending_module
-from spark_consumer.mirror import changes, fence, form, manifest, versions
+from spark_consumer.mirror import changes, fence, form, manifest, overlay, versions
 from spark_consumer.mirror.appending import AppendingMirror, merge_once, taken_in
 from spark_consumer.mirror.batch import Mirror
 from spark_consumer.mirror.dump import newest
@@ -363,6 +363,24 @@ def test_rows_of_every_version_of_a_log_are_in_a_picture(spark: SparkSession, fe
             take(spark, feeder, mirror)
     picture = versions.read(spark, str(tmp_path))["public.log"]
     assert [row["id"] for row in picture.orderBy("id").collect()] == [0, 1, 2, 3]
+
+
+def test_of_a_backlog_a_reader_reads_the_table_it_asks_for(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is decoded in its own process, nor read into it."""
+    items, visits = feeder.table(ITEMS), feeder.table(VISITS)
+    mirror = AppendingMirror(str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})), merge_every_s=math.inf)
+    for number in range(3):
+        change(feeder, items, visits, number)
+        take(spark, feeder, mirror)
+    mirror.stop()
+    monkeypatch.setattr(overlay, "READ_HERE", 2)
+    monkeypatch.setattr(overlay, "small_states", lambda *_: pytest.fail("in this process"))
+    picture = versions.read(spark, str(tmp_path))
+    plan = java_frame(picture[items.name]).queryExecution().executedPlan().toString()
+    assert f"EqualTo(table,{items.name})" in plan and visits.name not in plan
+    assert rows_of(picture, items) == items.rows and len(pages_of(picture)) == 3
 
 
 ODD = relation("odd", {"id": INT8, "Name": TEXT, "name": TEXT}, ("id",))

@@ -124,8 +124,9 @@ def test_a_large_batch_is_folded_to_the_same_rows(
 ) -> None:
     """A batch that is too large for this process may have tables that fit, and tables of one that fits may have many columns."""
     if not batch_here:
-        for module in (batch, overlay):
-            monkeypatch.setattr(module, "look_at", lambda raw, _: (parts.batch_content(raw), None))
+        monkeypatch.setattr(batch, "look_at", lambda raw, _: (parts.batch_content(raw), None))
+        monkeypatch.setattr(overlay, "READ_HERE", 1_000_000 if tables_here else 0)
+        monkeypatch.setattr(overlay, "look_at", batch.look_at)
     if not tables_here:
         monkeypatch.setattr(parts, "_SMALL_CELLS", 0)
     workload = Workload(feeder, 11)
