@@ -1,4 +1,4 @@
-"""The program `walgate`, and `python -m walgate`: looks that its packages are its own, then runs `gateway.cli`.
+"""The program `walgate`, and `python -m walgate`: looks that its packages are its own, then runs `gateway.cli.main`.
 
 `gateway` and `schemas` are common names. Another distribution's package, or a folder in front of the path, would end in an
 ImportError of something deep inside. `gateway`, `spark_consumer` and its program look too, and name it by `refuse` or `end`.
@@ -22,13 +22,13 @@ def main() -> None:
         module = import_module(name)
         if not hasattr(module, "IS_WALGATE"):
             end(module)
-    from gateway.cli import main as run
+    from gateway.cli.main import main as run
 
     run()
 
 
 def refuse(module: ModuleType) -> NoReturn:
-    """For an import. While `python -m gateway.cli` is found, the one who reads this has started a program."""
+    """For an import. While `python -m gateway.cli.main` is found, the one who reads this has started a program."""
     if sys.argv[:1] == ["-m"]:
         end(module)
     raise ImportError(f"{_in_the_way(module)}; {_HINT}", name=module.__name__)

@@ -19,36 +19,36 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.workloads import PUBLICATION, W1, W1_ROWS, W4, W4_ROWS
-from gateway.events.debezium_encoder import DebeziumEncoder
-from gateway.events.debezium_source import SourceNames
+from gateway.config.settings import ErrorSettings
+from gateway.debezium.connect_type import DebeziumOptions
+from gateway.debezium.envelope_schema import CatalogColumn, connect_relation
+from gateway.debezium.machine import DebeziumMachine, DebeziumTopics, DebeziumVersion
+from gateway.debezium.row_encoder import DebeziumEncoder
+from gateway.debezium.source_block import SourceNames
+from gateway.errors import StopForOperator
 from gateway.events.marker import encode_markers
 from gateway.events.row_encoder import RowEncoder
-from gateway.kafka.outlet import Batch, BatchWriter
+from gateway.kafka.batches import Batch, BatchWriter
 from gateway.local import Postgres
-from gateway.lsn import Lsn
-from gateway.operate.errors import StopForOperator
-from gateway.operate.settings import ErrorSettings
 from gateway.pgoutput import Relation
 from gateway.pgoutput.letters import ROW_MESSAGES
-from gateway.relations.catalog import COLUMNS_QUERY, KEY_QUERY, TYPES_QUERY, read_key, read_types
-from gateway.relations.description import describe
-from gateway.replication.connection import connect_replication
-from gateway.replication.frames import XLOG_DATA, split
-from gateway.replication.inbox import Inbox
-from gateway.replication.options import pgoutput_options
-from gateway.service.pump import Pump
-from gateway.service.table_errors import TableErrors
-from gateway.snapshot.judge import Judge
-from gateway.snapshot.table import Table as SnapshotTable
-from gateway.snapshot.tracking import Tracking
-from gateway.snapshot.visibility import Visibility
+from gateway.postgres.connection import connect_replication
+from gateway.postgres.copy_frames import XLOG_DATA, split
+from gateway.postgres.receive_buffer import Inbox
+from gateway.postgres.start_replication import pgoutput_options
+from gateway.relations.describe import describe
+from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, TYPES_QUERY, read_key, read_types
+from gateway.runtime.pump import Pump
+from gateway.runtime.quarantine import TableErrors
+from gateway.snapshot.change_tracking import Tracking
+from gateway.snapshot.rules.staleness import Judge
+from gateway.snapshot.rules.table_progress import Table as SnapshotTable
+from gateway.snapshot.rules.visibility import Visibility
 from gateway.transactions.commit_policy import CommitPolicy
-from gateway.transactions.debezium import DebeziumMachine, DebeziumTopics, DebeziumVersion
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import MessageTopic, RelationVersion
-from schemas.connect_type import DebeziumOptions
-from schemas.debezium import CatalogColumn, connect_relation
+from schemas.lsn import Lsn
 
 NO_COMPRESSION, LZ4 = 0, 3
 """Codes of Kafka's record batch."""

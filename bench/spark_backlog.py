@@ -24,8 +24,8 @@ from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 from spark_consumer.jobs.run import facts_of
 from spark_consumer.jobs.session import local_session
-from spark_consumer.mirror.appending import AppendingMirror
-from spark_consumer.mirror.layout import table_path
+from spark_consumer.mirror.append_batch import AppendingMirror
+from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName

@@ -32,11 +32,12 @@ from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 from spark_consumer.arrow import to_frame
 from spark_consumer.jobs.session import local_session
-from spark_consumer.mirror import changes, manifest, target, upkeep, versions
-from spark_consumer.mirror.layout import changes_path, table_path
-from spark_consumer.mirror.merge import write_once
-from spark_consumer.mirror.parts import BatchSize
-from spark_consumer.mirror.tuning import COMPACT, settings, tune
+from spark_consumer.mirror import changes, manifest, versions
+from spark_consumer.mirror.batch_contents import BatchSize
+from spark_consumer.mirror.delta import delta_table, maintenance
+from spark_consumer.mirror.delta.merge import write_once
+from spark_consumer.mirror.paths import changes_path, table_path
+from spark_consumer.mirror.spark_settings import COMPACT, settings, tune
 from spark_consumer.source.frames import RAW
 from spark_consumer.tables import TableName
 
@@ -79,7 +80,7 @@ class Batches:
                  "commit_time": row["commit_time"].isoformat(timespec="milliseconds")}  # fmt: skip
         stats = {"numRecords": 1, "minValues": bound, "maxValues": bound, "nullCount": dict.fromkeys(bound, 0)}
         size = (self._location / name).stat().st_size
-        mark = {"appId": target.APPLICATION, "version": self.lsn, "lastUpdated": now}
+        mark = {"appId": delta_table.APPLICATION, "version": self.lsn, "lastUpdated": now}
         actions: list[dict[str, Any]] = [
             {"commitInfo": {"timestamp": now, "operation": "WRITE", "operationParameters": {"mode": "Append"}}},
             {"txn": mark},
@@ -100,26 +101,26 @@ class Batches:
 
 def scale_upkeep(hour_s: float) -> None:
     """Every time that upkeep knows; VACUUM itself knows but whole hours, and seconds only by a property of the table."""
-    upkeep._EVERY_S = upkeep.GRACE_S = hour_s
-    upkeep.LOG_GRACE_S = hour_s / 4
+    maintenance._EVERY_S = maintenance.GRACE_S = hour_s
+    maintenance.LOG_GRACE_S = hour_s / 4
 
     def vacuum(spark: Any, location: str, age: timedelta) -> None:
         wanted = round(age.total_seconds() + hour_s)
-        if target.own_retention_s(spark, location) != wanted:
+        if delta_table.own_retention_s(spark, location) != wanted:
             properties = f"'delta.deletedFileRetentionDuration' = 'interval {wanted} seconds'"
-            spark.sql(f"ALTER TABLE {target.sql_table(location)} SET TBLPROPERTIES ({properties})")
+            spark.sql(f"ALTER TABLE {delta_table.sql_table(location)} SET TBLPROPERTIES ({properties})")
         DeltaTable.forPath(spark, location).vacuum()
 
-    upkeep._vacuum = vacuum
+    maintenance._vacuum = vacuum
 
 
-def merge(spark: Any, keeper: upkeep.Upkeep, path: str, lsn: int) -> None:
+def merge(spark: Any, keeper: maintenance.Upkeep, path: str, lsn: int) -> None:
     location = table_path(path, ITEMS)
-    properties = {} if target.exists(spark, location) else target.properties(["id"], deletion_vectors=True)
+    properties = {} if delta_table.exists(spark, location) else delta_table.properties(["id"], deletion_vectors=True)
     rows = to_frame(spark, pa.table({"id": pa.array([lsn], pa.int64())}))
     with settings(spark, {COMPACT: "false"}):
         write_once(rows, location, "append", lsn, properties=properties)
-    tables = {str(ITEMS): target.version(spark, location)}
+    tables = {str(ITEMS): delta_table.version(spark, location)}
     keeper.note_version(location, tables[str(ITEMS)] - 1, tables[str(ITEMS)])
     manifest.record(spark, path, replace(manifest.Picture.before_all(), commit_lsn=lsn, tables=tables))
 
@@ -143,7 +144,7 @@ def run(hour_s: float, share: int) -> None:
     scale_upkeep(hour_s)
     with tempfile.TemporaryDirectory(prefix="walgate-bench-") as path:
         changes.create(spark, path)
-        batches, keeper = Batches(spark, path), upkeep.Upkeep(path, HOURS * hour_s)
+        batches, keeper = Batches(spark, path), maintenance.Upkeep(path, HOURS * hour_s)
         figures: list[dict[str, float]] = []
         began = time.monotonic()
         for hour in range(1, HOURS + 1):

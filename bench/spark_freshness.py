@@ -27,10 +27,11 @@ from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 from spark_consumer.jobs.session import local_session
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror import changes, target, versions
-from spark_consumer.mirror.appending import AppendingMirror
-from spark_consumer.mirror.layout import table_path
-from spark_consumer.mirror.merge import write_once
+from spark_consumer.mirror import changes, versions
+from spark_consumer.mirror.append_batch import AppendingMirror
+from spark_consumer.mirror.delta import delta_table
+from spark_consumer.mirror.delta.merge import write_once
+from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
@@ -66,7 +67,7 @@ def fill(spark: Any, folder: str, table_count: int, rows: int) -> None:
     for number in range(table_count):
         values = spark.range(1, rows + 1).selectExpr(*_COLUMNS)
         location = table_path(folder, TableName("public", f"bench{number}"))
-        properties = target.properties(values.columns, deletion_vectors=True)
+        properties = delta_table.properties(values.columns, deletion_vectors=True)
         write_once(values, location, "append", 0, properties=properties)
 
 

@@ -34,11 +34,11 @@ from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 from spark_consumer.jobs.session import local_session
 from spark_consumer.jvm import cloned, java_class
-from spark_consumer.mirror import target
-from spark_consumer.mirror.appending import AppendingMirror
-from spark_consumer.mirror.layout import table_path
-from spark_consumer.mirror.merge import write_once
-from spark_consumer.mirror.tuning import COMPACT
+from spark_consumer.mirror.append_batch import AppendingMirror
+from spark_consumer.mirror.delta import delta_table
+from spark_consumer.mirror.delta.merge import write_once
+from spark_consumer.mirror.paths import table_path
+from spark_consumer.mirror.spark_settings import COMPACT
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import Feeder, Table
@@ -54,7 +54,7 @@ def make_rows(spark: Any, location: str, rows: int, *, deletion_vectors: bool) -
         "id", "concat('owner ', id) owner", "'Konstanz' city", "cast(12.5 as decimal(12,2)) balance",
         "timestamp'2026-01-01 00:00:00' opened_at", "'a note of some length' note", "cast(null as map<string,string>) _special",
     )  # fmt: skip
-    properties = target.properties(values.columns, deletion_vectors=deletion_vectors)
+    properties = delta_table.properties(values.columns, deletion_vectors=deletion_vectors)
     write_once(values, location, "append", 0, properties=properties)
 
 

@@ -92,7 +92,7 @@ async def running(
     *,
     compiled: Path | None = None,
     more: Mapping[str, str] | None = None,
-    module: str = "gateway.cli",
+    module: str = "gateway.cli.main",
 ) -> AsyncIterator[Gateway]:
     """A gateway that streams, run by `module`. `compiled`: folder of a compiled build, in place of the source."""
     prefix = f"b{uuid4().hex[:8]}"

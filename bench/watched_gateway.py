@@ -15,9 +15,9 @@ from typing import Any
 
 import uvloop
 
-from gateway.cli import app
-from gateway.operate.board import Board
-from gateway.service.monitor import Monitor
+from gateway.cli.main import app
+from gateway.observe.status_board import Board
+from gateway.runtime.monitor import Monitor
 
 INTERVAL_S = 1.0
 SPENT_PATH = "BENCH_SPENT_PATH"

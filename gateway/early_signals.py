@@ -1,7 +1,7 @@
 """A stop in the first second: `walgate run` exits with 0 also while most of the program is still being imported.
 
 Imported before everything else, for its effect. Nothing is open that early, so nothing is left behind. As soon as the gateway
-runs, its event loop takes the signals (gateway/service/supervisor.py).
+runs, its event loop takes the signals (gateway/runtime/supervisor.py).
 """
 
 from __future__ import annotations

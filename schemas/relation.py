@@ -1,168 +1,136 @@
-"""A relation's description -> the Avro schemas of its records' values (the envelope) and keys.
+"""What is known of a relation when its Relation message arrives: the message, and the catalog's facts about its types.
 
-Facts of PostgreSQL are kept as attributes, which Avro readers and registries carry along: `pg.relation` on the envelope,
-`pg.type` on each field of Row (with attnum, where it is known, and attmissingval, where there is one), `pg.catalog` there for
-what the stream does not say and the catalog told at that moment,
-`pg.protected` where a rule of the settings replaces the column's values, and `pg.name` wherever an Avro name is not the true
-name.
-
-Every field of Row and Key is a union with null, default null: so a column may come, go or change its part in the replica
-identity, and old events are still readable with the new schema. Key schemas carry no attributes but `pg.name`, so that a
-key's bytes (which choose the partition) do not change when something about the column changes that is not its value.
+The stream says names, type oids and typmods; kinds, base types, elements and labels are from the catalog *at the moment
+of the Relation message*, which may be later than the change. A type that was dropped meanwhile has the kind UNKNOWN.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from schemas.column_type import ColumnType, avro_type, key_type, value_type
-from schemas.description import ColumnDescription, Kind, Protect, RelationDescription, TypeFacts
-from schemas.names import avro_name, avro_namespace
-
-OPERATIONS = ("INSERT", "UPDATE", "DELETE", "TRUNCATE", "READ")
-BEFORE_PREFIX = "before."
-"""In `unchanged` and `special`: marks a field of the `before` row. No Avro name holds a dot."""
-
-Schema = dict[str, Any]
+import enum
+from dataclasses import dataclass, field
 
 
-def change_schema(description: RelationDescription, prefix: str) -> Schema:
-    """The envelope, record `Change`: docs/topics.md. The fields up to `ordinal` are plain and come first."""
-    namespace = avro_namespace(prefix, description.namespace, description.name)
-    columns = [column for column in description.columns if not _is_dropped(column)]
-    row = {"type": "record", "name": "Row", "fields": [_row_field(column) for column in columns]}
-    return {
-        "type": "record",
-        "name": "Change",
-        "namespace": namespace,
-        "pg.relation": {
-            "oid": description.oid,
-            "schema": description.namespace,
-            "name": description.name,
-            "replica_identity": description.replica_identity.name,
-        },
-        "fields": [
-            {"name": "op", "type": {"type": "enum", "name": "Operation", "symbols": list(OPERATIONS)}},
-            {"name": "xid", "type": "long", "doc": "Top-level transaction id."},
-            {"name": "subxid", "type": "long", "doc": "The subtransaction of an in-progress row; -1 else."},
-            {"name": "epoch", "type": "long", "doc": "Incarnation of the gateway."},
-            {"name": "change_lsn", "type": "long"},
-            {"name": "ordinal", "type": "long", "doc": "Zero-based place in the transaction, over all tables."},
-            {**_optional("commit_lsn", "long"), "doc": "null: in progress, not known to be committed."},
-            _optional("commit_time", {"type": "long", "logicalType": "timestamp-micros"}),
-            _optional("origin", "string"),
-            {
-                "name": "key_change",
-                "type": "boolean",
-                "doc": "true: the DELETE of the old key that goes with an UPDATE.",
-            },
-            {**_optional("old_key", _key_record(description)), "doc": "The key tuple of the wire."},
-            {**_optional("before", row), "doc": "The old tuple of the wire (REPLICA IDENTITY FULL)."},
-            {**_optional("after", f"{namespace}.Row"), "doc": "The new tuple."},
-            {
-                "name": "unchanged",
-                "type": {"type": "array", "items": "string"},
-                "doc": "Fields whose TOASTed value was not sent: null in the row and named here.",
-            },
-            {
-                "name": "special",
-                "type": {"type": "map", "values": "string"},
-                "doc": "Field -> PostgreSQL text of a value that its Avro type can not hold: null in the row. "
-                f"Fields of the row `before` are named {BEFORE_PREFIX}<field>.",
-            },
-        ],
-    }
+class Kind(enum.Enum):
+    """pg_type.typtype, with arrays told from base types."""
+
+    BASE = "base"
+    ARRAY = "array"
+    COMPOSITE = "composite"
+    DOMAIN = "domain"
+    ENUM = "enum"
+    RANGE = "range"
+    MULTIRANGE = "multirange"
+    PSEUDO = "pseudo"
+    UNKNOWN = "unknown"
 
 
-def key_schema(description: RelationDescription, prefix: str) -> Schema | None:
-    """The record `Key` of the identity columns; None for a relation without identity."""
-    if not description.identity_columns:
-        return None
-    namespace = avro_namespace(prefix, description.namespace, description.name)
-    return {**_key_record(description), "namespace": namespace}
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """One attribute of a composite type."""
+
+    name: str
+    facts: TypeFacts
+    typmod: int
 
 
-def field_names(description: RelationDescription) -> tuple[str, ...]:
-    """Avro names of the columns, in the order of the wire."""
-    return tuple(avro_name(column.name) for column in description.columns)
+@dataclass(frozen=True, slots=True)
+class TypeFacts:
+    """One row of pg_type. `name` is "" where the catalog no longer has the type.
+
+    `element` is the element of an array, the subtype of a range, the range of a multirange; `base` and `base_typmod`
+    belong to a domain. `extension` is the name of the extension that owns the type. `sends_binary` is false where the
+    type has no send function: the server then sends text even to a client that asked for binary. `outputs`: what the server
+    writes for some values, where that cannot be told from the type alone (gateway/values/server_names.py, money.py).
+    """
+
+    oid: int
+    namespace: str
+    name: str
+    kind: Kind
+    extension: str = ""
+    sends_binary: bool = True
+    delimiter: str = ","
+    element: TypeFacts | None = None
+    base: TypeFacts | None = None
+    base_typmod: int = -1
+    labels: tuple[str, ...] = ()
+    attributes: tuple[Attribute, ...] = ()
+    outputs: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
 
-def _key_record(description: RelationDescription) -> Schema:
-    fields = [
-        {**_named(column.name), **_nullable(key_type(value_type(column)))} for column in description.identity_columns
-    ]
-    return {"type": "record", "name": "Key", "fields": fields}
+class ReplicaIdentity(enum.Enum):
+    """pg_class.relreplident."""
+
+    DEFAULT = "d"
+    NOTHING = "n"
+    FULL = "f"
+    INDEX = "i"
 
 
-def _row_field(column: ColumnDescription) -> Schema:
-    described: Schema = {
-        **_named(column.name),
-        **_nullable(value_type(column)),
-        "pg.type": {
-            **_type_name(column.facts),
-            "typmod": column.typmod,
-            "key": column.identity,
-            **_attribute(column),
-        },
-    }
-    catalog = _catalog_facts(column.facts)
-    if catalog:
-        described["pg.catalog"] = catalog
-    if column.protection is not None:
-        described["pg.protected"] = column.protection.action.value
-    return described
+class Protect(enum.Enum):
+    """What becomes of the values of a column that shall not leave the process as they are."""
+
+    DROP = "drop"
+    """No field."""
+    NULL = "null"
+    HASH = "hash"
+    """HMAC-SHA256 of PostgreSQL's text, in hexadecimal."""
+    TRUNCATE = "truncate"
+    """The first characters of PostgreSQL's text."""
 
 
-def _attribute(column: ColumnDescription) -> Schema:
-    if column.attnum is None:
-        return {}
-    if column.missing is None:
-        return {"attnum": column.attnum}
-    missing = {"avro": column.missing.encoded.hex()}
-    if column.missing.special is not None:
-        missing["special"] = column.missing.special
-    return {"attnum": column.attnum, "attmissingval": missing}
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """`length` in characters is for TRUNCATE, `hash_key` for HASH."""
+
+    action: Protect
+    length: int = 0
+    hash_key: bytes = field(default=b"", repr=False)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Nothing of the value is sent."""
+        return self.action in (Protect.DROP, Protect.NULL)
 
 
-def _is_dropped(column: ColumnDescription) -> bool:
-    return column.protection is not None and column.protection.action is Protect.DROP
+@dataclass(frozen=True, slots=True)
+class MissingValue:
+    """pg_attribute.attmissingval: what the rows have in a column that was added to them with a default.
+
+    `encoded`: as in a record, Avro's union with null; `special`: PostgreSQL's text of a value that is null there.
+    """
+
+    encoded: bytes = field(repr=False)
+    special: str | None = field(default=None, repr=False)
 
 
-def _nullable(column: ColumnType) -> Schema:
-    return {"type": ["null", avro_type(column)], "default": None}
+@dataclass(frozen=True, slots=True)
+class ColumnDescription:
+    """`identity`: the column is part of the key of our records. `attnum`: of pg_attribute; None: not known."""
+
+    name: str
+    facts: TypeFacts
+    typmod: int
+    identity: bool
+    protection: Protection | None = None
+    attnum: int | None = None
+    missing: MissingValue | None = None
 
 
-def _optional(name: str, avro: Any) -> Schema:
-    return {"name": name, "type": ["null", avro], "default": None}
+@dataclass(frozen=True, slots=True)
+class RelationDescription:
+    """Columns in the order of the wire. Identity columns are those of the replica identity; under FULL the primary key's."""
 
+    oid: int
+    namespace: str
+    name: str
+    replica_identity: ReplicaIdentity
+    columns: tuple[ColumnDescription, ...]
 
-def _named(name: str) -> Schema:
-    escaped = avro_name(name)
-    return {"name": escaped} if escaped == name else {"name": escaped, "pg.name": name}
+    @property
+    def identity_columns(self) -> tuple[ColumnDescription, ...]:
+        return tuple(column for column in self.columns if column.identity)
 
-
-def _type_name(facts: TypeFacts) -> Schema:
-    return {"oid": facts.oid, "schema": facts.namespace, "name": facts.name}
-
-
-def _catalog_facts(facts: TypeFacts) -> Schema:
-    """What only the catalog knows: nothing for a base type."""
-    if facts.kind is Kind.BASE:
-        return {}
-    told: Schema = {"kind": facts.kind.value}
-    if facts.base is not None:
-        told["base"] = {**_nested(facts.base), "typmod": facts.base_typmod}
-    if facts.element is not None:
-        told["element"] = _nested(facts.element)
-    if facts.labels:
-        told["labels"] = list(facts.labels)
-    if facts.attributes:
-        told["attributes"] = [
-            {"attribute": attribute.name, **_nested(attribute.facts), "typmod": attribute.typmod}
-            for attribute in facts.attributes
-        ]
-    return told
-
-
-def _nested(facts: TypeFacts) -> Schema:
-    return {**_type_name(facts), **_catalog_facts(facts)}
+    @property
+    def qualified_name(self) -> str:
+        return f"{self.namespace}.{self.name}"

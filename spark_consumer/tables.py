@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from schemas.names import avro_namespace, format_relation, parse_relation
+from schemas.topic_names import avro_namespace, format_relation, parse_relation
 from spark_consumer.errors import OptionError
 
 

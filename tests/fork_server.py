@@ -22,11 +22,10 @@ from importlib import import_module, reload
 from pathlib import Path
 from types import SimpleNamespace
 
-from gateway import early_signals
-from gateway.operate import failpoints
-from gateway.operate.errors import StopForOperator
+from gateway import early_signals, failpoints
+from gateway.errors import StopForOperator
 
-_MODULES = ("gateway.cli", "gateway.service.supervisor", "uvloop")
+_MODULES = ("gateway.cli.main", "gateway.runtime.supervisor", "uvloop")
 _ROOT = Path(__file__).parents[1]
 _REQUEST_BYTES = 200_000
 

@@ -14,17 +14,17 @@ import fastavro
 from gateway.events.manifest import Manifest
 from gateway.events.marker import encode_markers
 from gateway.events.row_encoder import RowEncoder
-from gateway.operate.board import Board
-from gateway.operate.metrics import REGISTRY, show
+from gateway.observe.metrics import REGISTRY, show
+from gateway.observe.status_board import Board
 from gateway.pgoutput import Relation, decode
 from gateway.pgoutput.letters import ROW_MESSAGES
-from gateway.relations.description import describe
+from gateway.relations.describe import describe
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import RelationVersion
-from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
-from schemas.framing import FRAME_BYTES, frame
+from schemas.change_schema import OPERATIONS, change_schema
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
-from schemas.relation import OPERATIONS, change_schema
+from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.wire_format import FRAME_BYTES, frame
 from tests.golden.recording import recording
 
 DOCS = Path(__file__).parents[1] / "docs"

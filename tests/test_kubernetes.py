@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.operate.settings import load_settings
+from gateway.config.settings import load_settings
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "deploy/kubernetes"

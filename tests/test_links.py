@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.operate import metrics
-from gateway.operate.board import Board
+from gateway.observe import metrics
+from gateway.observe.status_board import Board
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -15,7 +15,7 @@ PURE_ROOMS = (
     "gateway/values",
     "gateway/events",
     "gateway/transactions",
-    "gateway/judgement",
+    "gateway/startup",
     "schemas",
 )
 PURE_FILES = tuple(f"gateway/snapshot/{name}.py" for name in ("judge", "keys", "plan", "table", "visibility"))
@@ -41,14 +41,14 @@ def breaches(source: str) -> Iterator[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
             names = [node.module]
-            if node.module == "gateway.operate":
-                names = [f"gateway.operate.{alias.name}" for alias in node.names]
+            if node.module == "gateway.observe":
+                names = [f"gateway.observe.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Attribute) and node.attr in CLOCKS:
             yield f"line {node.lineno}: reads the clock by {node.attr}"
         elif isinstance(node, (ast.AsyncFunctionDef, ast.Await)):
             yield f"line {node.lineno}: waits"
         for name in names:
-            of_operate = name.startswith("gateway.operate") and name != "gateway.operate.errors"
+            of_operate = name.startswith("gateway.observe") and name != "gateway.errors"
             if of_operate or name.partition(".")[0] in FORBIDDEN:
                 yield f"line {getattr(node, 'lineno', 0)}: imports {name}"
 
@@ -67,8 +67,8 @@ def test_a_pure_room_knows_no_loop_no_socket_and_no_clock(path: Path) -> None:
         "def f():\n    import socket",
         "async def f(): ...",
         "import urllib.request",
-        "from gateway.operate.settings import Settings",
-        "from gateway.operate import metrics",
+        "from gateway.config.settings import Settings",
+        "from gateway.observe import metrics",
     ],
 )
 def test_a_breach_is_seen(source: str) -> None:

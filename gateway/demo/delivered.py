@@ -16,8 +16,8 @@ import fastavro
 from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import TopicPartition
 
-from gateway.lsn import Lsn
-from gateway.operate.errors import StopForOperator
+from gateway.errors import StopForOperator
+from schemas.lsn import Lsn
 from schemas.records import TRANSACTION_MARKER
 
 _SCHEMA = fastavro.parse_schema(TRANSACTION_MARKER)

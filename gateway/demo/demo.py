@@ -23,13 +23,13 @@ import asyncpg
 from gateway.demo.panel import Panel
 from gateway.demo.story import STEPS as STORY_STEPS
 from gateway.demo.story import Addresses, Story, StoryOptions
+from gateway.errors import WalgateError
 from gateway.local.artifacts import fetch_sets, unpacked
 from gateway.local.guard import Guard
 from gateway.local.java import java_version
 from gateway.local.kafka import Kafka
 from gateway.local.postgres import Postgres
 from gateway.local.registry import Registry
-from gateway.operate.errors import WalgateError
 
 DEFAULT_SECONDS = 30.0
 DEFAULT_SEED = 1

@@ -41,7 +41,7 @@ class GatewayProcess:
         """Returns when the slot is being read. Raises `PartFailed` with the last lines of its log."""
         self._child = await self._guard.start(
             "gateway",
-            [sys.executable, "-m", "gateway.cli", "run"],
+            [sys.executable, "-m", "gateway.cli.main", "run"],
             environment=self._settings,
             end_signal=signal.SIGTERM,
         )

@@ -14,7 +14,7 @@ from typing import Any
 from gateway.demo.verdict import MirrorTable
 from gateway.local.guard import Child, Guard
 from gateway.local.spark import spark_environment
-from gateway.lsn import Lsn
+from schemas.lsn import Lsn
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0

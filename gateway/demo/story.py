@@ -23,9 +23,9 @@ from gateway.demo.mirror import Mirror
 from gateway.demo.panel import Panel
 from gateway.demo.verdict import TableVerdict, compare_table, connect_for_verdict
 from gateway.demo.workload import OLD_ROWS, SCENE_COUNT, TABLES, create_shop, fill_shop, run_workload
+from gateway.errors import StopForOperator
 from gateway.local.guard import Child, Guard
-from gateway.operate.errors import StopForOperator
-from schemas.names import transaction_topic
+from schemas.topic_names import transaction_topic
 
 STEPS = ("Gateway", "Spark mirror", "Workload", "Catch up", "Merge", "Comparison")
 _REFRESH_S = 0.25

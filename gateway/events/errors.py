@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gateway.operate.errors import REPORT, NeedsText, Retry, UnwritableRelation
+from gateway.errors import REPORT, NeedsText, Retry, UnwritableRelation
 from gateway.pgoutput.row import TuplePart
 from gateway.pgoutput.tuple_data import Text, column_offset
-from gateway.values.special import NotRenderable
-from schemas.description import RelationDescription
+from gateway.values.special_values import NotRenderable
+from schemas.relation import RelationDescription
 
 
 class UnknownBinary(NeedsText):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.events.context import Context
-from gateway.varint import encode_long
+from gateway.events.transaction_context import Context
+from schemas.varint import encode_long
 
 _MESSAGE = b"\0"
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.events.manifest import ExcludedRelation, Manifest, SnapshotChunk
-from gateway.values.reader import some_bytes
-from gateway.varint import encode_long, encode_lsn, encode_some_lsn
+from gateway.values.column_readers import some_bytes
 from schemas.records import TRANSACTION_MARKER
+from schemas.varint import encode_long, encode_lsn, encode_some_lsn
 
 _NULL = b"\0"
 _SOME = b"\2"

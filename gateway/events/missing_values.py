@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from gateway.events.tuple_values import column_codec
+from gateway.events.row_encoder_slow import column_codec
 from gateway.relations.attributes import Attribute
-from gateway.values.reader import AVRO_NULL
-from gateway.values.special import NotRenderable, Special, special_text
-from schemas.column_type import value_type
-from schemas.description import ColumnDescription, MissingValue, RelationDescription
+from gateway.values.column_readers import AVRO_NULL
+from gateway.values.special_values import NotRenderable, Special, special_text
+from schemas.avro_types import value_type
+from schemas.relation import ColumnDescription, MissingValue, RelationDescription
 
 _MALFORMED: Final = (NotRenderable, ValueError, IndexError, OverflowError, struct.error)
 

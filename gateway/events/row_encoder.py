@@ -2,12 +2,12 @@
 
 A message is read where it lies, from its TupleData (manual 55.9) straight into Avro: no dataclass, no Python value. Two ways:
 
-* The fast one takes what nearly every row is: values and NULLs. One reader a column (gateway/values/reader.py), or one for
+* The fast one takes what nearly every row is: values and NULLs. One reader a column (gateway/values/column_readers.py), or one for
   a run of columns (gateway/values/row_readers.py), and one join of all their parts.
 * Whatever is not that (an UNCHANGED column, a value that its Avro type cannot hold, a key tuple, rubbish) makes the
-  readers raise. The message is then parsed by gateway/pgoutput, and encoded or refused by gateway/events/tuple_values.py.
+  readers raise. The message is then parsed by gateway/pgoutput, and encoded or refused by gateway/events/row_encoder_slow.py.
 
-The envelope's layout is `schemas.relation.change_schema`; a test compares the bytes with fastavro's.
+The envelope's layout is `schemas.change_schema.change_schema`; a test compares the bytes with fastavro's.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Final
 
 from librt.strings import read_i16_be
 
-from gateway.events.context import Context
-from gateway.events.tuple_values import TupleCodec
+from gateway.events.row_encoder_slow import TupleCodec
+from gateway.events.transaction_context import Context
 from gateway.pgoutput import Binary
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, KIND_UNCHANGED, NEW_TUPLE, OLD_TUPLE
 from gateway.pgoutput.row import TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
-from gateway.values.reader import NOTHING, Parts, Unusual, some_bytes
+from gateway.values.column_readers import NOTHING, Parts, Unusual, some_bytes
 from gateway.values.row_readers import RowReaders
-from gateway.values.special import NotRenderable, Special
-from gateway.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, HIGH, LAST, MORE, TWO_CHUNKS_END, encode_long
-from schemas.description import RelationDescription
-from schemas.framing import frame
-from schemas.relation import BEFORE_PREFIX, OPERATIONS, field_names
+from gateway.values.special_values import NotRenderable, Special
+from schemas.change_schema import BEFORE_PREFIX, OPERATIONS, field_names
+from schemas.relation import RelationDescription
+from schemas.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, HIGH, LAST, MORE, TWO_CHUNKS_END, encode_long
+from schemas.wire_format import frame
 
 Key = bytes | None
 

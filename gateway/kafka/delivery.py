@@ -24,14 +24,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from gateway.errors import Retry
 from gateway.events.marker import Marker, encode_markers
-from gateway.kafka.outlet import Batch, BatchWriter
+from gateway.failpoints import failpoint
+from gateway.kafka.batches import Batch, BatchWriter
 from gateway.kafka.producer import Producer
-from gateway.operate.errors import Retry
-from gateway.operate.failpoints import failpoint
 from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.position import Position, encode_position
-from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC
+from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
 
 REQUEST_BYTES = 2 << 20
 """No more is given to the producer at once: it makes one request of it, which takes several times its size while it is put

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.judgement.findings import OperatorWarning
-from schemas.names import counted
+from gateway.startup.findings import OperatorWarning
+from schemas.topic_names import counted
 
 COPIES: Final = 3
 """With two in sync, one broker may be away and another disk be lost."""

@@ -22,8 +22,8 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
 )
 
-from gateway.kafka.driver import ConnectError, LoginWanted, NoTls
-from gateway.operate.errors import Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.errors import Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.kafka.aiokafka_internals import ConnectError, LoginWanted, NoTls
 
 WRITING: Final = "Write and Describe"
 READING: Final = "Read and Describe"

@@ -10,13 +10,13 @@ import fastavro
 from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
-from gateway.kafka.driver import Consumer
+from gateway.config.kafka import KafkaSettings
+from gateway.kafka.aiokafka_internals import Consumer
 from gateway.kafka.errors import READING, classify
-from gateway.kafka.goodbye import say_goodbye
 from gateway.kafka.producer import STOP_TIMEOUT_S
-from gateway.operate.kafka_settings import KafkaSettings
-from schemas.framing import FRAME_BYTES
+from gateway.kafka.shutdown import say_goodbye
 from schemas.records import TRANSACTION_MARKER
+from schemas.wire_format import FRAME_BYTES
 
 _LOOKED_AT: Final = 500
 """Of the newest offsets; control records among them."""

@@ -7,13 +7,13 @@ import asyncio
 from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
-from gateway.kafka.driver import Consumer
+from gateway.config.kafka import KafkaSettings
+from gateway.errors import Retry
+from gateway.kafka.aiokafka_internals import Consumer
 from gateway.kafka.errors import READING, classify
-from gateway.kafka.goodbye import say_goodbye
 from gateway.kafka.producer import STOP_TIMEOUT_S
-from gateway.operate.errors import Retry
-from gateway.operate.kafka_settings import KafkaSettings
-from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC
+from gateway.kafka.shutdown import say_goodbye
+from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
 
 _POLL_MS = 200
 _NOT_TO_ITS_END = (

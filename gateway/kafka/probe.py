@@ -7,11 +7,11 @@ from typing import Final
 
 from aiokafka.errors import KafkaError, LeaderNotAvailableError, for_code
 
-from gateway.kafka.driver import Admin
+from gateway.config.kafka import KafkaSettings
+from gateway.kafka.aiokafka_internals import Admin
 from gateway.kafka.errors import classify
-from gateway.kafka.goodbye import say_goodbye
-from gateway.operate.kafka_settings import KafkaSettings
-from schemas.names import POSITION_TOPIC
+from gateway.kafka.shutdown import say_goodbye
+from schemas.topic_names import POSITION_TOPIC
 
 _CLOSE_S: Final = 1.0
 _MISSING: Final = 3

@@ -1,6 +1,6 @@
 """The transactional producer, and how it is given up.
 
-aiokafka's producer is used with three rules (measured, its source read at 0.14), and as gateway/kafka/driver.py changes it:
+aiokafka's producer is used with three rules (measured, its source read at 0.14), and as gateway/kafka/aiokafka_internals.py changes it:
 
 * `commit_transaction` returns normally although a batch of the transaction failed, so every batch's future is awaited
   before (gateway/kafka/delivery.py). A producer with one failed or unknown result is dead: never retried, abandoned here.
@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 import structlog
 from aiokafka.errors import KafkaError
 
-from gateway.kafka.driver import DirectProducer
+from gateway.config.kafka import KafkaSettings
+from gateway.errors import Retry
+from gateway.kafka.aiokafka_internals import DirectProducer
+from gateway.kafka.batches import RECORD_OVERHEAD_BYTES, Batch
 from gateway.kafka.errors import classify
-from gateway.kafka.goodbye import say_goodbye
-from gateway.kafka.outlet import RECORD_OVERHEAD_BYTES, Batch
-from gateway.operate.errors import Retry
-from gateway.operate.kafka_settings import KafkaSettings
+from gateway.kafka.shutdown import say_goodbye
 
 MAX_PARTITION_RECORDS = 1 << 30
 """After so many records on one partition the producer is replaced."""

@@ -27,9 +27,9 @@ from aiokafka.errors import (
     for_code,
 )
 
-from gateway.kafka.driver import Admin
+from gateway.config.kafka import KafkaSettings
+from gateway.kafka.aiokafka_internals import Admin
 from gateway.kafka.errors import CREATING, DESCRIBING, WRITING, classify
-from gateway.operate.kafka_settings import KafkaSettings
 
 log = structlog.get_logger()
 

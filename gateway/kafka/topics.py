@@ -3,7 +3,7 @@
 The name of a relation's topic is decided by Kafka alone, so that every start decides alike, whichever relation comes first:
 
 1. the name that `kafka.topic_names` gives it; else
-2. of its possible names (schemas/names.py) the first whose topic exists; else
+2. of its possible names (schemas/topic_names.py) the first whose topic exists; else
 3. the first that Kafka lets us create. It refuses one that differs from another topic's in '.' and '_' only.
 """
 
@@ -16,15 +16,15 @@ from typing import TypeVar
 import structlog
 from aiokafka.admin import NewTopic
 
-from gateway.judgement.brokers import check_position_topic, check_single_partition
-from gateway.judgement.findings import OperatorWarning, report_of
+from gateway.config.kafka import KafkaSettings
+from gateway.debezium.envelope_schema import debezium_topic
+from gateway.errors import NEW_PREFIX, DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.failpoints import failpoint
 from gateway.kafka.durability import COPIES, IN_SYNC, Durability, cautions
 from gateway.kafka.topic_admin import Refusal, TopicAdmin
-from gateway.operate.errors import NEW_PREFIX, DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.operate.failpoints import failpoint
-from gateway.operate.kafka_settings import KafkaSettings
-from schemas.debezium import debezium_topic
-from schemas.names import (
+from gateway.startup.findings import OperatorWarning, report_of
+from gateway.startup.kafka_checks import check_position_topic, check_single_partition
+from schemas.topic_names import (
     POSITION_TOPIC,
     SNAPSHOT_TOPIC,
     collision_name,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.operate.errors import StopForOperator
+from gateway.errors import StopForOperator
 
 UNPRIVILEGED = ("postgres", "nobody")
 

@@ -9,9 +9,9 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.errors import StopForOperator
 from gateway.local.accounts import Account, reachable
 from gateway.local.artifacts import copy_tree, fetched, unpacked
-from gateway.operate.errors import StopForOperator
 
 NEWEST_VERSION = 18
 OLDEST_VERSION = 14

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import httpx2
 
+from gateway.errors import Retry, StopForOperator
 from gateway.local.progress import download_progress
-from gateway.operate.errors import Retry, StopForOperator
 
 PARALLEL = 8
 ATTEMPTS = 5

@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from gateway.errors import StopForOperator
 from gateway.local.accounts import Account
-from gateway.operate.errors import StopForOperator
 
 SCRIPT = Path(__file__).with_name("guard_process.py")
 LOG_TAIL_LINES = 30

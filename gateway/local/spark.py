@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from gateway.errors import StopForOperator
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
-from gateway.operate.errors import StopForOperator
 
 
 def spark_environment(given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:

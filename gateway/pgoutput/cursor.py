@@ -10,8 +10,8 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from gateway.lsn import Lsn
 from gateway.pgoutput.errors import PgOutputError
+from schemas.lsn import Lsn
 
 # Microseconds from the Unix epoch to 2000-01-01, where PostgreSQL's time begins.
 PG_EPOCH: Final = 946_684_800_000_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.operate.errors import REPORT, StopForOperator
+from gateway.errors import REPORT, StopForOperator
 
 
 class PgOutputError(StopForOperator):

@@ -7,8 +7,8 @@ from typing import Final
 
 from librt.strings import read_i32_be, read_i64_be
 
-from gateway.lsn import Lsn
 from gateway.pgoutput.cursor import FIRST_TIME, LAST_TIME, PG_EPOCH, Cursor
+from schemas.lsn import Lsn
 
 _BEGIN_LENGTH: Final = 1 + 8 + 8 + 4
 _COMMIT_LENGTH: Final = 1 + 1 + 8 + 8 + 8

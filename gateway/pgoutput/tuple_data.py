@@ -1,6 +1,6 @@
 """TupleData: the columns of one row, as they are on the wire (PostgreSQL manual, 55.9).
 
-Nearly all rows of the gateway do not come through here: `gateway/values/reader.py` reads the same bytes and writes Avro at
+Nearly all rows of the gateway do not come through here: `gateway/values/column_readers.py` reads the same bytes and writes Avro at
 once. What it cannot take is parsed by `read_tuple_data`, and so is everything that wants rows as values.
 """
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.lsn import Lsn
 from gateway.pgoutput.cursor import Cursor
+from schemas.lsn import Lsn
 
 
 @dataclass(frozen=True, slots=True)

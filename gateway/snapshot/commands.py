@@ -16,13 +16,13 @@ from typing import Final
 import asyncpg
 import structlog
 
-from gateway.lsn import Lsn
-from gateway.operate.settings import Settings
-from gateway.replication.connection import connect_sql
-from gateway.replication.errors import DRIVER_ERRORS, classify_exception
-from gateway.replication.password import Login
+from gateway.config.settings import Settings
+from gateway.postgres.connection import connect_sql
+from gateway.postgres.credentials import Login
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.transactions.transaction import COMMAND_PREFIX
-from schemas.names import format_relation, parse_relation
+from schemas.lsn import Lsn
+from schemas.topic_names import format_relation, parse_relation
 
 log = structlog.get_logger()
 

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import asyncpg
 
-from gateway.operate.settings import SnapshotSettings
-from gateway.replication.connection import transaction
-from gateway.replication.errors import DRIVER_ERRORS, classify_exception
-from gateway.replication.publication import PublicationLook
-from gateway.replication.repeated import Repeated
-from gateway.snapshot.content import Content, read_contents, unsent
-from gateway.snapshot.reading import Reading
-from gateway.snapshot.readings import Readings
-from gateway.snapshot.state import TableState
-from gateway.snapshot.statements import CONTENT
-from gateway.snapshot.telling import tell_late, tell_quarantined, tell_unsent
+from gateway.config.settings import SnapshotSettings
+from gateway.postgres.cached_query import Repeated
+from gateway.postgres.connection import transaction
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.publication import PublicationLook
+from gateway.snapshot.progress_log import tell_late, tell_quarantined, tell_unsent
+from gateway.snapshot.relation_files import Content, read_contents, unsent
+from gateway.snapshot.sql import CONTENT
+from gateway.snapshot.stored_state import TableState
+from gateway.snapshot.table_task import Reading
+from gateway.snapshot.table_tasks import Readings
 
 
 class Discovery:

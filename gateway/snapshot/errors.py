@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.operate.errors import Retry, StopForOperator
+from gateway.errors import Retry, StopForOperator
 
 
 class UnreadableSnapshot(StopForOperator):

@@ -7,13 +7,13 @@ from contextlib import suppress
 
 import asyncpg
 
-from gateway.operate.errors import UnwritableRelation
-from gateway.operate.settings import Settings
-from gateway.replication.errors import DRIVER_ERRORS, classify_exception
+from gateway.config.settings import Settings
+from gateway.errors import UnwritableRelation
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.snapshot.announcing import Announce
-from gateway.snapshot.reading import Reading
-from gateway.snapshot.survey import Recipe, Surveyed, as_message, recipe, survey
-from gateway.snapshot.unwritable import UnwritableTable
+from gateway.snapshot.read_plan import Recipe, Surveyed, as_message, recipe, survey
+from gateway.snapshot.table_errors import UnwritableTable
+from gateway.snapshot.table_task import Reading
 from gateway.transactions.machine import TransactionMachine
 
 

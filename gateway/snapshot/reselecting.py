@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from gateway.operate.settings import SnapshotSettings
-from gateway.snapshot.keys import KeyList
-from gateway.snapshot.noting import Noting
-from gateway.snapshot.reading import Reading, identity_of, reselection
-from gateway.snapshot.readings import Readings
-from gateway.snapshot.survey import Recipe
-from gateway.snapshot.telling import tell_owing
+from gateway.config.settings import SnapshotSettings
+from gateway.snapshot.change_recorder import Noting
+from gateway.snapshot.progress_log import tell_owing
+from gateway.snapshot.read_plan import Recipe
+from gateway.snapshot.rules.key_segments import KeyList
+from gateway.snapshot.table_task import Reading, identity_of, reselection
+from gateway.snapshot.table_tasks import Readings
 from gateway.transactions.machine import TransactionMachine
-from schemas.description import RelationDescription
+from schemas.relation import RelationDescription
 
 
 class Reselecting:

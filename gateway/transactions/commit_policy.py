@@ -12,7 +12,7 @@ only where a PostgreSQL transaction ends and Kafka is free. What is left to deci
 A Kafka transaction costs gateway and brokers a few ms of CPU time, however little it holds. Kafka counts as free no sooner than
 `commit_interval_s` after the last one was begun.
 
-The replication loop (gateway/service/pump.py) and the delivery (gateway/kafka/delivery.py) ask; neither decides by itself. All
+The replication loop (gateway/runtime/pump.py) and the delivery (gateway/kafka/delivery.py) ask; neither decides by itself. All
 times are seconds, and come from the caller.
 """
 

@@ -6,14 +6,14 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Final
 
-from gateway.lsn import Lsn
-from gateway.operate.errors import Defect, WalgateError
+from gateway.errors import Defect, WalgateError
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.decode import MESSAGE_NAMES
 from gateway.pgoutput.errors import PgOutputError
 from gateway.pgoutput.letters import DELETE, INSERT, RELATION, ROW_MESSAGES, TRUNCATE, UPDATE
 from gateway.pgoutput.row import read_tuples
 from gateway.transactions.machine import TransactionMachine
+from schemas.lsn import Lsn
 
 _OPERATIONS: Final = {INSERT: "INSERT", UPDATE: "UPDATE", DELETE: "DELETE"}
 _COUNT_AND_OPTIONS: Final = 5

@@ -55,12 +55,11 @@ from typing import Any, ClassVar, Final
 
 from librt.strings import read_i32_be
 
-from gateway.events.context import Context
+from gateway.errors import UNTIL_NOW, DataGap, Retry, StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker, readable_time
-from gateway.lsn import Lsn
+from gateway.events.transaction_context import Context
 from gateway.names import HEARTBEAT_PREFIX
-from gateway.operate.errors import UNTIL_NOW, DataGap, Retry, StopForOperator
 from gateway.pgoutput import (
     Begin,
     BeginPrepare,
@@ -81,7 +80,7 @@ from gateway.pgoutput import (
     read_message_head,
 )
 from gateway.pgoutput.letters import INSERT, ROW_MESSAGES, UPDATE
-from gateway.relations.cache import RelationCache
+from gateway.relations.relation_cache import RelationCache
 from gateway.transactions.transaction import (
     OWN_PREFIXES,
     LeftOutMessage,
@@ -92,7 +91,8 @@ from gateway.transactions.transaction import (
     Transaction,
     Watch,
 )
-from gateway.varint import encode_long
+from schemas.lsn import Lsn
+from schemas.varint import encode_long
 
 _UNSIGNED: Final = 0xFFFFFFFF
 """Oids and xids are unsigned, what librt reads is not. Its reading takes 0.02 us, that of struct 0.06."""

@@ -12,14 +12,14 @@ from typing import Any
 import fastavro
 from fastavro.read import SchemaResolutionError
 
+from gateway.errors import StopForOperator
 from gateway.events.manifest import ExcludedRelation, Manifest
-from gateway.lsn import Lsn
-from gateway.operate.errors import StopForOperator
 from gateway.transactions.transaction import Prepared, Quarantined
 from schemas.errors import SchemaError
-from schemas.framing import FRAME_BYTES, read_schema_id
-from schemas.names import POSITION_TOPIC
+from schemas.lsn import Lsn
 from schemas.records import POSITION
+from schemas.topic_names import POSITION_TOPIC
+from schemas.wire_format import FRAME_BYTES, read_schema_id
 
 _SCHEMA = fastavro.parse_schema(POSITION)
 _START = Lsn(0)

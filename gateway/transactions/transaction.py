@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from gateway.events.context import Context
+from gateway.errors import StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
+from gateway.events.transaction_context import Context
 from gateway.names import HEARTBEAT_PREFIX
-from gateway.operate.errors import StopForOperator
 
 
 class Outlet(Protocol):
@@ -27,7 +27,7 @@ class Outlet(Protocol):
 
 
 class Changes(Protocol):
-    """Is told what a transaction changes in one relation while that is under snapshot (gateway/snapshot/tracking.py). Keys come
+    """Is told what a transaction changes in one relation while that is under snapshot (gateway/snapshot/change_tracking.py). Keys come
     framed; None where the relation has none."""
 
     hold_key: Callable[[bytes | None], None]
@@ -156,7 +156,7 @@ class Transaction:
 
 
 class Watch(Protocol):
-    """Who is told what changes while tables are under snapshot (gateway/snapshot/tracking.py). All xids are those of the wire."""
+    """Who is told what changes while tables are under snapshot (gateway/snapshot/change_tracking.py). All xids are those of the wire."""
 
     @property
     def is_tracking(self) -> bool:

@@ -11,9 +11,9 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.values.reader import AVRO_NULL, Encode, Render
-from gateway.values.special import NotRenderable, Special
-from gateway.varint import encode_some_long
+from gateway.values.column_readers import AVRO_NULL, Encode, Render
+from gateway.values.special_values import NotRenderable, Special
+from schemas.varint import encode_some_long
 
 _HEADER = struct.Struct("!iiI").unpack_from
 _DIMENSION = struct.Struct("!ii").unpack_from

@@ -6,8 +6,8 @@ import re
 import struct
 from collections.abc import Sequence
 
-from gateway.values.reader import Render
-from gateway.values.special import NotRenderable
+from gateway.values.column_readers import Render
+from gateway.values.special_values import NotRenderable
 from gateway.values.text import quoted
 
 _COUNT = struct.Struct("!i").unpack_from

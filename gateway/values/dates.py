@@ -14,19 +14,9 @@ from typing import Final
 from librt.strings import read_i32_be, read_i64_be
 
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT
-from gateway.values.reader import AVRO_NULL, NOTHING, UNSIGNED, Parts, Unusual
-from gateway.values.special import Special
-from gateway.varint import (
-    CHUNK,
-    CHUNK_BITS,
-    CHUNK_MASK,
-    HALF_BITS,
-    HALF_MASK,
-    HIGH,
-    MORE,
-    SOME_EVEN,
-    encode_some_long,
-)
+from gateway.values.column_readers import AVRO_NULL, NOTHING, UNSIGNED, Parts, Unusual
+from gateway.values.special_values import Special
+from schemas.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, HALF_BITS, HALF_MASK, HIGH, MORE, SOME_EVEN, encode_some_long
 
 _INT4 = struct.Struct("!i")
 _INT8 = struct.Struct("!q")

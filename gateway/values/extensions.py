@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from gateway.values.floats import render_float4
-from gateway.values.special import NotRenderable
+from gateway.values.special_values import NotRenderable
 
 _INT4 = struct.Struct("!i").unpack_from
 _HEADER = struct.Struct("!hh").unpack_from

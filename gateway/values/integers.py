@@ -8,9 +8,9 @@ from typing import Final
 from librt.strings import read_i16_be, read_i32_be, read_i64_be
 
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT
-from gateway.values.reader import AVRO_NULL, UNSIGNED, Parts, Reader, Unusual
-from gateway.values.special import Special
-from gateway.varint import (
+from gateway.values.column_readers import AVRO_NULL, UNSIGNED, Parts, Reader, Unusual
+from gateway.values.special_values import Special
+from schemas.varint import (
     CHUNK_MASK,
     HALF,
     HALF_BITS,

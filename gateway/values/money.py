@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.values.reader import Render
+from gateway.values.column_readers import Render
 
 _CASH = struct.Struct("!q").unpack
 _DIGIT = re.compile(rb"[0-9]")

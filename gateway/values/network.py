@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.values.special import NotRenderable
+from gateway.values.special_values import NotRenderable
 
 _IPV4: Final = 2  # PGSQL_AF_INET
 _IPV6: Final = 3

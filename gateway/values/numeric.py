@@ -11,9 +11,9 @@ from typing import Final
 from librt.strings import read_i16_be, read_i32_be, read_i64_be
 
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL
-from gateway.values.reader import AVRO_NULL, UNSIGNED, Encode, Parts, Reader, Unusual
-from gateway.values.special import NotRenderable, Special
-from gateway.varint import SOME_SMALL
+from gateway.values.column_readers import AVRO_NULL, UNSIGNED, Encode, Parts, Reader, Unusual
+from gateway.values.special_values import NotRenderable, Special
+from schemas.varint import SOME_SMALL
 
 _HEADER = struct.Struct("!HhHH").unpack_from
 _NEGATIVE: Final = 0x4000

@@ -9,7 +9,7 @@ import re
 import struct
 from typing import Final
 
-from gateway.values.reader import Render
+from gateway.values.column_readers import Render
 from gateway.values.text import quoted
 
 _LENGTH = struct.Struct("!i").unpack_from

@@ -14,8 +14,8 @@ from typing import Final
 
 from gateway.build import is_compiled
 from gateway.pgoutput.letters import KIND_BINARY, KIND_TEXT
+from gateway.values.column_readers import Parts, Reader, read_bytes, read_bytes_side_by_side
 from gateway.values.integers import read_int2, read_int4, read_int8, read_integers_side_by_side
-from gateway.values.reader import Parts, Reader, read_bytes, read_bytes_side_by_side
 
 _SHORTEST_RUN: Final = 4
 """Three neighbours take as long either way."""

@@ -1,6 +1,6 @@
 """regclass and its kind: an oid in binary, a name in text.
 
-The names of what the server made itself are read with the type (gateway/relations/catalog.py). An object of a user may have had
+The names of what the server made itself are read with the type (gateway/relations/type_catalog.py). An object of a user may have had
 another name when the row was written, which only the server can tell: its rows are asked for in text.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from gateway.values.reader import Render
-from gateway.values.special import NotRenderable
+from gateway.values.column_readers import Render
+from gateway.values.special_values import NotRenderable
 
 _OID = struct.Struct("!I").unpack
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from gateway.values.reader import some_bytes, some_text
-from gateway.values.special import NotRenderable
+from gateway.values.column_readers import some_bytes, some_text
+from gateway.values.special_values import NotRenderable
 
 VERSION = 1
 """jsonb, jsonpath, ltree and lquery put it before their text."""

@@ -27,14 +27,14 @@ from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import hadoop_path, path_class
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror.identity import check_names
-from spark_consumer.mirror.layout import table_path
-from spark_consumer.mirror.log import not_yet
-from spark_consumer.mirror.merge import write_once
-from spark_consumer.mirror.parts import TablePart, batch_size, look_at, without_signs
+from spark_consumer.mirror.batch_contents import TablePart, batch_size, look_at, without_signs
+from spark_consumer.mirror.delta.delta_table import CHANGELOG, applied_commit_lsn, exists
+from spark_consumer.mirror.delta.merge import write_once
+from spark_consumer.mirror.fold.keyless_log import not_yet
+from spark_consumer.mirror.fold.replica_identity import check_names
+from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
-from spark_consumer.mirror.target import CHANGELOG, applied_commit_lsn, exists
-from spark_consumer.mirror.tuning import tune
+from spark_consumer.mirror.spark_settings import tune
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.source.decode import decode_changes, typed
 from spark_consumer.source.frames import TableFrame

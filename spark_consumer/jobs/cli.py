@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from schemas.names import counted
+from schemas.topic_names import counted
 from spark_consumer.errors import ConsumerError, OptionError, told_by
 from spark_consumer.jobs import options
 from spark_consumer.jobs.options import SparkChoice, check_progress, fail, settings_of, source_options
 from spark_consumer.jobs.run import Run, facts_of, line_of, say
 from spark_consumer.jobs.status import serve
 from spark_consumer.lsn import format_lsn, parse_lsn
-from spark_consumer.mirror.merging import MERGE_EVERY_S, RETENTION_S
+from spark_consumer.mirror.merge_thread import MERGE_EVERY_S, RETENTION_S
 from spark_consumer.reader.positions import Position, check_continues, resolve
 from spark_consumer.source.options import MAX_CHANGES
 
 if TYPE_CHECKING:
-    from spark_consumer.mirror.appending import Taken
+    from spark_consumer.mirror.append_batch import Taken
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -100,9 +100,9 @@ def mirror(
     config: options.Config = None,
 ) -> None:
     """Keep Delta tables equal to the source: each micro-batch applies complete transactions."""
-    from spark_consumer.mirror.appending import AppendingMirror, taken_in
+    from spark_consumer.mirror.append_batch import AppendingMirror, taken_in
     from spark_consumer.mirror.catalog import Catalog
-    from spark_consumer.mirror.preparing import EMPTY, KEEP_AS, STOP
+    from spark_consumer.mirror.delta.prepare_table import EMPTY, KEEP_AS, STOP
     from spark_consumer.reader.registry import SchemaCache
 
     if on_recreated not in (EMPTY, STOP, KEEP_AS):
@@ -201,7 +201,7 @@ def merge(
     """Merge appended changes into the tables of a mirror. A running mirror continues to append,
     and leaves these merges to this command."""
     from spark_consumer.mirror import progress as mirror_progress
-    from spark_consumer.mirror.appending import merge_once
+    from spark_consumer.mirror.append_batch import merge_once
     from spark_consumer.mirror.catalog import Catalog
 
     try:
@@ -299,7 +299,7 @@ def dump(
     ] = "",
 ) -> None:
     """Write the rows of a local mirror, with exact values and without Spark."""
-    from spark_consumer.mirror.dump import dump_json, dump_parquet
+    from spark_consumer.mirror.delta.dump import dump_json, dump_parquet
 
     try:
         if to:

@@ -14,7 +14,7 @@ import typer
 
 from spark_consumer.errors import OptionError
 from spark_consumer.jobs.settings_file import Settings, load_settings
-from spark_consumer.mirror.merging import MERGE_AT_LEAST_EVERY_S, MERGE_EVERY_S
+from spark_consumer.mirror.merge_thread import MERGE_AT_LEAST_EVERY_S, MERGE_EVERY_S
 
 Servers = Annotated[str, typer.Option("--bootstrap-servers", help="Kafka brokers.")]
 RegistryUrl = Annotated[str, typer.Option("--registry", help="URL of the schema registry (Confluent API).")]

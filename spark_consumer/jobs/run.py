@@ -16,9 +16,9 @@ import fastavro
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from schemas.framing import FRAME_BYTES
-from schemas.names import POSITION_TOPIC, counted
 from schemas.records import POSITION
+from schemas.topic_names import POSITION_TOPIC, counted
+from schemas.wire_format import FRAME_BYTES
 from spark_consumer.errors import (
     BatchInterrupted,
     ConsumerError,
@@ -34,8 +34,8 @@ from spark_consumer.mirror.progress import facts_of as progress_facts_of
 from spark_consumer.mirror.progress import line_of as progress_line_of
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.backlog import backlog
-from spark_consumer.reader.manifest import MarkerDecoder
-from spark_consumer.reader.markers import MarkerLog
+from spark_consumer.reader.marker_log import MarkerLog
+from spark_consumer.reader.markers import MarkerDecoder
 from spark_consumer.reader.positions import resolve
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.source.options import Options

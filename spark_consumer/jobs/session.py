@@ -17,7 +17,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from spark_consumer.jvm import connect_refused, file_text, folder_names, submitted_settings
-from spark_consumer.mirror.tuning import tune
+from spark_consumer.mirror.spark_settings import tune
 from spark_consumer.source.datasource import register
 
 # What the jobs rely on, wherever they run.

@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_consumer.errors import OptionError
-from spark_consumer.mirror.layout import table_path
-from spark_consumer.mirror.target import literal, quoted, sql_table
+from spark_consumer.mirror.delta.delta_table import literal, quoted, sql_table
+from spark_consumer.mirror.paths import table_path
 from spark_consumer.tables import TableName
 
 _PROBLEMS = (PySparkException, Py4JJavaError)

@@ -22,13 +22,20 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.arrow import to_frame
-from spark_consumer.mirror import delta_log
-from spark_consumer.mirror.direct import NOTHING
-from spark_consumer.mirror.layout import changes_path, schemas_path
-from spark_consumer.mirror.merge import despite_conflicts, write_once
-from spark_consumer.mirror.parts import BatchSize, total
-from spark_consumer.mirror.target import APPLICATION, DELETION_VECTORS, at_version, exists, transaction_version, version
-from spark_consumer.mirror.tuning import settings
+from spark_consumer.mirror.batch_contents import BatchSize, total
+from spark_consumer.mirror.delta import delta_log
+from spark_consumer.mirror.delta.delta_append import NOTHING
+from spark_consumer.mirror.delta.delta_table import (
+    APPLICATION,
+    DELETION_VECTORS,
+    at_version,
+    exists,
+    transaction_version,
+    version,
+)
+from spark_consumer.mirror.delta.merge import despite_conflicts, write_once
+from spark_consumer.mirror.paths import changes_path, schemas_path
+from spark_consumer.mirror.spark_settings import settings
 from spark_consumer.reader.registry import Schema
 from spark_consumer.source.frames import RAW
 

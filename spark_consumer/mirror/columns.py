@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.relation import BEFORE_PREFIX
+from schemas.change_schema import BEFORE_PREFIX
 from spark_consumer.columnar.arrays import binaries, booleans, numbers
 from spark_consumer.columnar.schema import RecordDecoder
-from spark_consumer.mirror.shape import MissingValue, TableShape
+from spark_consumer.mirror.table_schema import MissingValue, TableShape
 from spark_consumer.reader.registry import Schema
 from spark_consumer.source.frames import STRINGS, TEXTS, carried_over
 

@@ -21,11 +21,11 @@ from pyspark.sql import functions as f
 from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn, parse_lsn
-from spark_consumer.mirror.direct import NOTHING
-from spark_consumer.mirror.layout import manifest_path
-from spark_consumer.mirror.merge import despite_conflicts, write_once
-from spark_consumer.mirror.standing import Standing
-from spark_consumer.mirror.target import exists, note_property, noted_property
+from spark_consumer.mirror.delta.delta_append import NOTHING
+from spark_consumer.mirror.delta.delta_table import exists, note_property, noted_property
+from spark_consumer.mirror.delta.merge import despite_conflicts, write_once
+from spark_consumer.mirror.paths import manifest_path
+from spark_consumer.mirror.table_states import Standing
 from spark_consumer.source.frames import INSTANT
 
 OPTIONS = "walgate.options"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror.standing import FILL, REPLACE, VERIFY, Mark, Window
-from spark_consumer.reader.signs import EXCLUDED, GAP, SKIP, SNAPSHOT_END
+from spark_consumer.mirror.table_states import FILL, REPLACE, VERIFY, Mark, Window
+from spark_consumer.reader.table_marks import EXCLUDED, GAP, SKIP, SNAPSHOT_END
 
 _CONSEQUENCES = {
     FILL: "The table cannot be read until a snapshot of it is complete. If it is published, run walgate snapshot start {}",

@@ -13,13 +13,13 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import changes, scope
-from spark_consumer.mirror.fence import check_form
-from spark_consumer.mirror.layout import manifest_path, table_path
+from spark_consumer.mirror import changes, table_selection
+from spark_consumer.mirror.delta.delta_table import at_version, exists
 from spark_consumer.mirror.manifest import Picture, as_lsn, find, noted_options, picture
-from spark_consumer.mirror.overlay import lay_over
-from spark_consumer.mirror.standing import Standing
-from spark_consumer.mirror.target import at_version, exists
+from spark_consumer.mirror.paths import manifest_path, table_path
+from spark_consumer.mirror.table_states import Standing
+from spark_consumer.mirror.unmerged_overlay import lay_over
+from spark_consumer.mirror.writer_epoch import check_form
 from spark_consumer.tables import TableName
 
 
@@ -97,7 +97,7 @@ def _of_scope(
 ) -> dict[str, Callable[[], DataFrame]]:
     """Without tables that the mirror leaves out now: their changes do not come any more. `noted`: manifest.noted_options."""
     tables, exclude = [TableName.parse(name) for name in noted.get("tables", [])], noted.get("exclude", [])
-    return scope.wanted(frames, tables, exclude)
+    return table_selection.wanted(frames, tables, exclude)
 
 
 def _at_version(spark: SparkSession, path: str, name: str, version: int) -> DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spark_consumer.reader.markers import MarkerLog
+from spark_consumer.reader.marker_log import MarkerLog
 
 # Markers at each end of a backlog by which a longer one is judged: 50 ms, whatever waits.
 SAMPLE = 1_000

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import fastavro
 
-from schemas.framing import FRAME_BYTES
-from schemas.relation import OPERATIONS
+from schemas.change_schema import OPERATIONS
+from schemas.wire_format import FRAME_BYTES
 from spark_consumer.errors import MalformedRecord, TransactionIncomplete
 from spark_consumer.lsn import format_lsn
 from spark_consumer.reader.planning import Read, transaction_key
@@ -40,7 +40,7 @@ DELETE, TRUNCATE = OPERATIONS.index("DELETE"), OPERATIONS.index("TRUNCATE")
 
 
 class Head(NamedTuple):
-    """`operation` is the place in schemas.relation.OPERATIONS; 0 of a message."""
+    """`operation` is the place in schemas.change_schema.OPERATIONS; 0 of a message."""
 
     operation: int
     xid: int

@@ -1,109 +1,229 @@
-"""The committed transactions between two positions of the transaction topic, kept in memory while a query looks at them: with
-the notices among them (manifest.NOTICES).
+"""Markers of the transaction topic -> committed transactions and what they consist of.
 
-A streaming query asks for the same stretch twice (how far to go, then what to read) and for the next one soon after, so what
-has been read is kept as one interval [start, end) without a hole, and forgotten from below when Spark has committed it.
+Only COMMIT, STREAM_COMMIT and COMMIT_PREPARED end a transaction with rows that count. A few kinds say what those rows are
+worth: the bounds of a snapshot, a skipped transaction, a gap. All others tell a story (open streams, prepared and rolled back
+transactions, a new incarnation of the gateway) that a reader of committed changes needs not; so do kinds that are unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from spark_consumer.reader.broker import Broker
-from spark_consumer.reader.manifest import CommittedTransaction, MarkerDecoder
+import fastavro
 
-_LOOK_BACK = 256
-STEP = 50_000  # markers read at once where the end is not known: 60 MB and a second
+from schemas.records import TRANSACTION_MARKER
+from schemas.topic_names import counted
+from schemas.wire_format import FRAME_BYTES
+from spark_consumer.errors import MarkerError
+from spark_consumer.lsn import format_lsn
+
+COMMITTING = frozenset({"COMMIT", "STREAM_COMMIT", "COMMIT_PREPARED"})
+NOTICES = frozenset({"SNAPSHOT_BEGIN", "SNAPSHOT_END", "SKIP", "GAP"})
 
 
-class MarkerLog:
-    """Committed transactions by marker offset. Raises what Broker and MarkerDecoder raise."""
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A stretch of one topic-partition, both ends included, that holds exactly `record_count` records of the transaction, and
+    perhaps others."""
 
-    def __init__(self, broker: Broker, topic: str, decoder: MarkerDecoder) -> None:
-        self._broker = broker
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    record_count: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}] {self.first_offset}..{self.last_offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedRelation:
+    """A relation whose events of a transaction were not written. `relation_oid` 0: logical messages."""
+
+    relation_oid: int
+    namespace: str
+    name: str
+    event_count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotChunk:
+    """What makes a transaction a chunk of a snapshot, or a notice a bound of one. `relation_oid` 0: all its relations."""
+
+    snapshot_id: str
+    relation_oid: int
+    namespace: str
+    name: str
+    purpose: str  # FILL, REPLACE or VERIFY
+    chunk: int
+    row_count: int
+    stale_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedTransaction:
+    """One transaction whose commit is in the transaction topic. Its records carry (xid, epoch): `epoch` is that of the rows,
+    older than the marker's where the transaction was prepared before the gateway started again.
+
+    A notice (`kind` is one of NOTICES) has no records; its `commit_lsn` is the marker's LSN, which need not rise.
+    """
+
+    marker_offset: int
+    kind: str
+    commit_lsn: int
+    commit_time_us: int | None  # since the Unix epoch, UTC
+    end_lsn: int | None
+    xid: int
+    epoch: int
+    gid: str | None
+    origin: str | None
+    event_count: int  # events of aborted subtransactions included; an event may be several records
+    aborted_subxids: tuple[int, ...]
+    schema_ids: tuple[int, ...]
+    ranges: tuple[Range, ...]
+    excluded: tuple[ExcludedRelation, ...] = ()
+    snapshot: SnapshotChunk | None = None
+    detail: str | None = None  # SKIP, GAP: why
+
+    @property
+    def is_notice(self) -> bool:
+        return self.kind in NOTICES
+
+    def __str__(self) -> str:
+        return (
+            f"xid {self.xid} epoch {self.epoch} commit_lsn {format_lsn(self.commit_lsn)} (marker {self.marker_offset})"
+        )
+
+
+@cache
+def marker_schema() -> Any:
+    """The schema of TransactionMarker that this package reads by, times left as integers."""
+    return _parsed(TRANSACTION_MARKER)
+
+
+def _parsed(schema: Any) -> Any:
+    """fastavro's form of a marker schema, without the logical types: microseconds stay exact integers."""
+
+    def strip(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {name: strip(item) for name, item in node.items() if name != "logicalType"}
+        return [strip(item) for item in node] if isinstance(node, list) else node
+
+    return fastavro.parse_schema(strip(schema))
+
+
+class MarkerDecoder:
+    """Marker record -> CommittedTransaction, or None for the kinds that neither end a transaction nor are notices.
+
+    `writer_schemas`: schema id -> schema, asked once for each id; it may raise SourceUnavailable. `topic`: of the markers, for
+    errors.
+    """
+
+    def __init__(self, writer_schemas: Mapping[int, Any], topic: str) -> None:
+        self._writer_schemas = writer_schemas
         self._topic = topic
-        self._decoder = decoder
-        self._start = self._end = 0
-        self._transactions: list[CommittedTransaction] = []
+        self._parsed: dict[int, Any] = {}
 
-    def bounds(self, *, patience_s: float | None = None) -> tuple[int, int]:
-        """First marker offset kept by Kafka, and the one behind the last. `patience_s`: as of Broker.offsets."""
-        return self._broker.offsets(self._topic, patience_s=patience_s)
+    def decode(self, offset: int, value: bytes) -> CommittedTransaction | None:
+        marker = self._decode_avro(offset, value)
+        if marker["kind"] not in COMMITTING and marker["kind"] not in NOTICES:
+            return None
+        manifest = marker["manifest"]
+        if manifest is None and marker["kind"] in NOTICES:
+            manifest = _NO_MANIFEST
+        if manifest is None:
+            raise MarkerError(f"{self._place(offset)}: the {marker['kind']} of xid {marker['xid']} has no manifest")
+        transaction = CommittedTransaction(
+            marker_offset=offset,
+            kind=marker["kind"],
+            commit_lsn=marker["marker_lsn"],
+            commit_time_us=marker["time"],
+            end_lsn=marker["end_lsn"],
+            xid=marker["xid"],
+            epoch=manifest["epoch"],
+            gid=marker["gid"],
+            origin=marker["origin"],
+            event_count=manifest["event_count"],
+            aborted_subxids=tuple(manifest["aborted_subxids"]),
+            schema_ids=tuple(manifest["schema_ids"]),
+            ranges=tuple(Range(**item) for item in manifest["ranges"]),
+            excluded=tuple(_excluded(item) for item in manifest["excluded"]),
+            snapshot=None if manifest["snapshot"] is None else _chunk(manifest["snapshot"]),
+            detail=marker["detail"],
+        )
+        check_ranges(transaction)
+        return transaction
 
-    def between(self, start: int, end: int) -> list[CommittedTransaction]:
-        """Transactions whose committing marker lies in [start, end), in commit order."""
-        if not self._start <= start <= self._end:
-            self._transactions.clear()
-            self._start = self._end = start
-        if end > self._end:
-            self._transactions.extend(self._fetch(self._end, end))
-            self._end = end
-        return [transaction for transaction in self._transactions if start <= transaction.marker_offset < end]
+    def _decode_avro(self, offset: int, value: bytes) -> dict[str, Any]:
+        if len(value) < FRAME_BYTES or value[0] != 0:
+            raise MarkerError(f"{self._place(offset)}: the record is not in Confluent's wire format")
+        schema_id = int.from_bytes(value[1:FRAME_BYTES], "big")
+        if schema_id not in self._parsed:
+            self._parsed[schema_id] = _parsed(self._writer_schemas[schema_id])
+        data = io.BytesIO(value)
+        data.seek(FRAME_BYTES)
+        try:
+            marker: Any = fastavro.schemaless_reader(data, self._parsed[schema_id], marker_schema())
+        except Exception as problem:  # fastavro raises a dozen kinds
+            raise MarkerError(
+                f"{self._place(offset)}: the marker does not decode with schema {schema_id}: {type(problem).__name__}"
+            ) from problem
+        if data.tell() != len(value):
+            raise MarkerError(
+                f"{self._place(offset)}: the marker has {len(value) - data.tell()} extra bytes at its end"
+            )
+        return dict(marker)
 
-    def walk(self, start: int, end: int) -> Iterator[CommittedTransaction]:
-        """The same, read step by step and not kept."""
-        for place in range(start, end, STEP):
-            yield from self._fetch(place, min(place + STEP, end))
+    def _place(self, offset: int) -> str:
+        return f"{self._topic}[0] offset {offset}"
 
-    def forget_before(self, position: int) -> None:
-        self._start = max(self._start, min(position, self._end))
-        self._transactions = [
-            transaction for transaction in self._transactions if transaction.marker_offset >= position
-        ]
 
-    def _fetch(self, start: int, end: int) -> list[CommittedTransaction]:
-        found = []
-        for offsets, values in self._broker.read(self._topic, 0, start, end - 1):
-            for offset, value in zip(offsets, values, strict=True):
-                transaction = self._decoder.decode(offset, value)
-                if transaction is not None:
-                    found.append(transaction)
-        return found
+_NO_MANIFEST: dict[str, Any] = {
+    "epoch": 0, "event_count": 0, "aborted_subxids": [], "schema_ids": [], "ranges": [], "excluded": [], "snapshot": None,
+}  # fmt: skip
 
-    def first_where(self, holds: Callable[[CommittedTransaction], bool]) -> int:
-        """Position of the first transaction for which `holds`, which must hold for all later ones too: the end of the topic where
-        there is none. Reads a few markers at about log2(n) places."""
-        low, high = self.bounds()
-        end = high
-        while low < high:
-            middle = (low + high) // 2
-            transaction = self.first_between(middle, high, notices=False)
-            if transaction is None:
-                high = middle
-            elif holds(transaction):
-                high = middle
-                end = transaction.marker_offset
-            else:
-                low = transaction.marker_offset + 1
-        return end
 
-    def before_notices(self, position: int, after_lsn: int) -> int:
-        """Position of the first of the notices directly before `position` whose LSN is above `after_lsn`."""
-        low, _ = self.bounds()
-        place = position
-        while place > low:
-            start = max(low, place - _LOOK_BACK)
-            for entry in reversed(self._fetch(start, place)):
-                if not entry.is_notice or entry.commit_lsn <= after_lsn:
-                    return position
-                position = entry.marker_offset
-            place = start
-        return position
+def _excluded(item: dict[str, Any]) -> ExcludedRelation:
+    return ExcludedRelation(item["relation_oid"], item["schema"], item["name"], item["event_count"], item["reason"])
 
-    def newest_lsn(self, end: int) -> int:
-        """Commit LSN of the last transaction before `end`, as far as the last markers tell; 0: they have none."""
-        last = self._transactions if end == self._end else []
-        if not last:
-            low, _ = self.bounds()
-            last = self._fetch(max(low, end - _LOOK_BACK), end)
-        return next((entry.commit_lsn for entry in reversed(last) if not entry.is_notice), 0)
 
-    def first_between(self, start: int, end: int, *, notices: bool = True) -> CommittedTransaction | None:
-        width = 64
-        while start < end:
-            found = [each for each in self._fetch(start, min(start + width, end)) if notices or not each.is_notice]
-            if found:
-                return found[0]
-            start += width
-            width *= 4
-        return None
+def _chunk(item: dict[str, Any]) -> SnapshotChunk:
+    facts = {name: item[name] for name in ("snapshot_id", "relation_oid", "name", "purpose")}
+    counts = {name: item[name] for name in ("chunk", "row_count", "stale_count")}
+    return SnapshotChunk(namespace=item["schema"], **facts, **counts)
+
+
+def check_ranges(transaction: CommittedTransaction) -> None:
+    """A manifest must be possible: ranges disjoint within a topic-partition, and not more records than offsets."""
+    if not 0 <= transaction.xid < 2**32 or not 0 <= transaction.epoch < 2**31:
+        raise MarkerError(f"{transaction}: xid or epoch is out of range")
+    last: dict[tuple[str, int], int] = {}
+    for item in sorted(transaction.ranges, key=lambda item: (item.topic, item.partition, item.first_offset)):
+        place = (item.topic, item.partition)
+        if not 0 < item.record_count <= item.last_offset - item.first_offset + 1 or item.first_offset < 0:
+            raise MarkerError(
+                f"{transaction}: the manifest in its marker is invalid: {counted(item.record_count, 'record')} in {item}"
+            )
+        if item.first_offset <= last.get(place, -1):
+            raise MarkerError(f"{transaction}: two ranges of the manifest in its marker overlap at {item}")
+        last[place] = item.last_offset
+
+
+def check_order(transactions: Iterable[CommittedTransaction], after_commit_lsn: int) -> None:
+    """commit_lsn rises strictly from each committing marker to the next, over restarts of the gateway too."""
+    for transaction in transactions:
+        if transaction.is_notice:
+            continue
+        if transaction.commit_lsn <= after_commit_lsn:
+            raise MarkerError(
+                f"{transaction} does not come after commit_lsn {format_lsn(after_commit_lsn)}",
+                hint="The marker topic contains the markers of two slots, or was recreated: use a new checkpoint location, and "
+                "a new mirror or changelog, and set startingPosition (--starting-position) to marker:<offset>, the offset of the "
+                "first marker of the slot that is to be read.",
+            )
+        after_commit_lsn = transaction.commit_lsn

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from spark_consumer.reader.manifest import CommittedTransaction, Range
+from spark_consumer.reader.markers import CommittedTransaction, Range
 
 RECORDS_PER_TASK = 200_000
 # Smaller reads share a task: a task costs 10-20 ms in Spark, whatever it does.

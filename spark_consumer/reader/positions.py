@@ -12,7 +12,7 @@ from typing import Literal
 
 from spark_consumer.errors import OptionError, RangeExpired
 from spark_consumer.lsn import format_lsn, parse_lsn
-from spark_consumer.reader.markers import MarkerLog
+from spark_consumer.reader.marker_log import MarkerLog
 
 # PostgreSQL takes commit times a little before the commit's place in the log is fixed, so neighbours may be out of order.
 _TIME_DISORDER_US = 10_000_000

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from schemas.debezium import TRANSACTION_VALUE
-from schemas.names import (
+from gateway.debezium.envelope_schema import TRANSACTION_VALUE
+from schemas.schema_metadata import recorded_relation
+from schemas.topic_names import (
     is_hashed,
     message_topic,
     relation_of_topic,
@@ -14,7 +15,6 @@ from schemas.names import (
     transaction_topic,
     value_subject,
 )
-from schemas.recorded import recorded_relation
 from spark_consumer.errors import OptionError, SourceUnavailable
 from spark_consumer.reader.registry import Registry, Schema
 from spark_consumer.tables import TableName

@@ -22,15 +22,15 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from schemas.names import message_topic, value_subject
+from schemas.topic_names import message_topic, value_subject
 from spark_consumer.errors import MarkerError, OptionError, RangeExpired, UnsupportedSchema
 from spark_consumer.lsn import format_lsn
-from spark_consumer.reader.manifest import CommittedTransaction, MarkerDecoder, check_order
-from spark_consumer.reader.markers import STEP, MarkerLog
+from spark_consumer.reader.marker_log import STEP, MarkerLog
+from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder, check_order
 from spark_consumer.reader.planning import Read, first_complete, plan
 from spark_consumer.reader.positions import resolve
 from spark_consumer.reader.registry import SchemaCache
-from spark_consumer.reader.signs import Sign, signs_of
+from spark_consumer.reader.table_marks import Sign, signs_of
 from spark_consumer.reader.topics import refuse_debezium, table_of_topic, topic_of_table
 from spark_consumer.source.frames import RAW, TRANSACTIONS, TableFrame, raw_batch, signs_batch, transactions_batch
 from spark_consumer.source.options import Options, parse_options

@@ -15,15 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.framing import FRAME_BYTES
+from schemas.wire_format import FRAME_BYTES
 from spark_consumer.columnar.arrays import numbers, repeated, strings
 from spark_consumer.columnar.head import OPERATIONS, schema_ids
 from spark_consumer.columnar.schema import RecordDecoder
 from spark_consumer.errors import MalformedRecord, UnsupportedSchema
-from spark_consumer.reader.manifest import CommittedTransaction
-from spark_consumer.reader.names import true_name, true_names
+from spark_consumer.reader.column_names import true_name, true_names
+from spark_consumer.reader.markers import CommittedTransaction
 from spark_consumer.reader.registry import Schema
-from spark_consumer.reader.signs import Sign
+from spark_consumer.reader.table_marks import Sign
 from spark_consumer.source.reading import Chunk
 from spark_consumer.tables import TableName
 

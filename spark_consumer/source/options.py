@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaException
 
-from schemas.names import transaction_topic
+from schemas.topic_names import transaction_topic
 from spark_consumer.errors import OptionError
 from spark_consumer.reader.broker import Broker
 from spark_consumer.reader.planning import RECORDS_PER_TASK

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from schemas.framing import FRAME_BYTES
+from schemas.wire_format import FRAME_BYTES
 from spark_consumer.columnar.arrays import binaries, numbers
 from spark_consumer.columnar.counting import RangeCounter, fold, longs
 from spark_consumer.columnar.cursor import Longs

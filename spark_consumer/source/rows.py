@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
-from schemas.names import value_subject
+from schemas.topic_names import value_subject
 from spark_consumer.errors import UnsupportedSchema
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.reader.topics import topic_of_table

@@ -13,7 +13,7 @@ from bench.large import Large
 from bench.latency import Latency, debezium_commit_time, summary
 from bench.run import Run, Turns
 from gateway.pgoutput import Text
-from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from tests.debezium.test_dialect import TIME, Dialect, new
 
 COMMON = {

@@ -2,7 +2,7 @@
 
 Story: the start judges the slot and the position, registers schemas, begins its epoch, and then says START_REPLICATION. The slot
 is free until then: who advances it in between (`pg_replication_slot_advance`) was not noticed, for the server takes the older
-position of the gateway, and sends from where the slot is. Found by the 200,000 schedules of tests/judgement/test_simulation.py
+position of the gateway, and sends from where the slot is. Found by the 200,000 schedules of tests/startup/test_simulation.py
 (seed 17790).
 
 Scenario: a failpoint stops the gateway before START_REPLICATION, and the slot is advanced over a committed row meanwhile.

@@ -14,13 +14,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "compile_hot.py")
-SUITES = ("tests/debezium", "tests/events", "tests/kafka", "tests/replication", "tests/values")
+SUITES = ("tests/debezium", "tests/events", "tests/kafka", "tests/postgres", "tests/values")
 """Those that compare with fastavro, with PostgreSQL's own text and with recordings. tests/transactions puts doubles into
 fields that a compiled class checks, so it stays out."""
 
 
 def version(environment: Mapping[str, str]) -> str:
-    command = [sys.executable, "-m", "gateway.cli", "version"]
+    command = [sys.executable, "-m", "gateway.cli.main", "version"]
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
 

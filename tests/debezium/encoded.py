@@ -10,20 +10,26 @@ from typing import Any
 import asyncpg
 import fastavro
 
-from gateway.events.debezium_source import SourceNames
+from gateway.debezium.connect_type import DebeziumOptions
+from gateway.debezium.envelope_schema import (
+    MESSAGE_KEY,
+    TRANSACTION_KEY,
+    TRANSACTION_VALUE,
+    debezium_topic,
+    message_schema,
+)
+from gateway.debezium.machine import DebeziumMachine, DebeziumTopics
+from gateway.debezium.registrar import DebeziumRelations
+from gateway.debezium.source_block import SourceNames
+from gateway.errors import StopForOperator
 from gateway.events.errors import NeedsOptional
 from gateway.events.row_encoder import RowEncoder
-from gateway.operate.errors import StopForOperator
 from gateway.pgoutput import Relation, decode
 from gateway.pgoutput.letters import RELATION, ROW_MESSAGES
-from gateway.relations.catalog import TYPES_QUERY, read_types
-from gateway.relations.description import describe
-from gateway.service.debezium import DebeziumRelations
-from gateway.transactions.debezium import DebeziumMachine, DebeziumTopics
+from gateway.relations.describe import describe
+from gateway.relations.type_catalog import TYPES_QUERY, read_types
 from gateway.transactions.transaction import MessageTopic, RelationVersion
-from schemas.connect_type import DebeziumOptions
-from schemas.debezium import MESSAGE_KEY, TRANSACTION_KEY, TRANSACTION_VALUE, debezium_topic, message_schema
-from schemas.framing import frame
+from schemas.wire_format import frame
 from tests.values.oracle import SESSION
 
 PREFIX = "d"

@@ -17,8 +17,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+from gateway.debezium.connect_type import DebeziumOptions
 from gateway.local import LocalParts, Postgres
-from schemas.connect_type import DebeziumOptions
 from tests.debezium import workload
 from tests.debezium.encoded import PREFIX, Record
 from tests.debezium.scene import PUBLICATION, Reader, is_the_end, make_topics, prepare, topics

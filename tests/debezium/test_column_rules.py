@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from gateway.operate.column_settings import ColumnRule, ColumnSettings
-from gateway.operate.errors import StopForOperator
+from gateway.config.columns import ColumnRule, ColumnSettings
+from gateway.debezium.connect_type import DebeziumOptions
+from gateway.debezium.envelope_schema import CatalogColumn, connect_relation, envelope_schema, key_schema
+from gateway.errors import StopForOperator
 from gateway.pgoutput import UNCHANGED
-from gateway.service.protection import check_key, protect
-from schemas.connect_type import DebeziumOptions
-from schemas.debezium import CatalogColumn, connect_relation, envelope_schema, key_schema
-from schemas.description import Kind, Protect, RelationDescription, ReplicaIdentity, TypeFacts
+from gateway.runtime.column_rules import check_key, protect
+from schemas.relation import Kind, Protect, RelationDescription, ReplicaIdentity, TypeFacts
 from tests.debezium.test_dialect import TOPIC, Dialect, new, old
 from tests.events.rows import INT4, INT8, TEXT, relation, rows, wire_row
 from tests.events.test_protection import ACTIONS, KINDS, expected, protected, protection, shown

@@ -12,13 +12,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.events.debezium_defaults import with_defaults
-from gateway.events.debezium_encoder import DebeziumEncoder
-from gateway.events.debezium_source import SourceContext, SourceNames
+from gateway.debezium.column_defaults import with_defaults
+from gateway.debezium.connect_type import DebeziumOptions
+from gateway.debezium.envelope_schema import (
+    MESSAGE_KEY,
+    TRANSACTION_KEY,
+    TRANSACTION_VALUE,
+    CatalogColumn,
+    NameCollision,
+    connect_relation,
+    debezium_topic,
+    envelope_schema,
+    key_schema,
+    message_schema,
+)
+from gateway.debezium.machine import DebeziumMachine, DebeziumTopics, DebeziumVersion
+from gateway.debezium.row_encoder import DebeziumEncoder
+from gateway.debezium.source_block import SourceContext, SourceNames
+from gateway.errors import StopForOperator, UnwritableRelation
 from gateway.events.errors import KeyNotSent, NeedsOptional, UnknownBinary, UnreadableValue
-from gateway.lsn import Lsn
 from gateway.names import HEARTBEAT_PREFIX
-from gateway.operate.errors import StopForOperator, UnwritableRelation
 from gateway.pgoutput import (
     UNCHANGED,
     Begin,
@@ -34,24 +47,11 @@ from gateway.pgoutput import (
 )
 from gateway.pgoutput.letters import NEW_TUPLE
 from gateway.pgoutput.row import TuplePart
-from gateway.transactions.debezium import DebeziumMachine, DebeziumTopics, DebeziumVersion
 from gateway.transactions.machine import OutOfOrder
 from gateway.transactions.transaction import CHUNK_PREFIX, LeftOutMessage, MessageTopic
-from schemas.connect_type import DebeziumOptions
-from schemas.debezium import (
-    MESSAGE_KEY,
-    TRANSACTION_KEY,
-    TRANSACTION_VALUE,
-    CatalogColumn,
-    NameCollision,
-    connect_relation,
-    debezium_topic,
-    envelope_schema,
-    key_schema,
-    message_schema,
-)
-from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
-from schemas.framing import frame
+from schemas.lsn import Lsn
+from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.wire_format import frame
 from tests.debezium.encoded import Outlet, Record, Schemas, without_times
 from tests.events.rows import ALL, EVERYDAY, ColumnKind, relation, rows, wire_row
 from tests.pgoutput.writer import write, write_tuple_data

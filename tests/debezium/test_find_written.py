@@ -9,14 +9,14 @@ import pytest
 from aiokafka.structs import TopicPartition
 from confluent_kafka import Producer
 
-from gateway.judgement.debezium_offset import DebeziumOffset
-from gateway.kafka.driver import Consumer
+from gateway.config.settings import Settings
+from gateway.debezium.find_written import find_written, read_to
+from gateway.errors import Retry, StopForOperator
+from gateway.kafka.aiokafka_internals import Consumer
 from gateway.local import Kafka, Registry
-from gateway.lsn import Lsn
-from gateway.operate.errors import Retry, StopForOperator
-from gateway.operate.settings import Settings
-from gateway.service.debezium_written import find_written, read_to
-from schemas.registry import RegistryClient
+from gateway.startup.connect_offset import DebeziumOffset
+from schemas.lsn import Lsn
+from schemas.registry_client import RegistryClient
 from tests.conftest import Database
 from tests.debezium.scene import PUBLICATION, make_topics
 

@@ -17,13 +17,13 @@ import pytest
 from py4j.java_gateway import JavaGateway
 
 from bench.debezium import converter_jars
-from gateway.events.debezium_json import JsonForm
+from gateway.debezium.connect_json import connect_json_schema
+from gateway.debezium.connect_type import DebeziumOptions
+from gateway.debezium.envelope_schema import CatalogColumn, connect_relation, envelope_schema, key_schema
+from gateway.debezium.json_encoder import JsonForm
+from gateway.debezium.json_machine import JsonOutlet
 from gateway.local.artifacts import jars
-from gateway.transactions.debezium_json import JsonOutlet
-from schemas.connect_json import connect_json_schema
-from schemas.connect_type import DebeziumOptions
-from schemas.debezium import CatalogColumn, connect_relation, envelope_schema, key_schema
-from schemas.framing import FRAME_BYTES
+from schemas.wire_format import FRAME_BYTES
 from tests.debezium.answers import SLOT, Answers
 from tests.debezium.connect import files
 from tests.debezium.encoded import Outlet, Schemas, framed, without_times

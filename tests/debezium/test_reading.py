@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from gateway.debezium.connect_type import DebeziumOptions
+from gateway.debezium.machine import DebeziumVersion
 from gateway.events.marker import Marker
 from gateway.events.row_encoder import RowEncoder
-from gateway.lsn import Lsn
 from gateway.pgoutput import UNCHANGED, Message, Text, Truncate
-from gateway.transactions.debezium import DebeziumVersion
 from gateway.transactions.transaction import CHUNK_PREFIX, RelationVersion
-from schemas.connect_type import DebeziumOptions
-from schemas.framing import FRAME_BYTES
+from schemas.lsn import Lsn
+from schemas.wire_format import FRAME_BYTES
 from tests.debezium.encoded import Outlet
 from tests.debezium.test_dialect import OID, TOPIC, Dialect, new, old, row_of
 from tests.events.rows import relation

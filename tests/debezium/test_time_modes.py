@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.values import connect_times
-from gateway.values.connect_codec import connect_codec, encode_text
-from gateway.values.special import Special
-from schemas.connect_type import DebeziumOptions, TimeMode, connect_type
-from schemas.debezium import ConnectColumn
+from gateway.debezium import connect_times
+from gateway.debezium.connect_codec import connect_codec, encode_text
+from gateway.debezium.connect_type import DebeziumOptions, TimeMode, connect_type
+from gateway.debezium.envelope_schema import ConnectColumn
+from gateway.values.special_values import Special
 from tests.schemas.relations import built_in
 
 MILLIS, MICROS, NANOS = 1_000, 1_000_000, 1_000_000_000

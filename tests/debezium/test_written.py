@@ -7,15 +7,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.events.debezium_encoder import DebeziumEncoder
-from gateway.events.debezium_source import SourceNames
-from gateway.lsn import Lsn
+from gateway.debezium.connect_type import DebeziumOptions
+from gateway.debezium.envelope_schema import CatalogColumn, connect_relation, envelope_schema, key_schema
+from gateway.debezium.machine import DebeziumMachine, DebeziumTopics, DebeziumVersion
+from gateway.debezium.row_encoder import DebeziumEncoder
+from gateway.debezium.source_block import SourceNames
 from gateway.pgoutput import Begin, Commit, Insert, Text
-from gateway.transactions.debezium import DebeziumMachine, DebeziumTopics, DebeziumVersion
 from gateway.transactions.transaction import MessageTopic
-from schemas.connect_type import DebeziumOptions
-from schemas.debezium import CatalogColumn, connect_relation, envelope_schema, key_schema
-from schemas.framing import frame
+from schemas.lsn import Lsn
+from schemas.wire_format import frame
 from tests.debezium.encoded import Outlet, Schemas
 from tests.pgoutput.writer import write
 from tests.schemas.relations import column, relation

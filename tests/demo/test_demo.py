@@ -25,7 +25,7 @@ from gateway.demo.story import STEPS, Addresses, Story, StoryOptions
 from gateway.demo.verdict import TableVerdict
 from gateway.local import Kafka, Registry
 from gateway.local.guard import Guard
-from spark_consumer.mirror.delta_files import open_delta
+from spark_consumer.mirror.delta.delta_files import open_delta
 from tests.conftest import Database
 from tests.quick_java import users_environment
 
@@ -140,7 +140,7 @@ async def test_a_demo_that_is_stopped_leaves_no_process_and_no_folder(temporary:
 
 
 def demo_command() -> list[str]:
-    return [sys.executable, "-m", "gateway.cli", "demo"]
+    return [sys.executable, "-m", "gateway.cli.main", "demo"]
 
 
 def processes_with(temporary: Path) -> list[str]:

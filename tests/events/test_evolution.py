@@ -19,9 +19,9 @@ import pytest
 import pytest_asyncio
 from fastavro.read import SchemaResolutionError
 
+from schemas.change_schema import change_schema
 from schemas.compatibility import incompatible_columns
-from schemas.names import avro_namespace
-from schemas.relation import change_schema
+from schemas.topic_names import avro_namespace
 from tests.conftest import Database
 from tests.values.oracle import Record, Stream, read_avro, text_of
 

@@ -8,10 +8,10 @@ import fastavro
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.events.context import Context
 from gateway.events.logical_message import LogicalMessageEncoder
 from gateway.events.manifest import ExcludedRelation, Manifest, SnapshotChunk
 from gateway.events.marker import Marker, encode_markers
+from gateway.events.transaction_context import Context
 from schemas.records import LOGICAL_MESSAGE, TRANSACTION_MARKER
 
 FRAME = b"\0\0\0\0\7"

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.events.missing_values import with_attributes
 from gateway.relations.attributes import Attribute
-from schemas.description import ColumnDescription, MissingValue, Protect, Protection
+from schemas.relation import ColumnDescription, MissingValue, Protect, Protection
 from tests.schemas.relations import array_of, built_in, column, numeric_typmod, relation
 
 PRICE = column("c", "numeric", numeric_typmod(12, 2))

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.columns import ColumnRule, ColumnSettings
+from gateway.errors import StopForOperator
 from gateway.events.row_encoder import RowEncoder
-from gateway.operate.column_settings import ColumnRule, ColumnSettings
-from gateway.operate.errors import StopForOperator
 from gateway.pgoutput import UNCHANGED, TupleValue
-from gateway.service.protection import protect, unused_rules
-from schemas.description import Protect, Protection, RelationDescription, ReplicaIdentity
-from schemas.relation import change_schema, key_schema
+from gateway.runtime.column_rules import protect, unused_rules
+from schemas.change_schema import change_schema, key_schema
+from schemas.relation import Protect, Protection, RelationDescription, ReplicaIdentity
 from tests.events.rows import ALL, FLOAT8, INT8, TEXT, ColumnKind, relation, rows, wire_row
 from tests.events.test_row_encoder import encode, encoder_of, key_tuple, new, old
-from tests.judgement.facts import PUBLICATION
+from tests.startup.facts import PUBLICATION
 from tests.values.oracle import read_avro
 
 KEY: Final = b"a key of the hashes!"

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.events.context import Context
 from gateway.events.errors import KeyNotSent, UnknownBinary, UnreadableValue
 from gateway.events.row_encoder import RowEncoder
+from gateway.events.transaction_context import Context
 from gateway.pgoutput import UNCHANGED, Binary, PgOutputError, Text, TupleValue
 from gateway.pgoutput.letters import NEW_TUPLE
 from gateway.pgoutput.row import TuplePart
-from gateway.varint import encode_long
-from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
-from schemas.framing import frame
-from schemas.relation import change_schema, key_schema
+from schemas.change_schema import change_schema, key_schema
+from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.varint import encode_long
+from schemas.wire_format import frame
 from tests.events.rows import (
     ALL,
     BOOL,

@@ -18,8 +18,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from fastavro.types import Schema
 
-from schemas.framing import read_schema_id
-from schemas.names import topic_name, transaction_topic, value_subject
+from schemas.topic_names import topic_name, transaction_topic, value_subject
+from schemas.wire_format import read_schema_id
 from tests import stock_registry
 
 READ_TIMEOUT_S = 60.0

@@ -19,7 +19,7 @@ from typing import Final
 import asyncpg
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from gateway.operate.health import ask_status
+from gateway.observe.http_client import ask_status
 from tests.exactly_once.delivered import Decoder
 from tests.exactly_once.markers import COMMITTING
 

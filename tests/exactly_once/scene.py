@@ -15,7 +15,7 @@ import asyncpg
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from gateway.local import Registry
-from schemas.names import POSITION_TOPIC
+from schemas.topic_names import POSITION_TOPIC
 from tests.conftest import Database
 from tests.exactly_once.checker import check, check_attempts
 from tests.exactly_once.delivered import Decoder, Delivered, Isolation, read_delivered

@@ -22,11 +22,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from gateway.cli.check import run_check
+from gateway.cli.check_report import Checked, exit_code, render
+from gateway.config.settings import Settings
 from gateway.local import Registry
-from gateway.operate.settings import Settings
-from gateway.service.check import run_check
-from gateway.service.check_report import Checked, exit_code, render
-from schemas.names import POSITION_TOPIC
+from schemas.topic_names import POSITION_TOPIC
 from tests.conftest import Database
 from tests.exactly_once.proxy import ACCOUNT, ProxiedKafka
 from tests.gateway_process import GatewayProcess, ended, environment_of
@@ -285,7 +285,7 @@ async def _denied(admin: AdminClient, kind: Any, name: str, operation: Any) -> N
 def test_a_setting_that_does_not_exist_is_a_finding(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from gateway.cli import app
+    from gateway.cli.main import app
 
     file = tmp_path / "walgate.toml"
     file.write_text('[source]\ndsn = "postgresql://u@h/d"\nsolt = "x"\n')

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
-from gateway.operate.failpoints import FAILPOINTS
+from gateway.failpoints import FAILPOINTS
 from tests.exactly_once.lanes import LANE_COUNT, Lane, in_each
 from tests.exactly_once.scene import Scene
 

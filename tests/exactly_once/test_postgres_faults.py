@@ -15,9 +15,9 @@ from typing import Any, Literal
 import pytest
 
 from gateway.local import Kafka, Postgres, Registry
-from gateway.lsn import Lsn
-from gateway.replication.connection import connect_replication
-from gateway.replication.options import pgoutput_options
+from gateway.postgres.connection import connect_replication
+from gateway.postgres.start_replication import pgoutput_options
+from schemas.lsn import Lsn
 from tests.conftest import TEST_SETTINGS, Database
 from tests.exactly_once.conftest import WAL_SENDER_TIMEOUT_S
 from tests.exactly_once.proxy import DIRECTIONS, FaultProxy, ProxiedKafka

@@ -20,7 +20,7 @@ JUMPING = """
 import random, sys, time
 true_time = time.time
 time.time = lambda: true_time() + random.choice((-86_400, -1, 0, 0, 1800))
-from gateway.cli import main
+from gateway.cli.main import main
 sys.argv[0] = "walgate"
 main()
 """

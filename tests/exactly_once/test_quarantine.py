@@ -17,8 +17,8 @@ from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.exactly_once.written import Written, command, walgate
 from tests.gateway_process import OPTIONS, GatewayProcess
-from tests.service.test_error_context import SEEDED
-from tests.service.topics import Topics
+from tests.runtime.test_error_context import SEEDED
+from tests.runtime.topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

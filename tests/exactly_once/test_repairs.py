@@ -17,7 +17,7 @@ from gateway.local import Kafka, Postgres, Registry
 from tests.conftest import TEST_SETTINGS, Database
 from tests.exactly_once.written import Written, walgate
 from tests.gateway_process import GatewayProcess
-from tests.service.topics import Topics
+from tests.runtime.topics import Topics
 from tests.slots import until_confirmed, until_free
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]

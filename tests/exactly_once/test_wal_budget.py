@@ -18,12 +18,12 @@ import pytest
 
 from gateway.local import Registry
 from gateway.local.ports import free_port
-from gateway.lsn import Lsn
+from schemas.lsn import Lsn
 from tests.conftest import Database
 from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
 from tests.exactly_once.written import Written, walgate
 from tests.gateway_process import GatewayProcess
-from tests.service.topics import Topics
+from tests.runtime.topics import Topics
 from tests.slots import until_free
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.long]

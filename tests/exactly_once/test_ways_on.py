@@ -29,14 +29,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from gateway.local import Kafka, Postgres, Registry
-from schemas.framing import frame
-from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC
+from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
+from schemas.wire_format import frame
 from tests.conftest import Database
 from tests.exactly_once.proxy import ProxiedKafka
 from tests.exactly_once.test_postgres_faults import _give_as as give_as
 from tests.exactly_once.written import Written, checked, command, walgate
 from tests.gateway_process import GatewayProcess
-from tests.service.topics import Topics
+from tests.runtime.topics import Topics
 from tests.slots import until_free
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -18,7 +18,7 @@ from tests.exactly_once.test_ways_on import Place, Walk, _place, _set_as_told, _
 from tests.exactly_once.test_ways_on_instead import begin_anew
 from tests.exactly_once.written import walgate
 from tests.gateway_process import OPTIONS
-from tests.service.test_error_context import SEEDED
+from tests.runtime.test_error_context import SEEDED
 from tests.slots import until_confirmed
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.local import Kafka, Registry
 from gateway.local.kafka import QUICK_START
-from schemas.names import POSITION_TOPIC, SNAPSHOT_TOPIC
+from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
 from tests.conftest import Database
 from tests.exactly_once.proxy import ProxiedKafka
 from tests.exactly_once.test_ways_on import (
@@ -247,7 +247,7 @@ read_position, read_table = position._from_record, state._table
 position._from_record = lambda record: read_position({{"version": "", **record}})
 state._table = lambda record: read_table({{"row_count": 0, **record}})
 
-from gateway.cli import main
+from gateway.cli.main import main
 main()
 """
 

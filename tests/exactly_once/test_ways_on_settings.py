@@ -15,12 +15,12 @@ import pytest_asyncio
 
 from gateway.local import Kafka, Postgres, Registry
 from gateway.local.ports import HOST, free_port
-from gateway.lsn import Lsn
+from schemas.lsn import Lsn
 from tests.conftest import _new_database
 from tests.exactly_once.test_ways_on import Place, Walk, _left_out, _place, _set_as_told, _with
 from tests.exactly_once.written import checked, command
 from tests.gateway_process import COMMAND
-from tests.replication.writer import error
+from tests.postgres.writer import error
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]
 

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.operate.health import ask_status, probe
+from gateway.observe.http_client import ask_status, probe
 from tests.exactly_once.scene import Scene
 from tests.gateway_process import ended, environment_of
 from tests.monitoring.prometheus import NAME, STALE, Labels, Samples, Series, firing, seconds

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from schemas.names import POSITION_TOPIC
+from schemas.topic_names import POSITION_TOPIC
 from tests.exactly_once.markers import COMMITTING
 from tests.gateway_process import GatewayProcess, ended, variables_of
-from tests.service.topics import Topics
+from tests.runtime.topics import Topics
 
 
 class Written:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.operate.errors import StopForOperator
-from gateway.operate.settings import load_settings
+from gateway.config.settings import load_settings
+from gateway.errors import StopForOperator
 from tests.fuzz.campaign import LONG_INPUTS, campaign
 
 SHORT_INPUTS = 1_000

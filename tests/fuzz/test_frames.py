@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from gateway.replication.frames import FrameError, split
-from gateway.replication.inbox import Inbox
+from gateway.postgres.copy_frames import FrameError, split
+from gateway.postgres.receive_buffer import Inbox
 from tests.fuzz.campaign import LONG_INPUTS, SEED, campaign
 from tests.golden.recording import recordings
-from tests.replication.writer import COPY_BOTH, keepalive, message, parameter_status, xlog_data
+from tests.postgres.writer import COPY_BOTH, keepalive, message, parameter_status, xlog_data
 
 SHORT_INPUTS = 10_000
 CAPACITY = 512

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.errors import StopForOperator
 from gateway.events.manifest import Manifest
-from gateway.lsn import Lsn
-from gateway.operate.errors import StopForOperator
 from gateway.transactions.position import Position, decode_position, encode_position
 from gateway.transactions.transaction import Prepared
-from schemas.framing import frame
+from schemas.lsn import Lsn
 from schemas.records import POSITION
+from schemas.wire_format import frame
 from tests.fuzz.campaign import LONG_INPUTS, campaign
 
 SHORT_INPUTS = 5_000

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from gateway.lsn import Lsn
+from schemas.lsn import Lsn
 
 FOLDER = Path(__file__).parent
 STREAM_START, STREAM_STOP = b"S", b"E"

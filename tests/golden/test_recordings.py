@@ -8,7 +8,6 @@ from typing import get_args
 
 import pytest
 
-from gateway.lsn import Lsn
 from gateway.pgoutput import (
     UNCHANGED,
     Begin,
@@ -37,6 +36,7 @@ from gateway.pgoutput import (
     Update,
     decode,
 )
+from schemas.lsn import Lsn
 from tests.golden.recording import Recording, recording, recordings
 from tests.pgoutput.writer import INFINITIES, write
 

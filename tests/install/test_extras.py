@@ -103,7 +103,7 @@ def test_base_is_the_gateway(base: Installed) -> None:
     [
         *((name, ("walgate", "version")) for name in ("schemas", "gateway", "spark_consumer")),
         ("gateway", ("python", "-P", "-m", "walgate", "version")),
-        ("schemas", ("python", "-P", "-m", "gateway.cli", "version")),
+        ("schemas", ("python", "-P", "-m", "gateway.cli.main", "version")),
         ("schemas", ("python", "-P", "-m", "spark_consumer", "--help")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
@@ -120,7 +120,7 @@ def test_a_package_that_is_in_the_way_is_named_by_the_programs(
     assert shadowed.returncode == 78
 
 
-@pytest.mark.parametrize("module", ["spark_consumer.reader.transactions", "gateway.cli"])
+@pytest.mark.parametrize("module", ["spark_consumer.reader.transactions", "gateway.cli.main"])
 def test_a_package_that_is_in_the_way_is_named_by_an_import(module: str, base: Installed, theirs: Path) -> None:
     shadowed = base.run("python", "-P", "-c", f"import {module}", PYTHONPATH=str(theirs / "schemas"))
     assert shadowed.stderr.splitlines()[-1] == (
@@ -174,8 +174,8 @@ async def test_msk_asks_for_the_identity_of_the_process(base: Installed, wheel: 
     assert msk.has("aws_msk_iam_sasl_signer", "confluent_kafka", "pyspark") == ["aws_msk_iam_sasl_signer"]
     code = """
 import asyncio
-from gateway.operate.errors import RetrySlowly
-from gateway.operate.msk import MskTokens
+from gateway.errors import RetrySlowly
+from gateway.config.msk_iam import MskTokens
 try:
     print(asyncio.run(MskTokens("eu-west-1").token()))
 except RetrySlowly as error:

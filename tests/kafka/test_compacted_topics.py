@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gateway.config.kafka import KafkaSettings, TopicOverride
 from gateway.kafka.topics import Topics
-from gateway.operate.kafka_settings import KafkaSettings, TopicOverride
-from schemas.names import POSITION_TOPIC, message_topic, transaction_topic
+from schemas.topic_names import POSITION_TOPIC, message_topic, transaction_topic
 
 
 def topics(*overrides: TopicOverride, compacted: bool = True) -> Topics:

@@ -10,12 +10,12 @@ import pytest
 import pytest_asyncio
 from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
 
-from gateway.judgement.findings import OperatorWarning
-from gateway.kafka.driver import Admin
+from gateway.config.kafka import KafkaSettings
+from gateway.kafka.aiokafka_internals import Admin
 from gateway.kafka.durability import Durability, cautions
 from gateway.kafka.topics import Topics
-from gateway.operate.kafka_settings import KafkaSettings
-from schemas.names import POSITION_TOPIC, transaction_topic
+from gateway.startup.findings import OperatorWarning
+from schemas.topic_names import POSITION_TOPIC, transaction_topic
 from tests.clusters import Cluster, cluster
 
 SAFE = Durability(copies=3, min_in_sync=2, unclean=False)

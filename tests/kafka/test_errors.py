@@ -9,15 +9,15 @@ import pytest
 from aiokafka.admin import NewTopic
 from aiokafka.errors import InvalidTransactionTimeout, TopicAuthorizationFailedError
 
-from gateway.kafka.driver import Admin
+from gateway.config.kafka import KafkaSettings
+from gateway.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.kafka.aiokafka_internals import Admin
+from gateway.kafka.batches import RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.errors import classify
-from gateway.kafka.outlet import RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.producer import Producer
 from gateway.kafka.topic_admin import Refusal
 from gateway.kafka.topics import Topics, refused_topic
 from gateway.local import Kafka
-from gateway.operate.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.operate.kafka_settings import KafkaSettings
 
 
 def test_a_transaction_timeout_that_the_broker_refuses_stops() -> None:

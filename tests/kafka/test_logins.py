@@ -28,16 +28,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     UserScramCredentialUpsertion,
 )
 
-from gateway.kafka.driver import CONNECT_TIMEOUT_S
+from gateway.config.kafka import KafkaSettings
+from gateway.errors import Retry, RetrySlowly, StopForOperator
+from gateway.kafka.aiokafka_internals import CONNECT_TIMEOUT_S
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Topics
 from gateway.local import Kafka
 from gateway.local.kafka import QUICK_START
 from gateway.local.ports import HOST, free_port
-from gateway.operate.errors import Retry, RetrySlowly, StopForOperator
-from gateway.operate.kafka_settings import KafkaSettings
-from schemas.names import POSITION_TOPIC, transaction_topic
+from schemas.topic_names import POSITION_TOPIC, transaction_topic
 from tests.oidc import AUDIENCE, CLIENT, SECRET, Provider, oidc_provider
 from tests.tls import certificate, client_certificate
 
@@ -339,7 +339,7 @@ async def test_a_provider_that_is_away_is_waited_for(place: Place, topic_prefix:
 async def test_a_provider_that_is_silent_is_named_and_not_the_broker(
     place: Place, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.operate.tokens.TIMEOUT_S", CONNECT_TIMEOUT_S + 1)
+    monkeypatch.setattr("gateway.config.oauth_tokens.TIMEOUT_S", CONNECT_TIMEOUT_S + 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         settings = place.settings("TOKEN", oauth_token_url=f"http://127.0.0.1:{silent.getsockname()[1]}/token")
         with pytest.raises(Retry, match="oauth_token_url .* does not answer"):

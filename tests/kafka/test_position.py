@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.errors import StopForOperator
 from gateway.events.manifest import ExcludedRelation, Manifest
-from gateway.lsn import Lsn
-from gateway.operate.errors import StopForOperator
 from gateway.transactions.position import Gap, Position, decode_position, encode_position
 from gateway.transactions.transaction import Prepared, Quarantined
-from schemas.framing import FRAME_BYTES, frame
+from schemas.lsn import Lsn
 from schemas.records import POSITION
+from schemas.wire_format import FRAME_BYTES, frame
 
 MANY = 1_000_000
 LONGS = st.integers(0, 2**63 - 1)

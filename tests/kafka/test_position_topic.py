@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Producer
 
+from gateway.config.kafka import KafkaSettings
+from gateway.errors import Retry
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.topics import Topics
 from gateway.local import Kafka, Registry
-from gateway.lsn import Lsn
-from gateway.operate.errors import Retry
-from gateway.operate.kafka_settings import KafkaSettings
 from gateway.transactions.position import Position, decode_position, encode_position
-from schemas.framing import frame
-from schemas.names import POSITION_TOPIC, transaction_topic, value_subject
+from schemas.lsn import Lsn
 from schemas.records import POSITION
-from schemas.registry import RegistryClient
+from schemas.registry_client import RegistryClient
+from schemas.topic_names import POSITION_TOPIC, transaction_topic, value_subject
+from schemas.wire_format import frame
 
 pytestmark = pytest.mark.integration
 

@@ -9,12 +9,12 @@ import pytest
 import pytest_asyncio
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from gateway.config.kafka import KafkaSettings
+from gateway.errors import DataGap, Retry, StopForOperator
 from gateway.kafka.topic_admin import TopicAdmin
 from gateway.kafka.topics import Topics
 from gateway.local import Kafka
-from gateway.operate.errors import DataGap, Retry, StopForOperator
-from gateway.operate.kafka_settings import KafkaSettings
-from schemas.names import topic_name, topic_names, transaction_topic
+from schemas.topic_names import topic_name, topic_names, transaction_topic
 
 pytestmark = pytest.mark.integration
 

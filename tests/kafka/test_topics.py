@@ -10,11 +10,11 @@ import pytest
 from confluent_kafka import TopicPartition, admin
 from confluent_kafka.admin import AdminClient
 
+from gateway.config.kafka import KafkaSettings
 from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Topics
 from gateway.local import Kafka
-from gateway.operate.kafka_settings import KafkaSettings
-from schemas.names import transaction_topic
+from schemas.topic_names import transaction_topic
 
 pytestmark = pytest.mark.integration
 PARTITIONS = 10

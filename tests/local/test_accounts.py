@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.errors import StopForOperator
 from gateway.local.accounts import Account, reachable, reachable_folder, unprivileged_account
-from gateway.operate.errors import StopForOperator
 
 ROOT = Path(__file__).parents[2]
 NOBODY = Account("nobody", pwd.getpwnam("nobody").pw_uid, pwd.getpwnam("nobody").pw_gid)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.errors import StopForOperator
 from gateway.local.java import java, java_home, java_version, spark_java_home
-from gateway.operate.errors import StopForOperator
 
 
 def test_java_21_comes_with_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from gateway.errors import StopForOperator
 from gateway.local import PartFailed, Postgres
 from gateway.local.binaries import VERSIONS
-from gateway.operate.errors import StopForOperator
 
 StartPostgres = Callable[..., Awaitable[Postgres]]
 PROTOCOL = {14: 2, 15: 3, 16: 4, 17: 4, 18: 4}

@@ -14,8 +14,8 @@ import promql_parser
 import pytest
 import yaml
 
-from gateway.operate import metrics
-from gateway.operate.board import Board
+from gateway.observe import metrics
+from gateway.observe.status_board import Board
 from tests.monitoring.prometheus import NAME, firing, labels_of, read_series, seconds
 
 ROOT = Path(__file__).parents[2]

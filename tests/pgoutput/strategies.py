@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from hypothesis import strategies as st
 
-from gateway.lsn import Lsn
 from gateway.pgoutput import (
     PG_EPOCH,
     UNCHANGED,
@@ -36,6 +35,7 @@ from gateway.pgoutput import (
     Type,
     Update,
 )
+from schemas.lsn import Lsn
 from tests.pgoutput.writer import INFINITIES
 
 LAST = (1 << 32) - 1

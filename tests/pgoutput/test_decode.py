@@ -9,8 +9,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from gateway.lsn import Lsn
-from gateway.operate.errors import StopForOperator
+from gateway.errors import StopForOperator
 from gateway.pgoutput import (
     PG_EPOCH,
     Begin,
@@ -32,6 +31,7 @@ from gateway.pgoutput import (
 )
 from gateway.pgoutput.cursor import FIRST_TIME, LAST_TIME
 from gateway.pgoutput.transaction import begin_at, commit_at
+from schemas.lsn import Lsn
 from tests.pgoutput.strategies import KINDS, messages, messages_of
 from tests.pgoutput.writer import write
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 
 OIDS = {
     "bool": 16, "bytea": 17, "int8": 20, "int2": 21, "int4": 23, "text": 25, "json": 114, "float4": 700, "float8": 701,

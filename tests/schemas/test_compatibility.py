@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from schemas.change_schema import change_schema, key_schema
 from schemas.compatibility import TypeChange, added_columns, incompatible_columns
-from schemas.description import ColumnDescription
 from schemas.records import POSITION, TRANSACTION_MARKER
-from schemas.relation import change_schema, key_schema
+from schemas.relation import ColumnDescription
 from tests.schemas.relations import array_of, built_in, column, numeric_typmod, relation
 
 

@@ -14,9 +14,9 @@ import fastavro
 import pytest
 from fastavro.utils import generate_many
 
+from schemas.change_schema import change_schema, key_schema
 from schemas.compatibility import incompatible_columns
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
-from schemas.relation import change_schema, key_schema
 from tests.events.rows import ALL, relation
 
 HISTORY = Path(__file__).parents[2] / "schemas" / "history"

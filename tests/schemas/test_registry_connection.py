@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from schemas.errors import RegistryDenied, RegistryRefused, RegistryUnavailable
-from schemas.registry import RegistryClient
+from schemas.registry_client import RegistryClient
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\n{"id":1,"schema":"{}"}'
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.config.settings import RegistrySettings
+from gateway.errors import Retry, RetrySlowly, StopForOperator
 from gateway.local import Registry
-from gateway.operate.errors import Retry, RetrySlowly, StopForOperator
-from gateway.operate.settings import RegistrySettings
-from gateway.service.schema_errors import classified_schema_errors
+from gateway.schema_registry import classified_schema_errors
 from schemas.records import POSITION
-from schemas.registry import RegistryClient
+from schemas.registry_client import RegistryClient
 from tests.oidc import CLIENT, SECRET, Provider, oidc_provider
 from tests.tls import certificate, client_certificate
 

@@ -7,9 +7,9 @@ from typing import Any, Self
 
 import pytest
 
-from gateway.operate.settings import Settings
-from gateway.snapshot.engine import Snapshot
-from gateway.snapshot.state import States
+from gateway.config.settings import Settings
+from gateway.snapshot.coordinator import Snapshot
+from gateway.snapshot.stored_state import States
 
 NOT_ASKED: Any = None
 """PostgreSQL and the stream have no part in it."""

@@ -32,7 +32,7 @@ from gateway.pgoutput import (
     Update,
     decode,
 )
-from gateway.snapshot.visibility import Visibility, parse_visibility
+from gateway.snapshot.rules.visibility import Visibility, parse_visibility
 from tests.snapshot.load import PUBLICATION
 from tests.snapshot.target import MISSING
 

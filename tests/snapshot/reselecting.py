@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from gateway.snapshot.keys import KeyList
-from gateway.snapshot.plan import Plan
-from gateway.snapshot.table import Status, Table
+from gateway.snapshot.rules.ctid_ranges import Plan
+from gateway.snapshot.rules.key_segments import KeyList
+from gateway.snapshot.rules.table_progress import Status, Table
 from tests.snapshot.source import UNCHANGED, Big, Change, Entry, Source
 from tests.snapshot.world import Durable, Waiting, World, encode
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from gateway.snapshot.visibility import Visibility
+from gateway.snapshot.rules.visibility import Visibility
 
 FIRST_XID = (1 << 32) - 12
 BLOCKS = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.replication.password import Login
+from gateway.postgres.credentials import Login
 from gateway.snapshot.commands import Choice, Command, NotACommand, choose, encode_command, parse_command, unpublished
 from tests.conftest import Database
 

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from gateway.local import Kafka, Postgres, Registry
-from gateway.snapshot.engine import MOST_AT_ONCE
+from gateway.snapshot.coordinator import MOST_AT_ONCE
 from tests.conftest import Database
 from tests.exactly_once.delivered import read_delivered
 from tests.snapshot.load import PUBLICATION

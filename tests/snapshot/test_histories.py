@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gateway.snapshot import judge, table
+from gateway.snapshot.rules import staleness, table_progress
 from tests.snapshot import reselecting
 from tests.snapshot.world import RULES, first_wrong
 
@@ -18,11 +18,11 @@ PARTS = 4
 
 @pytest.fixture
 def small_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "MAX_KEYS", 4)
-    monkeypatch.setattr(judge, "MAX_KEYS_OF_ONE", 3)
-    monkeypatch.setattr(judge, "MAX_UNSEEN", 3)
-    monkeypatch.setattr(table, "MAX_AGAIN", 4)
-    monkeypatch.setattr(table, "KEYS_FIRST", 2)
+    monkeypatch.setattr(staleness, "MAX_KEYS", 4)
+    monkeypatch.setattr(staleness, "MAX_KEYS_OF_ONE", 3)
+    monkeypatch.setattr(staleness, "MAX_UNSEEN", 3)
+    monkeypatch.setattr(table_progress, "MAX_AGAIN", 4)
+    monkeypatch.setattr(table_progress, "KEYS_FIRST", 2)
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,18 @@ import asyncpg
 import pytest
 
 from gateway.events.row_encoder import RowEncoder
-from gateway.judgement.facts import PublishedColumn, PublishedRelation
 from gateway.pgoutput.relation import Relation
 from gateway.snapshot import recipes
-from gateway.snapshot.content import Content
-from gateway.snapshot.engine import Snapshot
-from gateway.snapshot.plan import Leaf
-from gateway.snapshot.reading import Reading
-from gateway.snapshot.state import TableState
-from gateway.snapshot.survey import Surveyed, survey
-from gateway.snapshot.table import Status
+from gateway.snapshot.coordinator import Snapshot
+from gateway.snapshot.read_plan import Surveyed, survey
+from gateway.snapshot.relation_files import Content
+from gateway.snapshot.rules.ctid_ranges import Leaf
+from gateway.snapshot.rules.table_progress import Status
+from gateway.snapshot.stored_state import TableState
+from gateway.snapshot.table_task import Reading
+from gateway.startup.facts import PublishedColumn, PublishedRelation
 from gateway.transactions.transaction import RelationVersion
-from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from tests.conftest import Database
 from tests.snapshot.conftest import NOT_ASKED, Transactions
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.failpoints import FAILPOINTS
 from gateway.local import Kafka, Registry
-from gateway.operate.failpoints import FAILPOINTS
 from tests.conftest import Database
 from tests.snapshot.load import Load, set_up
 from tests.snapshot.scene import open_scene

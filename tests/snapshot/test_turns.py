@@ -10,15 +10,15 @@ import pytest
 
 from gateway.events.row_encoder import RowEncoder
 from gateway.pgoutput.relation import Relation
-from gateway.relations.catalog import TYPES_QUERY, read_types
-from gateway.relations.description import describe
-from gateway.snapshot.copied import CopiedRows
-from gateway.snapshot.judge import Judge
-from gateway.snapshot.reader import _SHARED_STEP_BYTES, Waiting, read_chunk
-from gateway.snapshot.statements import LOOK
-from gateway.snapshot.survey import Recipe, as_message, recipe, survey
-from gateway.snapshot.table import Table
-from gateway.snapshot.visibility import parse_visibility
+from gateway.relations.describe import describe
+from gateway.relations.type_catalog import TYPES_QUERY, read_types
+from gateway.snapshot.chunk_reader import _SHARED_STEP_BYTES, Waiting, read_chunk
+from gateway.snapshot.copy_decoder import CopiedRows
+from gateway.snapshot.read_plan import Recipe, as_message, recipe, survey
+from gateway.snapshot.rules.staleness import Judge
+from gateway.snapshot.rules.table_progress import Table
+from gateway.snapshot.rules.visibility import parse_visibility
+from gateway.snapshot.sql import LOOK
 from gateway.transactions.transaction import RelationVersion
 from tests.conftest import Database
 

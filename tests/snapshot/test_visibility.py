@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.snapshot.errors import UnreadableSnapshot
-from gateway.snapshot.judge import Judge
-from gateway.snapshot.visibility import Visibility, parse_visibility
+from gateway.snapshot.rules.staleness import Judge
+from gateway.snapshot.rules.visibility import Visibility, parse_visibility
 from tests.conftest import Database
 
 

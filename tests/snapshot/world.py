@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gateway.snapshot import judge
-from gateway.snapshot.judge import Judge, Track
-from gateway.snapshot.keys import KeyList
-from gateway.snapshot.plan import OFFSET_BITS, Leaf, Plan, TidRange, cut
-from gateway.snapshot.table import Chunk, Status, Table
-from gateway.snapshot.visibility import Visibility
+from gateway.snapshot.rules import staleness
+from gateway.snapshot.rules.ctid_ranges import OFFSET_BITS, Leaf, Plan, TidRange, cut
+from gateway.snapshot.rules.key_segments import KeyList
+from gateway.snapshot.rules.staleness import Judge, Track
+from gateway.snapshot.rules.table_progress import Chunk, Status, Table
+from gateway.snapshot.rules.visibility import Visibility
 from tests.snapshot.source import BLOCKS, UNCHANGED, Big, Change, Entry, Source, Unchanged
 
 RULES = (
@@ -230,9 +230,9 @@ class World:
         self.judge.committed(entry.wire_xid)
 
     def _track(self, track: Track, entry: Entry) -> None:
-        if len(track.keys) > judge.MAX_KEYS:
+        if len(track.keys) > staleness.MAX_KEYS:
             self.judge.relieve(track)
-        if len(entry.changes) > judge.MAX_KEYS_OF_ONE or any(c.op == "TRUNCATE" for c in entry.changes):
+        if len(entry.changes) > staleness.MAX_KEYS_OF_ONE or any(c.op == "TRUNCATE" for c in entry.changes):
             self.judge.committed_whole(track, entry.wire_xid)
         else:
             wide = self.judge.visibility.widen(entry.wire_xid)

@@ -1,7 +1,7 @@
 """Writes to Kafka what a gateway would write, by the contract of the topics, and keeps the truth beside it.
 
 It is not the gateway: it makes what a gateway makes only rarely (void epochs, aborted Kafka transactions, damaged manifests), at
-will. Rows and schemas are real: value schemas from schemas.relation, records by fastavro, offsets from the broker's answers.
+will. Rows and schemas are real: value schemas from schemas.change_schema, records by fastavro, offsets from the broker's answers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
-from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
-from schemas.framing import frame
-from schemas.names import avro_name, message_topic, topic_name, transaction_topic, value_subject
+from schemas.change_schema import change_schema, key_schema
 from schemas.records import LOGICAL_MESSAGE, TRANSACTION_MARKER
-from schemas.relation import change_schema, key_schema
+from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.topic_names import avro_name, message_topic, topic_name, transaction_topic, value_subject
+from schemas.wire_format import frame
 from tests import stock_registry
 
 
@@ -453,7 +453,7 @@ def _chunk(table: Table | None, purpose: str, snapshot_id: str, rows: int) -> di
 
 
 def _key_record(table: Table, key: Row) -> Row:
-    """Text where the key's schema has text for the column: schemas.column_type.key_type."""
+    """Text where the key's schema has text for the column: schemas.avro_types.key_type."""
     texts = {item["name"] for item in table.key_parsed["fields"] if item["type"][1] == "string"}
     return {name: str(value) if name in texts else value for name, value in (_avro(key) or {}).items()}
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from spark_consumer.columnar.head import DELETE, OPERATIONS, TRUNCATE
-from spark_consumer.reader.manifest import CommittedTransaction, Range
+from spark_consumer.reader.markers import CommittedTransaction, Range
 
 TOPICS = ("cdc.public.a", "cdc.public.b")
 

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from spark_consumer.mirror import manifest, versions
-from spark_consumer.mirror.appending import AppendingMirror
+from spark_consumer.mirror.append_batch import AppendingMirror
 
 merging_mirror = partial(AppendingMirror, merge_every_s=0.0)
 waiting_mirror = partial(AppendingMirror, merge_every_s=math.inf)

@@ -17,8 +17,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from schemas.description import ReplicaIdentity
-from schemas.relation import change_schema
+from schemas.change_schema import change_schema
+from schemas.relation import ReplicaIdentity
 from tests.spark_consumer.feeder import FLOAT8, INT4, INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Row, Table, relation
 
 ARCHIVE = Path(__file__).parent / "data" / "older_mirror.tar.gz"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_consumer.mirror.standing import (
+from spark_consumer.mirror.table_states import (
     FILL,
     REPLACE,
     VERIFY,
@@ -23,7 +23,7 @@ from spark_consumer.mirror.standing import (
     marks_of,
     unfinished,
 )
-from spark_consumer.reader.signs import EXCLUDED, GAP, MARKER_OFFSET, SNAPSHOT_BEGIN, SNAPSHOT_CHUNK, SNAPSHOT_END
+from spark_consumer.reader.table_marks import EXCLUDED, GAP, MARKER_OFFSET, SNAPSHOT_BEGIN, SNAPSHOT_CHUNK, SNAPSHOT_END
 
 TABLES = ("public.a", "public.b", "public.c")
 CHANGE = "INSERT"

@@ -12,17 +12,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from gateway.local.ports import HOST, free_port
-from gateway.operate.board import Board
-from gateway.service.monitor import ask_mirror
+from gateway.observe.status_board import Board
+from gateway.runtime.monitor import ask_mirror
 from spark_consumer.errors import MirrorError
 from spark_consumer.jobs.run import Run
 from spark_consumer.jobs.session import last_offset
 from spark_consumer.jobs.status import serve
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror.appending import AppendingMirror, taken_in
+from spark_consumer.mirror.append_batch import AppendingMirror, taken_in
 from spark_consumer.reader.positions import resolve
 from spark_consumer.source.options import parse_options
-from tests.operate.test_mirrors import metrics_of
+from tests.observe.test_mirror_status import metrics_of
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
 from tests.spark_consumer.here import run_here
 

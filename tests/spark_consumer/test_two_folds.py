@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from schemas.relation import change_schema
+from schemas.change_schema import change_schema
 from spark_consumer.arrow import to_frame
-from spark_consumer.mirror.fold import STATE
-from spark_consumer.mirror.replay import Key, key_tuples
-from spark_consumer.mirror.shape import TableShape
-from spark_consumer.mirror.states import arrow_fold, spark_fold, table_schema
+from spark_consumer.mirror.fold.fold_arrow import Key, key_tuples
+from spark_consumer.mirror.fold.fold_spark import STATE
+from spark_consumer.mirror.fold.fold_table import arrow_fold, spark_fold, table_schema
+from spark_consumer.mirror.table_schema import TableShape
 from tests.spark_consumer.feeder import FLOAT8, INT8, relation
-from tests.spark_consumer.test_replay import COLUMNS, Row, histories
+from tests.spark_consumer.mirror.test_fold_arrow import COLUMNS, Row, histories
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

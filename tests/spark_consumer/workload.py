@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from schemas.description import ReplicaIdentity
+from schemas.relation import ReplicaIdentity
 from tests.spark_consumer.feeder import (
     BOOL,
     BYTEA,

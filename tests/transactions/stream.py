@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.events.context import Context
+from gateway.errors import StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
-from gateway.lsn import Lsn
-from gateway.operate.errors import StopForOperator
+from gateway.events.transaction_context import Context
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import LeftOutMessage, MessageTopic, RelationVersion, Transaction
+from schemas.lsn import Lsn
 
 RELATION_OID = 4711
 OLD_KEY = b"frameold"

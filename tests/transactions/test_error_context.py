@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.lsn import Lsn
-from gateway.operate.errors import Defect, Retry, StopForOperator
+from gateway.errors import Defect, Retry, StopForOperator
 from gateway.pgoutput import Begin, StreamStart, Truncate
 from gateway.transactions.error_context import add_context
+from schemas.lsn import Lsn
 from tests.pgoutput.writer import write
 from tests.transactions.stream import RELATION_OID, Stream
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.lsn import Lsn
-from gateway.operate.errors import StopForOperator
+from gateway.errors import StopForOperator
 from gateway.pgoutput import BeginPrepare, CommitPrepared, Message, Prepare, Truncate
 from gateway.pgoutput.letters import MESSAGE
 from gateway.transactions.machine import OutOfOrder
 from gateway.transactions.transaction import Quarantined
+from schemas.lsn import Lsn
 from tests.pgoutput.writer import write
 from tests.transactions.stream import RELATION_OID, Stream
 from tests.transactions.test_machine import TIME, begin, commit, segment

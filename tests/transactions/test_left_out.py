@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.errors import StopForOperator
 from gateway.events.manifest import ExcludedRelation
-from gateway.lsn import Lsn
 from gateway.names import HEARTBEAT_PREFIX
-from gateway.operate.errors import StopForOperator
 from gateway.pgoutput import (
     Begin,
     BeginPrepare,
@@ -25,6 +24,7 @@ from gateway.pgoutput import (
 )
 from gateway.transactions.machine import RolledBackMessages
 from gateway.transactions.transaction import CHUNK_PREFIX, COMMAND_PREFIX, LeftOutMessage, MessageTopic
+from schemas.lsn import Lsn
 from tests.transactions.stream import RELATION_OID, Stream
 
 TIME = 1_700_000_000_000_000

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.lsn import Lsn
-from gateway.operate.errors import DataGap
+from gateway.errors import DataGap
 from gateway.pgoutput import (
     Begin,
     BeginPrepare,
@@ -22,6 +21,7 @@ from gateway.pgoutput import (
     Type,
 )
 from gateway.transactions.machine import OutOfOrder, RolledBackMessages
+from schemas.lsn import Lsn
 from tests.transactions.stream import RELATION_OID, Stream
 
 TIME = 1_700_000_000_000_000

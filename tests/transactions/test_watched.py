@@ -7,7 +7,6 @@ from typing import Any
 
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker
-from gateway.lsn import Lsn
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.pgoutput import (
     BeginPrepare,
@@ -22,7 +21,8 @@ from gateway.pgoutput import (
     Truncate,
 )
 from gateway.transactions.transaction import CHUNK_PREFIX, RelationVersion
-from gateway.varint import encode_long
+from schemas.lsn import Lsn
+from schemas.varint import encode_long
 from tests.transactions.stream import OLD_KEY, RELATION_OID, RecordingChanges, RecordingEncoder, Stream
 from tests.transactions.test_machine import TIME, begin, commit, segment
 

@@ -19,15 +19,15 @@ from uuid import UUID
 import asyncpg
 import fastavro
 
-from gateway.events.context import Context
 from gateway.events.row_encoder import RowEncoder
+from gateway.events.transaction_context import Context
 from gateway.pgoutput import Relation, Type, decode
-from gateway.relations.catalog import PRIMARY_KEY_QUERY, TYPES_QUERY, read_types
-from gateway.relations.description import describe
-from schemas.description import RelationDescription
-from schemas.framing import FRAME_BYTES
-from schemas.names import avro_name
-from schemas.relation import change_schema, key_schema
+from gateway.relations.describe import describe
+from gateway.relations.type_catalog import PRIMARY_KEY_QUERY, TYPES_QUERY, read_types
+from schemas.change_schema import change_schema, key_schema
+from schemas.relation import RelationDescription
+from schemas.topic_names import avro_name
+from schemas.wire_format import FRAME_BYTES
 
 SESSION = {
     "client_encoding": "UTF8",

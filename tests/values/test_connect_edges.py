@@ -18,10 +18,9 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from gateway.events.debezium_defaults import with_defaults
-from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT
-from gateway.values import connect_times as times
-from gateway.values.connect_codec import (
+from gateway.debezium import connect_times as times
+from gateway.debezium.column_defaults import with_defaults
+from gateway.debezium.connect_codec import (
     connect_codec,
     encode_text,
     fallback_value,
@@ -29,12 +28,13 @@ from gateway.values.connect_codec import (
     placeholder,
     skip_column,
 )
+from gateway.debezium.connect_type import ConnectType, DebeziumOptions, connect_type
+from gateway.debezium.envelope_schema import CatalogColumn, ConnectColumn, connect_relation
+from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT
+from gateway.values.column_readers import Unusual
 from gateway.values.integers import read_required_int4, read_required_int8
-from gateway.values.reader import Unusual
-from gateway.values.special import NotRenderable, Special
-from schemas.connect_type import ConnectType, DebeziumOptions, connect_type
-from schemas.debezium import CatalogColumn, ConnectColumn, connect_relation
-from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from gateway.values.special_values import NotRenderable, Special
+from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from tests.debezium.encoded import without_times
 from tests.events.rows import numeric_binary
 from tests.schemas.relations import array_of, built_in, numeric_typmod

@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.pgoutput.letters import KIND_NULL, KIND_TEXT
-from gateway.values.codec import codec
+from gateway.values.column_codec import codec
+from gateway.values.column_readers import Render, Unusual, always_unusual
+from gateway.values.column_rules import protected_codec
 from gateway.values.dates import (
     read_timestamptz_text,
     time_from_text,
@@ -26,14 +28,12 @@ from gateway.values.dates import (
 from gateway.values.extensions import render_hstore, render_vector
 from gateway.values.floats import float4_from_text, render_float4
 from gateway.values.network import render_inet
-from gateway.values.protection import protected_codec
-from gateway.values.reader import Render, Unusual, always_unusual
 from gateway.values.renderers import renderer
-from gateway.values.special import NotRenderable, Special
+from gateway.values.special_values import NotRenderable, Special
 from gateway.values.text_search import render_tsquery
-from gateway.varint import encode_long
-from schemas.column_type import column_type, is_numeric
-from schemas.description import Attribute, Kind, Protect, Protection, TypeFacts
+from schemas.avro_types import column_type, is_numeric
+from schemas.relation import Attribute, Kind, Protect, Protection, TypeFacts
+from schemas.varint import encode_long
 from tests.events.rows import ALL, ColumnKind, facts, numeric_binary, numeric_typmod
 from tests.schemas.relations import array_of, built_in
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.events.context import Context
 from gateway.events.row_encoder import RowEncoder
+from gateway.events.transaction_context import Context
 from gateway.pgoutput import Binary, Text, TupleValue
-from gateway.values.special import special_text
-from schemas.description import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
-from schemas.framing import FRAME_BYTES
-from schemas.relation import change_schema, key_schema
+from gateway.values.special_values import special_text
+from schemas.change_schema import change_schema, key_schema
+from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.wire_format import FRAME_BYTES
 from tests.conftest import Database
 from tests.events.rows import facts
 from tests.pgoutput.writer import write_tuple_data

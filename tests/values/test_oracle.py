@@ -21,7 +21,7 @@ from hypothesis.strategies import SearchStrategy
 
 from gateway.events.errors import UnknownBinary
 from gateway.local import Postgres
-from gateway.values.codec import has_binary_decoder
+from gateway.values.column_codec import has_binary_decoder
 from tests.values import literals as lit
 from tests.values.oracle import Record, Stream, column_text
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from gateway.build import is_compiled
 from gateway.pgoutput import TupleValue
-from gateway.values.codec import codec
-from gateway.values.reader import Reader
+from gateway.values.column_codec import codec
+from gateway.values.column_readers import Reader
 from gateway.values.row_readers import RowReaders
-from schemas.column_type import column_type
+from schemas.avro_types import column_type
 from tests.events.rows import ALL, BYTEA, INT2, INT4, INT8, TEXT, ColumnKind, facts, wire_row
 from tests.pgoutput.writer import write_tuple_data
 

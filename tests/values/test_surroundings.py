@@ -11,9 +11,9 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
+from gateway.errors import StopForOperator
 from gateway.local import Kafka, Postgres, Registry
-from gateway.operate.errors import StopForOperator
-from gateway.replication.errors import classify_exception
+from gateway.postgres.errors import classify_exception
 from tests.conftest import Database
 from tests.evolution.theatre import theatre
 from tests.values.oracle import Stream

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from gateway.cli import app
+from gateway.cli.main import app
 from spark_consumer.jobs.cli import app as jobs
 from tests.walk.walk import ROOT
 

@@ -1,0 +1,344 @@
+"""`walgate check`: every condition of PostgreSQL, Kafka, the registry, rights and settings, without changing anything.
+
+The checks are the judgements of the start (gateway/startup); here are only the order in which the facts are taken, and what is
+said of them. One server that does not answer leaves the others to be looked at. What is not shown by looking is said so: whether
+the registry would take a schema, and whether the WAL that the slot needs can still be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final
+
+import asyncpg
+
+from gateway.cli.check_report import Area, Checked, outcome_of
+from gateway.config.settings import Settings
+from gateway.errors import WalgateError
+from gateway.kafka.cluster_facts import kafka_facts
+from gateway.kafka.durability import Durability, cautions
+from gateway.kafka.listener_probe import look_at_listener
+from gateway.kafka.position_topic import read_positions
+from gateway.kafka.topics import Topics
+from gateway.observe.http_client import ask_status
+from gateway.observe.http_socket import listen
+from gateway.postgres.connection import address_text, connect_replication, connect_sql
+from gateway.postgres.credentials import login_of
+from gateway.postgres.load_facts import load_facts
+from gateway.postgres.role import role_facts
+from gateway.postgres.wal_retention import holders
+from gateway.runtime.source_catalog import expected_of
+from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect
+from gateway.schema_registry import open_registry
+from gateway.startup.facts import Facts, Stored
+from gateway.startup.findings import Finding, OperatorWarning
+from gateway.startup.kafka_checks import KafkaExpected, KafkaFacts, check_brokers, check_refusals, check_topics
+from gateway.startup.listener_checks import check_bootstrap, check_listener
+from gateway.startup.position_checks import (
+    after_rename,
+    check_first_start,
+    check_prefix,
+    check_progress,
+    position_before_rename,
+)
+from gateway.startup.publication_checks import check_actions
+from gateway.startup.role_checks import RoleFacts, check_role, for_provider
+from gateway.startup.server_checks import check_left_behind, check_slot_capacity
+from gateway.startup.start import check_without_position
+from gateway.transactions.position import Position
+from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted, message_topic, transaction_topic, value_subject
+
+_TIMEOUT_S: Final = 10.0
+_LOOKED_AT_TABLES: Final = 200
+
+
+async def run_check(settings: Settings) -> list[Checked]:
+    return await _Check(settings).run()
+
+
+class _Check:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._checked: list[Checked] = []
+        self._facts: Facts | None = None
+        self._registry_answers = False
+        self._moment = 0
+        self._expected = expected_of(settings)
+
+    async def run(self) -> list[Checked]:
+        self._checked.append(Checked("settings", "ok", "all settings are valid"))
+        await self._http()
+        await self._postgresql()
+        kafka = await self._kafka()
+        await self._registry()
+        if kafka is not None and self._facts is not None and self._registry_answers:
+            await self._position(kafka)
+        return self._checked
+
+    def _add(self, area: Area, findings: Iterable[Finding], provider: str = "") -> bool:
+        """False where something would keep a start from running."""
+        is_fine = True
+        for finding in findings:
+            told = for_provider(finding, provider)
+            outcome = outcome_of(finding)
+            is_fine = is_fine and outcome == "warning"
+            self._checked.append(Checked(area, outcome, told.message, told.hint))
+        return is_fine
+
+    def _ok(self, area: Area, message: str) -> None:
+        self._checked.append(Checked(area, "ok", message))
+
+    def _next_moment(self) -> int:
+        self._moment += 1
+        return self._moment
+
+    async def _http(self) -> None:
+        """The port is free, or a gateway of this slot has it, which ends before another one starts."""
+        http, slot = self._settings.http, self._settings.source.slot
+        if not http.port:
+            return
+        try:
+            listen(http.host, http.port).close()
+        except WalgateError as error:
+            running = await asyncio.to_thread(ask_status, http.host, http.port)
+            if running is not None and running.get("slot_name") == slot:
+                self._ok("settings", f"a gateway of slot {slot} answers on http.port {http.port}")
+            else:
+                self._add("settings", [error])
+
+    # -- PostgreSQL ------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _sql(self) -> AsyncIterator[asyncpg.Connection]:
+        sql = await connect_sql(login_of(self._settings.source), timeout_s=_TIMEOUT_S)
+        try:
+            yield sql
+        finally:
+            sql.terminate()
+
+    async def _look(self, sql: asyncpg.Connection) -> Facts:
+        source = self._settings.source
+        return await load_facts(sql, source.slot, source.publications, self._next_moment())
+
+    async def _postgresql(self) -> None:
+        try:
+            async with self._sql() as sql:
+                role = await role_facts(sql, self._settings.source.publications)
+                # What is wrong with the role explains why the rest fails.
+                self._add("postgresql", check_role(role, takes_snapshots=self._settings.takes_snapshots), role.provider)
+                facts = self._facts = await self._look(sql)
+                self._say_server(sql, facts, role)
+                report = check_without_position(facts, self._expected)
+                self._add("postgresql", (*report.errors, *report.warnings, *check_actions(facts)), role.provider)
+                if facts.slot is None:
+                    self._add("postgresql", check_slot_capacity(facts), role.provider)
+                    await self._holders(sql)
+                else:
+                    self._ok(
+                        "postgresql", f"slot {facts.slot.name} is confirmed up to {facts.slot.confirmed_flush_lsn}"
+                    )
+                if role.may_replicate and not role.is_pooled and facts.server.wal_level == "logical":
+                    await self._replication(facts)
+        except WalgateError as error:
+            self._add("postgresql", [error])
+
+    def _say_server(self, sql: asyncpg.Connection, facts: Facts, role: RoleFacts) -> None:
+        at = address_text(sql)
+        major, minor = divmod(facts.server.version_num, 10000)
+        self._ok(
+            "postgresql", f"PostgreSQL {major}.{minor} at {at}, database {facts.server.database}, role {role.name}"
+        )
+        tables = {r.relation_oid for p in facts.publications.values() for r in p.relations}
+        if tables:
+            self._ok("postgresql", f"{counted(len(tables), 'table')} published by {', '.join(facts.publications)}")
+
+    async def _holders(self, sql: asyncpg.Connection) -> None:
+        """The creation of the slot waits for every transaction that has written."""
+        found = [holder for holder in await holders(sql, self._expected.slot) if holder.kind != "slot"]
+        for holder in found:
+            who = (
+                f"prepared transaction {holder.name!r}"
+                if holder.kind == "prepared"
+                else f"open transaction of process {holder.pid}"
+            )
+            of = f" of {holder.user}" if holder.user else ""
+            self._add(
+                "postgresql",
+                [OperatorWarning(f"the creation of the slot will wait for the {who}{of}", holder.remedy)],
+            )
+
+    async def _replication(self, facts: Facts) -> None:
+        """pg_hba.conf has lines of its own for replication."""
+        stream = await connect_replication(login_of(self._settings.source), timeout_s=_TIMEOUT_S)
+        try:
+            identity = await stream.identify()
+        finally:
+            await stream.close()
+        if identity.system_identifier != facts.server.system_identifier:
+            self._checked.append(
+                Checked(
+                    "postgresql",
+                    "waits",
+                    "the replication connection and the regular connection reached different servers",
+                    "use one host in source.dsn, or add target_session_attrs=primary",
+                )
+            )
+        else:
+            self._ok("postgresql", "the server accepts replication connections")
+
+    # -- Kafka -------------------------------------------------------------------------------------------------------
+
+    def _kafka_expected(self) -> KafkaExpected:
+        kafka, facts = self._settings.kafka, self._facts
+        slot = self._settings.source.slot
+        server = f"{facts.server.system_identifier}.{facts.server.database_oid}" if facts else "0.0"
+        return KafkaExpected(
+            prefix=kafka.prefix,
+            position_topic=POSITION_TOPIC,
+            marker_topic=transaction_topic(kafka.prefix),
+            transactional_id=f"walgate.{server}.{slot}",
+            tls=kafka.security_protocol.endswith("SSL"),
+            sasl=kafka.security_protocol.startswith("SASL"),
+            mechanism=kafka.sasl_mechanism,
+            own_certificate=kafka.ssl_cert_file is not None,
+            replication_factor=kafka.replication_factor,
+            retention_ms=kafka.retention_ms,
+            max_record_bytes=kafka.max_record_bytes,
+            transaction_timeout_ms=kafka.transaction_timeout_s * 1000,
+            exactly_once=kafka.delivery == "exactly_once",
+        )
+
+    async def _kafka(self) -> KafkaFacts | None:
+        kafka, expected = self._settings.kafka, self._kafka_expected()
+        addresses = [part.strip() for part in kafka.bootstrap_servers.split(",")]
+        listeners = [await look_at_listener(address, kafka) for address in addresses]
+        if not self._add("kafka", check_bootstrap(listeners, expected)):
+            return None
+        topics = Topics(kafka, expected.marker_topic, set(), lambda _: None)
+        own = [POSITION_TOPIC, expected.marker_topic, message_topic(kafka.prefix)]
+        if self._settings.takes_snapshots:
+            own.append(SNAPSHOT_TOPIC)
+        tables = [topics.possible_names(relation)[0] for relation in self._relations()]
+        try:
+            facts, advertised = await kafka_facts(
+                kafka, expected, [*own, *tables], [*own, *tables[:1]], topics.new_topic
+            )
+        except WalgateError as error:
+            self._add("kafka", [error])
+            return None
+        for address in advertised:
+            if address not in addresses:
+                listener = await look_at_listener(address, kafka, advertised=True)
+                self._add("kafka", check_listener(listener, expected))
+        for check in (check_refusals, check_brokers, check_topics):
+            self._add("kafka", check(facts, expected))
+        self._add("kafka", cautions(_durability(facts), facts.broker_count))
+        known = [name for name in (*own, *tables) if name in facts.topics]
+        self._ok(
+            "kafka", f"{counted(facts.broker_count, 'broker')}; {len(known)} of {len(own) + len(tables)} topics exist"
+        )
+        return facts
+
+    def _relations(self) -> list[tuple[str, str]]:
+        if self._facts is None:
+            return []
+        found = {(r.namespace, r.name) for p in self._facts.publications.values() for r in p.relations}
+        return sorted(found)[:_LOOKED_AT_TABLES]
+
+    # -- the registry and the position -------------------------------------------------------------------------------
+
+    async def _registry(self) -> None:
+        try:
+            async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
+                await client.latest(value_subject(POSITION_TOPIC))
+                self._registry_answers = True
+                await refuse_other_dialect(client, self._settings.kafka)
+        except WalgateError as error:
+            self._add("registry", [error])
+        else:
+            self._ok("registry", f"{self._settings.registry.url} answers as a schema registry")
+
+    async def _position(self, kafka: KafkaFacts) -> None:
+        """The slot before the position, the end of the WAL after it: facts in another order prove nothing. A position that could
+        not be read is not one that is not there: of it, nothing more is said."""
+        facts = self._facts
+        assert facts is not None
+        fresh = self._fresh(facts)
+        stored = await self._stored(kafka, fresh)
+        if stored is None:
+            return
+        try:
+            async with self._sql() as sql:
+                after = await self._look(sql)
+        except WalgateError as error:
+            self._add("resume_lsn", [error])
+            return
+        self._add("resume_lsn", self._judge(facts, stored, after, fresh))
+
+    async def _stored(self, kafka: KafkaFacts, fresh: Position) -> Stored | None:
+        """None: it could not be read; a finding says why."""
+        marker = transaction_topic(self._settings.kafka.prefix)
+        if not kafka.unseen.isdisjoint((POSITION_TOPIC, marker)):
+            return None
+        if POSITION_TOPIC not in kafka.topics:
+            return Stored({}, False, self._next_moment())
+        has_markers = marker in kafka.topics
+        try:
+            values, is_used = await read_positions(
+                self._settings.kafka, marker if has_markers else POSITION_TOPIC, _TIMEOUT_S
+            )
+            async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
+                positions = await decode_positions(values, fresh, client)
+        except WalgateError as error:
+            self._add("resume_lsn", [error])
+            return None
+        return Stored(positions, has_markers and is_used, self._next_moment())
+
+    def _fresh(self, facts: Facts) -> Position:
+        source, kafka = self._settings.source, self._settings.kafka
+        return Position(
+            system_identifier=facts.server.system_identifier,
+            timeline=facts.server.timeline,
+            database=facts.server.database,
+            slot=source.slot,
+            prefix=kafka.prefix,
+            publications=source.publications,
+            version="check",
+        )
+
+    def _judge(self, before: Facts, stored: Stored, after: Facts, fresh: Position) -> Iterator[Finding]:
+        former = position_before_rename(stored, fresh, after)
+        if former is not None:
+            stored = after_rename(stored, former, fresh)
+        yield from check_prefix(stored.positions, fresh, after)
+        known = stored.positions.get(fresh.key)
+        if known is None or known.state != "ACTIVE":
+            found = check_first_start(stored, fresh, after, adopt_slot=self._settings.source.adopt_slot)
+            obstacles = list(found) if known is None else []
+            yield from obstacles
+            if not obstacles:
+                self._ok(
+                    "resume_lsn",
+                    f"nothing has been delivered from slot {fresh.slot} yet: this would be the first start",
+                )
+            return
+        self._ok(
+            "resume_lsn",
+            f"changes of slot {known.slot} have been delivered up to {known.resume_lsn}, epoch {known.epoch}",
+        )
+        if after.slot is not None and after.slot.active_pid is not None:
+            return  # a gateway reads it: the position moves on while we look
+        expected = replace(self._expected, timeline=known.timeline)
+        left_behind = list(check_left_behind(after, expected))
+        yield from left_behind or check_progress(before, stored, after, known)
+
+
+def _durability(facts: KafkaFacts) -> dict[str, Durability]:
+    found = {}
+    for name, topic in facts.topics.items():
+        least, unclean = (topic.config.get(key) for key in ("min.insync.replicas", "unclean.leader.election.enable"))
+        found[name] = Durability(topic.replicas, int(least) if least else None, unclean == "true" if unclean else None)
+    return found

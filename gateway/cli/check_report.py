@@ -1,0 +1,65 @@
+"""What `walgate check` has found, as lines for people or as JSON, and the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from gateway.errors import DataGap, StopForOperator
+from gateway.startup.findings import Finding, OperatorWarning
+
+Area = Literal["settings", "postgresql", "kafka", "registry", "resume_lsn"]
+Outcome = Literal["ok", "warning", "waits", "stops"]
+AREAS: Final[tuple[Area, ...]] = ("settings", "postgresql", "kafka", "registry", "resume_lsn")
+EXIT_WAITS: Final = 1
+EXIT_STOPS: Final = 78
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One line of the report. warning: the gateway runs; waits: a start would wait for the repair; stops: it would end (78)."""
+
+    area: Area
+    outcome: Outcome
+    message: str
+    remedy: str = ""
+
+
+def outcome_of(finding: Finding) -> Outcome:
+    if isinstance(finding, OperatorWarning):
+        return "warning"
+    return "stops" if isinstance(finding, (StopForOperator, DataGap)) else "waits"
+
+
+def exit_code(checked: Iterable[Checked]) -> int:
+    """0: a start would run; 1: it would wait for a repair; 78: an operator must decide, or a setting must change."""
+    outcomes = {each.outcome for each in checked}
+    return EXIT_STOPS if "stops" in outcomes else EXIT_WAITS if "waits" in outcomes else 0
+
+
+def as_json(checked: list[Checked]) -> dict[str, Any]:
+    return {"exit_code": exit_code(checked), "findings": [asdict(each) for each in checked]}
+
+
+_TITLES: Final[dict[Area, str]] = {"resume_lsn": "resume LSN"}
+_MARKS: Final[dict[Outcome, str]] = {"ok": "ok", "warning": "WARNING", "waits": "WAITS", "stops": "STOPS"}
+
+
+def render(checked: list[Checked]) -> str:
+    """For people: what is well in a line, what is not with its remedy below."""
+    lines = []
+    for area in AREAS:
+        for each in (one for one in checked if one.area == area):
+            lines.append(f"{_TITLES.get(area, area):<11} {_MARKS[each.outcome]:<8} {each.message}")
+            if each.remedy:
+                lines.extend(f"{'':<21}{part}" for part in each.remedy.splitlines())
+    wrong = sum(each.outcome in ("waits", "stops") for each in checked)
+    warnings = sum(each.outcome == "warning" for each in checked)
+    verdict = (
+        "the gateway would start"
+        if not wrong
+        else f"{wrong} {'problem prevents' if wrong == 1 else 'problems prevent'} the gateway from starting"
+    )
+    lines.append(f"{verdict}; {warnings} {'warning' if warnings == 1 else 'warnings'}")
+    return "\n".join(lines)

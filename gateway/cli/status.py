@@ -1,0 +1,226 @@
+"""`walgate status`: the gateway's own snapshot where it answers, else the same asked of PostgreSQL and Kafka directly.
+
+Without a gateway there is no stream to tell which of the WAL is ours: the lag then counts from the commit that was delivered
+last, and is an upper bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.cli.status_text import UNKNOWN, render
+from gateway.config.kafka import KafkaSettings
+from gateway.config.settings import Settings
+from gateway.errors import WalgateError
+from gateway.kafka.errors import classify
+from gateway.kafka.last_commit import last_commit
+from gateway.kafka.position_topic import NotReadToItsEnd, read_positions
+from gateway.kafka.producer import STOP_TIMEOUT_S
+from gateway.kafka.shutdown import say_goodbye
+from gateway.kafka.topic_admin import TopicAdmin
+from gateway.observe.http_client import ask_status
+from gateway.observe.lag import Progress
+from gateway.observe.status import Counts
+from gateway.observe.status_board import Board
+from gateway.postgres.connection import address_text, connect_sql
+from gateway.postgres.credentials import login_of
+from gateway.postgres.publication import published_tables
+from gateway.postgres.wal_retention import holders, read_clock, slot_status
+from gateway.runtime.monitor import ask_mirror, wal_held
+from gateway.runtime.snapshot_status import snapshot_states, told
+from gateway.runtime.stored_positions import stored_position
+from gateway.runtime.stream_status import show_position
+from gateway.schema_registry import open_registry
+from gateway.transactions.position import Position
+from schemas.registry_client import RegistryClient
+from schemas.topic_names import POSITION_TOPIC, topic_name, transaction_topic, value_subject
+
+_TIMEOUT_S: Final = 8.0
+_LISTED_TABLES: Final = 20
+WATCH_S: Final = 2.0
+
+
+async def load_status(settings: Settings) -> dict[str, Any]:
+    """The fields of `Snapshot`, and `asked`: "gateway", or "services" where no gateway answers."""
+    port = settings.http.port
+    if port:
+        found = await asyncio.to_thread(ask_status, settings.http.host, port)
+        if found is not None:
+            return {**found, "asked": "gateway"}
+    return {**(await _ask_servers(settings)), "asked": "services"}
+
+
+def show_status(settings: Settings, *, watch: bool, as_json: bool) -> int:
+    """Print it, with `watch` again and again; the exit code."""
+    while True:
+        now = asyncio.run(load_status(settings))
+        if as_json:
+            print(json.dumps(now), flush=True)
+        else:
+            clear = "\x1b[H\x1b[J" if watch and sys.stdout.isatty() else ""
+            print(f"{clear}{render(now)}", flush=True)
+        if not watch:
+            return 1 if now["waiting_for"] else 0
+        time.sleep(WATCH_S)
+
+
+async def _ask_servers(settings: Settings) -> dict[str, Any]:
+    board = Board(slot_name=settings.source.slot, prefix=settings.kafka.prefix)
+    board.is_down()
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(_ask_postgresql(settings, board))
+        reading = group.create_task(_ask_kafka(settings, board))
+        for url in settings.http.mirrors:
+            group.create_task(ask_mirror(url, board))
+    in_kafka = await reading
+    position = await _ask_registry(settings, board, in_kafka.positions or {}, await asking)
+    if position is not None:
+        await _ask_of_slot(settings, board, position, has_markers=in_kafka.has_markers)
+    board.wait_for(_without_answer(settings.source.slot, board, in_kafka))
+    return board.snapshot().as_json()
+
+
+def _without_answer(slot: str, board: Board, in_kafka: _InKafka) -> str:
+    """What is waited for where no gateway answers."""
+    pid = board.slot.active_pid if board.slot else None
+    if pid:
+        return f"{UNKNOWN}: a gateway is reading the slot as process {pid}, but http.port is not set or does not answer"
+    if in_kafka.positions is not None and not _of_slot(in_kafka.positions, slot):
+        return "a gateway: nothing is reading the slot, and no gateway has stored a resume LSN for it"
+    return "a gateway: nothing is reading the slot"
+
+
+async def _ask_postgresql(settings: Settings, board: Board) -> list[tuple[str, str]]:
+    """(schema, table) of some published tables."""
+    try:
+        sql = await connect_sql(login_of(settings.source), timeout_s=_TIMEOUT_S)
+        try:
+            address = address_text(sql)
+            server_time, lsn = await read_clock(sql, _TIMEOUT_S)
+            board.wal.note(lsn, server_time, time.monotonic())
+            slot = board.slot = await slot_status(sql, settings.source.slot)
+            if slot is not None and slot.restart_lsn:
+                board.held = wal_held(slot, max(lsn - slot.restart_lsn, 0), 0.0, settings.source.wal_budget_bytes)
+            board.blockers = await holders(sql, settings.source.slot)
+            tables = await published_tables(sql, settings.source.publications, _LISTED_TABLES)
+        finally:
+            sql.terminate()
+        board.part_is_up("postgresql", address)
+        return tables
+    except WalgateError as error:
+        board.part_is_down("postgresql", error)
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class _InKafka:
+    """`positions`: the newest record of each key; None: they could not be read. `has_markers`: the marker topic exists."""
+
+    positions: Mapping[bytes, bytes] | None = None
+    has_markers: bool = False
+
+
+async def _ask_kafka(settings: Settings, board: Board) -> _InKafka:
+    """Of topics that do not exist, a client would wait for metadata; and a transaction that is still open is no broker that is
+    down."""
+    marker = transaction_topic(settings.kafka.prefix)
+    try:
+        there = await _existing(settings.kafka, [POSITION_TOPIC, marker])
+        board.part_is_up("kafka", settings.kafka.bootstrap_servers)
+        positions: Mapping[bytes, bytes] = {}
+        if POSITION_TOPIC in there:
+            positions, _ = await read_positions(settings.kafka, POSITION_TOPIC, _TIMEOUT_S)
+        return _InKafka(positions, marker in there)
+    except NotReadToItsEnd as error:
+        board.failed(error)
+    except WalgateError as error:
+        board.part_is_down("kafka", error, settings.kafka.bootstrap_servers)
+    return _InKafka()
+
+
+async def _existing(settings: KafkaSettings, topics: list[str]) -> set[str]:
+    admin = TopicAdmin(settings)
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            await admin.start()
+            return set(await admin.existing(topics))
+    except TimeoutError as error:
+        raise classify(error, "connecting to Kafka") from error
+    finally:
+        await say_goodbye(admin.close(), STOP_TIMEOUT_S)
+
+
+def _of_slot(values: Mapping[bytes, bytes], slot: str) -> list[tuple[bytes, bytes]]:
+    """The key ends with the slot's name; the server's identity, with which it begins, is not known while PostgreSQL is down."""
+    return [(key, value) for key, value in values.items() if key.endswith(f"/{slot}".encode())]
+
+
+async def _ask_registry(
+    settings: Settings, board: Board, values: Mapping[bytes, bytes], tables: list[tuple[str, str]]
+) -> Position | None:
+    """Shows the schemas of the tables, and returns the position of our slot."""
+    registry = settings.registry
+    try:
+        async with open_registry(registry, _TIMEOUT_S) as client:
+            await client.latest(value_subject(POSITION_TOPIC))
+            board.part_is_up("registry", registry.url)
+            await _show_schemas(settings, board, client, tables)
+            for key, value in _of_slot(values, settings.source.slot):
+                position = await stored_position(key, value, client)
+                if position.prefix == settings.kafka.prefix:
+                    return position
+    except WalgateError as error:
+        board.part_is_down("registry", error, registry.url)
+    return None
+
+
+async def _show_schemas(
+    settings: Settings, board: Board, client: RegistryClient, tables: list[tuple[str, str]]
+) -> None:
+    """When the tables came with them is not known here."""
+    for namespace, name in tables:
+        found = await client.newest(value_subject(topic_name(settings.kafka.prefix, namespace, name)))
+        if found is not None:
+            schema_id, schema = found
+            board.announced(f"{namespace}.{name}", schema_id, _column_count(schema), known_since=False)
+
+
+def _column_count(schema: Mapping[str, Any]) -> int:
+    """Of a change event, in either dialect: `before` has the row's record, or null."""
+    (before,) = (field for field in schema["fields"] if field["name"] == "before")
+    return len(before["type"][1]["fields"])
+
+
+async def _ask_of_slot(settings: Settings, board: Board, position: Position, *, has_markers: bool) -> None:
+    """What Kafka holds beside the position."""
+    commit = None
+    try:
+        if has_markers:
+            commit = await last_commit(settings.kafka, transaction_topic(position.prefix), _TIMEOUT_S)
+        snapshot = told(await snapshot_states(settings, position.key))
+        board.watch_snapshot(lambda: snapshot)
+    except NotReadToItsEnd as error:
+        board.failed(error)
+    except WalgateError as error:
+        board.part_is_down("kafka", error)
+    _show_position(board, position, commit)
+
+
+def _show_position(board: Board, position: Position, commit: tuple[int, float] | None) -> None:
+    lsn, moment = commit if commit is not None else (int(position.last_commit_lsn), None)
+    show_position(board, position)
+    progress = Progress(
+        received_lsn=position.resume_lsn,
+        delivered_lsn=position.resume_lsn,
+        last_commit_lsn=lsn,
+        last_commit_time=moment,
+        marked_lsn=commit[0] if commit is not None else 0,
+        marked_time=moment,
+    )
+    board.watch(lambda: progress, lambda: Counts(prepared=len(position.prepared)))

@@ -1,0 +1,232 @@
+"""A status for people: what `walgate status` prints. Pure; `now` is `Snapshot` as JSON, and `asked` (status_report.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from gateway.observe.status import TITLES
+from schemas.lsn import Lsn
+
+UNKNOWN: Final = "state unknown"
+_LISTED: Final = 12
+
+
+def render(now: Mapping[str, Any]) -> str:
+    return "\n".join(f"{name:<13} {text}".rstrip() for name, text in _lines(now))
+
+
+def _lines(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "gateway", _state(now)
+    error = now["last_error"]
+    if error:
+        is_over = now["state"] == "streaming" and now["since"] > error["time"]
+        yield "last error", f"{error['kind']} at {_clock(error['time'])}{' (over)' * is_over}: {error['message']}"
+        if error["hint"] and not is_over:
+            yield "", error["hint"]
+    for part in now["parts"]:
+        yield TITLES[part["name"]].removeprefix("the schema "), _part(part, now["time"])
+        if part["hint"] and not part["up"]:
+            yield "", part["hint"]
+    yield "lag", _lag(now)
+    yield "delivered", _delivered(now)
+    age = now["server_lsn_age_s"]
+    yield "server", f"{Lsn(now['server_lsn'])}, read {_span(age)} ago" if now["server_lsn"] else "never reached"
+    yield from _wal(now)
+    yield from _gap(now)
+    for holder in now["blockers"]:
+        yield "waits for" if holder["blocks"] else "blocked by", _holder(holder, now["server_time"] or now["time"])
+        yield "", holder["remedy"]
+    for stream in now["streamed_transactions"]:
+        yield (
+            "in progress",
+            (f"xid {stream['xid']}: {stream['event_count']:,} events in {_span(now['time'] - stream['since'])}"),
+        )
+    if now["prepared_transactions"]:
+        yield "prepared", f"waiting for COMMIT PREPARED or ROLLBACK PREPARED: {now['prepared_transactions']}"
+    yield from _mirrors(now)
+    yield from _quarantine(now)
+    yield from _snapshot(now)
+    yield from _topics(now)
+    yield from _schemas(now)
+
+
+def _state(now: Mapping[str, Any]) -> str:
+    of = f"slot {now['slot_name']} -> {now['prefix']}.*, epoch {now['epoch']}"
+    waiting_for = now["waiting_for"]
+    if not waiting_for:
+        return f"{now['state']} for {_span(now['time'] - now['since'])}; {of}"
+    since = now["waiting_since"]
+    if waiting_for.startswith(UNKNOWN):
+        return f"{waiting_for}; {of}"
+    for_s = f" (for {_span(now['time'] - since)})" if since is not None and now["asked"] == "gateway" else ""
+    return f"WAITING for {waiting_for}{for_s}; {of}"
+
+
+def _part(part: Mapping[str, Any], now: float) -> str:
+    at = f" at {part['address']}" if part["address"] else ""
+    if part["up"] is None:
+        return f"not queried yet{at}"
+    if part["up"]:
+        return f"answers{at}"
+    return f"DOWN for {_span(now - part['since'])}{at}: {part['error']}"
+
+
+def _lag(now: Mapping[str, Any]) -> str:
+    seconds = now["lag_seconds"]
+    if seconds is None:
+        return "unknown: the server has not been reached"
+    bound = "at least " if now["lag_is_at_least"] else "at most " if seconds and now["asked"] == "services" else ""
+    size = f", {_size(now['lag_bytes'])} of WAL" if now["lag_bytes"] is not None else ""
+    return f"{bound}{seconds:.1f} s{size}, {now['undelivered_transactions']:,} transactions received and not delivered"
+
+
+def _delivered(now: Mapping[str, Any]) -> str:
+    if not now["delivered_lsn"]:
+        return "unknown"
+    moment = now["last_commit_time"]
+    at = f" at {_clock(moment)}" if moment else ""
+    return f"{Lsn(now['delivered_lsn'])}; last commit {Lsn(now['last_commit_lsn'])}{at}"
+
+
+def _wal(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    slot, wal = now["slot"], now["wal"]
+    if slot is None:
+        if now["server_lsn"]:
+            yield "slot", f"{now['slot_name']} does not exist"
+        return
+    used = f"read by process {slot['active_pid']}" if slot["active_pid"] else "NOT IN USE"
+    yield "slot", f"{slot['name']}: {used}, {slot['wal_status'] or '?'}, confirmed {Lsn(slot['confirmed_flush_lsn'])}"
+    if wal is None:
+        return
+    rate = wal["bytes_per_s"]
+    change = f"{'growing' if rate > 0 else 'shrinking'} by {_size(abs(rate))}/s" if rate else "not growing"
+    text = f"{_size(wal['retained_bytes'])}, {change}"
+    if wal["limit_bytes"] is not None:
+        share = 100 * wal["retained_bytes"] / max(wal["limit_bytes"], 1)
+        text += f": {share:.0f} % of {_size(wal['limit_bytes'])} ({wal['limit_by']})"
+        if wal["seconds_to_full"] is not None:
+            text += f", FULL in {_span(wal['seconds_to_full'])}"
+    yield "WAL retained", text
+
+
+def _holder(holder: Mapping[str, Any], now: float) -> str:
+    if holder["kind"] == "slot":
+        return f"slot {holder['name']} ({holder['state']}), which retains {_size(holder['retained_bytes'])} of WAL"
+    prepared = holder["kind"] == "prepared"
+    parts = [f"prepared transaction {holder['name']!r}" if prepared else f"process {holder['pid']}"]
+    for title, name in (("user", "user"), ("application", "application"), ("database" if prepared else "", "state")):
+        if holder[name]:
+            parts.append(f"{title} {holder[name]}".strip())
+    if holder["since"] is not None:
+        since = _span(now - holder["since"])
+        parts.append(f"prepared {since} ago" if prepared else f"open for {since}")
+    if holder["query_since"] is not None:
+        parts.append(f"last statement began {_span(now - holder['query_since'])} ago")
+    return ", ".join(parts)
+
+
+def _gap(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    gap = now["gap"]
+    if gap:
+        lost = f"changes between {Lsn(gap['first_lsn'])} and {Lsn(gap['end_lsn'])} were lost: {gap['reason']}"
+        yield "last gap", f"{lost} (a new snapshot of the tables, taken after the gap, has their rows)"
+
+
+def _mirrors(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for each in now["mirrors"]:
+        yield "mirror", f"{each['url']}: {_mirror_state(each, now)}"
+        if each["commit_lsn"]:
+            at = f" ({_clock(each['commit_time'])})" if each["commit_time"] else ""
+            merged = f", merged up to {Lsn(each['merged_lsn'])}" if each["merged_lsn"] else ""
+            yield "", f"written up to {Lsn(each['commit_lsn'])}{at}{merged}, {_mirror_lag(each, now)}"
+        if each["stale_tables"] or each["filling_tables"]:
+            yield (
+                "",
+                f"tables: {each['stale_tables']} not up to date, {each['filling_tables']} with an unfinished snapshot",
+            )
+        if each["last_error"]:
+            yield "", f"last error at {_clock(each['last_error_time'])}: {each['last_error']}"
+
+
+def _mirror_state(mirror: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    if mirror["up"] is None:
+        return "not queried yet"
+    if not mirror["up"]:
+        return f"HAS NOT ANSWERED for {_span(now['time'] - mirror['since'])}: {mirror['error']}"
+    if mirror["prefix"] and mirror["prefix"] != now["prefix"]:
+        return f"reads the prefix {mirror['prefix']}, not {now['prefix']}"
+    return "running" if mirror["state"] == "running" else f"WAITING for {mirror['waits_for']}"
+
+
+def _mirror_lag(mirror: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    seconds = mirror["lag_seconds"]
+    if seconds is None:
+        return "lag unknown"
+    return f"{'at most ' if seconds and now['asked'] == 'services' else ''}{seconds:.1f} s behind Kafka"
+
+
+def _quarantine(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for each in now["quarantined"][:_LISTED]:
+        yield "quarantine", f"{each['table']}, since {Lsn(each['since_lsn'])}: {each['reason']}"
+    yield from _more(now["quarantined"])
+    if now["quarantined"]:
+        yield (
+            "",
+            "once the cause is removed, run walgate readmit schema.table, then walgate snapshot start schema.table",
+        )
+
+
+def _snapshot(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    snapshot = now["snapshot"]
+    if not snapshot or not snapshot["left"]:
+        return
+    yield "snapshot", f"unfinished tables: {snapshot['left']}{', paused' if snapshot['paused'] else ''}"
+    for each in snapshot["tables"][:_LISTED]:
+        text = f"{each['table']}: {each['status'].lower()}, {each['purpose']}, {each['rows']:,} rows in {each['chunks']:,} chunks"
+        yield "", text
+    yield from _more(snapshot["tables"])
+
+
+def _topics(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for number, topic in enumerate(now["topics"][:_LISTED]):
+        text = (
+            f"{topic['topic']}: {topic['records']:,} records, {_size(topic['bytes'])}, {topic['records_per_s']:,.0f}/s"
+        )
+        yield "topics" if number == 0 else "", text
+    yield from _more(now["topics"])
+
+
+def _schemas(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    newest = {seen["relation"]: seen for seen in now["schemas"]}
+    for number, (relation, seen) in enumerate(list(newest.items())[:_LISTED]):
+        since = f", since {_clock(seen['time'])}" if seen["time"] else ""
+        yield (
+            "schemas" if number == 0 else "",
+            f"{relation}: schema {seen['schema_id']}, {seen['columns']} columns{since}",
+        )
+    yield from _more(list(newest))
+
+
+def _more(listed: list[Any]) -> Iterator[tuple[str, str]]:
+    if len(listed) > _LISTED:
+        yield "", f"and {len(listed) - _LISTED} more (--json has them)"
+
+
+def _clock(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _span(seconds: float) -> str:
+    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{max(seconds, 0.0):.1f} s"
+
+
+def _size(count: float) -> str:
+    for size, name in ((1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB")):
+        if abs(count) >= size:
+            return f"{count / size:.1f} {name}"
+    return f"{count:.0f} B"

@@ -1,0 +1,101 @@
+"""`walgate tail` and `walgate decode`, behind their options. Both raise WalgateError."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gateway.cli.tail.decode_input import Given, read_given
+from gateway.cli.tail.filters import Chosen
+from gateway.cli.tail.from_slot import tail_slot
+from gateway.cli.tail.from_topics import tail_topics
+from gateway.cli.tail.message_json import Shower, Shown
+from gateway.cli.tail.output import Output, ended_by_signals
+from gateway.cli.tail.record_json import Records
+from gateway.config.kafka import KafkaSettings
+from gateway.config.settings import RegistrySettings, Settings
+from gateway.errors import WalgateError
+from gateway.pgoutput import PgOutputError
+
+
+async def tail_messages(
+    settings: Settings,
+    publications: Sequence[str],
+    chosen: Chosen,
+    *,
+    as_json: bool,
+    in_progress: bool,
+    limit: int | None,
+    seconds: float | None,
+) -> None:
+    output = Output(as_json_lines=as_json, limit=limit)
+    async with ended_by_signals(output, seconds):
+        names = publications or settings.source.publications
+        await tail_slot(settings.source, names, chosen, output, in_progress=in_progress)
+
+
+async def tail_records(
+    kafka: KafkaSettings,
+    registry: RegistrySettings,
+    chosen: Chosen,
+    *,
+    as_json: bool,
+    from_beginning: bool,
+    limit: int | None,
+    seconds: float | None,
+) -> None:
+    output = Output(as_json_lines=as_json, limit=limit)
+    records = Records.of(registry)
+    try:
+        async with ended_by_signals(output, seconds):
+            await tail_topics(kafka, records, chosen, output, from_beginning=from_beginning)
+    finally:
+        await records.close()
+
+
+async def decode_given(
+    sources: Sequence[str], registry: RegistrySettings, *, as_json: bool, protocol_version: int, in_stream: bool
+) -> None:
+    """`sources`: files, `-` for stdin; or hexadecimal text itself. Messages of one source belong together."""
+    output = Output(as_json_lines=as_json)
+    records: Records | None = None
+    try:
+        for source in sources:
+            shower = Shower(protocol_version, in_stream=in_stream)
+            for given in read_given(_load(source)):
+                if given.is_framed and records is None:
+                    records = Records.of(registry)
+                shown = await records.show(given.payload) if given.is_framed and records else _show(given, shower)
+                await output.write([shown])
+    finally:
+        if records is not None:
+            await records.close()
+
+
+def _show(given: Given, shower: Shower) -> Shown:
+    try:
+        return shower.show(given.payload, given.change_lsn)
+    except PgOutputError as error:
+        raise WalgateError(
+            f"{given.place}: {error.message}",
+            hint="between Stream Start and Stream Stop, messages have an additional xid: use --in-stream. --protocol-version "
+            "must be that of the stream",
+        ) from error
+
+
+def _load(source: str) -> bytes:
+    if source == "-":
+        return sys.stdin.buffer.read()
+    path = Path(source)
+    try:
+        if path.exists():
+            return path.read_bytes()
+    except OSError as error:
+        if error.strerror != "File name too long":
+            raise WalgateError(f"{source}: {error.strerror}") from error
+    try:
+        bytes.fromhex(source.removeprefix("\\x"))
+    except ValueError:
+        raise WalgateError(f"{source[:80]}: no such file, and not hexadecimal text") from None
+    return source.encode()

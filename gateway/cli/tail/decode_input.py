@@ -1,0 +1,71 @@
+"""What `walgate decode` is given: hexadecimal text, one message a line, or a file of bytes.
+
+A line is hexadecimal with or without `\\x`, alone or after LSN and xid, so that psql's own output will do:
+
+    psql -Atc "SELECT * FROM pg_logical_slot_peek_binary_changes('slot', NULL, NULL, 'proto_version', '4', ...)" | walgate decode
+
+Bytes are one message, a record in Confluent's framing (which begins with a zero byte, as no message does), or CopyData frames
+as they are on the wire.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gateway.errors import WalgateError
+from gateway.postgres.copy_frames import COPY_DATA, KEEPALIVE, FrameError, split
+from schemas.lsn import Lsn
+
+_LINE = re.compile(
+    r"(?:([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})\s*[|,\t ]\s*\d+\s*[|,\t ]\s*)?(?:\\\\?x)?((?:[0-9A-Fa-f]{2})+)"
+)
+_TEXT = frozenset(b"0123456789abcdefABCDEFx\\/|, \t\r\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """`place` is for errors: "line 3"."""
+
+    place: str
+    payload: bytes
+    change_lsn: Lsn | None = None
+
+    @property
+    def is_framed(self) -> bool:
+        return self.payload[:1] == b"\0"
+
+
+def read_given(data: bytes) -> Iterator[Given]:
+    """Raises WalgateError, after it has given what comes before."""
+    if not data.strip():
+        raise WalgateError("nothing to decode", hint="give hexadecimal text or a file; see --help")
+    if _TEXT.issuperset(data):
+        yield from _lines(data.decode("ascii"))
+    elif data[0] == COPY_DATA:
+        yield from _frames(data)
+    else:
+        yield Given("the file", data)
+
+
+def _lines(text: str) -> Iterator[Given]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            raise WalgateError(
+                f"line {number} is not a message in hexadecimal",
+                hint="expected an even number of hexadecimal digits, with or without \\x, alone or after LSN and xid",
+            )
+        yield Given(f"line {number}", bytes.fromhex(match[2]), None if match[1] is None else Lsn.parse(match[1]))
+
+
+def _frames(data: bytes) -> Iterator[Given]:
+    try:
+        for number, (kind, lsn, start, end) in enumerate(split(data), 1):
+            if kind != KEEPALIVE:
+                yield Given(f"CopyData message {number}", data[start:end], Lsn(lsn))
+    except FrameError as error:
+        raise WalgateError(f"the CopyData messages of the file: {error.message}") from error

@@ -1,0 +1,82 @@
+"""Filters by table and operation. Of a transaction of which nothing is chosen, neither its begin nor its end is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import Final
+
+from gateway.cli.tail.message_json import Shown
+from gateway.errors import StopForOperator
+from gateway.names import is_table
+
+OPERATIONS: Final = ("insert", "update", "delete", "truncate", "message", "read")
+"""Read: a row of a snapshot, in a topic."""
+_BEGINS: Final = frozenset({"Begin", "Begin Prepare", "Stream Start"})
+_ENDS: Final = frozenset({"Commit", "Prepare", "Stream Stop"})
+_ENDS_LATER: Final = frozenset(
+    {"Stream Commit", "Stream Abort", "Stream Prepare", "Commit Prepared", "Rollback Prepared"}
+)
+"""Behind other transactions: by the xid."""
+
+
+def check_operations(operations: Iterable[str]) -> frozenset[str]:
+    """Raises StopForOperator."""
+    unknown = sorted(set(operations) - set(OPERATIONS))
+    if unknown:
+        near = [match for name in unknown for match in get_close_matches(name.lower(), OPERATIONS, 1)]
+        meant = f"did you mean {', '.join(near)}? " if near else ""
+        raise StopForOperator(
+            f"not an operation: {', '.join(unknown)}", hint=f"{meant}use one of {', '.join(OPERATIONS)}"
+        )
+    return frozenset(operations)
+
+
+class Chosen:
+    """Which messages to show, in their order."""
+
+    def __init__(self, tables: Sequence[str], operations: Iterable[str]) -> None:
+        self._tables = tuple(tables)
+        self._operations = check_operations(operations)
+        self._begin: Shown | None = None
+        self._is_shown = False
+        self._xids: set[int] = set()
+
+    def unmatched(self, relations: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Patterns that none of the relations matches, each with the one that was probably meant or ""."""
+        for pattern in self._tables:
+            if not any(is_table(relation, (pattern,)) for relation in relations):
+                names = relations if "." in pattern else [relation.partition(".")[2] for relation in relations]
+                yield pattern, next(iter(get_close_matches(pattern, names, 1)), "")
+
+    def choose(self, shown: Shown) -> Iterator[Shown]:
+        """`shown`, with the begin before it that was held back; or nothing yet."""
+        if not self._tables and not self._operations:
+            yield shown
+        elif shown["message"] in _BEGINS:
+            self._begin, self._is_shown = shown, False
+        elif shown["message"] in _ENDS:
+            self._begin = None
+            if self._is_shown:
+                yield shown
+            self._is_shown = False
+        elif shown["message"] in _ENDS_LATER:
+            if shown["xid"] in self._xids:
+                yield shown
+        elif self._is_chosen(shown):
+            if self._begin is not None:
+                self._xids.add(self._begin["xid"])
+                yield self._begin
+                self._begin = None
+            self._is_shown = True
+            yield shown
+
+    def _is_chosen(self, shown: Shown) -> bool:
+        operation = shown["message"].lower()
+        if operation not in OPERATIONS:
+            return not self._operations and operation == "relation" and is_table(shown["relation"], self._tables)
+        if self._operations and operation not in self._operations:
+            return False
+        if not self._tables:
+            return True
+        return any(is_table(one, self._tables) for one in shown.get("relations", (shown.get("relation", ""),)))

@@ -1,0 +1,158 @@
+"""Messages as PostgreSQL sends them, by a temporary slot of our own: the gateway, its slot and Kafka are not touched.
+
+A temporary slot ends with its connection, however that ends. While PostgreSQL still makes it, the server waits for other
+transactions and does not see that a client has gone: so that walsender is ended by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+import asyncpg
+import structlog
+
+from gateway.cli.tail.filters import Chosen
+from gateway.cli.tail.message_json import Shower, Shown
+from gateway.cli.tail.output import Output
+from gateway.config.source import SourceSettings
+from gateway.errors import StopForOperator
+from gateway.postgres.connection import connect_replication, connect_sql
+from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, drained_size, split
+from gateway.postgres.credentials import login_of
+from gateway.postgres.errors import DRIVER_ERRORS, LossReported, classify_exception
+from gateway.postgres.replication_stream import ReplicationStream
+from gateway.postgres.server import server_facts
+from gateway.postgres.slot_creation_blockers import naming_blockers
+from gateway.postgres.standby_status import StandbyStatus
+from gateway.postgres.start_replication import pgoutput_options, protocol_version
+from schemas.lsn import Lsn
+from schemas.topic_names import format_relation
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+_END_TIMEOUT_MS: Final = 10_000
+_TABLES: Final = """
+SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p') AND n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema' ORDER BY 1, 2
+"""
+_PUBLICATIONS: Final = "SELECT pubname::text FROM pg_catalog.pg_publication ORDER BY pubname"
+_END: Final = """
+SELECT pg_catalog.pg_terminate_backend(active_pid, $2)
+FROM pg_catalog.pg_replication_slots WHERE slot_name = $1 AND temporary AND active_pid IS NOT NULL
+"""
+
+
+async def tail_slot(
+    source: SourceSettings, publications: Sequence[str], chosen: Chosen, output: Output, *, in_progress: bool
+) -> None:
+    """Until `output` has ended. Shows what commits from now on; with `in_progress` also what is not committed yet. Raises
+    WalgateError."""
+    login = login_of(source)
+    sql = await connect_sql(login)
+    try:
+        try:
+            await _check_publications(sql, publications)
+            await _warn_of_tables(sql, chosen)
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, "querying the publications and tables") from error
+        server = await server_facts(sql)
+        stream = await connect_replication(login)
+        slot = f"walgate_tail_{stream.backend_pid}"
+        try:
+            async with naming_blockers(login, stream.backend_pid, _ignore):
+                lsn = await _unless_ended(stream.create_temporary_slot(slot), output)
+            if lsn is None:
+                return
+            options = pgoutput_options(
+                server.version_num, publications, streaming=in_progress, messages=True, origin=source.origin
+            )
+            await stream.start(slot, lsn, options)
+            log.info("tailing", slot=slot, from_lsn=str(lsn), publications=list(publications))
+            feedback = StandbyStatus(stream, lsn, server.wal_sender_timeout_s)
+            shower = Shower(protocol_version(server.version_num))
+            await _copy(stream, feedback, shower, chosen, output)
+        finally:
+            await stream.close()
+            with suppress(*DRIVER_ERRORS):  # the slot ends with its connection, also when this cannot be said
+                await sql.fetch(_END, slot, _END_TIMEOUT_MS)
+    finally:
+        sql.terminate()
+
+
+async def _copy(
+    stream: ReplicationStream, feedback: StandbyStatus, shower: Shower, chosen: Chosen, output: Output
+) -> None:
+    answering = asyncio.create_task(feedback.run())
+    try:
+        while not output.ended.is_set():
+            try:
+                data = await _unless_ended(stream.read(), output)
+            except LossReported as error:
+                raise StopForOperator(
+                    error.message, hint="check whether a publication was dropped, and run walgate tail again without it"
+                ) from error
+            if data is not None:
+                last, shown = _show(data, shower, chosen)
+                await output.write(shown)
+                feedback.acknowledge(last)
+    finally:
+        answering.cancel()
+        with suppress(asyncio.CancelledError):
+            await answering
+
+
+def _show(data: bytes, shower: Shower, chosen: Chosen) -> tuple[Lsn, list[Shown]]:
+    """The last LSN, and what is chosen of the messages."""
+    found: list[Shown] = []
+    last = 0
+    for kind, lsn, start, end in split(data):
+        last = max(last, lsn)
+        if kind != KEEPALIVE:
+            found += chosen.choose(_one(kind, lsn, data, start, end, shower))
+    return Lsn(last), found
+
+
+def _one(kind: int, lsn: int, data: bytes, start: int, end: int, shower: Shower) -> Shown:
+    if kind == DRAINED:
+        return shower.show_head(data[start:end], lsn, drained_size(data, start))
+    return shower.show(data[start:end], lsn)
+
+
+async def _unless_ended(doing: Coroutine[Any, Any, T], output: Output) -> T | None:
+    """None when the output has ended first."""
+    working, ending = asyncio.ensure_future(doing), asyncio.ensure_future(output.ended.wait())
+    try:
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, ending):
+            task.cancel()
+        await asyncio.gather(working, ending, return_exceptions=True)
+
+
+async def _check_publications(sql: asyncpg.Connection, names: Sequence[str]) -> None:
+    """PostgreSQL 18 only warns of one that is missing, and sends nothing of it."""
+    there = [str(row[0]) for row in await sql.fetch(_PUBLICATIONS)]
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise StopForOperator(
+            f"publications that do not exist: {', '.join(missing)}",
+            hint=f"use --publication with one of: {', '.join(there)}"
+            if there
+            else "CREATE PUBLICATION walgate FOR TABLE ...",
+        )
+
+
+async def _warn_of_tables(sql: asyncpg.Connection, chosen: Chosen) -> None:
+    """One that is created later is shown as well."""
+    there = [format_relation(*row) for row in await sql.fetch(_TABLES)]
+    for pattern, near in chosen.unmatched(there):
+        log.warning("no_such_table", table=pattern, hint=f"did you mean {near}?" if near else "")
+
+
+def _ignore(_: str) -> None:
+    """The log has named it."""

@@ -1,0 +1,106 @@
+"""What is in the topics of a prefix, as readers of committed records see it. Joins no consumer group and writes nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import structlog
+from aiokafka.errors import KafkaError
+from aiokafka.structs import TopicPartition
+
+from gateway.cli.tail.filters import Chosen
+from gateway.cli.tail.message_json import Shown
+from gateway.cli.tail.output import Output
+from gateway.cli.tail.record_json import Records, UnreadableRecord
+from gateway.config.kafka import KafkaSettings
+from gateway.errors import StopForOperator
+from gateway.kafka.aiokafka_internals import Consumer
+from gateway.kafka.errors import READING, classify
+from gateway.kafka.producer import STOP_TIMEOUT_S
+from gateway.kafka.shutdown import say_goodbye
+from schemas.topic_names import format_relation, message_topic, relation_of_topic, transaction_topic
+
+log = structlog.get_logger()
+
+_POLL_MS: Final = 300
+_MOST_RECORDS: Final = 1000
+_LOOK_S: Final = 5.0
+"""New topics are looked for so often."""
+
+
+async def tail_topics(
+    settings: KafkaSettings, records: Records, chosen: Chosen, output: Output, *, from_beginning: bool
+) -> None:
+    """Until `output` has ended. Order holds within a partition only. Raises WalgateError."""
+    consumer = Consumer(
+        **settings.client_options(),
+        isolation_level="read_committed",
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",  # what retention takes away under way
+    )
+    try:
+        await consumer.start()
+        await _copy(consumer, settings.prefix, records, chosen, output, from_beginning=from_beginning)
+    except (KafkaError, OSError) as error:
+        raise classify(error, "reading topics", READING) from error
+    finally:
+        await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
+
+
+async def _copy(
+    consumer: Consumer, prefix: str, records: Records, chosen: Chosen, output: Output, *, from_beginning: bool
+) -> None:
+    offsets: dict[TopicPartition, int] = {}
+    looked_at: float | None = None
+    while not output.ended.is_set():
+        if looked_at is None or time.monotonic() - looked_at > _LOOK_S:
+            at_end = looked_at is None and not from_beginning
+            there = await consumer.partitions_below(f"{prefix}.")
+            await _follow_new(consumer, there, offsets, at_end=at_end)
+            if not offsets:
+                raise StopForOperator(
+                    f"there is no topic {prefix}.*", hint="set kafka.prefix to the prefix that the gateway writes to"
+                )
+            if looked_at is None:
+                _warn_of_tables({place.topic for place in there}, prefix, chosen)
+            looked_at = time.monotonic()
+        found = await consumer.getmany(timeout_ms=_POLL_MS, max_records=_MOST_RECORDS)
+        for place, batch in found.items():
+            offsets[place] = batch[-1].offset + 1
+            shown = [await _shown(place, record, records) for record in batch]
+            await output.write([one for each in shown for one in chosen.choose(each)])
+
+
+def _warn_of_tables(topics: set[str], prefix: str, chosen: Chosen) -> None:
+    """Of those without a topic; one that is created later is shown as well. Not every topic has the name of its table."""
+    tables = topics - {transaction_topic(prefix), message_topic(prefix)}
+    relations = [relation_of_topic(prefix, topic) for topic in tables]
+    if None not in relations:
+        for pattern, near in chosen.unmatched([format_relation(*relation) for relation in relations if relation]):
+            log.warning("no_topic_of_table", table=pattern, hint=f"did you mean {near}?" if near else "")
+
+
+async def _follow_new(
+    consumer: Consumer, there: set[TopicPartition], offsets: dict[TopicPartition, int], *, at_end: bool
+) -> None:
+    """`offsets`: where each partition is read on; gains those that are new."""
+    new = sorted(there - offsets.keys())
+    if not new:
+        return
+    offsets |= await (consumer.end_offsets(new) if at_end else consumer.beginning_offsets(new))
+    consumer.assign(sorted(offsets))
+    for place, offset in offsets.items():
+        consumer.seek(place, offset)
+
+
+async def _shown(place: TopicPartition, record: Any, records: Records) -> Shown:
+    at = {"topic": place.topic, "partition": place.partition, "offset": record.offset}
+    if record.value is not None and record.value[:1] != b"\0":
+        return {"message": "Foreign", **at, "bytes": len(record.value)}  # not in Confluent's framing: not of a gateway
+    try:
+        shown = await records.show(record.value, record.key)
+    except UnreadableRecord as error:
+        error.message = f"{place.topic}[{place.partition}] offset {record.offset}: {error.message}"
+        raise
+    return {"message": shown.pop("message"), **at, **shown}

@@ -1,0 +1,122 @@
+"""Records in Confluent's framing -> JSON objects, by the schemas of the registry they were written with.
+
+Fields of the envelope that are null or empty are left out; LSNs have PostgreSQL's form; bytes that are no UTF-8 that of bytea.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+import fastavro
+
+from gateway.cli.tail.message_json import Shown, readable
+from gateway.config.settings import RegistrySettings
+from gateway.errors import WalgateError
+from gateway.schema_registry import classified_schema_errors
+from schemas.errors import SchemaError
+from schemas.lsn import Lsn
+from schemas.registry_client import RegistryClient
+from schemas.schema_metadata import recorded_relation
+from schemas.topic_names import format_relation
+from schemas.wire_format import FRAME_BYTES, read_schema_id
+
+_DEBEZIUM_OPERATIONS: Final = {
+    "c": "Insert",
+    "r": "Read",
+    "u": "Update",
+    "d": "Delete",
+    "t": "Truncate",
+    "m": "Message",
+}
+_NOTHING: Final[tuple[Any, ...]] = (None, [], {}, "")
+_MARKER: Final = "TransactionMarker"
+
+
+class Records:
+    """`show` raises WalgateError."""
+
+    def __init__(self, registry: RegistryClient) -> None:
+        self._registry = registry
+
+    @classmethod
+    def of(cls, settings: RegistrySettings) -> Records:
+        with classified_schema_errors():
+            return cls(
+                RegistryClient(
+                    settings.url,
+                    **settings.client_options(),
+                    timeout_s=settings.timeout_s,
+                )
+            )
+
+    async def close(self) -> None:
+        await self._registry.close()
+
+    async def show(self, value: bytes | None, key: bytes | None = None) -> Shown:
+        """Of a record of any topic, or of a framed value alone."""
+        if value is None:
+            return {"message": "Tombstone"} | await self._key(key)
+        with classified_schema_errors():
+            schema_id = read_schema_id(value)
+            schema = await self._registry.schema(schema_id)
+        record = _decoded(value, schema, schema_id)
+        if not isinstance(record, dict):
+            return {"message": "Value", "schema_id": schema_id, "value": _plain(record)}
+        shown: Shown = {"message": _name(record, schema), "schema_id": schema_id}
+        relation = recorded_relation(schema)
+        if relation is not None:
+            shown["relation"] = format_relation(*relation)
+        if "op" in record and record.get("commit_lsn", 0) is None:  # Debezium's records have no such field
+            shown["in_progress"] = True
+        shown |= await self._key(key)
+        named = ("op",) if "op" in record else ("kind",) if schema.get("name") == _MARKER else ()
+        fields = {name: _field(name, value) for name, value in record.items() if name not in named}
+        return shown | {name: value for name, value in fields.items() if value not in _NOTHING}
+
+    async def _key(self, key: bytes | None) -> Shown:
+        if key is None:
+            return {}
+        try:
+            schema = await self._registry.schema(read_schema_id(key))
+            return {"key": _plain(_decoded(key, schema, read_schema_id(key)))}
+        except SchemaError:
+            return {"key": readable(key)}
+
+
+class UnreadableRecord(WalgateError):
+    """A record's bytes are not what its schema says."""
+
+
+def _decoded(framed: bytes, schema: dict[str, Any], schema_id: int) -> Any:
+    try:
+        return fastavro.schemaless_reader(io.BytesIO(framed[FRAME_BYTES:]), schema, None)
+    except (EOFError, IndexError, ValueError, TypeError) as error:
+        raise UnreadableRecord(f"the record does not match schema {schema_id}: {type(error).__name__}") from None
+
+
+def _name(record: dict[str, Any], schema: dict[str, Any]) -> str:
+    if "op" in record:
+        return _DEBEZIUM_OPERATIONS.get(record["op"]) or str(record["op"]).capitalize()
+    return str(record["kind"]) if schema.get("name") == _MARKER else str(schema.get("name", "Record"))
+
+
+def _field(name: str, value: Any) -> Any:
+    return str(Lsn(value)) if name.endswith("_lsn") and isinstance(value, int) and value >= 0 else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, (bytes, bytearray)):
+        return readable(bytes(value))
+    if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, (Decimal, UUID)):
+        return str(value)
+    return value

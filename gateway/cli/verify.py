@@ -1,0 +1,262 @@
+"""`walgate verify`: has the running gateway read tables with the purpose VERIFY, and waits for what a mirror says of them.
+
+The command goes through the replication stream, like every command, and everything that it begins has an LSN behind its own. So a
+verdict of the mirror that began behind that LSN is the answer to it: no ids are exchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.cli.verify_mirror_folder import MirrorFolder
+from gateway.config.settings import Settings
+from gateway.errors import Retry, StopForOperator, WalgateError
+from gateway.names import is_table
+from gateway.postgres.connection import connect_sql
+from gateway.postgres.credentials import login_of
+from gateway.postgres.load_facts import load_facts
+from gateway.runtime.snapshot_status import snapshot_states
+from gateway.runtime.stored_positions import quarantined_tables
+from gateway.snapshot.commands import emit_command, encode_command
+from gateway.snapshot.rules.table_progress import Status
+from gateway.snapshot.stored_state import KNOWN, States
+from gateway.startup.facts import PublicationFacts
+from gateway.transactions.position import position_key
+from schemas.lsn import Lsn
+from schemas.topic_names import counted, format_relation
+from schemas.verification import Verdict
+
+POLL_S: Final = 1.0
+PROGRESS_S: Final = 5.0
+_POLL_A_TABLE_S: Final = 0.005
+_SHOWN_KEYS: Final = 20
+"""Of each table, as text; as JSON all that the mirror names."""
+EQUAL, DIFFERENT, UNDECIDED = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`first`: the verdicts of the comparison; `repaired`: those of the tables that were replaced after it. `absent`: tables that
+    the mirror does not have. `quarantined`: tables that were not compared."""
+
+    first: tuple[Verdict, ...]
+    repaired: tuple[Verdict, ...] = ()
+    absent: tuple[str, ...] = ()
+    quarantined: tuple[str, ...] = ()
+
+    @property
+    def last(self) -> dict[str, Verdict]:
+        return {verdict.table: verdict for verdict in (*self.first, *self.repaired)}
+
+    @property
+    def exit_code(self) -> int:
+        if any(verdict.difference_count for verdict in self.last.values()):
+            return DIFFERENT
+        return UNDECIDED if self.absent or self.quarantined else EQUAL
+
+
+async def verify(
+    settings: Settings,
+    mirror: str,
+    patterns: Sequence[str],
+    *,
+    repair: bool,
+    patience_s: float,
+    tell: Callable[[str], None],
+) -> Outcome:
+    """`patience_s`: how long neither the gateway nor the mirror may move. Raises WalgateError."""
+    folder = MirrorFolder(mirror)
+    source = settings.source
+    sql = await connect_sql(login_of(source))
+    try:
+        facts = await load_facts(sql, source.slot, source.publications, 0)
+    finally:
+        sql.terminate()
+    tables = choose_tables(facts.publications, patterns)
+    key = position_key(facts.server.system_identifier, facts.server.database, source.slot)
+    states = await snapshot_states(settings, key)
+    # Without states no gateway has begun anything.
+    in_quarantine = await quarantined_tables(settings, key) if states.tables else ()
+    quarantined = [tables.pop(each.relation_oid) for each in in_quarantine if each.relation_oid in tables]
+    check_read(states, tables)
+    verification = _Verification(settings, folder, key, patience_s, tell)
+    first = await verification.run("VERIFY", sorted(tables.values())) if tables else []
+    absent = sorted(set(tables.values()) - {verdict.table for verdict in first})
+    different = [verdict.table for verdict in first if verdict.difference_count]
+    repaired: list[Verdict] = []
+    if repair and different:
+        tell(f"tables with differences, which will be replaced: {', '.join(different)}")
+        await verification.run("REPLACE", different)
+        repaired = await verification.run("VERIFY", different)
+    return Outcome(tuple(first), tuple(repaired), tuple(absent), tuple(sorted(quarantined)))
+
+
+def choose_tables(publications: Mapping[str, PublicationFacts], patterns: Sequence[str]) -> dict[int, str]:
+    """schema.table by oid. Raises StopForOperator."""
+    published = {relation.relation_oid: relation for facts in publications.values() for relation in facts.relations}
+    chosen = {
+        oid: format_relation(relation.namespace, relation.name)
+        for oid, relation in published.items()
+        if not patterns or is_table(relation.full_name, patterns)
+    }
+    if not chosen:
+        raise StopForOperator(
+            "no published table matches --table" if patterns else "the publications have no tables",
+            hint="check --table: a pattern is schema.table or table, and may contain the wildcards * and ?. The view "
+            "pg_publication_tables lists the published tables"
+            if patterns
+            else "add tables: ALTER PUBLICATION ... ADD TABLE ...",
+        )
+    return chosen
+
+
+def check_read(states: States, tables: Mapping[int, str]) -> None:
+    """Raises Retry where the gateway still has to deliver rows of a table: it would not verify it."""
+    unread = [name for oid, name in tables.items() if not _is_read(states, oid)]
+    if unread:
+        raise Retry(
+            f"the rows of {', '.join(unread[:10])}{' and others' if len(unread) > 10 else ''} have not all been delivered yet",
+            hint="wait until the snapshot has ended (walgate snapshot status), or choose other tables with --table",
+        )
+
+
+def _is_read(states: States, oid: int) -> bool:
+    state = states.tables.get(oid)
+    return state is not None and (state.status in (KNOWN, Status.DONE.value) or state.purpose == "VERIFY")
+
+
+@dataclass(slots=True)
+class _Verification:
+    settings: Settings
+    folder: MirrorFolder
+    position_key: bytes
+    patience_s: float
+    tell: Callable[[str], None]
+
+    async def run(self, purpose: str, tables: Sequence[str]) -> list[Verdict]:
+        """The verdicts of those tables that the mirror has. Raises Retry where nothing moves."""
+        text = encode_command("start", tables, purpose, self.settings.source.slot)
+        lsn = await emit_command(login_of(self.settings.source), text)
+        waiting = _Waiting(purpose, lsn, set(tables), [], time.monotonic())
+        while waiting.tables:
+            ended = await asyncio.to_thread(self.folder.ended_lsn)
+            await self._collect(waiting)
+            if ended > lsn:
+                break
+            await self._look(waiting)
+            await asyncio.sleep(max(POLL_S, len(waiting.tables) * _POLL_A_TABLE_S))
+        return sorted(waiting.verdicts, key=lambda verdict: verdict.table)
+
+    async def _collect(self, waiting: _Waiting) -> None:
+        for table in sorted(waiting.tables):
+            verdict = await asyncio.to_thread(self.folder.verdict, table)
+            if verdict is None or verdict.begin_lsn <= waiting.lsn or verdict.purpose != waiting.purpose:
+                continue
+            waiting.tables.remove(table)
+            waiting.verdicts.append(verdict)
+            waiting.moved_at = time.monotonic()
+            if waiting.purpose == "VERIFY":
+                self.tell(f"{table}: compared, {counted(verdict.row_count, 'row')}")
+            else:
+                self.tell(f"{table}: replaced, {verdict.row_count:,} rows")
+
+    async def _look(self, waiting: _Waiting) -> None:
+        """How far the gateway and the mirror are. Raises Retry where neither has moved for `patience_s`."""
+        now = time.monotonic()
+        if now - waiting.looked_at < PROGRESS_S:
+            return
+        waiting.looked_at = now
+        reached = await asyncio.to_thread(self.folder.reached_lsn)
+        try:
+            states = await snapshot_states(self.settings, self.position_key)
+        except StopForOperator:
+            raise
+        except WalgateError as error:
+            self.tell(f"how far the gateway has read is unknown: {error.message}")
+            states = States()
+        own = {format_relation(state.schema, state.name): state for state in states.tables.values() if state.name}
+        rows = {
+            name: own[name].row_count
+            for name in sorted(waiting.tables)
+            if name in own
+            and own[name].purpose == waiting.purpose
+            and own[name].status not in (KNOWN, Status.WAITING.value)
+        }
+        seen = (reached, tuple(rows.items()))
+        if seen != waiting.seen:
+            waiting.seen, waiting.moved_at = seen, now
+            compared = f"; the mirror has compared up to {Lsn(reached)}" if reached > waiting.lsn else ""
+            self.tell(f"tables left: {len(waiting.tables)}, rows read from them: {sum(rows.values()):,}{compared}")
+        elif now - waiting.moved_at > self.patience_s:
+            names = ", ".join(sorted(waiting.tables)[:10])
+            raise Retry(
+                f"no result for {names}: neither the gateway nor the mirror has advanced for {self.patience_s:g} s",
+                hint="check that the gateway (walgate status) and the mirror are running, that --mirror is the mirror's path, "
+                "and that the gateway's log contains no table_unreadable. "
+                "Tables are compared when they are merged: if the mirror has --merge-every inf, run walgate merge",
+            )
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """`tables`: without a verdict yet. `lsn`: of the command."""
+
+    purpose: str
+    lsn: Lsn
+    tables: set[str]
+    verdicts: list[Verdict]
+    moved_at: float
+    looked_at: float = 0.0
+    seen: tuple[int, tuple[tuple[str, int], ...]] = (-1, ())
+
+
+def line_of(verdict: Verdict) -> str:
+    if not verdict.difference_count:
+        return f"{verdict.table}: equal, {counted(verdict.row_count, 'row')} compared"
+    kinds = f"{verdict.changed:,} changed, {verdict.missing:,} missing, {verdict.surplus:,} surplus"
+    differences = counted(verdict.difference_count, "difference")
+    return f"{verdict.table}: {differences} in {counted(verdict.row_count, 'row')} compared: {kinds}"
+
+
+def render(outcome: Outcome) -> str:
+    lines = []
+    repaired = {verdict.table: verdict for verdict in outcome.repaired}
+    for verdict in outcome.first:
+        lines.append(line_of(verdict))
+        for each in verdict.keys[:_SHOWN_KEYS]:
+            columns = f" ({', '.join(each.columns)})" if each.columns else ""
+            lines.append(f"  {each.kind} {each.key or 'a row of a table without a key'}{columns}")
+        if verdict.difference_count > _SHOWN_KEYS:
+            lines.append("  more: --json, and <mirror>/differences")
+        if verdict.table in repaired:
+            lines.append(f"  after the repair: {line_of(repaired[verdict.table])}")
+    lines += [f"{table}: not in the mirror" for table in outcome.absent]
+    lines += [f"{table}: in quarantine, not compared" for table in outcome.quarantined]
+    return "\n".join(lines)
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    repaired = {verdict.table for verdict in outcome.repaired}
+    return {
+        "equal": outcome.exit_code == EQUAL,
+        "row_count": sum(verdict.row_count for verdict in outcome.first),
+        "difference_count": sum(verdict.difference_count for verdict in outcome.last.values()),
+        "absent": list(outcome.absent),
+        "quarantined": list(outcome.quarantined),
+        "tables": [
+            {
+                "table": verdict.table,
+                "row_count": verdict.row_count,
+                "changed": verdict.changed,
+                "missing": verdict.missing,
+                "surplus": verdict.surplus,
+                "keys": [{"kind": each.kind, "key": each.key, "columns": list(each.columns)} for each in verdict.keys],
+                "repaired": verdict.table in repaired and not outcome.last[verdict.table].difference_count,
+            }
+            for verdict in outcome.first
+        ],
+    }

@@ -1,0 +1,89 @@
+"""What is wrong with a configuration, in sentences: which setting, what it should be, what was probably meant. Never a value."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from gateway.config.section import PREFIX
+
+
+def explain(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any], file: str) -> Iterator[str]:
+    """One sentence for each mistake, with the file where the setting is one of its `values`."""
+    for item in error.errors():
+        location = [str(part) for part in item["loc"]]
+        where = f" (in {file})" if _is_of_file(location, values) else ""
+        if item["type"] == "missing":
+            yield from _missing(location, model)
+        elif item["type"] == "extra_forbidden":
+            yield _unknown(location, model) + where
+        else:
+            name = ".".join(location) or "settings"
+            meant = _meant(item["input"], item["ctx"]["expected"]) if item["type"] == "literal_error" else ""
+            yield f"{name}: {item['msg'].removeprefix('Value error, ')}{meant}{where}"
+
+
+def _is_of_file(location: list[str], values: Mapping[str, Any]) -> bool:
+    """A variable comes before it."""
+    section, *rest = location or [""]
+    if section not in values or (rest and variable(section, rest[0]) in os.environ):
+        return False
+    found = values[section]
+    return not rest or (isinstance(found, Mapping) and rest[0] in found)
+
+
+def variable(section: str, name: str) -> str:
+    return f"{PREFIX}{section.upper()}__{name.upper()}"
+
+
+def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    found: dict[str, Any] = {name: field.annotation for name, field in model.model_fields.items()}
+    return {name: annotation for name, annotation in found.items() if issubclass(annotation, BaseModel)}
+
+
+def _missing(location: list[str], model: type[BaseModel]) -> Iterator[str]:
+    """A section that is missing is missing for its required settings."""
+    section, *rest = location
+    fields = sections_of(model)[section].model_fields
+    names = rest[:1] or [name for name, field in fields.items() if field.is_required()]
+    for name in names:
+        about = fields[name].description if name in fields else ""
+        if len(rest) > 1:  # within a table of a list
+            yield f"{'.'.join(location)} is not set"
+        else:
+            yield (
+                f"{section}.{name} is not set: set {variable(section, name)}, or {name} = ... under [{section}] in the "
+                f"file ({(about or '').rstrip('.')})"
+            )
+
+
+def _unknown(location: list[str], model: type[BaseModel]) -> str:
+    said = f"{'.'.join(location)}: there is no such setting"
+    near = _near(location, sections_of(model))
+    return f"{said}; did you mean {near}?" if near else said
+
+
+def _meant(given: object, expected: str) -> str:
+    """`expected`: in pydantic's words, 'a', 'b' or 'c'."""
+    near = get_close_matches(str(given).lower(), re.findall(r"'([^']+)'", expected), 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _near(location: list[str], sections: dict[str, type[BaseModel]]) -> str:
+    if len(location) == 1:
+        matches = get_close_matches(location[0], sections, 1)
+        elsewhere = [
+            f"{section}.{location[0]}" for section, found in sections.items() if location[0] in found.model_fields
+        ]
+        return (matches or elsewhere or [""])[0]
+    section, name = location[0], location[-1]
+    if len(location) > 2:
+        return ""
+    same_name = [f"{other}.{name}" for other, found in sections.items() if name in found.model_fields]
+    matches = get_close_matches(name, sections[section].model_fields, 1)
+    return (same_name or [f"{section}.{match}" for match in matches] or [""])[0]

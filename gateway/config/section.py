@@ -1,0 +1,85 @@
+"""What the sections of the settings share."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
+
+from gateway.errors import StopForOperator
+
+PREFIX: Final = "WALGATE_"
+"""Of the variables."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def read_json(value: Any) -> Any:
+    """What a variable says of tables or lists of tables; a file has them already."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError("expected JSON") from error
+
+
+def _read_names(value: Any) -> Any:
+    """`a,b` or `["a", "b"]`."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        return read_json(value)
+    return tuple(part.strip() for part in value.split(",")) if value.strip() else ()
+
+
+def _join_names(value: Any) -> Any:
+    """A list, also as JSON in a variable, for what takes one text with commas. An IPv6 address begins with a bracket too."""
+    if isinstance(value, str) and value.lstrip().startswith('["'):
+        value = read_json(value)
+    return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_read_names)]
+"""A list of texts; in a variable `a,b` or JSON."""
+
+
+def _compiles(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    return value
+
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
+"""A regular expression."""
+
+JoinedNames = Annotated[str, BeforeValidator(_join_names)]
+"""A text with commas, or a list."""
+
+
+def refuse_unused(section: BaseModel, names: Iterable[str], reason: str) -> None:
+    unused = [name for name in names if getattr(section, name) is not None]
+    if unused:
+        raise ValueError(f"{', '.join(unused)} would have no effect: {reason}")
+
+
+def unusable(error: OSError, setting: str, *paths: Path | None) -> StopForOperator:
+    named = " ".join(str(path) for path in paths if path is not None)
+    reason = getattr(error, "reason", None) or error.strerror or type(error).__name__
+    return StopForOperator(
+        f"{setting} cannot be used: {named}: {reason}", hint="use PEM files that the gateway can read"
+    )
+
+
+def load_key(context: ssl.SSLContext, cert_file: Path, key_file: Path | None, password: SecretStr | None) -> None:
+    """Our own certificate. Raises OSError. A passphrase that is missing must not be asked for on the terminal."""
+    context.load_cert_chain(cert_file, key_file, password="" if password is None else password.get_secret_value())

@@ -1,0 +1,111 @@
+"""Column defaults in the schemas of Debezium's dialect: the expression of the catalog -> Avro's JSON form, and bytes.
+
+As Debezium does it: a literal is the default; a function's result stands in for by the type's zero (`now()` is 1970); what is
+neither (an arithmetic expression), or of a type that Debezium reads no defaults of, is none.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+from gateway.debezium.connect_codec import encode_text
+from gateway.debezium.connect_type import ConnectType, Form
+from gateway.debezium.envelope_schema import CatalogColumn, ConnectColumn, ConnectRelation, with_default
+from gateway.values.special_values import NotRenderable, Special
+from schemas.relation import Kind
+
+_LITERAL = re.compile(r"'((?:[^']|'')*)'")
+_FUNCTION = re.compile(r"^[(]?[A-Za-z0-9_.]+\(")
+_CURRENT: Final = frozenset({"current_timestamp", "current_time", "current_date", "localtime", "localtimestamp"})
+_GENERATED: Final = {
+    16: "f", 20: "0", 21: "0", 23: "0", 700: "0.0", 701: "0.0", 1700: "0.0",
+    25: "", 1042: "", 1043: "", 114: "{}", 3802: "{}", 142: "",
+    2950: "00000000-0000-0000-0000-000000000000",
+    1082: "1970-01-01", 1083: "00:00:00", 1114: "1970-01-01 00:00:00", 1184: "1970-01-01 00:00:00+00",
+    1560: "00", 1562: "0",
+}  # fmt: skip
+"""By type: what stands for a function's result, as PostgreSQL text. Other types have no defaults."""
+_FLOAT: Final = struct.Struct("<f")
+_GREATEST_FLOAT: Final = 3.4028234663852886e38
+_MALFORMED: Final = (ValueError, IndexError, OverflowError, InvalidOperation, struct.error, Special, NotRenderable)
+
+
+def with_defaults(relation: ConnectRelation, catalog: list[CatalogColumn]) -> ConnectRelation:
+    """The relation with the defaults of its columns."""
+    expressions = {column.name: column.default for column in catalog if column.default}
+    columns = tuple(
+        None if column is None else _with_default(column, expressions.get(column.name, ""), described.facts.kind)
+        for column, described in zip(relation.columns, relation.description.columns, strict=True)
+    )
+    return ConnectRelation(relation.description, columns, relation.key)
+
+
+def _with_default(column: ConnectColumn, expression: str, kind: Kind) -> ConnectColumn:
+    if not expression or column.protection is not None:
+        return column
+    if isinstance(column.type.avro, dict) and column.type.avro["type"] in ("record", "array", "map"):
+        return column
+    text = _default_text(column.type, expression.strip(), kind)
+    if text is None:
+        return column
+    try:
+        if column.type.form in (Form.DECIMAL, Form.DECIMAL_TEXT) and column.type.precision:
+            text = format(Decimal(text).quantize(Decimal(1).scaleb(-column.type.scale)), "f")
+        encoded = encode_text(column.type)(text.encode())[1:]
+    except _MALFORMED:
+        return column
+    return with_default(column, _json_form(column.type.avro, encoded), encoded)
+
+
+def _default_text(type_: ConnectType, expression: str, kind: Kind) -> str | None:
+    if expression.startswith("NULL::"):
+        return None
+    literal = _LITERAL.search(expression)
+    if kind is Kind.ENUM:
+        return None if literal is None else literal[1]
+    generated = _GENERATED.get(type_.facts.oid)
+    if kind is not Kind.BASE or generated is None:
+        return None
+    if _FUNCTION.match(expression) or expression.lower() in _CURRENT:
+        return generated
+    text = expression if literal is None else literal[1].replace("''", "'")
+    if type_.facts.oid == 16:
+        return "t" if text.lower() == "true" else "f"
+    return text
+
+
+def _json_form(avro: Any, encoded: bytes) -> Any:
+    """The value as a schema has it: bytes are a text of their code points."""
+    primitive = avro["type"] if isinstance(avro, dict) else avro
+    match primitive:
+        case "boolean":
+            return encoded == b"\1"
+        case "int" | "long":
+            return _long(encoded)[0]
+        case "float":
+            return shortest_float(struct.unpack("<f", encoded)[0])
+        case "double":
+            return struct.unpack("<d", encoded)[0]
+    length, start = _long(encoded)
+    content = encoded[start : start + length]
+    return content.decode("latin-1") if primitive == "bytes" else content.decode()
+
+
+def _long(encoded: bytes) -> tuple[int, int]:
+    """The number, and how many bytes it takes."""
+    size = next(at for at, byte in enumerate(encoded) if byte < 128) + 1
+    number = sum((byte & 127) << 7 * at for at, byte in enumerate(encoded[:size]))
+    return number >> 1 ^ -(number & 1), size
+
+
+def shortest_float(number: float) -> float:
+    """The decimal that a reader of float4 takes for the same number."""
+    packed = _FLOAT.pack(number)
+    for digits in range(1, 9):
+        found = float(f"{number:.{digits}g}")
+        if abs(found) <= _GREATEST_FLOAT and _FLOAT.pack(found) == packed:
+            return found
+    return float(f"{number:.9g}")  # so many digits tell any two float4 apart

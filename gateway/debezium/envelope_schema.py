@@ -1,0 +1,333 @@
+"""A relation's description -> the Avro schemas of its records in Debezium's dialect, attribute for attribute.
+
+`Envelope` holds `before` and `after` of the record `Value`, and `source`; key records are `Key`. All are in the namespace
+`<prefix>.<schema>.<table>`, and carry Connect's names, versions and parameters, which Debezium's consumers read.
+Source: Debezium 3.6, as its Avro converter (Confluent's) registers them; compared with the real one in tests/debezium.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gateway.debezium.connect_type import ConnectType, DebeziumOptions, Form, binary_avro, connect_type
+from schemas.relation import ColumnDescription, Kind, Protect, Protection, RelationDescription
+
+Schema = dict[str, Any]
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_]")
+_UNSAFE_IN_TOPIC = re.compile(r"[^A-Za-z0-9._-]")
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogColumn:
+    """What the stream does not say of a column. `default`: its expression as pg_get_expr writes it, "" for none."""
+
+    name: str
+    not_null: bool
+    default: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectColumn:
+    """A column of the wire as a field. `default` is in Avro's JSON form, `encoded_default` its bytes without a union."""
+
+    name: str
+    field: str
+    type: ConnectType
+    is_optional: bool
+    has_default: bool = False
+    default: Any = None
+    encoded_default: bytes | None = None
+    protection: Protection | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectRelation:
+    """`columns` in the order of the wire, None for one that is left out; `key`: indexes of the key's columns, in its order."""
+
+    description: RelationDescription
+    columns: tuple[ConnectColumn | None, ...]
+    key: tuple[int, ...]
+
+
+class NameCollision(ValueError):
+    """Two columns have the same field."""
+
+
+def connect_relation(
+    description: RelationDescription,
+    catalog: Sequence[CatalogColumn],
+    key: Sequence[str],
+    options: DebeziumOptions,
+) -> ConnectRelation:
+    """Without defaults: those need an encoder (gateway/debezium/column_defaults.py). A column that the catalog has no more may
+    be null. Raises NameCollision."""
+    known = {column.name: column for column in catalog}
+    columns: list[ConnectColumn | None] = []
+    fields: dict[str, str] = {}
+    for column in description.columns:
+        type_ = _type_of(column, options)
+        if type_ is None:
+            columns.append(None)
+            continue
+        field = adjusted_name(column.name) if options.adjusts_names else column.name
+        if field in fields:
+            raise NameCollision(f"columns {fields[field]} and {column.name} both become the field {field}")
+        fields[field] = column.name
+        not_null = column.name in known and known[column.name].not_null
+        if column.protection is not None and column.protection.is_hidden:
+            not_null = False
+        columns.append(ConnectColumn(column.name, field, type_, not not_null, protection=column.protection))
+    places = {column.name: at for at, column in enumerate(description.columns)}
+    return ConnectRelation(description, tuple(columns), _key_places(description, key, places, columns))
+
+
+def _type_of(column: ColumnDescription, options: DebeziumOptions) -> ConnectType | None:
+    """A string where a rule replaces the values; None for a column that is left out."""
+    rule = column.protection
+    if rule is None or rule.action is Protect.NULL:
+        return connect_type(column.facts, column.typmod, options)
+    if rule.action is Protect.DROP:
+        return None
+    facts = column.facts
+    while facts.kind is Kind.DOMAIN and facts.base is not None:
+        facts = facts.base
+    return ConnectType(Form.TEXT, "string", facts)
+
+
+def _key_places(
+    description: RelationDescription,
+    key: Sequence[str],
+    places: dict[str, int],
+    columns: Sequence[ConnectColumn | None],
+) -> tuple[int, ...]:
+    """`key` where the stream sends those columns with every old tuple; else the columns that it sends."""
+    identity = {column.name for column in description.identity_columns}
+    usable = bool(key) and all(name in places and columns[places[name]] is not None for name in key)
+    if usable and (not identity or identity.issuperset(key)):
+        return tuple(places[name] for name in key)
+    return tuple(places[column.name] for column in description.identity_columns if columns[places[column.name]])
+
+
+def with_default(column: ConnectColumn, default: Any, encoded: bytes) -> ConnectColumn:
+    return replace(column, has_default=True, default=default, encoded_default=encoded)
+
+
+def adjusted_name(name: str) -> str:
+    """Debezium's `schema.name.adjustment.mode` and `field.name.adjustment.mode` = avro."""
+    adjusted = _UNSAFE.sub("_", name)
+    return f"_{adjusted}" if adjusted[:1].isdigit() else adjusted
+
+
+def debezium_topic(prefix: str, namespace: str, relation: str) -> str:
+    """Debezium's name of a relation's topic: two relations may have the same."""
+    return _UNSAFE_IN_TOPIC.sub("_", f"{prefix}.{namespace}.{relation}")
+
+
+def _namespace(topic: str) -> str:
+    return ".".join(adjusted_name(part) for part in topic.split("."))
+
+
+def envelope_schema(relation: ConnectRelation, topic: str, *, adjusts_names: bool = True) -> Schema:
+    namespace = _namespace(topic) if adjusts_names else topic
+    value = {
+        "type": "record",
+        "name": "Value",
+        "fields": _fields([column for column in relation.columns if column is not None]),
+        "connect.name": f"{namespace}.Value",
+    }
+    return {
+        "type": "record",
+        "name": "Envelope",
+        "namespace": namespace,
+        "fields": [
+            _optional("before", value),
+            _optional("after", "Value"),
+            {"name": "source", "type": SOURCE},
+            _optional("transaction", BLOCK),
+            {"name": "op", "type": "string"},
+            *(_optional(name, "long") for name in ("ts_ms", "ts_us", "ts_ns")),
+        ],
+        "connect.version": 2,
+        "connect.name": f"{namespace}.Envelope",
+    }
+
+
+def key_schema(relation: ConnectRelation, topic: str, *, adjusts_names: bool = True) -> Schema | None:
+    """None for a relation without a key."""
+    columns = [relation.columns[at] for at in relation.key]
+    if not columns:
+        return None
+    namespace = _namespace(topic) if adjusts_names else topic
+    return {
+        "type": "record",
+        "name": "Key",
+        "namespace": namespace,
+        "fields": _fields([column for column in columns if column is not None]),
+        "connect.name": f"{namespace}.Key",
+    }
+
+
+def _fields(columns: Sequence[ConnectColumn]) -> list[Schema]:
+    defined: set[str] = set()
+    return [_field(column, defined) for column in columns]
+
+
+def _field(column: ConnectColumn, defined: set[str]) -> Schema:
+    """`pg.protected`: what a rule of the settings does with the values, as in Walgate's own dialect."""
+    described = _plain_field(column, defined)
+    if column.protection is not None:
+        described["pg.protected"] = column.protection.action.value
+    return described
+
+
+def _plain_field(column: ConnectColumn, defined: set[str]) -> Schema:
+    avro = _defined_once(column.type.avro, defined)
+    if column.has_default:
+        plain = avro if isinstance(avro, dict) else {"type": avro}
+        avro = {**plain, "connect.default": column.default}
+    if not column.is_optional:
+        described: Schema = {"name": column.field, "type": avro}
+        return {**described, "default": column.default} if column.has_default else described
+    if column.has_default:
+        return {"name": column.field, "type": [avro, "null"], "default": column.default}
+    return _optional(column.field, avro)
+
+
+def _defined_once(avro: Any, defined: set[str]) -> Any:
+    """A record is written out where it comes first; after that its name stands for it."""
+    if not isinstance(avro, dict):
+        return avro
+    if avro["type"] == "array":
+        null, items = avro["items"]
+        return {**avro, "items": [null, _defined_once(items, defined)]}
+    if avro["type"] != "record":
+        return avro
+    name = f"{avro['namespace']}.{avro['name']}"
+    if name in defined:
+        return name
+    defined.add(name)
+    return avro
+
+
+def _optional(name: str, avro: Any) -> Schema:
+    return {"name": name, "type": ["null", avro], "default": None}
+
+
+_CONNECTOR: Final = "io.debezium.connector.postgresql"
+_SNAPSHOT: Final = {
+    "type": "string",
+    "connect.version": 1,
+    "connect.parameters": {
+        "allowed": "true,first,first_in_data_collection,last_in_data_collection,last,false,incremental"
+    },
+    "connect.default": "false",
+    "connect.name": "io.debezium.data.Enum",
+}
+SOURCE: Final[Schema] = {
+    "type": "record",
+    "name": "Source",
+    "namespace": _CONNECTOR,
+    "fields": [
+        {"name": "version", "type": "string"},
+        {"name": "connector", "type": "string"},
+        {"name": "name", "type": "string"},
+        {"name": "ts_ms", "type": "long"},
+        {"name": "snapshot", "type": [_SNAPSHOT, "null"], "default": "false"},
+        {"name": "db", "type": "string"},
+        _optional("sequence", "string"),
+        _optional("ts_us", "long"),
+        _optional("ts_ns", "long"),
+        {"name": "schema", "type": "string"},
+        {"name": "table", "type": "string"},
+        _optional("txId", "long"),
+        _optional("lsn", "long"),
+        _optional("xmin", "long"),
+        _optional("origin", "string"),
+        _optional("origin_lsn", "long"),
+    ],
+    "connect.version": 1,
+    "connect.name": f"{_CONNECTOR}.Source",
+}
+BLOCK: Final[Schema] = {
+    "type": "record",
+    "name": "block",
+    "namespace": "event",
+    "fields": [
+        {"name": "id", "type": "string"},
+        {"name": "total_order", "type": "long"},
+        {"name": "data_collection_order", "type": "long"},
+    ],
+    "connect.version": 1,
+    "connect.name": "event.block",
+}
+_COLLECTION: Final[Schema] = {
+    "type": "record",
+    "name": "collection",
+    "namespace": "event",
+    "fields": [{"name": "data_collection", "type": "string"}, {"name": "event_count", "type": "long"}],
+    "connect.version": 1,
+    "connect.name": "event.collection",
+}
+_COMMON: Final = "io.debezium.connector.common"
+TRANSACTION_KEY: Final[Schema] = {
+    "type": "record",
+    "name": "TransactionMetadataKey",
+    "namespace": _COMMON,
+    "fields": [{"name": "id", "type": "string"}],
+    "connect.version": 1,
+    "connect.name": f"{_COMMON}.TransactionMetadataKey",
+}
+TRANSACTION_VALUE: Final[Schema] = {
+    "type": "record",
+    "name": "TransactionMetadataValue",
+    "namespace": _COMMON,
+    "fields": [
+        {"name": "status", "type": "string"},
+        {"name": "id", "type": "string"},
+        _optional("event_count", "long"),
+        _optional("data_collections", {"type": "array", "items": ["null", _COLLECTION]}),
+        {"name": "ts_ms", "type": "long"},
+    ],
+    "connect.version": 1,
+    "connect.name": f"{_COMMON}.TransactionMetadataValue",
+}
+MESSAGE_KEY: Final[Schema] = {
+    "type": "record",
+    "name": "MessageKey",
+    "namespace": _CONNECTOR,
+    "fields": [_optional("prefix", "string")],
+    "connect.version": 1,
+    "connect.name": f"{_CONNECTOR}.MessageKey",
+}
+
+
+def message_schema(options: DebeziumOptions) -> Schema:
+    """Of a logical decoding message."""
+    content = binary_avro(options.binary_handling_mode)
+    return {
+        "type": "record",
+        "name": "MessageValue",
+        "namespace": _CONNECTOR,
+        "fields": [
+            {"name": "op", "type": "string"},
+            _optional("ts_ms", "long"),
+            {"name": "source", "type": {name: part for name, part in SOURCE.items() if name != "namespace"}},
+            _optional("transaction", BLOCK),
+            {
+                "name": "message",
+                "type": {
+                    "type": "record",
+                    "name": "Message",
+                    "fields": [_optional("prefix", "string"), _optional("content", content)],
+                    "connect.version": 1,
+                    "connect.name": f"{_CONNECTOR}.Message",
+                },
+            },
+        ],
+        "connect.version": 1,
+        "connect.name": f"{_CONNECTOR}.MessageValue",
+    }

@@ -1,0 +1,215 @@
+"""What a connector wrote beyond its offset: the ends of its topics, beside what the slot still has."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Collection
+from time import monotonic
+from typing import Any, Final
+
+import fastavro
+import structlog
+from aiokafka.errors import KafkaError
+from aiokafka.structs import ConsumerRecord, TopicPartition
+
+from gateway.config.settings import Settings
+from gateway.config.source import SourceSettings
+from gateway.debezium.written_checks import TOMBSTONE, Committed, Place, Written, advanced, committed, is_before
+from gateway.errors import Retry, StopForOperator
+from gateway.kafka.aiokafka_internals import Consumer
+from gateway.kafka.errors import READING, classify
+from gateway.kafka.producer import STOP_TIMEOUT_S
+from gateway.kafka.shutdown import say_goodbye
+from gateway.pgoutput import letters
+from gateway.postgres.connection import connect_sql, end_session
+from gateway.postgres.credentials import login_of
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.slot import DECODING_TIMEOUT_S
+from gateway.postgres.start_replication import quoted_identifier
+from gateway.schema_registry import classified_schema_errors
+from gateway.startup.connect_offset import DebeziumOffset
+from schemas.errors import SchemaError
+from schemas.lsn import Lsn
+from schemas.registry_client import RegistryClient
+from schemas.wire_format import FRAME_BYTES, read_schema_id
+
+log = structlog.get_logger()
+
+_FIRST_LOOK: Final = 500
+"""Records at the end of a partition; then more and more, until one is within the offset."""
+_POLL_MS: Final = 200
+_PEEKED_BYTES: Final = 16 << 20
+"""Of WAL behind the newest event: its transaction commits there, or further."""
+_HEAD_BYTES: Final = 26
+_BEFORE_PREFIX: Final = 10
+_PEEK: Final = f"""
+SELECT (lsn - '0/0'::pg_lsn)::int8 AS lsn,
+    substring(data FOR CASE get_byte(data, 0) WHEN {letters.MESSAGE}
+        THEN {_BEFORE_PREFIX} + position('\\x00'::bytea IN substring(data FROM {_BEFORE_PREFIX + 1}))
+        ELSE {_HEAD_BYTES} END) AS head
+FROM pg_catalog.pg_logical_slot_peek_binary_changes(
+    $1, $2::text::pg_lsn, NULL, 'proto_version', '1', 'publication_names', $3, 'messages', $4)
+"""
+_FLUSHED: Final = "SELECT (pg_catalog.pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::int8"
+
+Event = tuple[str, int, int, int]
+"""Operation, xid, the end of the last commit before it, LSN."""
+
+
+async def find_written(
+    settings: Settings, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset
+) -> DebeziumOffset:
+    """The offset behind what was written. `topics`: of the published tables. Raises WalgateError."""
+    found = await _written(settings, registry, topics, offset)
+    total = sum(each.total() for place, each in found.items() if place != (offset.written_xid, offset.lsn))
+    if not total:
+        return offset
+    through, count = offset, 0
+    skipped = settings.debezium.options().skipped_operations
+    if skipped <= {"t"}:
+        transactions = await _transactions(settings.source, found, skips_truncates="t" in skipped)
+        through, count = advanced(offset, transactions, found, tombstones=settings.debezium.tombstones_on_delete)
+    log.info("records_beyond_offset", count=total, through_lsn=str(through.lsn), written_again=total - count)
+    return through
+
+
+# -- the topics -----------------------------------------------------------------------------------------------------------
+
+
+async def _written(
+    settings: Settings, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset
+) -> Written:
+    schemas, limit_s = _Schemas(registry), settings.kafka.delivery_timeout_s
+    found: dict[Place, Counter[str]] = {}
+    consumer = Consumer(
+        **settings.kafka.client_options(),
+        isolation_level="read_uncommitted",
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+    )
+    try:
+        await consumer.start()
+        places = [place for place in await consumer.partitions_below("") if place.topic in topics]
+        first, ends = await consumer.beginning_offsets(places), await consumer.end_offsets(places)
+        for place in places:
+            consumer.assign([place])
+            events = await _end_of(consumer, place, first[place], ends[place], schemas, offset, limit_s)
+            for operation, xid, _, lsn in events:
+                found.setdefault((xid, lsn), Counter())[operation] += 1
+    except (KafkaError, OSError) as error:
+        raise classify(error, "reading the connector's topics", READING) from error
+    finally:
+        await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
+    return found
+
+
+async def _end_of(
+    consumer: Consumer,
+    place: TopicPartition,
+    first: int,
+    end: int,
+    schemas: _Schemas,
+    offset: DebeziumOffset,
+    limit_s: float,
+) -> list[Event]:
+    """Events of a partition from the offset's own one on."""
+    look = _FIRST_LOOK
+    while True:
+        start = max(first, end - look)
+        events: list[Event] = []
+        consumer.seek(place, start)
+        async for record in read_to(consumer, place, end, limit_s):
+            event = await schemas.event(record, events[-1] if events else None)
+            if event is not None:
+                events.append(event)
+        if start == first or (events and is_before(offset, *events[0][2:])):
+            return [event for event in events if not is_before(offset, *event[2:])]
+        look *= 4
+
+
+async def read_to(consumer: Consumer, place: TopicPartition, end: int, limit_s: float) -> AsyncIterator[ConsumerRecord]:
+    """Records from the consumer's position on. Raises Retry where nothing comes for `limit_s`."""
+    since = monotonic()
+    while (reached := await consumer.position(place)) < end:
+        records = (await consumer.getmany(place, timeout_ms=_POLL_MS)).get(place, [])
+        for record in records:
+            yield record
+        if await consumer.position(place) > reached:
+            since = monotonic()
+        elif monotonic() - since > limit_s:
+            raise Retry(
+                f"adopt: {place.topic}, partition {place.partition}, could not be read beyond offset {reached} for "
+                f"{limit_s:.0f} s",
+                hint="check that the partition has a leader and that the broker is reachable",
+            )
+
+
+class _Schemas:
+    def __init__(self, registry: RegistryClient) -> None:
+        self._registry = registry
+        self._known: dict[int, Any] = {}
+
+    async def event(self, record: ConsumerRecord, before: Event | None) -> Event | None:
+        """A tombstone is of the record before it. None: of no transaction. Raises WalgateError."""
+        if record.value is None:
+            return None if before is None else (TOMBSTONE, *before[1:])
+        try:
+            value = await self._decoded(record.value)
+            source = value["source"]
+            if source["txId"] is None or value["op"] == "r":
+                return None
+            commit_lsn, lsn = json.loads(source["sequence"])
+            return value["op"], source["txId"], int(commit_lsn or 0), int(lsn)
+        except (SchemaError, ValueError, KeyError, TypeError, IndexError, EOFError) as error:
+            raise StopForOperator(
+                f"adopt: the record at offset {record.offset} of {record.topic} was not written by a Debezium "
+                "connector for PostgreSQL",
+                hint="use the topics that the connector wrote to, and set debezium.format to the format in which it wrote the "
+                "records",
+            ) from error
+
+    async def _decoded(self, value: bytes) -> Any:
+        if value.startswith(b"{"):
+            found = json.loads(value)
+            return found.get("payload", found)
+        number = read_schema_id(value)
+        if number not in self._known:
+            with classified_schema_errors():
+                self._known[number] = fastavro.parse_schema(_plain(await self._registry.schema(number)))
+        return fastavro.schemaless_reader(io.BytesIO(value[FRAME_BYTES:]), self._known[number], None)
+
+
+def _plain(schema: Any) -> Any:
+    """Without logical types: Python has no date before year 1."""
+    if isinstance(schema, list):
+        return [_plain(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {name: _plain(each) for name, each in schema.items() if name != "logicalType"}
+
+
+# -- the slot -------------------------------------------------------------------------------------------------------------
+
+
+async def _transactions(source: SourceSettings, written: Written, *, skips_truncates: bool) -> list[Committed]:
+    """Those that the slot has, at least to the newest that was written."""
+    newest_xid, newest_lsn = max(written, key=lambda place: place[1])
+    names = ",".join(map(quoted_identifier, source.publications))
+    peeked = _PEEKED_BYTES
+    sql = await connect_sql(login_of(source))
+    try:
+        flushed = int(await sql.fetchval(_FLUSHED))
+        while True:
+            until = newest_lsn + peeked
+            messages = "on" if source.messages else "off"
+            rows = await sql.fetch(_PEEK, source.slot, str(Lsn(until)), names, messages, timeout=DECODING_TIMEOUT_S)
+            found = list(committed(rows, source.message_prefixes, skips_truncates=skips_truncates))
+            if until >= flushed or any(each.xid == newest_xid for each in found):
+                return found
+            peeked *= 4
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "peeking at the slot") from error
+    finally:
+        await end_session(sql)

@@ -1,0 +1,181 @@
+"""A record of Debezium's dialect in Avro -> what Kafka Connect's JsonConverter writes for it, for consumers without Avro.
+
+The Avro bytes are walked by a plan that is made once a schema. That costs several times what writing them has cost, and keeps
+every rule of the dialect in one place: a field is in JSON what it is in Avro. Bytes and decimals are base64; NaN and infinities
+are strings, as Jackson writes them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+from gateway.debezium.column_defaults import shortest_float
+from gateway.debezium.connect_json import NamedTypes, connect_json_schema
+from schemas.wire_format import FRAME_BYTES
+
+Write = Callable[[bytes, int, list[str]], int]
+"""Appends the value at a position as JSON; the position behind it."""
+
+_CONTROL: Final = re.compile(r"\\u00[01][0-9a-f]")
+_FLOAT: Final = struct.Struct("<f")
+_DOUBLE: Final = struct.Struct("<d")
+
+
+class JsonForm:
+    """Of one schema. Called with a framed key or value, it gives the converter's bytes; `with_schema`: schemas.enable."""
+
+    def __init__(self, schema: Any, *, with_schema: bool) -> None:
+        self._write = _writer(schema, NamedTypes())
+        described = json.dumps(connect_json_schema(schema), separators=(",", ":"), ensure_ascii=False)
+        self._head, self._tail = (f'{{"schema":{described},"payload":', "}") if with_schema else ("", "")
+
+    def __call__(self, framed: bytes) -> bytes:
+        parts = [self._head]
+        end = self._write(framed, FRAME_BYTES, parts)
+        assert end == len(framed), "bytes after the record"
+        parts.append(self._tail)
+        return "".join(parts).encode()
+
+
+def _writer(avro: Any, names: NamedTypes) -> Write:
+    resolved, is_optional = names.resolve(avro)
+    write = _plain_writer(resolved, names)
+    return _or_null(write, avro.index("null")) if is_optional else write
+
+
+def _plain_writer(avro: Any, names: NamedTypes) -> Write:
+    match avro["type"] if isinstance(avro, dict) else avro:
+        case "record":
+            return _struct([(field["name"], _writer(field["type"], names)) for field in avro["fields"]])
+        case "array":
+            return _blocks("[", _writer(avro["items"], names), "]")
+        case "map":
+            return _blocks("{", _entry(_writer(avro["values"], names)), "}")
+        case primitive:
+            return _PRIMITIVES[primitive]
+
+
+def _or_null(write: Write, null: int) -> Write:
+    def write_or_null(data: bytes, position: int, parts: list[str]) -> int:
+        if data[position] >> 1 == null:
+            parts.append("null")
+            return position + 1
+        return write(data, position + 1, parts)
+
+    return write_or_null
+
+
+def _struct(fields: list[tuple[str, Write]]) -> Write:
+    named = [(f"{',' if at else '{'}{_text(name)}:", write) for at, (name, write) in enumerate(fields)]
+    end = "}" if fields else "{}"
+
+    def write_struct(data: bytes, position: int, parts: list[str]) -> int:
+        for name, write in named:
+            parts.append(name)
+            position = write(data, position, parts)
+        parts.append(end)
+        return position
+
+    return write_struct
+
+
+def _blocks(start: str, item: Write, end: str) -> Write:
+    """Of an array or a map: blocks of items, the last of which has none."""
+
+    def write_blocks(data: bytes, position: int, parts: list[str]) -> int:
+        parts.append(start)
+        comma = ""
+        count, position = _long(data, position)
+        while count:
+            for _ in range(count):
+                parts.append(comma)
+                comma = ","
+                position = item(data, position, parts)
+            count, position = _long(data, position)
+        parts.append(end)
+        return position
+
+    return write_blocks
+
+
+def _entry(write: Write) -> Write:
+    def write_entry(data: bytes, position: int, parts: list[str]) -> int:
+        position = _write_string(data, position, parts)
+        parts.append(":")
+        return write(data, position, parts)
+
+    return write_entry
+
+
+def _long(data: bytes, position: int) -> tuple[int, int]:
+    """Blocks of arrays and maps are written without their size, so that no count is negative."""
+    number = shift = 0
+    while data[position] & 128:
+        number |= (data[position] & 127) << shift
+        shift += 7
+        position += 1
+    number |= data[position] << shift
+    return number >> 1 ^ -(number & 1), position + 1
+
+
+def _text(text: str) -> str:
+    """A JSON string as Jackson writes it: control characters in capitals, nothing else escaped that need not be."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return _CONTROL.sub(lambda found: "\\u" + found[0][2:].upper(), quoted) if "\\u00" in quoted else quoted
+
+
+def _number(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value)
+    return '"NaN"' if math.isnan(value) else f'"{"-" if value < 0 else ""}Infinity"'
+
+
+def _write_long(data: bytes, position: int, parts: list[str]) -> int:
+    number, position = _long(data, position)
+    parts.append(str(number))
+    return position
+
+
+def _write_boolean(data: bytes, position: int, parts: list[str]) -> int:
+    parts.append("true" if data[position] else "false")
+    return position + 1
+
+
+def _write_float(data: bytes, position: int, parts: list[str]) -> int:
+    (value,) = _FLOAT.unpack_from(data, position)
+    parts.append(_number(shortest_float(value) if math.isfinite(value) else value))
+    return position + 4
+
+
+def _write_double(data: bytes, position: int, parts: list[str]) -> int:
+    parts.append(_number(_DOUBLE.unpack_from(data, position)[0]))
+    return position + 8
+
+
+def _write_string(data: bytes, position: int, parts: list[str]) -> int:
+    length, position = _long(data, position)
+    parts.append(_text(data[position : position + length].decode()))
+    return position + length
+
+
+def _write_bytes(data: bytes, position: int, parts: list[str]) -> int:
+    length, position = _long(data, position)
+    parts.append(f'"{base64.b64encode(data[position : position + length]).decode()}"')
+    return position + length
+
+
+_PRIMITIVES: Final[dict[str, Write]] = {
+    "boolean": _write_boolean,
+    "int": _write_long,
+    "long": _write_long,
+    "float": _write_float,
+    "double": _write_double,
+    "string": _write_string,
+    "bytes": _write_bytes,
+}

@@ -1,0 +1,337 @@
+"""Row messages -> records of Debezium's dialect, for one version of a relation.
+
+The tuple is read as in gateway/events/row_encoder.py: one reader a column, one join; what is not plain is parsed and encoded
+value by value. The layout is `gateway.debezium.envelope_schema.envelope_schema`: before, after, source, transaction, op, and the time at which
+it was written. `source` is four pieces, most of which the rows of a transaction share.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from librt.strings import read_i16_be
+
+from gateway.debezium.connect_codec import connect_codec, null_value, placeholder, skip_column
+from gateway.debezium.connect_type import DebeziumOptions
+from gateway.debezium.envelope_schema import ConnectColumn, ConnectRelation
+from gateway.debezium.source_block import SourceContext
+from gateway.errors import UnwritableRelation
+from gateway.events.errors import NeedsOptional, key_not_sent, place_of_value, unreadable_value
+from gateway.pgoutput import UNCHANGED, Binary, Text
+from gateway.pgoutput.cursor import Cursor
+from gateway.pgoutput.letters import KEY_TUPLE, NEW_TUPLE, OLD_TUPLE
+from gateway.pgoutput.row import TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
+from gateway.values.column_codec import Codec
+from gateway.values.column_readers import NOTHING, Parts, Reader, Unusual, some_bytes
+from gateway.values.row_readers import RowReaders
+from gateway.values.special_values import NotRenderable, Special
+from schemas.varint import CHUNK_BITS, CHUNK_MASK, HIGH, MORE, TWO_CHUNKS_END, encode_long
+from schemas.wire_format import frame
+
+Key = bytes | None
+Unconvertible = Callable[[str, str, str], None]
+"""(relation, column, reason): the field is written without its value. It may raise instead."""
+
+LeftOut = Callable[[int, bytes, int, int], None]
+"""(relation oid, data, position, end) of an Update message whose new tuple has values that are known to nobody."""
+
+_ONLY_AFTER: Final = b"\0\2"
+_NEITHER: Final = b"\0\0"
+_SOME: Final = b"\2"
+_NULL: Final = b"\0"
+_CREATE, _UPDATE, _DELETE, _TRUNCATE, _READ = (some_bytes(letter)[1:] for letter in (b"c", b"u", b"d", b"t", b"r"))
+_MESSAGES: Final = {_CREATE: "Insert", _UPDATE: "Update", _READ: "COPY"}
+_NOT_PLAIN: Final = (Special, Unusual, NotRenderable, ValueError, IndexError, OverflowError, struct.error)
+_MALFORMED: Final = (ValueError, IndexError, OverflowError, struct.error)
+_HEAD_BYTES: Final = 1 + 4
+
+
+class DebeziumEncoder:
+    """`position` is that of the byte after the relation oid, `end` that after the message. Keys and values come framed.
+
+    `block`: the row's transaction block in Avro, null where there is none. Raises PgOutputError, UnknownBinary,
+    UnreadableValue, KeyNotSent, and what `unconvertible` raises.
+    """
+
+    def __init__(
+        self,
+        relation: ConnectRelation,
+        value_schema_id: int,
+        key_schema_id: int | None,
+        options: DebeziumOptions,
+        unconvertible: Unconvertible,
+        left_out: LeftOut | None = None,
+    ) -> None:
+        self.relation = relation
+        self._name = relation.description.qualified_name
+        self._columns = relation.columns
+        self._count = len(relation.columns)
+        self._frame = frame(value_schema_id)
+        self._head = self._frame + _ONLY_AFTER
+        self._key_frame = None if key_schema_id is None else frame(key_schema_id)
+        self._unconvertible = unconvertible
+        self._left_out = left_out
+        self._codecs = [None if column is None else connect_codec(column) for column in self._columns]
+        of_key_tuples = [
+            None if column is None else connect_codec(column, in_key_tuple=True) for column in self._columns
+        ]
+        self._placeholders = [
+            None if column is None else placeholder(column, options.unavailable_value_placeholder)
+            for column in self._columns
+        ]
+        sends_binary = [column.facts.sends_binary for column in relation.description.columns]
+        never = [False] * self._count
+        self._text_of_keys = RowReaders(_readers(of_key_tuples, never))
+        self._text = RowReaders(_readers(self._codecs, never), like=self._text_of_keys)
+        self._binary_of_keys = RowReaders(_readers(of_key_tuples, sends_binary))
+        self._binary = RowReaders(_readers(self._codecs, sends_binary), like=self._binary_of_keys)
+        names = (
+            some_bytes(relation.description.namespace.encode())[1:] + some_bytes(relation.description.name.encode())[1:]
+        )
+        self._table = names
+        self._source: SourceContext | None = None
+        self._tail = b""
+        self._read_with(self._text, self._text_of_keys)
+
+    def _read_with(self, readers: RowReaders, of_keys: RowReaders) -> None:
+        self._readers = readers
+        self._runs = readers.runs
+        self._runs_of_keys = of_keys.runs
+        self._key_parts = readers.parts_of(self.relation.key)
+        # Where the key is one part: its place behind the head; 0 where it is not.
+        self._only_key_part = 1 + self._key_parts[0] if self._key_frame and len(self._key_parts) == 1 else 0
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def insert(
+        self, data: bytes, position: int, end: int, source: SourceContext, change_lsn: int, block: bytes
+    ) -> tuple[Key, bytes]:
+        return self._only_new(_CREATE, data, position, end, source, change_lsn, block)
+
+    def read(self, data: bytes, source: SourceContext, change_lsn: int) -> tuple[Key, bytes]:
+        """A row of a snapshot, as the new tuple of a message would have it. It is of no transaction."""
+        return self._only_new(_READ, data, 0, len(data), source, change_lsn, _NULL)
+
+    def new_tuple_only(self, data: bytes, position: int, end: int) -> bool:
+        """Whether an Update message brings no key and no old tuple, so that the key is as it was."""
+        return position < end and data[position] == NEW_TUPLE
+
+    def update(
+        self, data: bytes, position: int, end: int, source: SourceContext, change_lsn: int, block: bytes
+    ) -> tuple[Key, bytes]:
+        """One for which `new_tuple_only` says True."""
+        return self._only_new(_UPDATE, data, position, end, source, change_lsn, block)
+
+    def both(self, data: bytes, position: int, end: int) -> tuple[Key, Parts, Key, Parts]:
+        """The old key and row, the new key and row, of an Update message that brings both."""
+        before: Parts = []
+        after: Parts = []
+        try:
+            if data[position] in (OLD_TUPLE, KEY_TUPLE):
+                place = self._read_tuple(data, position, before)
+                if data[place] == NEW_TUPLE and self._read_tuple(data, place, after) == end:
+                    return self._key(before), before, self._key(after), after
+        except _NOT_PLAIN:
+            pass
+        cursor = Cursor(data[position:end], 0, "Update", _HEAD_BYTES)
+        earlier, new = read_earlier_and_new(cursor)
+        cursor.finish()
+        assert earlier is not None
+        self._checked(earlier, cursor)
+        self._checked(new, cursor)
+        old_row, new_row = self._encoded(earlier, None), self._encoded(new, earlier)
+        if earlier.letter != OLD_TUPLE:
+            self._tell_left_out(new, data, position, end)
+        return self._key_of(earlier, old_row, None), old_row, self._key_of(new, new_row, earlier), new_row
+
+    def updated(self, before: Parts, after: Parts, source: SourceContext, change_lsn: int, block: bytes) -> bytes:
+        return self._record([self._frame, _SOME, *before, _SOME, *after], source, change_lsn, block, _UPDATE)
+
+    def deleted(self, before: Parts, source: SourceContext, change_lsn: int, block: bytes) -> bytes:
+        return self._record([self._frame, _SOME, *before, _NULL], source, change_lsn, block, _DELETE)
+
+    def created(self, after: Parts, source: SourceContext, change_lsn: int, block: bytes) -> bytes:
+        return self._record([self._frame, _ONLY_AFTER, *after], source, change_lsn, block, _CREATE)
+
+    def delete(self, data: bytes, position: int, end: int) -> tuple[Key, Parts]:
+        """The old key and row of a Delete message."""
+        before: Parts = []
+        try:
+            if data[position] in (OLD_TUPLE, KEY_TUPLE) and self._read_tuple(data, position, before) == end:
+                return self._key(before), before
+        except _NOT_PLAIN:
+            pass
+        cursor = Cursor(data[position:end], 0, "Delete", _HEAD_BYTES)
+        earlier = self._checked(read_earlier(cursor), cursor)
+        cursor.finish()
+        row = self._encoded(earlier, None)
+        return self._key_of(earlier, row, None), row
+
+    def truncate(self, source: SourceContext, change_lsn: int, block: bytes) -> bytes:
+        return self._record([self._frame, _NEITHER], source, change_lsn, block, _TRUNCATE)
+
+    def _only_new(
+        self,
+        operation: bytes,
+        data: bytes,
+        position: int,
+        end: int,
+        source: SourceContext,
+        change_lsn: int,
+        block: bytes,
+    ) -> tuple[Key, bytes]:
+        """Key and record of a message with nothing but the new tuple: the hot path."""
+        after: Parts = [self._head]
+        try:
+            if data[position] == NEW_TUPLE and read_i16_be(data, position + 1) == self._count:
+                place = position + 3
+                for read in self._runs:
+                    place = read(data, place, after)
+                if place == end:
+                    if self._only_key_part:
+                        key: Key = self._key_frame + after[self._only_key_part]  # type: ignore[operator]
+                    else:
+                        key = self._key(after[1:])
+                    return key, self._record(after, source, change_lsn, block, operation)
+        except _NOT_PLAIN:
+            pass
+        cursor = Cursor(data[position:end], 0, _MESSAGES[operation], _HEAD_BYTES)
+        new = self._checked(read_new(cursor), cursor)
+        cursor.finish()
+        row = self._encoded(new, None)
+        self._tell_left_out(new, data, position, end)
+        return self._key_of(new, row, None), self._record([self._head, *row], source, change_lsn, block, operation)
+
+    def _record(self, parts: Parts, source: SourceContext, change_lsn: int, block: bytes, operation: bytes) -> bytes:
+        """`parts`: everything before `source`."""
+        if source is not self._source:
+            self._source = source
+            self._tail = source.times + self._table + source.transaction
+        digits = b"%d" % change_lsn
+        if change_lsn >= TWO_CHUNKS_END:  # `encode_lsn` written out
+            zigzag = change_lsn << 1
+            lsn, lsn_middle = MORE[zigzag & CHUNK_MASK], MORE[zigzag >> CHUNK_BITS & CHUNK_MASK]
+            lsn_end = HIGH[zigzag >> 2 * CHUNK_BITS]
+        else:
+            lsn, lsn_middle, lsn_end = encode_long(change_lsn), NOTHING, NOTHING
+        head = source.head if len(digits) == source.digits else source.head_of(len(digits))
+        parts += (head, digits, self._tail, lsn, lsn_middle, lsn_end, source.end, block, operation, source.written)
+        return b"".join(parts)
+
+    # -- tuples -------------------------------------------------------------------------------------------------------
+
+    def _read_tuple(self, data: bytes, position: int, parts: Parts) -> int:
+        if read_i16_be(data, position + 1) != self._count:
+            raise Unusual
+        place = position + 3
+        for read in self._runs_of_keys if data[position] == KEY_TUPLE else self._runs:
+            place = read(data, place, parts)
+        return place
+
+    def _key(self, row: Parts) -> Key:
+        if self._key_frame is None:
+            return None
+        return self._key_frame + b"".join([row[at] for at in self._key_parts])
+
+    def _checked(self, part: TuplePart, cursor: Cursor) -> TuplePart:
+        """Sees on the way whether the server sends binary."""
+        check_column_count(part, self._count, cursor)
+        if self._readers is not self._binary and Binary in map(type, part.values):
+            self._read_with(self._binary, self._binary_of_keys)
+        return part
+
+    def _encoded(self, part: TuplePart, earlier: TuplePart | None) -> Parts:
+        """One part a column that is in the record. An UNCHANGED one is taken from the old tuple where that has it."""
+        row: Parts = []
+        for index, column in enumerate(self._columns):
+            if column is None:
+                continue
+            tuple_ = part
+            if part.values[index] is UNCHANGED and earlier is not None and earlier.letter == OLD_TUPLE:
+                tuple_ = earlier
+            row.append(self._value(tuple_, index, column))
+        return row
+
+    def failing(self, part: TuplePart) -> str | None:
+        """Column and byte of the first value that cannot be encoded, whatever its encoder raises: for an error that nobody
+        foresaw."""
+        for index, (each, value) in enumerate(zip(self._codecs, part.values, strict=False)):
+            if each is not None and isinstance(value, Text | Binary):
+                encode = each.from_text if isinstance(value, Text) else each.from_binary
+                try:
+                    if encode is not None:
+                        encode(value.value)
+                except Special:
+                    continue
+                except Exception:
+                    return place_of_value(self.relation.description, part, index)
+        return None
+
+    def _tell_left_out(self, new: TuplePart, data: bytes, position: int, end: int) -> None:
+        if self._left_out is not None and any(value is UNCHANGED for value in new.values):
+            self._left_out(self.relation.description.oid, data, position, end)
+
+    def _value(self, part: TuplePart, index: int, column: ConnectColumn) -> bytes:
+        value = part.values[index]
+        if value is None:
+            if not column.is_optional and part.letter != KEY_TUPLE:
+                reason = "a row that was written before the column became NOT NULL contains NULL"
+                raise NeedsOptional(self._name, self.relation.description.oid, column.name, reason)
+            return null_value(column)
+        if not isinstance(value, Text | Binary):
+            found = self._placeholders[index]
+            return (
+                self._without(index, column, "it was not sent, because it is an unchanged TOASTed value")
+                if found is None
+                else found
+            )
+        each = self._codecs[index]
+        assert each is not None
+        encode = each.from_text if isinstance(value, Text) else each.from_binary
+        try:
+            if encode is None:
+                raise NotRenderable
+            return encode(value.value)
+        except Special:
+            return self._without(index, column, "its Kafka Connect type cannot represent the value")
+        except (NotRenderable, *_MALFORMED) as error:
+            raise unreadable_value(self.relation.description, part, index, error) from None
+
+    def _without(self, index: int, column: ConnectColumn, reason: str) -> bytes:
+        if index in self.relation.key:
+            raise UnwritableRelation(
+                f"{self._name}, column {column.name} is part of the key: {reason}",
+                hint="set debezium.decimal_handling_mode = string for a numeric column, or a coarser "
+                "debezium.time_precision_mode for a date or time column. In both cases also set schemas.on_incompatible = "
+                "register, because the type of the key changes",
+            )
+        self._unconvertible(self._name, column.name, reason)
+        if not column.is_optional:
+            raise NeedsOptional(self._name, self.relation.description.oid, column.name, reason)
+        return null_value(column)
+
+    def _key_of(self, part: TuplePart, row: Parts, earlier: TuplePart | None) -> Key:
+        """`row` has one part a column that is in the record."""
+        if self._key_frame is None:
+            return None
+        parts = []
+        for at in self.relation.key:
+            column = self._columns[at]
+            assert column is not None
+            sent = part
+            if part.values[at] is UNCHANGED:
+                if earlier is None or earlier.values[at] is UNCHANGED:
+                    raise key_not_sent(self.relation.description, part, at)
+                sent = earlier
+            parts.append(self._value(sent, at, column))
+        return self._key_frame + b"".join(parts)
+
+
+def _readers(codecs: list[Codec | None], sends_binary: list[bool]) -> list[Reader]:
+    """`sends_binary`: columns that come in binary."""
+    return [
+        skip_column if each is None else each.read_binary if is_binary else each.read_text
+        for each, is_binary in zip(codecs, sends_binary, strict=True)
+    ]

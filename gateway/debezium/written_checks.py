@@ -1,0 +1,118 @@
+"""How far a connector's topics go beyond its offset: a connector stores its offset behind the records, or was killed before.
+
+Events are written in the order of commits, so that the topics hold the first changes of what the slot still has. When a connector
+is killed, partitions may lack events that are before those of other partitions: what counts ends before the first of these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+from gateway.pgoutput import letters
+from gateway.pgoutput.cursor import Cursor
+from gateway.pgoutput.logical_message import read_message_head
+from gateway.pgoutput.transaction import read_begin, read_commit
+from gateway.startup.connect_offset import DebeziumOffset
+from gateway.transactions.transaction import is_published
+from schemas.lsn import Lsn
+
+INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = "I", "U", "D", "T", "M"
+CREATED, UPDATED, DELETED, TRUNCATED, TOMBSTONE = "c", "u", "d", "t", "tombstone"
+_ROWS: Final = {ord(kind): kind for kind in (INSERT, UPDATE, DELETE)}
+
+Place = tuple[int, int]
+"""xid and LSN of a change. Rows of one COPY may share it."""
+Written = Mapping[Place, Counter[str]]
+"""Records from the offset's own change on, by operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    lsn: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A transaction that the slot still has; `changes` of published tables, in their order, and logical messages that are
+    published. A TRUNCATE is one change for each table. A message of no transaction stands alone, with xid 0."""
+
+    xid: int
+    end_lsn: int
+    changes: tuple[Change, ...]
+
+
+def committed(
+    rows: Iterable[tuple[int, bytes]], prefixes: Collection[str], *, skips_truncates: bool
+) -> Iterator[Committed]:
+    """Of LSNs and the first bytes of pgoutput's messages; `prefixes` of the logical messages that are published."""
+    xid, changes = 0, list[Change]()
+    for lsn, head in rows:
+        kind = head[0]
+        if kind == letters.BEGIN:
+            xid, changes = read_begin(Cursor(head, 1, "Begin")).xid, []
+        elif kind == letters.COMMIT:
+            yield Committed(xid, read_commit(Cursor(head, 1, "Commit")).end_lsn, tuple(changes))
+        elif kind in _ROWS:
+            changes.append(Change(lsn, _ROWS[kind]))
+        elif kind == letters.TRUNCATE and not skips_truncates:
+            changes += [Change(lsn, TRUNCATE)] * Cursor(head, 1, "Truncate").read_int32("number of relations")
+        elif kind == letters.MESSAGE:
+            message = read_message_head(head, False)
+            if not is_published(message.prefix, prefixes):
+                continue
+            if message.transactional:
+                changes.append(Change(lsn, MESSAGE))
+            else:
+                yield Committed(0, lsn, (Change(lsn, MESSAGE),))
+
+
+def is_before(offset: DebeziumOffset, commit_lsn: int, lsn: int) -> bool:
+    """Of an event, by its `source.sequence`: the end of the last commit before it (0: null), and its own LSN."""
+    return (commit_lsn, lsn) < (offset.commit_lsn, offset.lsn)
+
+
+def advanced(
+    offset: DebeziumOffset, transactions: Iterable[Committed], written: Written, *, tombstones: bool
+) -> tuple[DebeziumOffset, int]:
+    """The offset behind the last change up to which everything was written, and how many records are between."""
+    found, commit_lsn, count = offset, offset.commit_lsn, 0
+    for transaction in transactions:
+        if transaction.end_lsn <= offset.commit_lsn:
+            continue
+        for place, kinds in _places(transaction):
+            records = written.get(place, Counter())
+            is_whole = _is_whole(kinds, records, tombstones=tombstones)
+            if 0 != transaction.xid == offset.written_xid and place[1] <= offset.lsn:
+                if place[1] == offset.lsn and not is_whole:  # some rows of a COPY, or tables of a TRUNCATE
+                    return offset, 0
+                continue
+            if not is_whole:
+                return found, count
+            count += records.total()
+            # The rows of one LSN are all there; the next change is at least a WAL record further.
+            found = DebeziumOffset(Lsn(place[1] + 1), commit_lsn, transaction.xid)
+        commit_lsn = Lsn(transaction.end_lsn)
+    return found, count
+
+
+def _places(transaction: Committed) -> Iterator[tuple[Place, Counter[str]]]:
+    for lsn, changes in groupby(transaction.changes, key=lambda change: change.lsn):
+        yield (transaction.xid, lsn), Counter(change.kind for change in changes)
+
+
+def _is_whole(kinds: Counter[str], records: Counter[str], *, tombstones: bool) -> bool:
+    """An update of a key is a delete and a create. Records of messages are not counted: they are written again."""
+    moved = kinds[UPDATE] - records[UPDATED]
+    return (
+        not kinds[MESSAGE]
+        and moved >= 0
+        and records[CREATED] == kinds[INSERT] + moved
+        and records[DELETED] == kinds[DELETE] + moved
+        and records[TRUNCATED] == kinds[TRUNCATE]
+        and (not tombstones or records[TOMBSTONE] == records[DELETED])
+    )

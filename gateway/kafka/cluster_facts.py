@@ -1,0 +1,135 @@
+"""Kafka's side of `walgate check`: asked by requests that change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+from aiokafka.admin import NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError, for_code
+
+from gateway.config.kafka import KafkaSettings
+from gateway.kafka.aiokafka_internals import Admin
+from gateway.kafka.errors import classify
+from gateway.kafka.producer import STOP_TIMEOUT_S
+from gateway.kafka.shutdown import say_goodbye
+from gateway.startup.kafka_checks import CLUSTER, KafkaExpected, KafkaFacts, Refused, TopicFacts
+
+TIMEOUT_S: Final = 15.0
+_UNKNOWN_TOPIC: Final = 3
+_TOPIC_EXISTS: Final = 36
+_AUTHORIZATION: Final = {29: "Topic", 31: "Cluster", 53: "TransactionalId"}
+T = TypeVar("T")
+
+
+async def kafka_facts(
+    settings: KafkaSettings,
+    expected: KafkaExpected,
+    topics: Iterable[str],
+    new: Iterable[str],
+    new_topic: Callable[[str, int], NewTopic],
+) -> tuple[KafkaFacts, tuple[str, ...]]:
+    """Of the brokers and of those `topics` that exist; what would be refused, the creation of those of `new` that do not exist
+    among it, as `new_topic` (name, replication factor) describes them. And the addresses that brokers give to clients. Raises
+    WalgateError."""
+    admin = Admin(**settings.client_options(), request_timeout_ms=int(TIMEOUT_S * 1000))
+    try:
+        await _limited(admin.start(), "connecting to Kafka")
+        return await _limited(
+            _look(admin, expected, list(topics), list(new), new_topic), "reading the cluster's metadata"
+        )
+    finally:
+        await say_goodbye(admin.close(), STOP_TIMEOUT_S)
+
+
+async def _limited(awaitable: Awaitable[T], doing: str) -> T:
+    try:
+        async with asyncio.timeout(2 * TIMEOUT_S):
+            return await awaitable
+    except (KafkaError, OSError, TimeoutError) as error:
+        raise classify(error, doing) from error
+
+
+async def _look(
+    admin: Admin,
+    expected: KafkaExpected,
+    names: list[str],
+    new: list[str],
+    new_topic: Callable[[str, int], NewTopic],
+) -> tuple[KafkaFacts, tuple[str, ...]]:
+    brokers = (await admin.describe_cluster())["brokers"]
+    addresses = tuple(sorted(f"{broker['host']}:{broker['port']}" for broker in brokers))
+    found = await admin.metadata(names)
+    refusals = [
+        Refused("Describe", facts["topic"], for_code(facts["error_code"]).__name__)
+        for facts in found
+        if facts["error_code"] not in (0, _UNKNOWN_TOPIC)
+    ]
+    there = {facts["topic"]: facts for facts in found if facts["error_code"] == 0}
+    config, refused = await _config(admin, ConfigResourceType.BROKER, [str(brokers[0]["node_id"])])
+    configs, refused_topics = await _config(admin, ConfigResourceType.TOPIC, list(there))
+    refusals += refused + refused_topics
+    of_broker = next(iter(config.values()), {})
+    factor = expected.replication_factor
+    if factor < 0:
+        factor = int(of_broker.get("default.replication.factor", "1"))
+    refusals += await _would_refuse(admin, [new_topic(name, factor) for name in new if name not in there])
+    refusals += await _may_not_write(admin, expected.transactional_id, list(there))
+    topics = {name: _topic(facts, configs.get(name, {})) for name, facts in there.items()}
+    return KafkaFacts(len(brokers), of_broker, topics, tuple(refusals)), addresses
+
+
+def _topic(facts: Mapping[str, Any], config: Mapping[str, str]) -> TopicFacts:
+    partitions = facts["partitions"]
+    return TopicFacts(
+        facts["topic"],
+        len(partitions),
+        min((len(partition["replicas"]) for partition in partitions), default=0),
+        sum(partition["leader"] < 0 for partition in partitions),
+        config,
+    )
+
+
+async def _config(
+    admin: Admin, kind: ConfigResourceType, names: list[str]
+) -> tuple[dict[str, dict[str, str]], list[Refused]]:
+    """By name; those that we may not see are refused."""
+    if not names:
+        return {}, []
+    configs: dict[str, dict[str, str]] = {}
+    refusals = []
+    for response in await admin.describe_configs([ConfigResource(kind, name, configs=None) for name in names]):
+        for code, reason, _, name, entries in (item[:5] for item in response.resources):
+            if code:
+                on = CLUSTER if kind is ConfigResourceType.BROKER else name
+                refusals.append(Refused("DescribeConfigs", on, for_code(code).__name__, reason or ""))
+            else:
+                configs[name] = {entry[0]: entry[1] for entry in entries}
+    return configs, refusals
+
+
+async def _would_refuse(admin: Admin, new: list[NewTopic]) -> list[Refused]:
+    """CreateTopics that is validated only."""
+    if not new:
+        return []
+    response = await admin.create_topics(new, validate_only=True)
+    return [
+        Refused("Create", topic, for_code(code).__name__, reason or "")
+        for topic, code, reason in (error[:3] for error in response.topic_errors)
+        if code not in (0, _TOPIC_EXISTS)
+    ]
+
+
+async def _may_not_write(admin: Admin, transactional_id: str, topics: list[str]) -> list[Refused]:
+    """AddPartitionsToTxn with a producer id that nobody has: the broker looks at our rights first, and then refuses it."""
+    codes = await admin.add_to_no_transaction(transactional_id, topics)
+    refused = []
+    for topic, code in codes.items():
+        kind = _AUTHORIZATION.get(code)
+        if kind == "TransactionalId":
+            return [Refused("Write", transactional_id, for_code(code).__name__)]
+        if kind is not None:
+            refused.append(Refused("Write", topic, for_code(code).__name__))
+    return refused

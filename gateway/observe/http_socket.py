@@ -1,0 +1,23 @@
+"""The address that the HTTP server listens on: taken by the gateway, and tried by `walgate check`. Without the server, which
+takes long to import."""
+
+from __future__ import annotations
+
+import socket
+
+from gateway.errors import StopForOperator
+
+
+def listen(host: str, port: int, backlog: int = 1) -> socket.socket:
+    """Raises StopForOperator."""
+    try:
+        return socket.create_server((host, port), family=_family(host), backlog=backlog)
+    except OSError as error:
+        raise StopForOperator(
+            f"the HTTP server cannot listen on {host}:{port}: {error.strerror}",
+            hint="set another http.port or http.host",
+        ) from error
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

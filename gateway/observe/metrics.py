@@ -1,0 +1,247 @@
+"""Every metric that operators meet, each with its sentence. Counters move with each Kafka transaction or check; everything else
+is looked up on the board (gateway/observe/status_board.py) when somebody asks, so that it lives while nothing is connected. Never set
+per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.observe.status import STATES, Holder, Snapshot
+from gateway.observe.status_board import Board
+
+REGISTRY = CollectorRegistry()
+
+EVENTS = Counter(
+    "walgate_events", "Change events and logical decoding messages that are durable in Kafka.", registry=REGISTRY
+)
+MESSAGES_EXCLUDED = Counter(
+    "walgate_messages_excluded",
+    "Logical decoding messages that were too large for Kafka and are not in it.",
+    registry=REGISTRY,
+)
+EXCLUDED = Counter(
+    "walgate_excluded_events",
+    "Changes of a table in quarantine that were counted and excluded.",
+    ["table"],
+    registry=REGISTRY,
+)
+UNCONVERTIBLE = Counter(
+    "walgate_unconvertible_values",
+    "Values that were sent as null, with kafka.dialect = debezium, because their Kafka Connect type cannot represent them.",
+    registry=REGISTRY,
+)
+ADVANCES = Counter(
+    "walgate_slot_advances",
+    "Number of times that the slot was advanced at source.wal_budget_bytes: changes are lost.",
+    registry=REGISTRY,
+)
+ADVANCED_BYTES = Counter(
+    "walgate_slot_advanced_bytes",
+    "WAL that was skipped when the slot was advanced: the changes in it are lost.",
+    registry=REGISTRY,
+)
+TRANSACTIONS = Counter("walgate_transactions", "Committed transactions that are durable in Kafka.", registry=REGISTRY)
+KAFKA_TRANSACTIONS = Counter("walgate_kafka_transactions", "Kafka transactions that were committed.", registry=REGISTRY)
+SNAPSHOT_ROWS = Counter(
+    "walgate_snapshot_rows", "Snapshot rows that were read from tables and sent.", registry=REGISTRY
+)
+SNAPSHOT_STALE_ROWS = Counter(
+    "walgate_snapshot_stale_rows",
+    "Snapshot rows that were discarded because they had changed since they were read; they are read again.",
+    registry=REGISTRY,
+)
+RESTARTS = Counter(
+    "walgate_restarts",
+    "Restarts of replication after an error, by the class of the error.",
+    ["ended_by"],
+    registry=REGISTRY,
+)
+
+TOPIC_LABELS: Final = 300
+"""So many topics have a label of their own, in the order in which they were first written to; the others share one."""
+OTHER_TOPICS: Final = "(other)"
+TABLE_LABELS: Final = 100
+"""So many tables in quarantine have a label of their own."""
+OTHER_TABLES: Final = "other"
+MIRROR_LAG_TEXT: Final = "Age of the oldest commit that is in Kafka and not in the mirror, by the server's clock."
+HOLDER_TEXT: Final = (
+    "Age of the oldest transaction, and of the oldest prepared transaction, that keeps the slot's restart_lsn from advancing "
+    "(advance) or the slot from being created (creation)."
+)
+_NAN: Final = float("nan")
+
+GAUGES: Final[dict[str, str]] = {
+    "walgate_connected": "1 while the replication stream is being read, otherwise 0.",
+    "walgate_epoch": "Epoch of the gateway, as in every record: it increases each time that replication starts.",
+    "walgate_lag_seconds": "Age of the oldest commit that is not durable in Kafka, by the server's clock; 0 if there is "
+    "none. While there is no connection, it keeps rising, counted from the last time that everything was "
+    "delivered.",
+    "walgate_lag_bytes": "WAL between the delivered LSN and the server's end of WAL.",
+    "walgate_received_lsn_bytes": "Newest LSN that was received from PostgreSQL.",
+    "walgate_delivered_lsn_bytes": "LSN before which every commit is durable in Kafka.",
+    "walgate_flush_lsn_bytes": "Confirmed flush LSN of the slot: transactions that committed before it are not sent again.",
+    "walgate_server_lsn_bytes": "The server's end of WAL, read over a separate connection.",
+    "walgate_server_lsn_age_seconds": "Time since the server's end of WAL was last read.",
+    "walgate_last_commit_timestamp_seconds": "Commit time of the newest transaction that is durable in Kafka (Unix).",
+    "walgate_heartbeat_timestamp_seconds": "Commit time of the newest heartbeat that the resume LSN in Kafka has passed (Unix).",
+    "walgate_undelivered_transactions": "Committed transactions that were received and are not yet durable in Kafka.",
+    "walgate_waiting_seconds": "Time for which the stream has not been read, or its changes have not been delivered; 0 if there "
+    "is no delay.",
+    "walgate_last_error_timestamp_seconds": "Time of the last error after which replication was restarted (Unix). "
+    "The error is shown in /status and in the log.",
+    "walgate_in_flight_bytes": "Bytes of batches that Kafka has not acknowledged; reading pauses at "
+    "kafka.memory_bytes.",
+    "walgate_streamed_transactions": "In-progress transactions that are being streamed.",
+    "walgate_oldest_streamed_transaction_seconds": "Time since the first rows of the oldest in-progress transaction that "
+    "is being streamed were received.",
+    "walgate_prepared_transactions": "Transactions received at PREPARE TRANSACTION (source.two_phase) that are neither "
+    "committed nor rolled back.",
+    "walgate_wal_retained_bytes": "WAL that the server retains for the slot.",
+    "walgate_wal_limit_bytes": "Limit on the WAL that the slot may retain: max_slot_wal_keep_size or "
+    "source.wal_budget_bytes, whichever is less.",
+    "walgate_wal_seconds_to_full": "Time until walgate_wal_limit_bytes is reached, at the rate of the last minute.",
+    "walgate_oldest_blocker_seconds": "Age of the oldest transaction, prepared or not, that keeps the slot's "
+    "restart_lsn from advancing.",
+}
+
+
+def _values(board: Board, now: Snapshot) -> dict[str, float | None]:
+    wal = now.wal
+    oldest = min((stream.since for stream in now.streamed_transactions), default=None)
+    held_since = min((holder.since for holder in now.blockers if holder.since is not None), default=None)
+    return {
+        "walgate_connected": float(board.state() == "streaming"),
+        "walgate_epoch": now.epoch,
+        "walgate_lag_seconds": now.lag_seconds,
+        "walgate_lag_bytes": now.lag_bytes,
+        "walgate_received_lsn_bytes": now.received_lsn,
+        "walgate_delivered_lsn_bytes": now.delivered_lsn,
+        "walgate_flush_lsn_bytes": now.slot.confirmed_flush_lsn if now.slot else None,
+        "walgate_server_lsn_bytes": now.server_lsn or None,
+        "walgate_server_lsn_age_seconds": now.server_lsn_age_s,
+        "walgate_last_commit_timestamp_seconds": now.last_commit_time,
+        "walgate_heartbeat_timestamp_seconds": now.heartbeat_time,
+        "walgate_undelivered_transactions": now.undelivered_transactions,
+        "walgate_waiting_seconds": max(now.time - now.waiting_since, 0.0) if now.waiting_since is not None else 0.0,
+        "walgate_last_error_timestamp_seconds": now.last_error.time if now.last_error else None,
+        "walgate_in_flight_bytes": now.in_flight_bytes,
+        "walgate_streamed_transactions": len(now.streamed_transactions),
+        "walgate_oldest_streamed_transaction_seconds": max(now.time - oldest, 0.0) if oldest is not None else 0.0,
+        "walgate_prepared_transactions": now.prepared_transactions,
+        "walgate_wal_retained_bytes": wal.retained_bytes if wal else None,
+        "walgate_wal_limit_bytes": wal.limit_bytes if wal else None,
+        "walgate_wal_seconds_to_full": wal.seconds_to_full if wal else None,
+        "walgate_oldest_blocker_seconds": max(_server_now(now) - held_since, 0.0) if held_since is not None else 0.0,
+    }
+
+
+class BoardCollector(Collector):
+    """What is not known is NaN."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def describe(self) -> Iterator[Metric]:
+        """Without a look at the board."""
+        yield from (GaugeMetricFamily(name, text) for name, text in GAUGES.items())
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._board.snapshot(listed_topics=0)
+        for name, value in _values(self._board, now).items():
+            yield GaugeMetricFamily(name, GAUGES[name], value=_NAN if value is None else value)
+        state = GaugeMetricFamily("walgate_state", "1 for the current state of the gateway.", labels=["state"])
+        for each in STATES:
+            state.add_metric([each], float(each == now.state))
+        yield state
+        up = GaugeMetricFamily(
+            "walgate_up", "1 while a service answers probes, 0 while it does not.", labels=["service"]
+        )
+        for part in now.parts:
+            up.add_metric([part.name], _NAN if part.up is None else float(part.up))
+        yield up
+        yield _holders(now)
+        yield _quarantined(now)
+        yield from _mirrors(now)
+        yield from _topics(self._board)
+
+
+def _server_now(now: Snapshot) -> float:
+    return now.server_time if now.server_time is not None else now.time
+
+
+def _holders(now: Snapshot) -> Metric:
+    """Only the oldest of each sort, at most four: each process ID is a series of its own in Prometheus."""
+    family = GaugeMetricFamily("walgate_blocker_seconds", HOLDER_TEXT, labels=["blocks", "kind", "blocker"])
+    oldest: dict[tuple[str, str], Holder] = {}
+    for holder in sorted(now.blockers, key=lambda one: one.since or 0.0):
+        if holder.kind in ("transaction", "prepared"):
+            oldest.setdefault(("creation" if holder.blocks else "advance", holder.kind), holder)
+    for (blocks, kind), holder in oldest.items():
+        age_s = _NAN if holder.since is None else max(_server_now(now) - holder.since, 0.0)
+        family.add_metric([blocks, kind, holder.title], age_s)
+    return family
+
+
+def _mirrors(now: Snapshot) -> Iterator[Metric]:
+    """Each of http.mirrors has its labels."""
+    up = GaugeMetricFamily("walgate_mirror_up", "1 while a mirror answers, 0 while it does not.", labels=["mirror"])
+    lag = GaugeMetricFamily("walgate_mirror_lag_seconds", MIRROR_LAG_TEXT, labels=["mirror"])
+    for one in now.mirrors:
+        up.add_metric([one.url], _NAN if one.up is None else float(one.up))
+        lag.add_metric([one.url], _NAN if one.lag_seconds is None else one.lag_seconds)
+    yield from (up, lag)
+
+
+def _quarantined(now: Snapshot) -> Metric:
+    family = GaugeMetricFamily("walgate_quarantined_tables", "Tables in quarantine.", labels=["table"])
+    names = [one.table for one in now.quarantined]
+    for name in names[:TABLE_LABELS]:
+        family.add_metric([name], 1)
+    if len(names) > TABLE_LABELS:
+        family.add_metric([OTHER_TABLES], len(names) - TABLE_LABELS)
+    return family
+
+
+def _topics(board: Board) -> Iterator[Metric]:
+    """Of 10,000 topics most share a label: dashboards and Prometheus itself suffer from the number of series."""
+    for name, text, counted in (
+        ("walgate_topic_records", "Records of a topic that are durable in Kafka.", board.topic_records),
+        ("walgate_topic_bytes", "Bytes of the batches of a topic, as sent to Kafka.", board.topic_bytes),
+    ):
+        family = CounterMetricFamily(name, text, labels=["topic"])
+        counts = dict(counted)  # at once: the gateway's loop adds to it
+        others = sum(counts.values())
+        for topic, count in islice(counts.items(), TOPIC_LABELS):
+            family.add_metric([topic], count)
+            others -= count
+        if others:
+            family.add_metric([OTHER_TOPICS], others)
+        yield family
+
+
+_collectors: list[BoardCollector] = []
+
+
+def show(board: Board) -> None:
+    """From now on the metrics are those of `board`: a process has one."""
+    for former in _collectors:
+        REGISTRY.unregister(former)
+    _collectors[:] = [BoardCollector(board)]
+    REGISTRY.register(_collectors[0])
+
+
+_labelled: set[str] = set()
+
+
+def quarantined_label(table: str) -> str:
+    """So many tables have a series of their own."""
+    if len(_labelled) < TABLE_LABELS:
+        _labelled.add(table)
+    return table if table in _labelled else OTHER_TABLES

@@ -1,0 +1,220 @@
+"""What is known of the gateway at one moment, which metrics, /readyz, /status, the live page and `walgate status` share.
+
+`gateway/observe/status_board.py` makes a `Snapshot`. Times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, Final, Literal
+
+from gateway.observe.mirror_status import MirrorStatus
+from gateway.observe.table_status import QuarantinedTable, SnapshotStatus
+
+PartName = Literal["postgresql", "kafka", "registry"]
+PARTS: Final[tuple[PartName, ...]] = ("postgresql", "kafka", "registry")
+State = Literal["starting", "waiting", "streaming", "stopping", "down"]
+STATES: Final[tuple[State, ...]] = ("starting", "waiting", "streaming", "stopping")
+TITLES: Final[Mapping[PartName, str]] = {
+    "postgresql": "PostgreSQL",
+    "kafka": "Kafka",
+    "registry": "the schema registry",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatus:
+    """One of the three servers, as a probe of its own sees it. `up` None: not asked yet. `since`: of the last change."""
+
+    name: PartName
+    address: str = ""
+    up: bool | None = None
+    since: float = 0.0
+    error: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LastError:
+    """What ended the last session. `kind`: its class (gateway/errors.py)."""
+
+    kind: str
+    message: str
+    hint: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaSeen:
+    """A table came with these columns for the first time, or with others than before. `time` 0: not known."""
+
+    time: float
+    relation: str
+    schema_id: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class GapSeen:
+    """What committed between the two LSNs is lost, and a marker in Kafka says so."""
+
+    first_lsn: int
+    end_lsn: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Somebody who keeps WAL or old rows from being removed, or lets us wait. `kind`: transaction, prepared, slot, standby;
+    `pid` 0: no process. `retained_bytes`: WAL since its oldest LSN, None: not known. `blocks`: our slot's creation waits for
+    it."""
+
+    kind: str
+    name: str
+    pid: int = 0
+    user: str = ""
+    application: str = ""
+    state: str = ""
+    since: float | None = None
+    query_since: float | None = None
+    xmin_age: int | None = None
+    retained_bytes: int | None = None
+    remedy: str = ""
+    blocks: bool = False
+
+    @property
+    def title(self) -> str:
+        """What tells it from others of its kind."""
+        if not self.pid:
+            return f"{'prepared transaction' if self.kind == 'prepared' else self.kind} {self.name}"
+        return f"process {self.pid} ({self.application})" if self.application else f"process {self.pid}"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """The slot as the server has it. None: not known, or no limit."""
+
+    name: str
+    active_pid: int | None
+    restart_lsn: int
+    confirmed_flush_lsn: int
+    wal_status: str
+    safe_wal_bytes: int | None
+    inactive_since: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WalHeld:
+    """WAL that the server keeps for the slot. `limit_by`: the setting that the limit comes from. `seconds_to_full`: at the rate
+    of the last minute, None where it does not grow or nothing limits it."""
+
+    retained_bytes: int
+    bytes_per_s: float
+    limit_bytes: int | None = None
+    limit_by: str = ""
+    seconds_to_full: float | None = None
+    wal_status: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """A transaction in progress of which rows were sent."""
+
+    xid: int
+    since: float
+    event_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCount:
+    """Records of a topic that are durable in Kafka, since the process began."""
+
+    topic: str
+    records: int
+    bytes: int
+    records_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the session under way has open."""
+
+    in_flight_bytes: int = 0
+    stalled_s: float = 0.0
+    """Kafka has acknowledged nothing for so long although something was sent."""
+    open_streams: tuple[OpenStream, ...] = ()
+    prepared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All of it at one moment. LSNs are integers; 0: not known. `waiting_for` is "" while the stream is read and delivered."""
+
+    time: float
+    version: str
+    slot_name: str
+    prefix: str
+    state: State
+    since: float
+    waiting_for: str
+    waiting_since: float | None
+    last_error: LastError | None
+    error_count: int
+    parts: tuple[PartStatus, ...]
+    lag_seconds: float | None
+    lag_is_at_least: bool
+    lag_bytes: int | None
+    undelivered_transactions: int
+    server_lsn: int
+    server_time: float | None
+    server_lsn_age_s: float | None
+    received_lsn: int
+    delivered_lsn: int
+    last_commit_lsn: int
+    last_commit_time: float | None
+    epoch: int
+    in_flight_bytes: int
+    streamed_transactions: tuple[OpenStream, ...]
+    prepared_transactions: int
+    wal: WalHeld | None
+    slot: SlotStatus | None
+    blockers: tuple[Holder, ...]
+    topics: tuple[TopicCount, ...]
+    """Those with most records first."""
+    records_per_s: float
+    """Of all topics."""
+    heartbeat_time: float | None
+    """Commit time of the newest heartbeat that the resume LSN in Kafka has passed."""
+
+    recent_errors: tuple[LastError, ...]
+    """Oldest first; one that came again and again is there once, with the time of the last."""
+    schemas: tuple[SchemaSeen, ...]
+    """Oldest first."""
+    gap: GapSeen | None
+    """The newest of the position."""
+    quarantined: tuple[QuarantinedTable, ...]
+    snapshot: SnapshotStatus | None
+    """None: snapshot.mode is never, or it is not known yet."""
+    mirrors: tuple[MirrorStatus, ...]
+    """Those of http.mirrors."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Fields by name, as json.dumps takes them."""
+        found: dict[str, Any] = _plain(self)
+        return found
+
+
+def _plain(value: Any) -> Any:
+    """As dataclasses.asdict, in a sixth of the time: nothing is copied that cannot change."""
+    kind: Any = type(value)
+    names = _field_names(kind)
+    if names:
+        return {name: _plain(getattr(value, name)) for name in names}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()

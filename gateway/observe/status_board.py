@@ -1,0 +1,308 @@
+"""The board, to which the parts of the gateway write as they go (session, replication loop, monitor). The thread of the HTTP
+server reads it, also while the event loop does not answer. Times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+from heapq import nlargest
+from operator import itemgetter
+from typing import Final
+
+from gateway.errors import WalgateError
+from gateway.observe.lag import Progress, ReadProgress, WalClock, lag
+from gateway.observe.mirror_status import Commits, MirrorStatus
+from gateway.observe.status import (
+    PARTS,
+    TITLES,
+    Counts,
+    GapSeen,
+    Holder,
+    LastError,
+    PartName,
+    PartStatus,
+    SchemaSeen,
+    SlotStatus,
+    Snapshot,
+    State,
+    TopicCount,
+    WalHeld,
+)
+from gateway.observe.table_status import QuarantinedTable, Rates, SnapshotStatus
+
+LISTED_TOPICS: Final = 500
+ALL_TOPICS: Final = ""
+RECENT_ERRORS: Final = 20
+RECENT_SCHEMAS: Final = 100
+STALLED_S: Final = 10.0
+"""Kafka has acknowledged nothing of what was sent for so long."""
+_NEEDED: Final[tuple[PartName, ...]] = ("postgresql", "kafka")
+"""Without the registry a stream goes on until the next new schema."""
+
+
+class Board:
+    """Made once for the process. `clock`, `monotonic`: for tests."""
+
+    def __init__(
+        self,
+        *,
+        slot_name: str = "",
+        prefix: str = "",
+        version: str = "",
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._monotonic = monotonic
+        self._slot_name, self._prefix, self._version = slot_name, prefix, version
+        self._state: tuple[State, float] = ("starting", clock())
+        self._awaits = "the first start"
+        self._waiting_since: float | None = clock()
+        self._blocked_by: tuple[Holder, ...] = ()
+        self._progress: ReadProgress | None = None
+        self._last_progress = Progress()
+        self._counts: Callable[[], Counts] = Counts
+        self._parts: dict[PartName, PartStatus] = {name: PartStatus(name, since=clock()) for name in PARTS}
+        self._mirrors: dict[str, MirrorStatus] = {}
+        self._commits = Commits()
+        self.wal = WalClock()
+        self.slot: SlotStatus | None = None
+        self.held: WalHeld | None = None
+        self.blockers: tuple[Holder, ...] = ()
+        self.last_error: LastError | None = None
+        self.error_count = 0
+        self._recent_errors: deque[LastError] = deque(maxlen=RECENT_ERRORS)
+        self._schemas: deque[SchemaSeen] = deque(maxlen=RECENT_SCHEMAS)
+        self.epoch = 0
+        self.gap: GapSeen | None = None
+        self.quarantined: tuple[QuarantinedTable, ...] = ()
+        self._snapshot_status: Callable[[], SnapshotStatus | None] = lambda: None
+        self._rates = Rates()
+        self.topic_records: Counter[str] = Counter()
+        self.topic_bytes: Counter[str] = Counter()
+
+    # -- written by the session ----------------------------------------------------------------------------------------
+
+    def wait_for(self, what: str) -> None:
+        """ "" while the stream is read."""
+        now = self._clock()
+        if what and self._waiting_since is None:
+            self._waiting_since = now
+        elif not what:
+            self._waiting_since = None
+        self._awaits = what
+        if not what:
+            self._blocked_by = ()
+        self._enter("waiting" if what else "streaming", now)
+
+    def blocked_by(self, holders: tuple[Holder, ...]) -> None:
+        """The creation of the slot waits for these."""
+        self._blocked_by = holders
+
+    def is_down(self) -> None:
+        """There is no gateway: what is on the board was asked of the servers."""
+        self._state = ("down", self._clock())
+
+    def stopping(self) -> None:
+        self._enter("stopping", self._clock())
+
+    def _enter(self, state: State, now: float) -> None:
+        if self._state[0] not in (state, "stopping", "down"):
+            self._state = (state, now)
+
+    def failed(self, error: WalgateError) -> None:
+        """What ended a session."""
+        self.last_error = LastError(type(error).__name__, error.message, error.hint, self._clock())
+        former = self._recent_errors[-1] if self._recent_errors else None
+        if former is not None and (former.kind, former.message) == (self.last_error.kind, self.last_error.message):
+            self._recent_errors.pop()
+        self._recent_errors.append(self.last_error)
+        self.error_count += 1
+
+    def announced(self, relation: str, schema_id: int, columns: int, *, known_since: bool = True) -> None:
+        """Rows of a relation are written with this schema from now on. Each session starts over: what is known is no news."""
+        known = next((seen for seen in reversed(self._schemas) if seen.relation == relation), None)
+        if known is None or known.schema_id != schema_id:
+            moment = self._clock() if known_since else 0.0
+            self._schemas.append(SchemaSeen(moment, relation, schema_id, columns))
+
+    def watch(self, progress: ReadProgress, counts: Callable[[], Counts]) -> None:
+        """A stream begins: ask it from now on."""
+        self._progress, self._counts = progress, counts
+
+    def leave(self) -> None:
+        """The stream has ended: keep what was known last, and let the rest go."""
+        if self._progress is not None:
+            self._last_progress = self._newer(self._progress())
+        self._progress, self._counts = None, Counts
+        snapshot = self._snapshot_status()
+        self._snapshot_status = lambda: snapshot
+
+    def count(self, topic: str, records: int, size: int) -> None:
+        """A batch is durable."""
+        self.topic_records[topic] += records
+        self.topic_bytes[topic] += size
+
+    def watch_snapshot(self, status: Callable[[], SnapshotStatus | None]) -> None:
+        """Ask this from now on."""
+        self._snapshot_status = status
+
+    # -- written by the monitor ----------------------------------------------------------------------------------------
+
+    def part_is_up(self, name: PartName, address: str = "") -> None:
+        self._set_part(PartStatus(name, address or self._parts[name].address, up=True))
+
+    def part_is_down(self, name: PartName, error: WalgateError, address: str = "") -> None:
+        self._set_part(
+            PartStatus(name, address or self._parts[name].address, up=False, error=error.message, hint=error.hint)
+        )
+
+    def _set_part(self, status: PartStatus) -> None:
+        before = self._parts[status.name]
+        since = before.since if before.up is status.up else self._clock()
+        self._parts[status.name] = replace(status, since=since)
+
+    def mirror(self, found: MirrorStatus) -> None:
+        """What it said of itself, or that it does not answer: then what it said before stays."""
+        before = self._mirrors.get(found.url)
+        since = before.since if before is not None and before.up is found.up else self._clock()
+        if not found.up and before is not None:
+            found = replace(before, up=found.up, error=found.error)
+        elif before is not None and not found.knows_itself:  # else one that fails again and again would never be behind
+            facts = ("commit_lsn", "commit_time", "merged_lsn", "lag_seconds", "oldest_waiting_time")
+            found = replace(found, **{name: getattr(before, name) for name in facts})
+        self._mirrors[found.url] = replace(found, since=since)
+
+    def sample_rates(self) -> None:
+        """Every few seconds, by whatever thread."""
+        now = self._monotonic()
+        if self._rates.is_due(now):
+            records = dict(self.topic_records)  # at once: the gateway's loop adds to it
+            records[ALL_TOPICS] = sum(records.values())
+            self._rates.sample(now, records)
+
+    # -- read by everybody ---------------------------------------------------------------------------------------------
+
+    def progress(self) -> Progress:
+        """Of the stream under way, or of the last one: what was delivered once stays so."""
+        read = self._progress
+        if read is not None:
+            self._last_progress = self._newer(read())
+        if self._mirrors:
+            self._commits.note(self._last_progress.marked_lsn, self._last_progress.marked_time)
+        return self._last_progress
+
+    def _newer(self, progress: Progress) -> Progress:
+        before = self._last_progress
+        return replace(
+            progress,
+            delivered_lsn=max(before.delivered_lsn, progress.delivered_lsn),
+            last_commit_lsn=max(before.last_commit_lsn, progress.last_commit_lsn),
+            last_commit_time=progress.last_commit_time or before.last_commit_time,
+            marked_lsn=max(before.marked_lsn, progress.marked_lsn),
+            marked_time=progress.marked_time or before.marked_time,
+            heartbeat_time=progress.heartbeat_time or before.heartbeat_time,
+        )
+
+    def lag_seconds(self) -> float | None:
+        return lag(self.wal, self.progress(), self._monotonic()).seconds
+
+    def waiting_for(self) -> str:
+        """What the stream waits for, in words for an operator: "" while it is read and delivered."""
+        for name in _NEEDED:
+            part = self._parts[name]
+            if part.up is False:
+                place = f" ({part.address})" if part.address else ""
+                return f"{TITLES[name]}{place}, which has not answered for {self._clock() - part.since:.0f} s: {part.error}"
+        if self._state[0] == "streaming":
+            stalled_s = self._counts().stalled_s
+            if stalled_s > STALLED_S:
+                return f"Kafka, which has acknowledged nothing for {stalled_s:.0f} s"
+            return ""
+        return self._awaits or "shutdown to finish"
+
+    def part(self, name: PartName) -> PartStatus:
+        return self._parts[name]
+
+    def state(self) -> State:
+        return self._state[0]
+
+    def snapshot(self, listed_topics: int = LISTED_TOPICS) -> Snapshot:
+        """With so many of the topics that have most records: of 10,000, they take most of the time."""
+        clock = self._monotonic()
+        progress, counts = self.progress(), self._counts()
+        found = lag(self.wal, progress, clock)
+        server_lsn = self.wal.lsn
+        state, since = self._state
+        waiting_for = self.waiting_for()
+        known = {(one.kind, one.title) for one in self._blocked_by}
+        blockers = self._blocked_by + tuple(one for one in self.blockers if (one.kind, one.title) not in known)
+        return Snapshot(
+            time=self._clock(),
+            version=self._version,
+            slot_name=self._slot_name,
+            prefix=self._prefix,
+            state="waiting" if waiting_for and state == "streaming" else state,
+            since=since,
+            waiting_for=waiting_for,
+            waiting_since=self._waits_since(waiting_for),
+            last_error=self.last_error,
+            error_count=self.error_count,
+            parts=tuple(self._parts.values()),
+            lag_seconds=found.seconds,
+            lag_is_at_least=found.at_least,
+            lag_bytes=max(server_lsn - progress.delivered_lsn, 0) if server_lsn and progress.delivered_lsn else None,
+            undelivered_transactions=progress.undelivered_transactions,
+            server_lsn=server_lsn,
+            server_time=self.wal.now(clock),
+            server_lsn_age_s=self.wal.age_s(clock) if server_lsn else None,
+            received_lsn=progress.received_lsn,
+            delivered_lsn=progress.delivered_lsn,
+            last_commit_lsn=progress.last_commit_lsn,
+            last_commit_time=progress.last_commit_time,
+            epoch=self.epoch,
+            in_flight_bytes=counts.in_flight_bytes,
+            streamed_transactions=counts.open_streams,
+            prepared_transactions=counts.prepared,
+            wal=self.held,
+            slot=self.slot,
+            blockers=blockers,
+            topics=self._topics(listed_topics),
+            records_per_s=self._rates.per_s(clock, ALL_TOPICS, sum(self.topic_records.values())),
+            heartbeat_time=progress.heartbeat_time,
+            recent_errors=tuple(self._recent_errors),
+            schemas=tuple(self._schemas),
+            gap=self.gap,
+            quarantined=self.quarantined,
+            snapshot=self._snapshot_status(),
+            mirrors=self._mirrors_at(self.wal.now(clock)),
+        )
+
+    def _mirrors_at(self, server_time: float | None) -> tuple[MirrorStatus, ...]:
+        now = self._clock() if server_time is None else server_time
+        return tuple(replace(one, lag_seconds=self._commits.lag_s(one, now)) for one in self._mirrors.values())
+
+    def _waits_since(self, waiting_for: str) -> float | None:
+        """Since when nothing was read, or since when a part that is needed does not answer: the earlier."""
+        if not waiting_for:
+            return None
+        moments = [part.since for part in self._parts.values() if part.name in _NEEDED and part.up is False]
+        if self._waiting_since is not None:
+            moments.append(self._waiting_since)
+        stalled_s = self._counts().stalled_s
+        if stalled_s > STALLED_S:
+            moments.append(self._clock() - stalled_s)
+        return min(moments, default=None)
+
+    def _topics(self, listed: int) -> tuple[TopicCount, ...]:
+        if not listed:
+            return ()
+        records, sizes = dict(self.topic_records), dict(self.topic_bytes)
+        most = nlargest(listed, records.items(), key=itemgetter(1))
+        now = self._monotonic()
+        return tuple(
+            TopicCount(topic, count, sizes.get(topic, 0), self._rates.per_s(now, topic, count)) for topic, count in most
+        )

@@ -1,0 +1,110 @@
+"""The live page: `/` is one file without anything from elsewhere (page.html), `/events` feeds it by server-sent events.
+
+    event: history   once: [[Unix time, lag in seconds or null, retained WAL in bytes or null], ...], oldest first
+    event: status    each second: /status, but for the topics behind the busiest SHOWN_TOPICS
+
+All streams share one text a second. A stream gives way when the port is full (http_server.py), and the browser comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from gateway.observe.status_board import Board
+
+INTERVAL_S: Final = 1.0
+HISTORY_INTERVAL_S: Final = 2.0
+HISTORY_POINTS: Final = 450
+"""A quarter of an hour."""
+SHOWN_TOPICS: Final = 100
+
+Point = tuple[float, float | None, int | None]
+
+
+def page_routes(board: Board) -> list[Route]:
+    """Begins to keep the history, in a thread of its own: it goes on while the gateway's loop does not answer."""
+    history: deque[Point] = deque(maxlen=HISTORY_POINTS)
+    threading.Thread(target=_keep, args=(board, history), name="history", daemon=True).start()
+    shared = _Shared(board)
+
+    async def page(_: Request) -> Response:
+        html, policy = _page()
+        return HTMLResponse(html, headers={"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"})
+
+    async def events(request: Request) -> Response:
+        request.state.is_stream = True
+
+        async def stream() -> AsyncIterator[str]:
+            yield _event("history", json.dumps(list(history)))
+            while True:
+                yield _event("status", shared.status())
+                await asyncio.sleep(INTERVAL_S)
+
+        return StreamingResponse(stream(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    return [Route("/", page), Route("/events", events)]
+
+
+class _Shared:
+    """The text of one status, for all who ask within half an interval."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._text = ""
+        self._made_at = -INTERVAL_S
+
+    def status(self) -> str:
+        now = time.monotonic()
+        if now - self._made_at >= INTERVAL_S / 2:
+            self._text = json.dumps(_shown(self._board))
+            self._made_at = now
+        return self._text
+
+
+def _shown(board: Board) -> dict[str, Any]:
+    counts = list(board.topic_records.values())  # at once: the gateway's loop adds to it
+    return board.snapshot(SHOWN_TOPICS).as_json() | {"topic_count": len(counts), "records": sum(counts)}
+
+
+def _keep(board: Board, history: deque[Point]) -> None:
+    while True:
+        board.sample_rates()
+        held = board.held
+        history.append((time.time(), board.lag_seconds(), None if held is None else held.retained_bytes))
+        time.sleep(HISTORY_INTERVAL_S)
+
+
+def _event(name: str, data: str) -> str:
+    return f"event: {name}\ndata: {data}\n\n"
+
+
+@cache
+def _page() -> tuple[str, str]:
+    """The file, and a policy that lets the browser run its own script and style, and nothing else."""
+    html = files("gateway.observe").joinpath("page.html").read_text("utf-8")
+    script, style = (_hash(html, element) for element in ("script", "style"))
+    policy = (
+        f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return html, policy
+
+
+def _hash(html: str, element: str) -> str:
+    (content,) = re.findall(rf"<{element}>(.*?)</{element}>", html, re.S)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,0 +1,108 @@
+"""asyncpg (0.32) beyond its documented interface. Nothing else in the gateway touches a private attribute of it (ruff's SLF001
+and TID251 hold that), and tests/postgres/test_login.py fails where a new version breaks one of these.
+
+Why each is there, and what would make it unnecessary:
+
+* `Protocol`, `was_asked`. asyncpg sends the password to whoever asks for it in cleartext, and does SCRAM without channel binding
+  (authentication.py). Unnecessary when it can refuse the one and does the other.
+* `parse_dsn`, `open_with_tls`, `is_wanted`. asyncpg gives all hosts of a DSN one time limit and one error (login.py).
+  Unnecessary when each host has its own.
+* `transport_of`, `HandedOver`. asyncpg does not know CopyBoth, and sets no keepalive (connection.py). Unnecessary with
+  replication connections in asyncpg.
+* `address_of`. Which of the hosts was taken is documented nowhere. Unnecessary with a public attribute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import asyncpg
+from asyncpg import connect_utils
+from asyncpg.connect_utils import SessionAttribute, SSLMode, SSLNegotiation
+from asyncpg.protocol import Protocol
+
+__all__ = ["Protocol", "SSLMode", "SSLNegotiation", "SessionAttribute"]
+
+Address = tuple[str, int] | str
+"""Host and port, or the path of a socket."""
+
+TryOtherTransport: Final[type[Exception]] = connect_utils._RetryConnectSignal
+
+_LIMITS: Final = {
+    "max_cached_statement_lifetime": 300,
+    "max_cacheable_statement_size": 15 * 1024,
+}
+"""asyncpg's own defaults."""
+_FROM_DSN: Final = (
+    "host", "port", "user", "passfile", "database", "ssl", "direct_tls", "target_session_attrs", "krbsrvname", "gsslib",
+    "service", "servicefile",
+)  # fmt: skip
+
+
+def parse_dsn(
+    dsn: str, password: str | None, settings: Mapping[str, str], options: Mapping[str, Any]
+) -> tuple[list[Address], Any, Any]:
+    """Addresses, connection parameters and configuration, in asyncpg's own records."""
+    parsed: tuple[list[Address], Any, Any] = connect_utils._parse_connect_arguments(
+        dsn=dsn, password=password, server_settings=settings, **options, **_LIMITS, **dict.fromkeys(_FROM_DSN)
+    )
+    return parsed
+
+
+async def is_wanted(connection: asyncpg.Connection, wanted: SessionAttribute) -> bool:
+    """Whether the server meets target_session_attrs."""
+    return bool(await connect_utils._can_use_connection(connection, wanted))
+
+
+async def open_with_tls(
+    new_protocol: Callable[[], Protocol], address: tuple[str, int], parameters: Any, *, may_change: bool
+) -> tuple[asyncio.Transport, Any]:
+    """Raises TryOtherTransport where `may_change`, and the server has no TLS."""
+    opened: tuple[asyncio.Transport, Any] = await connect_utils._create_ssl_connection(
+        new_protocol,
+        *address,
+        loop=asyncio.get_running_loop(),
+        ssl_context=parameters.ssl,
+        ssl_is_advisory=parameters.sslmode == SSLMode.prefer,
+        retry=may_change,
+    )
+    return opened
+
+
+def was_asked(protocol: Protocol) -> bool:
+    """Whether the server has begun to authenticate."""
+    return bool(protocol._auth_received)
+
+
+def protocol_of(connection: asyncpg.Connection) -> Any:
+    return connection._protocol
+
+
+def transport_of(connection: asyncpg.Connection) -> asyncio.Transport:
+    transport: asyncio.Transport = connection._transport
+    return transport
+
+
+def address_of(connection: asyncpg.Connection) -> Address:
+    """The host of the DSN that it was made to."""
+    address: Address = connection._addr
+    return address
+
+
+class HandedOver(asyncpg.Connection):  # type: ignore[misc]  # asyncpg's own stubs are partial
+    """A connection whose transport can be taken away."""
+
+    def hand_over(self, successor: asyncio.BufferedProtocol) -> None:
+        """Give the authenticated transport to `successor`; this object is closed from then on."""
+        transport = transport_of(self)
+        # uvloop chooses between its two ways to read when reading starts, so it must stop for the change.
+        transport.pause_reading()
+        successor.connection_made(transport)
+        transport.set_protocol(successor)
+        transport.resume_reading()
+        # asyncpg's destructor would otherwise warn and abort the transport.
+        self._aborted = True
+        self._protocol = None
+        self._transport = None

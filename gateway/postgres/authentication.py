@@ -1,0 +1,207 @@
+"""What the server asks of us before it lets us in: asyncpg's protocol, with SCRAM of our own and no password in the clear.
+
+asyncpg (0.32, coreproto.pyx) sends the password to whoever asks for it in cleartext, over TLS or not, and does SCRAM without
+channel binding. So the server's messages are read here first, up to AuthenticationOk; asyncpg gets those that remain, and
+takes a login that was done here for one that needed no password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import socket
+import struct
+from ipaddress import ip_address
+from typing import Any, Final
+
+from gateway.errors import RetrySlowly, StopForOperator, WalgateError
+from gateway.postgres.asyncpg_internals import Protocol
+from gateway.postgres.scram import PLAIN, PLUS, Scram, ScramError, certificate_hash
+
+_LARGEST: Final = 1 << 16
+"""libpq takes 30,000 bytes of an error at most before it is let in."""
+_HEADER: Final = struct.Struct("!ci")
+
+
+class ChannelBinding(enum.Enum):
+    """`channel_binding` of the DSN, with libpq's meaning."""
+
+    DISABLE = "disable"
+    PREFER = "prefer"
+    REQUIRE = "require"
+
+
+class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are partial
+    """`admitted` is asyncpg's future, `doing` names the connection in errors. `is_bound`: the login proved that nobody with
+    another certificate stands between."""
+
+    def __init__(
+        self,
+        address: Any,
+        admitted: asyncio.Future[Any],
+        parameters: Any,
+        record_class: type,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        doing: str,
+        channel_binding: ChannelBinding,
+    ) -> None:
+        super().__init__(address, admitted, parameters, record_class, loop)
+        self.is_bound = False
+        self._admitted = admitted
+        self._login_password: str = parameters.password or ""
+        self._doing = doing
+        self._channel_binding = channel_binding
+        self._wire: Any = None
+        self._is_in = False
+        self._pending = b""
+        self._scram: Scram | None = None
+        self._is_verified = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._wire = transport
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_in:
+            super().data_received(data)
+            return
+        self._pending += data
+        try:
+            self._log_in()
+        except WalgateError as error:
+            if not self._admitted.done():
+                self._admitted.set_exception(error)
+            self._wire.abort()
+
+    def _log_in(self) -> None:
+        """As far as what has arrived goes; what follows AuthenticationOk is asyncpg's."""
+        while message := self._next_message():
+            if self._is_asyncpgs(message):
+                super().data_received(message)
+            if self._is_in:
+                rest, self._pending = self._pending, b""
+                if rest:
+                    super().data_received(rest)
+                return
+
+    def _next_message(self) -> bytes:
+        """Empty while none is whole."""
+        if len(self._pending) < _HEADER.size:
+            return b""
+        _, length = _HEADER.unpack_from(self._pending)
+        if not 4 <= length <= _LARGEST:
+            raise StopForOperator(
+                f"{self._doing}: this is not a PostgreSQL server: it sent a message of {length} bytes before authentication",
+                hint="check the host and the port in source.dsn",
+            )
+        if len(self._pending) < 1 + length:
+            return b""
+        message, self._pending = self._pending[: 1 + length], self._pending[1 + length :]
+        return message
+
+    def _is_asyncpgs(self, message: bytes) -> bool:
+        """Act on an authentication request; False: asyncpg need not hear of it."""
+        if message[:1] != b"R" or len(message) < 9:
+            return True
+        (request,) = struct.unpack_from("!i", message, 5)
+        content = message[9:]
+        match request:
+            case 0:
+                self._check_admission()
+                self._is_in = True
+            case 10:
+                return self._begin_scram(content)
+            case 11 if self._scram is not None:
+                self._answer(self._proof(content))
+                return False
+            case 12 if self._scram is not None:
+                self._verify(content)
+                return False
+            case 3:
+                self._refuse_cleartext()
+            case _:
+                self._demand_binding()
+        return True
+
+    def _check_admission(self) -> None:
+        if self._scram is not None and not self._is_verified:
+            raise self._refused("the server accepted the login without proving that it knows the password")
+        if not self.is_bound:
+            self._demand_binding()
+
+    def _demand_binding(self) -> None:
+        if self._channel_binding is ChannelBinding.REQUIRE:
+            raise self._refused(
+                "channel_binding=require is set, but the server did not prove its identity by channel binding"
+            )
+
+    def _refuse_cleartext(self) -> None:
+        self._demand_binding()
+        if self._wire.get_extra_info("ssl_object") is None and not is_local(self._wire):
+            raise RetrySlowly(
+                f"{self._doing}: the server requests the password in cleartext over a connection without TLS: refused",
+                hint="set sslmode=verify-full and sslrootcert in source.dsn, or require scram-sha-256 in pg_hba.conf",
+            )
+
+    def _begin_scram(self, content: bytes) -> bool:
+        offered = [name.decode("ascii", "replace") for name in content.split(b"\0") if name]
+        if PLAIN not in offered and PLUS not in offered:
+            return True  # asyncpg names what the server wants
+        if not self._login_password:
+            raise RetrySlowly(
+                f"{self._doing}: the server requests a password, but none is configured",
+                hint="set it in source.dsn or a passfile, or with source.password_file or source.password_command",
+            )
+        binding = None if self._channel_binding is ChannelBinding.DISABLE else self._binding()
+        self._scram = Scram(self._login_password, offered, binding)
+        if not self._scram.is_bound:
+            self._demand_binding()
+        first = self._scram.first()
+        self._answer(self._scram.mechanism.encode() + b"\0" + struct.pack("!i", len(first)) + first)
+        return False
+
+    def _binding(self) -> bytes | None:
+        encrypted = self._wire.get_extra_info("ssl_object")
+        certificate = None if encrypted is None else encrypted.getpeercert(binary_form=True)
+        return None if certificate is None else certificate_hash(certificate)
+
+    def _proof(self, content: bytes) -> bytes:
+        assert self._scram is not None
+        try:
+            return self._scram.final(content)
+        except ScramError as error:
+            raise self._refused(str(error)) from error
+
+    def _verify(self, content: bytes) -> None:
+        assert self._scram is not None
+        try:
+            self._scram.verify(content)
+        except ScramError as error:
+            raise self._refused(str(error)) from error
+        self._is_verified = True
+        self.is_bound = self._scram.is_bound
+
+    def _answer(self, content: bytes) -> None:
+        self._wire.write(b"p" + struct.pack("!i", len(content) + 4) + content)
+
+    def _refused(self, reason: str) -> WalgateError:
+        return RetrySlowly(
+            f"{self._doing}: login aborted: {reason}",
+            hint="check that this is the intended server, and that there is no proxy in between. For channel binding, the "
+            "server must use TLS, and pg_hba.conf must require scram-sha-256",
+        )
+
+
+def is_local(transport: Any) -> bool:
+    """The other end is on this computer."""
+    connected = transport.get_extra_info("socket")
+    if connected is not None and connected.family == getattr(socket, "AF_UNIX", None):
+        return True
+    peer = transport.get_extra_info("peername")
+    try:
+        address = ip_address(peer[0].partition("%")[0])
+    except (TypeError, IndexError, ValueError):
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

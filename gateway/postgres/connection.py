@@ -1,0 +1,184 @@
+"""Log in to PostgreSQL with asyncpg: for SQL, and for replication.
+
+The replication connection is asyncpg's up to ReadyForQuery, made by login.py. asyncpg does not know
+CopyBoth, so then its transport gets a protocol of ours (`ReplicationStream`) and asyncpg's connection is left empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import asyncpg
+
+from gateway.errors import Retry, WalgateError
+from gateway.postgres.asyncpg_internals import Address, HandedOver, address_of, transport_of
+from gateway.postgres.credentials import Login
+from gateway.postgres.errors import DRIVER_ERRORS
+from gateway.postgres.login import log_in, shown
+from gateway.postgres.receive_buffer import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW
+from gateway.postgres.replication_stream import PINNED_REPORTS, ReplicationStream, check_report
+from gateway.postgres.standby_status import LEAVE_AFTER_S, LONGEST_SILENCE_S
+
+APPLICATION_NAME: Final = "walgate"
+_COMMAND_TIMEOUT_S: Final = 60.0
+_CANCELLATION_S: Final = 1.0
+# Values are read as text in these forms; the session's settings win over those of server, database and role.
+PINNED_SETTINGS: Final = {
+    "DateStyle": "ISO",
+    "IntervalStyle": "iso_8601",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "quote_all_identifiers": "off",
+    # A notice within the stream is taken as bad news (see classify_notice): let no debug message be one.
+    "client_min_messages": "warning",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "application_name": APPLICATION_NAME,
+}
+
+
+async def connect_sql(
+    login: Login | str, *, timeout_s: float = 30.0, search_path: str = "", avoid: Sequence[Address] = ()
+) -> asyncpg.Connection:
+    """An ordinary connection for catalog queries, which may take a minute each. Raises classified errors.
+
+    `login` may be the DSN alone. Hosts of `avoid` are tried last.
+    With an empty search_path nobody's function or operator can take the place of one of pg_catalog's.
+    """
+    settings = {**PINNED_SETTINGS, "search_path": search_path}
+    connection = await log_in(
+        _login(login),
+        "connection to PostgreSQL",
+        settings,
+        timeout_s=timeout_s,
+        command_timeout=_COMMAND_TIMEOUT_S,
+        avoid=avoid,
+    )
+    _detect_dead_peer(transport_of(connection).get_extra_info("socket"), LONGEST_SILENCE_S)
+    return connection
+
+
+@asynccontextmanager
+async def transaction(sql: asyncpg.Connection, **options: Any) -> AsyncIterator[None]:
+    """As `sql.transaction(**options)`; but one that ends by neither an error of the server nor one of ours (by a cancellation,
+    above all) closes the session. Raises what the block and the driver raise."""
+    begun = sql.transaction(**options)
+    try:
+        await begun.start()
+        yield
+        await begun.commit()
+    except BaseException as error:
+        is_ours = isinstance(error, (asyncpg.PostgresError, WalgateError))
+        if is_ours and not sql.is_closed() and sql.is_in_transaction():
+            with suppress(*DRIVER_ERRORS):
+                await begun.rollback()
+        else:
+            await end_session(sql)
+        raise
+
+
+async def end_session(sql: asyncpg.Connection) -> None:
+    """After a statement that was cancelled or got no answer. asyncpg sends a CancelRequest, so that the server need not bring the
+    statement to its end, but waits for an answer, 60 s if need be, that may have come already: before ROLLBACK, or before COPY is
+    over. So the session is closed, and the answer waited for no longer than `_CANCELLATION_S`."""
+    with suppress(*DRIVER_ERRORS):
+        await sql.close(timeout=_CANCELLATION_S)
+
+
+async def connect_replication(
+    login: Login | str,
+    *,
+    timeout_s: float = 30.0,
+    avoid: Sequence[Address] = (),
+    capacity: int = CAPACITY,
+    largest_row: int = LARGEST_ROW,
+    largest_message: int = LARGEST_MESSAGE,
+    silence_limit_s: float = LONGEST_SILENCE_S,
+) -> ReplicationStream:
+    """Log in as a walsender of the DSN's database. `capacity` is the size of the receive buffer in bytes; of rows above
+    `largest_row` and logical messages above `largest_message` only the head is kept (inbox.py).
+
+    TCP gives the connection up when something we sent is not acknowledged for `silence_limit_s`. Raises classified errors.
+    """
+    doing = "replication connection to PostgreSQL"
+    # What a regclass shows depends on search_path; so names have their schema, but for those in pg_catalog.
+    settings = {**PINNED_SETTINGS, "search_path": "", "replication": "database"}
+    connection: Any = await log_in(
+        _login(login),
+        doing,
+        settings,
+        timeout_s=timeout_s,
+        connection_class=HandedOver,
+        statement_cache_size=0,
+        avoid=avoid,
+    )
+    reports = connection.get_settings()
+    for name in PINNED_REPORTS:
+        error = check_report(name, getattr(reports, name, "unknown"), doing)
+        if error is not None:
+            connection.terminate()
+            raise error
+    stream = ReplicationStream(
+        doing,
+        capacity=capacity,
+        largest_row=largest_row,
+        largest_message=largest_message,
+        backend_pid=connection.get_server_pid(),
+    )
+    _detect_dead_peer(transport_of(connection).get_extra_info("socket"), silence_limit_s)
+    connection.hand_over(stream)
+    return stream
+
+
+def address_text(connection: asyncpg.Connection) -> str:
+    """host:port, or the path of the socket."""
+    return shown(address_of(connection))
+
+
+def _login(login: Login | str) -> Login:
+    return Login(login) if isinstance(login, str) else login
+
+
+def _detect_dead_peer(connected: Any, silence_limit_s: float) -> None:
+    """TCP keepalive and TCP_USER_TIMEOUT: a peer that is gone without a word ends the connection."""
+    if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", max(int(silence_limit_s / 2), 1)),
+        ("TCP_KEEPINTVL", max(int(silence_limit_s / 6), 1)),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", int(silence_limit_s * 1000)),
+    ):
+        option = getattr(socket, name, None)  # macOS has other names, and its own defaults
+        if option is not None:
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def leave_with(sql: asyncpg.Connection, stream: ReplicationStream) -> None:
+    """When the server ends the SQL connection, end the stream soon after.
+
+    A stopping server ends its ordinary sessions at once and its walsenders last, when they are confirmed. While reading
+    is paused nothing else tells of it: the requests of the walsender lie unread in the socket.
+    """
+    loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        if stream.failure is None:
+            stream.fail(
+                Retry(
+                    "PostgreSQL closed the regular connection: it is shutting down, or an administrator terminated it"
+                )
+            )
+
+    def ended(_: Any) -> None:
+        loop.call_later(LEAVE_AFTER_S, leave)
+
+    sql.add_termination_listener(ended)

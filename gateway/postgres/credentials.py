@@ -1,0 +1,108 @@
+"""Passwords that change: read from a file or asked of a command at each connect, as tokens of cloud logins need it."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from gateway.config.source import SourceSettings
+from gateway.errors import RetrySlowly
+
+COMMAND_TIMEOUT_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Whom to log in to, and as whom. `password_command` or `password_file` stand in place of a password in the DSN."""
+
+    dsn: str = field(repr=False)
+    password_command: str = field(default="", repr=False)
+    password_file: Path | None = None
+
+    async def password(self) -> str | None:
+        """As it is now; None: what the DSN, PGPASSWORD or a passfile says. Raises RetrySlowly: what gives the password may
+        come back, or be repaired."""
+        if self.password_file is not None:
+            return _one_line(
+                await asyncio.to_thread(_read, self.password_file),
+                f"source.password_file {self.password_file} contains",
+                "it must consist of the password and nothing else",
+            )
+        if self.password_command:
+            return _one_line(
+                await _output(self.password_command),
+                "source.password_command returned",
+                "the command must print the password and nothing else",
+            )
+        return None
+
+
+def login_of(source: SourceSettings) -> Login:
+    return Login(source.dsn.get_secret_value(), source.password_command, source.password_file)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RetrySlowly(
+            f"source.password_file {path}: {error.strerror}",
+            hint="check the path, and that the gateway's operating system user may read the file",
+        ) from error
+
+
+async def _output(command: str) -> bytes:
+    """Of a program and its arguments, without a shell. What it says on standard error may hold secrets, so nobody sees it."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *shlex.split(command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError as error:
+        raise RetrySlowly(
+            f"source.password_command cannot be run: {error.strerror}",
+            hint="check the program's path, and that the gateway's operating system user may run it",
+        ) from error
+    try:
+        async with asyncio.timeout(COMMAND_TIMEOUT_S):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        raise RetrySlowly(
+            f"source.password_command returned no password within {COMMAND_TIMEOUT_S:.0f} s",
+            hint="run it by hand, as the gateway's operating system user, to see why",
+        ) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise RetrySlowly(
+            f"source.password_command ended with exit code {process.returncode}",
+            hint="run it by hand, as the gateway's operating system user, to see why",
+        )
+    return output
+
+
+def _one_line(content: bytes, said: str, hint: str) -> str:
+    """`said`: where the content is from, and the verb."""
+    try:
+        password = content.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise RetrySlowly(f"{said} text that is not UTF-8") from None
+    wrong = (
+        "nothing"
+        if not password
+        else "more than one line"
+        if "\n" in password
+        else "a NUL byte"
+        if "\0" in password
+        else ""
+    )
+    if wrong:
+        raise RetrySlowly(f"{said} {wrong}", hint=hint)
+    return password

@@ -1,0 +1,256 @@
+"""Log in to one of the hosts of the DSN, by asyncpg.
+
+asyncpg reads the DSN, TLS files, passfile and service file, and speaks the protocol. Which host comes next, with and without
+TLS (sslmode), is decided here, as `asyncpg.connect_utils` does it (0.32), for three reasons: each error names its host, a host
+that does not answer does not take the time of the next one, and the login itself is `authentication.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+import asyncpg
+import structlog
+
+from gateway.errors import Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.postgres import asyncpg_internals
+from gateway.postgres.asyncpg_internals import Address, SessionAttribute, SSLMode, SSLNegotiation
+from gateway.postgres.authentication import LoginProtocol, is_local
+from gateway.postgres.credentials import Login
+from gateway.postgres.dsn import check_dsn, take_channel_binding
+from gateway.postgres.errors import DRIVER_ERRORS, NOT_WANTED, classify_exception
+
+log = structlog.get_logger()
+
+LEAST_HOST_TIMEOUT_S: Final = 5.0
+_PARAMETERS: Final = (
+    "sslmode, sslrootcert, sslcrl, sslcert, sslkey, sslpassword, sslnegotiation, target_session_attrs, passfile, "
+    "channel_binding"
+)
+_cautioned: set[Address] = set()
+"""Said once in the life of the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What the DSN says, in asyncpg's own records."""
+
+    addresses: Sequence[Address]
+    parameters: Any
+    config: Any
+    channel_binding: Any
+    connection_class: type[asyncpg.Connection]
+
+
+class _OtherTransport(Exception):
+    """The same host may be tried with TLS, or without it. The cause says why."""
+
+
+async def log_in(
+    login: Login,
+    doing: str,
+    settings: dict[str, str],
+    *,
+    timeout_s: float,
+    connection_class: type[asyncpg.Connection] = asyncpg.Connection,
+    command_timeout: float | None = None,
+    statement_cache_size: int = 100,
+    avoid: Sequence[Address] = (),
+) -> asyncpg.Connection:
+    """A connection to the first host that lets us in and is what target_session_attrs asks for; those of `avoid` come last,
+    in its order.
+    Raises classified errors, which name the hosts."""
+    options = {"command_timeout": command_timeout, "statement_cache_size": statement_cache_size}
+    target = await _read_dsn(login, doing, settings, options, connection_class)
+    failures: list[WalgateError] = []
+    limit_s = max(timeout_s / len(target.addresses), LEAST_HOST_TIMEOUT_S)
+    for address in sorted(target.addresses, key=lambda address: avoid.index(address) if address in avoid else -1):
+        place = f"{doing} at {shown(address)}"
+        try:
+            async with asyncio.timeout(limit_s):
+                return await _log_in_at(address, target, place)
+        except WalgateError as error:
+            failures.append(error)
+        except DRIVER_ERRORS as error:
+            failures.append(_classified(error, login.dsn, place))
+        if isinstance(failures[-1], StopForOperator):
+            break
+    raise _joined(failures)
+
+
+def shown(address: Address) -> str:
+    if isinstance(address, str):
+        return address
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _joined(failures: list[WalgateError]) -> WalgateError:
+    """One error of several hosts. The one that passes soonest decides how long to wait."""
+    if len(failures) == 1 or isinstance(failures[-1], StopForOperator):
+        return failures[-1]
+    kind = Retry if any(isinstance(failure, Retry) for failure in failures) else RetrySlowly
+    hints = dict.fromkeys(failure.hint for failure in failures if failure.hint)
+    return kind("; ".join(failure.message for failure in failures), hint="; ".join(hints))
+
+
+async def _read_dsn(
+    login: Login,
+    doing: str,
+    settings: dict[str, str],
+    options: dict[str, Any],
+    connection_class: type[asyncpg.Connection],
+) -> _Target:
+    check_dsn(login.dsn, doing)
+    password = await login.password()
+    try:
+        dsn, channel_binding = take_channel_binding(login.dsn)
+        addresses, parameters, config = asyncpg_internals.parse_dsn(dsn, password, settings, options)
+    except OSError as error:
+        raise _unreadable_file(login.dsn, doing) or classify_exception(error, doing) from error
+    except (asyncpg.ClientConfigurationError, ValueError):
+        raise unusable_dsn(doing) from None
+    return _Target(addresses, parameters, config, channel_binding, connection_class)
+
+
+async def _log_in_at(address: Address, target: _Target, place: str) -> asyncpg.Connection:
+    wanted = target.parameters.target_session_attrs
+    connection = await _connect(address, target, place)
+    try:
+        is_wanted = await asyncpg_internals.is_wanted(connection, wanted)
+    except BaseException:
+        connection.terminate()
+        raise
+    if not is_wanted and wanted != SessionAttribute.prefer_standby:
+        connection.terminate()
+        raise RetrySlowly(
+            f"{place}: this server does not satisfy target_session_attrs={wanted.value}",
+            hint=NOT_WANTED,
+        )
+    _caution(address, target, connection)
+    return connection
+
+
+async def _connect(address: Address, target: _Target, place: str) -> asyncpg.Connection:
+    """With TLS, without it, or one after the other, as sslmode says (PostgreSQL manual, 32.1.2)."""
+    with_tls, without_tls = target.parameters, target.parameters._replace(ssl=None)
+    mode = None if isinstance(address, str) else target.parameters.sslmode
+    ways = {SSLMode.allow: [without_tls, with_tls], SSLMode.prefer: [with_tls, without_tls]}.get(mode, [with_tls])
+    try:
+        return await _attempt(address, ways[0], target, place, may_change=len(ways) > 1)
+    except _OtherTransport as first:
+        reason = first.__cause__
+    try:
+        return await _attempt(address, ways[1], target, place, may_change=False)
+    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.ConnectionDoesNotExistError) as error:
+        # That pg_hba.conf has no line for the other way must not hide that the password was wrong.
+        if isinstance(reason, asyncpg.InvalidPasswordError) and not isinstance(error, asyncpg.InvalidPasswordError):
+            raise reason from None
+        raise
+
+
+async def _attempt(
+    address: Address, parameters: Any, target: _Target, place: str, *, may_change: bool
+) -> asyncpg.Connection:
+    """Raises _OtherTransport where `may_change`, and the failure may be this transport's."""
+    loop = asyncio.get_running_loop()
+    admitted: asyncio.Future[Any] = loop.create_future()
+
+    def new_protocol() -> LoginProtocol:
+        return LoginProtocol(
+            address, admitted, parameters, asyncpg.Record, loop, doing=place, channel_binding=target.channel_binding
+        )
+
+    try:
+        transport, protocol = await _open(address, parameters, new_protocol, may_change=may_change)
+    except BaseException:
+        admitted.cancel()
+        raise
+    try:
+        await admitted
+    except asyncpg.PostgresError as error:
+        transport.close()
+        if may_change and not asyncpg_internals.was_asked(protocol):
+            raise _OtherTransport from error
+        raise
+    except BaseException:
+        transport.close()
+        raise
+    connection = target.connection_class(protocol, transport, loop, address, target.config, parameters)
+    protocol.set_connection(connection)
+    return connection
+
+
+async def _open(address: Address, parameters: Any, new_protocol: Any, *, may_change: bool) -> tuple[Any, Any]:
+    loop: Any = asyncio.get_running_loop()
+    if isinstance(address, str):
+        return await loop.create_unix_connection(new_protocol, address)  # type: ignore[no-any-return]
+    if not parameters.ssl:
+        return await loop.create_connection(new_protocol, *address)  # type: ignore[no-any-return]
+    if parameters.ssl_negotiation is SSLNegotiation.direct:
+        return await loop.create_connection(new_protocol, *address, ssl=parameters.ssl)  # type: ignore[no-any-return]
+    try:
+        return await asyncpg_internals.open_with_tls(new_protocol, address, parameters, may_change=may_change)
+    except asyncpg_internals.TryOtherTransport as signal:
+        raise _OtherTransport from signal.__cause__
+
+
+def _caution(address: Address, target: _Target, connection: asyncpg.Connection) -> None:
+    """Who listens on the way, or pretends to be the server, reads every row."""
+    protocol = asyncpg_internals.protocol_of(connection)
+    verified = target.parameters.sslmode >= SSLMode.verify_full and protocol.is_ssl
+    if verified or protocol.is_bound or is_local(asyncpg_internals.transport_of(connection)) or address in _cautioned:
+        return
+    _cautioned.add(address)
+    log.warning(
+        "unverified_server",
+        address=shown(address),
+        tls=protocol.is_ssl,
+        note="the identity of the PostgreSQL server is not verified",
+        hint="set sslmode=verify-full and sslrootcert, or channel_binding=require, in source.dsn",
+    )
+
+
+def _classified(error: BaseException, dsn: str, place: str) -> WalgateError:
+    if isinstance(error, asyncpg.UndefinedObjectError):
+        near = get_close_matches(str(error.args[0]).partition('"')[2].strip('"'), _PARAMETERS.split(", "), 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        return StopForOperator(
+            f"{place}: source.dsn has a parameter that the server does not know: {error.args[0]}",
+            hint=f"{meant}Allowed parameters: {_PARAMETERS}, and configuration parameters of the server. libpq's "
+            "connect_timeout and keepalives are not allowed: the "
+            "gateway uses values of its own",
+        )
+    if isinstance(error, (FileNotFoundError, PermissionError)):
+        return _unreadable_file(dsn, place) or classify_exception(error, place)
+    return classify_exception(error, place)
+
+
+def unusable_dsn(doing: str) -> WalgateError:
+    """What asyncpg or urllib says of it may quote the password."""
+    return StopForOperator(
+        f"{doing}: source.dsn cannot be used",
+        hint="expected postgresql://user:password@host:port/database?sslmode=...: percent-encode / ? # @ : % "
+        "in the password; ports are numbers; sslmode is disable, allow, prefer, require, verify-ca or "
+        "verify-full, the last two with sslrootcert=FILE",
+    )
+
+
+def _unreadable_file(dsn: str, doing: str) -> WalgateError | None:
+    """Which certificate is missing the error does not say; and it looks like that of a socket whose server is starting."""
+    named = dict(parse_qsl(urlsplit(dsn).query))
+    for parameter in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
+        variable = f"PG{parameter.upper()}"
+        path = named.get(parameter) or os.environ.get(variable)
+        if path and not os.access(path, os.R_OK):
+            return StopForOperator(
+                f"{doing}: {parameter} (source.dsn, {variable}) cannot be read: {path}",
+                hint=f"set {parameter} in source.dsn to a PEM file that the gateway can read",
+            )
+    return None

@@ -1,0 +1,259 @@
+"""Publications and what they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import asyncpg
+
+from gateway.names import quote_identifier
+from gateway.postgres.cached_query import Repeated
+from gateway.postgres.connection import transaction
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.startup.facts import PublicationFacts, PublishedColumn, PublishedRelation
+
+# Read from the catalog alone: pg_publication_tables and pg_get_expr open each table, and so wait for whoever has locked one.
+PUBLICATION_QUERY: Final = """
+SELECT to_jsonb(p) || jsonb_build_object('oid', p.oid::bigint)
+FROM pg_catalog.pg_publication AS p WHERE p.pubname = ANY ($1::text[]) ORDER BY p.pubname
+"""
+_RELATION_QUERY: Final = """
+WITH RECURSIVE publication AS (
+    SELECT p.oid, p.pubname, p.puballtables, p.pubviaroot, to_jsonb(p) ->> 'pubgencols' = 's' AS sends_stored
+    FROM pg_catalog.pg_publication AS p WHERE p.pubname = ANY ($1::text[])
+), part_of (relid, ancestor) AS (
+    SELECT i.inhrelid, i.inhparent
+    FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhparent AND c.relkind = 'p'
+    WHERE NOT i.inhdetachpending
+    UNION
+    SELECT i.inhrelid, part_of.ancestor
+    FROM part_of JOIN pg_catalog.pg_inherits AS i ON i.inhparent = part_of.relid AND NOT i.inhdetachpending
+), publishable AS ( -- is_publishable_class
+    SELECT c.oid, c.relnamespace, c.relkind, c.relispartition FROM pg_catalog.pg_class AS c
+    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384 {of_family}
+), named AS (
+    SELECT p.oid AS publication, c.oid AS relid FROM publication AS p JOIN publishable AS c
+    ON p.puballtables AND CASE WHEN p.pubviaroot THEN NOT c.relispartition ELSE c.relkind = 'r' END
+    UNION
+    SELECT p.oid, r.prrelid FROM publication AS p JOIN pg_catalog.pg_publication_rel AS r ON r.prpubid = p.oid
+    {named_by_schema}
+), part AS (
+    SELECT p.oid AS publication, p.pubviaroot, o.relid
+    FROM named AS n JOIN publication AS p ON p.oid = n.publication JOIN part_of AS o ON o.ancestor = n.relid
+), published AS (
+    (SELECT publication, relid FROM named EXCEPT SELECT publication, relid FROM part WHERE pubviaroot)
+    UNION
+    SELECT publication, relid FROM part WHERE NOT pubviaroot
+)
+SELECT jsonb_build_object(
+    'publication', p.pubname, 'relation_oid', c.oid::bigint, 'namespace', n.nspname, 'name', c.relname,
+    'row_filter', chosen.row_filter, 'relreplident', c.relreplident, 'relkind', c.relkind,
+    'identity', keys.identity, 'generated_identity', keys.generated, 'columns', columns.columns,
+    'has_primary_key', EXISTS (SELECT FROM pg_catalog.pg_index AS i
+                               WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate))
+FROM published AS t
+JOIN publication AS p ON p.oid = t.publication
+JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND (c.relkind <> 'p' OR p.pubviaroot) {of_wanted}
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+{chosen}
+CROSS JOIN LATERAL (
+    SELECT jsonb_agg(jsonb_build_array(a.attname, a.atttypid::bigint, a.atttypmod,
+                                       pg_catalog.format_type(a.atttypid, a.atttypmod))
+                     ORDER BY a.attnum) AS columns
+    FROM pg_catalog.pg_attribute AS a
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+      AND CASE WHEN chosen.attnums IS NULL THEN a.attgenerated = '' OR a.attgenerated = 's' AND p.sends_stored
+               ELSE a.attnum = ANY (chosen.attnums) END) AS columns
+CROSS JOIN LATERAL (
+    SELECT jsonb_agg(a.attname ORDER BY k.place) AS identity,
+           jsonb_agg(a.attname ORDER BY k.place) FILTER (WHERE a.attgenerated <> '') AS generated
+    FROM pg_catalog.pg_index AS i
+    CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k (attnum, place)
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+    WHERE i.indrelid = c.oid AND i.indisvalid AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
+                                                                      WHEN 'i' THEN i.indisreplident END) AS keys
+ORDER BY p.pubname, n.nspname, c.relname
+"""
+# What came with 15: schemas, column lists, row filters. A schema that is published sets the lists and filters of its tables
+# aside. A filter is compared and never shown, so the parsed form is as good; where it stood in its SQL does not matter.
+_NAMED_BY_SCHEMA: Final = """UNION
+    SELECT p.oid, c.oid FROM publication AS p
+    JOIN pg_catalog.pg_publication_namespace AS s ON s.pnpubid = p.oid JOIN publishable AS c ON c.relnamespace = s.pnnspid
+"""
+_CHOSEN: Final = """
+LEFT JOIN LATERAL (
+    SELECT r.prattrs::int2[] AS attnums, regexp_replace(r.prqual::text, ':location -?[0-9]+', '', 'g') AS row_filter
+    FROM pg_catalog.pg_publication_rel AS r
+    WHERE r.prpubid = p.oid AND r.prrelid = c.oid AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_publication_namespace AS s WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)
+) AS chosen ON true
+"""
+# Of given relations: what is published of one is decided by it and its ancestors.
+_OF_FAMILY: Final = """AND c.oid IN (
+        SELECT pg_catalog.unnest($2::oid[]) UNION ALL SELECT ancestor FROM part_of WHERE relid = ANY ($2::oid[]))"""
+_OF_WANTED: Final = "AND c.oid = ANY ($2::oid[])"
+_NOTHING_CHOSEN: Final = "CROSS JOIN (SELECT NULL::int2[] AS attnums, NULL::text AS row_filter) AS chosen"
+
+
+def relation_query(major_version: int, *, of_some: bool = False) -> str:
+    """One row for each table of each publication named in $1; `of_some`: that is in $2."""
+    has_lists = major_version >= 15
+    return _RELATION_QUERY.format(
+        named_by_schema=_NAMED_BY_SCHEMA if has_lists else "",
+        chosen=_CHOSEN if has_lists else _NOTHING_CHOSEN,
+        of_family=_OF_FAMILY if of_some else "",
+        of_wanted=_OF_WANTED if of_some else "",
+    )
+
+
+_IDENTITIES: Final = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "INDEX"}
+
+
+async def published_tables(sql: asyncpg.Connection, names: Sequence[str], limit: int) -> list[tuple[str, str]]:
+    """(schema, table), the first ones by name. Raises classified errors."""
+    query = "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = ANY($1) ORDER BY 1, 2"
+    try:
+        rows = await sql.fetch(f"{query} LIMIT $2", list(names), limit)
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the tables of the publications") from error
+    return [(row[0], row[1]) for row in rows]
+
+
+# `$1`: publications, `$2`: tables. Each that is listed there itself, by its schema, or by a table that it is a partition of, with
+# the transaction that did so first: under FOR ALL TABLES every row is sent that a table ever held.
+_LISTED: Final = """
+SELECT t.relid::int8, (array_agg(l.xmin ORDER BY pg_catalog.age(l.xmin) DESC))[1]::text AS listed_in
+FROM unnest($2::oid[]) AS t (relid)
+CROSS JOIN LATERAL (
+    SELECT t.relid UNION SELECT a.relid FROM pg_catalog.pg_partition_ancestors(t.relid::regclass) AS a) AS f (relid)
+JOIN (
+    SELECT r.xmin, r.prpubid AS publication, r.prrelid AS relid FROM pg_catalog.pg_publication_rel AS r
+    {by_schema}
+) AS l ON l.relid = f.relid
+JOIN pg_catalog.pg_publication AS p ON p.oid = l.publication
+WHERE p.pubname = ANY ($1::text[])
+GROUP BY t.relid
+HAVING NOT EXISTS (SELECT FROM pg_catalog.pg_publication AS e WHERE e.pubname = ANY ($1::text[]) AND e.puballtables)
+"""
+_LISTED_BY_SCHEMA: Final = """UNION ALL
+    SELECT s.xmin, s.pnpubid, c.oid FROM pg_catalog.pg_publication_namespace AS s
+    JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.pnnspid AND c.relkind IN ('r', 'p')"""
+_HELD_ROWS: Final = """
+SELECT EXISTS (SELECT FROM {table} AS t WHERE pg_catalog.age(t.xmin) > pg_catalog.age($1::text::xid))
+"""
+MOST_ASKED: Final = 100
+"""Tables, one after the other within the periodic check,"""
+MOST_ASKED_S: Final = 5.0
+"""and so long."""
+
+
+async def tables_that_held_rows(
+    sql: asyncpg.Connection, names: Sequence[str], relations: Sequence[PublishedRelation]
+) -> list[str]:
+    """Those of `relations` with rows from before they were listed in a publication of `names`: PostgreSQL does not send them.
+
+    A table of which nothing can be found out soon (rights, locks, size, too many others) is not among them. Raises classified
+    errors."""
+    until = time.monotonic() + MOST_ASKED_S
+    by_schema = _LISTED_BY_SCHEMA if sql.get_server_version().major >= 15 else ""
+    oids = [relation.relation_oid for relation in relations]
+    try:
+        listed = dict(await sql.fetch(_LISTED.format(by_schema=by_schema), list(names), oids))
+        asked = [relation for relation in relations if relation.relation_oid in listed]
+        return [
+            relation.full_name
+            for relation in asked[:MOST_ASKED]
+            if time.monotonic() < until and await _held_rows(sql, relation, listed[relation.relation_oid])
+        ]
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the rows of new tables") from error
+
+
+async def _held_rows(sql: asyncpg.Connection, relation: PublishedRelation, listed_in: str) -> bool:
+    table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
+    try:
+        async with transaction(sql, readonly=True):
+            await sql.execute("SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '1s'")
+            return bool(await sql.fetchval(_HELD_ROWS.format(table=table), listed_in))
+    except asyncpg.PostgresError:  # what is wrong with one table is no reason to end the session
+        return False
+
+
+def parse_publications(
+    publications: Sequence[dict[str, Any]], relations: Sequence[dict[str, Any]]
+) -> dict[str, PublicationFacts]:
+    """By name; names that do not exist are missing."""
+    return {
+        row["pubname"]: PublicationFacts(
+            oid=row["oid"],
+            name=row["pubname"],
+            all_tables=row["puballtables"],
+            via_root=row["pubviaroot"],
+            actions=frozenset(action for action in ("insert", "update", "delete", "truncate") if row["pub" + action]),
+            relations=tuple(_relation(entry) for entry in relations if entry["publication"] == row["pubname"]),
+        )
+        for row in publications
+    }
+
+
+def _relation(row: dict[str, Any]) -> PublishedRelation:
+    return PublishedRelation(
+        relation_oid=row["relation_oid"],
+        namespace=row["namespace"],
+        name=row["name"],
+        replica_identity=_IDENTITIES[row["relreplident"]],
+        identity_columns=tuple(row["identity"] or ()),
+        columns=tuple(PublishedColumn(*column) for column in row["columns"] or ()),
+        row_filter=row["row_filter"],
+        generated_identity=tuple(row["generated_identity"] or ()),
+        has_primary_key=row["has_primary_key"],
+    )
+
+
+async def publication_facts(
+    sql: asyncpg.Connection, names: Sequence[str], relation_oids: Sequence[int] | None = None
+) -> dict[str, PublicationFacts]:
+    """By name; names that do not exist are missing. `relation_oids`: without all other relations. Raises classified errors."""
+    arguments = [list(names)] if relation_oids is None else [list(names), list(relation_oids)]
+    try:
+        # One snapshot, so that no table is seen without its publication.
+        async with transaction(sql, isolation="repeatable_read", readonly=True):
+            publications = await sql.fetch(PUBLICATION_QUERY, list(names))
+            query = relation_query(sql.get_server_version().major, of_some=relation_oids is not None)
+            relations = await sql.fetch(query, *arguments)
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the publications") from error
+    return parse_publications([json.loads(row[0]) for row in publications], [json.loads(row[0]) for row in relations])
+
+
+class PublicationLook:
+    """`publication_facts` again and again, of the same names: the loop is not held by what has not changed."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = list(names)
+        self._turn = asyncio.Lock()
+        self._relations = Repeated()
+        self._publications: list[dict[str, Any]] = []
+        self._facts: dict[str, PublicationFacts] = {}
+
+    async def facts(self, sql: asyncpg.Connection) -> dict[str, PublicationFacts]:
+        """By name; names that do not exist are missing. Raises classified errors."""
+        async with self._turn:
+            try:
+                async with transaction(sql, isolation="repeatable_read", readonly=True):
+                    publications = [json.loads(row[0]) for row in await sql.fetch(PUBLICATION_QUERY, self._names)]
+                    if publications != self._publications:
+                        self._relations = Repeated()
+                    query = relation_query(sql.get_server_version().major)
+                    relations = await self._relations.fetch(sql, query, self._names)
+            except DRIVER_ERRORS as error:
+                self._relations = Repeated()
+                raise classify_exception(error, "querying the publications") from error
+            if relations is not None:
+                self._publications = publications
+                self._facts = parse_publications(publications, [json.loads(row[0]) for row in relations])
+            return self._facts

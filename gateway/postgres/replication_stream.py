@@ -1,0 +1,366 @@
+"""One replication connection after log-in: simple queries, then CopyBoth, then the end.
+
+    READY    authenticated, nothing asked                         identify() may run, start() leads on
+    QUERY    a simple query is on its way                         back to READY, or FAILED
+    STARTING START_REPLICATION is sent, CopyBothResponse awaited  COPYING, or FAILED
+    COPYING  the server sends frames, we send standby status      FAILED
+    FAILED   `_failure` says why; the transport is aborted        for good
+
+There is no way back from FAILED: every failure means a new connection from the durable position. Frames that were whole before
+the failure are still given to the reader; nothing that came behind an error or a warning of the server is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import struct
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, cast
+
+from gateway.errors import Retry, StopForOperator, WalgateError
+from gateway.postgres.copy_frames import FrameError, standby_status
+from gateway.postgres.errors import LossReported, classify, classify_in_stream, classify_notice
+from gateway.postgres.receive_buffer import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW, Inbox
+from gateway.postgres.server_message import ServerMessage, parse_server_message
+from gateway.postgres.start_replication import start_command, temporary_slot_command
+from gateway.startup.facts import SystemIdentity
+from schemas.lsn import Lsn
+
+# What the text form of values depends on, as far as the server reports it (PostgreSQL manual, 54.2.7).
+PINNED_REPORTS: Final = {"client_encoding": "UTF8", "DateStyle": "ISO", "IntervalStyle": "iso_8601", "TimeZone": "UTC"}
+_TERMINATE: Final = b"X\x00\x00\x00\x04"
+_CLOSE_TIMEOUT_S: Final = 1.0
+
+
+class State(enum.Enum):
+    READY = enum.auto()
+    QUERY = enum.auto()
+    STARTING = enum.auto()
+    COPYING = enum.auto()
+    FAILED = enum.auto()
+
+
+class ReplicationStream(asyncio.BufferedProtocol):
+    """Made by `connect_replication`. One reader and one sender of status; not for several tasks that read.
+
+    `place` names the connection in errors. All errors are WalgateErrors, classified by what happens next.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        *,
+        capacity: int = CAPACITY,
+        largest_row: int = LARGEST_ROW,
+        largest_message: int = LARGEST_MESSAGE,
+        clock: Callable[[], float] = time.monotonic,
+        backend_pid: int = 0,
+    ) -> None:
+        self.on_reply_request: Callable[[], None] = _ignore
+        self._on_notice: Callable[[ServerMessage], None] = _ignore_notice
+        self._tolerates_left_out: Callable[[], bool] = _never
+        self.backend_pid = backend_pid
+        self._place = place
+        self._clock = clock
+        self._inbox = Inbox(self._control, self._keepalive, capacity, largest_row, largest_message)
+        self._state = State.READY
+        self._transport: asyncio.Transport | None = None
+        self._failure: WalgateError | None = None
+        self._binary = False  # was asked for
+        self._agreed = False  # CopyBothResponse has come, whatever came after it
+        self._paused = False
+        self._arrived_at = clock()
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = asyncio.get_running_loop().create_future()
+        self._rows: list[tuple[bytes | None, ...]] = []
+
+    # What the service calls
+
+    async def identify(self, timeout_s: float = 30.0) -> SystemIdentity:
+        """IDENTIFY_SYSTEM, before `start`."""
+        identifier, timeline, flush_lsn, database = await self._one_row("IDENTIFY_SYSTEM", 4, timeout_s)
+        try:
+            return SystemIdentity(identifier, int(timeline), Lsn.parse(flush_lsn), database or None)
+        except ValueError as error:
+            raise FrameError("IDENTIFY_SYSTEM", 0, "a timeline and an LSN", "something else") from error
+
+    async def timeline_history(self, timeline: int, timeout_s: float = 30.0) -> str:
+        """TIMELINE_HISTORY, before `start`; timeline 1 has none (58P01). For `timeline.check_promotion`."""
+        return (await self._one_row(f"TIMELINE_HISTORY {int(timeline)}", 2, timeout_s))[1]
+
+    async def create_temporary_slot(self, name: str, timeout_s: float = 3600.0) -> Lsn:
+        """CREATE_REPLICATION_SLOT ... TEMPORARY, before `start`: the slot is gone with this connection. Returns its consistent
+        point. The server waits for the end of every transaction that is open and writes."""
+        return Lsn.parse((await self._one_row(temporary_slot_command(name), 4, timeout_s))[1])
+
+    async def start(
+        self,
+        slot: str,
+        start_lsn: Lsn,
+        options: Mapping[str, str],
+        timeout_s: float = 60.0,
+        *,
+        on_notice: Callable[[ServerMessage], None] | None = None,
+        tolerates_left_out: Callable[[], bool] | None = None,
+    ) -> None:
+        """START_REPLICATION; returns when the server has agreed, which it does before it reads any WAL.
+
+        `on_notice` gets the warnings of the server that mean nothing for what is sent. `tolerates_left_out` is asked when a
+        publication is missing: true, and the stream goes on unless it has sent data already.
+        Raises the classified ErrorResponse: slot missing or in use Retry, option refused StopForOperator, ...
+        """
+        self._on_notice = on_notice or _ignore_notice
+        self._tolerates_left_out = tolerates_left_out or _never
+        query = start_command(slot, start_lsn, options)
+        self._binary = options.get("binary") == "on"
+        self._send_query(query, State.STARTING, f"starting replication from slot {slot} at {start_lsn}")
+        await self._until(lambda: self._agreed, timeout_s)
+
+    async def read(self) -> bytes:
+        """Wait for at least one whole CopyData frame; return all that are here, for `frames.split`.
+
+        Raises what ended the stream, again at each call. May be cancelled: nothing is lost.
+        """
+        while not self._inbox.complete_bytes:
+            if self._failure is not None:
+                raise self._failure
+            await self._wait()
+        data = self._inbox.take()
+        if self._paused and self._transport is not None and self._failure is None:
+            self._paused = False
+            self._arrived_at = self._clock()
+            self._transport.resume_reading()
+        return data
+
+    def send_standby_status(self, received_lsn: int, flush_lsn: int, *, reply_requested: bool = False) -> None:
+        """Never waits. Does nothing on a connection that has failed: `read` says so."""
+        if self._state is State.COPYING and self._transport is not None:
+            self._transport.write(standby_status(received_lsn, flush_lsn, time.time(), reply_requested=reply_requested))
+
+    def silence_s(self) -> float:
+        """Seconds since anything arrived; 0 while reading is paused, for then the silence is ours."""
+        return 0.0 if self._paused else self._clock() - self._arrived_at
+
+    @property
+    def is_paused(self) -> bool:
+        """The buffer is full: the reader is slower than the server."""
+        return self._paused
+
+    @property
+    def failure(self) -> WalgateError | None:
+        return self._failure
+
+    def fail(self, error: WalgateError) -> None:
+        """End the connection at once; the reader gets `error` behind the frames that are whole. The first one stays."""
+        if self._failure is None:
+            self._failure = error
+        self._state = State.FAILED
+        if self._transport is not None:
+            self._transport.abort()
+        self._wake()
+
+    async def close(self) -> None:
+        """Say goodbye and wait, for a second at most, until the connection is gone. May be called at any time."""
+        if self._failure is None:
+            self._failure = Retry(f"{self._place}: closed by the gateway")
+            self._state = State.FAILED
+            self._wake()
+        if self._transport is None or self._closed.done():
+            return
+        if not self._transport.is_closing():
+            self._transport.write(_TERMINATE)
+            self._transport.close()
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await asyncio.shield(self._closed)
+        except TimeoutError:
+            self._transport.abort()
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class, only by its methods
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._inbox.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._arrived_at = self._clock()
+        if self._failure is not None:
+            return
+        try:
+            self._inbox.add(nbytes)
+        except FrameError as error:
+            self.fail(error)
+        if self._inbox.complete_bytes:
+            self._pause_if_full()
+            self._wake()
+
+    def _pause_if_full(self) -> None:
+        if self._inbox.is_full and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def eof_received(self) -> None:
+        self._lost("the server closed the connection")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
+        self._lost(f"connection lost: {type(exc).__name__}: {exc}" if exc else "connection lost")
+
+    def _lost(self, what: str) -> None:
+        partial = self._inbox.partial_bytes
+        inside = f", {partial} bytes into a message" if partial else ""
+        self.fail(Retry(f"{self._place}: {what}{inside}"))
+
+    # Messages that are no CopyData
+
+    def _keepalive(self, end_lsn: int, reply_requested: bool) -> None:
+        if reply_requested:
+            self.on_reply_request()
+
+    def _control(self, kind: int, body: bytes) -> bool:
+        """One whole message. False ends the stream there, see `Inbox`."""
+        try:
+            error = self._handle(chr(kind), body)
+        except FrameError as wrong:
+            error = wrong
+        if error is not None:
+            self.fail(error)
+        return error is None
+
+    def _handle(self, kind: str, body: bytes) -> WalgateError | None:
+        """Act on one message; return the error that it means, if any."""
+        match kind, self._state:
+            case "E", (State.STARTING | State.COPYING):
+                return classify_in_stream(parse_server_message(body), self._place, binary=self._binary)
+            case "E", _:
+                return classify(parse_server_message(body), self._place)
+            case "N", _:
+                return self._notice(parse_server_message(body))
+            case "S", _:
+                return self._parameter(body)
+            case "W", State.STARTING:
+                self._state = State.COPYING
+                self._agreed = True
+                self._place = "replication stream"
+                self._wake()
+            case "T", State.QUERY:
+                self._rows.clear()
+            case "D", State.QUERY:
+                self._rows.append(_data_row(body))
+            case "C", State.QUERY:
+                pass
+            case "Z", State.QUERY:
+                self._state = State.READY
+                self._wake()
+            # CopyDone, or CommandComplete at once as walsenders do at the end of a shutdown (WalSndDone).
+            case (("c" | "C"), State.COPYING):
+                return Retry(f"{self._place}: the server ended the stream")
+            case _:
+                return FrameError(
+                    f"message in state {self._state.name}", 0, "a message that is allowed in this state", f"{kind!r}"
+                )
+        return None
+
+    def _notice(self, said: ServerMessage) -> WalgateError | None:
+        error = classify_notice(said, self._place)
+        if isinstance(error, LossReported) and not self._inbox.holds_data and self._tolerates_left_out():
+            error = None
+        if error is None:
+            self._on_notice(said)
+        return error
+
+    def _parameter(self, body: bytes) -> WalgateError | None:
+        """ParameterStatus: what values look like must not change under way."""
+        name, _, value = body.rstrip(b"\0").decode("utf-8", "replace").partition("\0")
+        return check_report(name, value, self._place)
+
+    # Asking and waiting
+
+    async def _one_row(self, command: str, column_count: int, timeout_s: float) -> list[str]:
+        """The answer to a replication command; NULL is empty."""
+        self._send_query(command, State.QUERY, command)
+        await self._until(lambda: self._state is State.READY, timeout_s)
+        if [len(row) for row in self._rows] != [column_count]:
+            raise FrameError(command, 0, f"one row of {column_count} columns", f"{len(self._rows)} rows")
+        return [(value or b"").decode("utf-8", "replace") for value in self._rows[0]]
+
+    def _send_query(self, query: str, state: State, doing: str) -> None:
+        if self._failure is not None:
+            raise self._failure
+        assert self._state is State.READY and self._transport is not None, f"query in state {self._state.name}"
+        self._state = state
+        self._place = doing
+        self._rows = []
+        content = query.encode() + b"\0"
+        self._transport.write(b"Q" + struct.pack("!i", len(content) + 4) + content)
+
+    async def _until(self, reached: Callable[[], bool], timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not reached():
+                    if self._failure is not None:
+                        raise self._failure
+                    await self._wait()
+        except TimeoutError:
+            self.fail(Retry(f"{self._place}: no response within {timeout_s:.0f} s"))
+            assert self._failure is not None
+            raise self._failure from None
+
+    async def _wait(self) -> None:
+        """Until something has changed."""
+        assert self._waiter is None, "one reader at a time"
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def check_report(name: str, value: str, place: str) -> WalgateError | None:
+    """Is a parameter as the session pinned it? DateStyle is "ISO, MDY": the second part is about input only."""
+    pinned = PINNED_REPORTS.get(name)
+    if pinned is None or value.split(",")[0] == pinned:
+        return None
+    return StopForOperator(
+        f"{place}: {name} is {value!r}, but the gateway requires {pinned!r}",
+        hint=f"make sure that neither a connection pooler nor a login event trigger sets {name} for this session",
+    )
+
+
+def _data_row(body: bytes) -> tuple[bytes | None, ...]:
+    """DataRow: Int16 count, then per column Int32 length (-1: null) and the bytes."""
+    columns: list[bytes | None] = []
+    try:
+        (count,) = struct.unpack_from("!h", body)
+        position = 2
+        for _ in range(count):
+            (length,) = struct.unpack_from("!i", body, position)
+            position += 4
+            columns.append(None if length < 0 else body[position : position + length])
+            position += max(length, 0)
+    except struct.error:
+        position = -1
+    if position != len(body):
+        raise FrameError("DataRow", 0, "columns that end where the message ends", "something else")
+    return tuple(columns)
+
+
+def _ignore() -> None:
+    """Nobody answers yet: the server asks again."""
+
+
+def _ignore_notice(_: ServerMessage) -> None:
+    """Nobody listens."""
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,95 @@
+"""Facts of the login: what its role may do, and who answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import asyncpg
+
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.startup.role_checks import RoleFacts
+
+# rds_replication is a role that Amazon's servers have: membership stands for the attribute that nobody can set there.
+_QUERY: Final = """
+SELECT jsonb_build_object(
+    'name', r.rolname,
+    'is_superuser', r.rolsuper,
+    'may_replicate', r.rolreplication OR EXISTS (
+        SELECT FROM pg_catalog.pg_roles AS g
+        WHERE g.rolname = 'rds_replication' AND pg_catalog.pg_has_role(r.oid, g.oid, 'MEMBER')),
+    'reads_statistics', pg_catalog.pg_has_role(r.oid, 'pg_read_all_stats', 'USAGE'),
+    'connection_limit', r.rolconnlimit,
+    'used_by_role', (SELECT count(*) FROM pg_catalog.pg_stat_activity AS a WHERE a.usesysid = r.oid) - 1,
+    'used_connections', (SELECT count(*) FROM pg_catalog.pg_stat_activity AS a WHERE a.backend_type = 'client backend') - 1,
+    'max_connections', pg_catalog.current_setting('max_connections')::int,
+    'reserved_connections', pg_catalog.current_setting('superuser_reserved_connections')::int
+                            + coalesce(pg_catalog.current_setting('reserved_connections', true), '0')::int,
+    'pid', pg_catalog.pg_backend_pid(),
+    'encrypted', coalesce((SELECT s.ssl FROM pg_catalog.pg_stat_ssl AS s WHERE s.pid = pg_catalog.pg_backend_pid()), false),
+    'local', pg_catalog.inet_client_addr() IS NULL OR pg_catalog.inet_client_addr() <<= '127.0.0.0/8'
+             OR pg_catalog.inet_client_addr() = '::1',
+    'time', extract(epoch FROM pg_catalog.clock_timestamp()),
+    'settings', (SELECT jsonb_agg(DISTINCT split_part(s.name, '.', 1)) FROM pg_catalog.pg_settings AS s
+                 WHERE s.name LIKE ANY (ARRAY['rds.%', 'cloudsql.%', 'alloydb.%', 'azure.%'])))
+FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user
+"""
+_UNREADABLE: Final = """
+SELECT pg_catalog.quote_ident(t.schemaname) || '.' || pg_catalog.quote_ident(t.tablename)
+FROM pg_catalog.pg_publication_tables AS t
+JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
+JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
+WHERE t.pubname = ANY ($1) AND NOT pg_catalog.has_table_privilege(c.oid, 'SELECT')
+ORDER BY 1 LIMIT 20
+"""
+_CLOSED: Final = """
+SELECT DISTINCT pg_catalog.quote_ident(t.schemaname)
+FROM pg_catalog.pg_publication_tables AS t
+JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
+WHERE t.pubname = ANY ($1) AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+ORDER BY 1 LIMIT 20
+"""
+_FILTERED: Final = """
+SELECT pg_catalog.quote_ident(t.schemaname) || '.' || pg_catalog.quote_ident(t.tablename)
+FROM pg_catalog.pg_publication_tables AS t
+JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
+JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
+WHERE t.pubname = ANY ($1) AND c.relrowsecurity AND pg_catalog.row_security_active(c.oid)
+ORDER BY 1 LIMIT 20
+"""
+_PROVIDERS: Final = {"rds": "aws", "cloudsql": "google", "alloydb": "google", "azure": "azure"}
+
+
+async def role_facts(sql: asyncpg.Connection, publications: Sequence[str]) -> RoleFacts:
+    """Raises classified errors."""
+    try:
+        begun = time.time()
+        row = json.loads(await sql.fetchval(_QUERY))
+        now = (begun + time.time()) / 2
+        unreadable = await sql.fetch(_UNREADABLE, list(publications))
+        closed = await sql.fetch(_CLOSED, list(publications))
+        filtered = await sql.fetch(_FILTERED, list(publications))
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the role") from error
+    provider = next((_PROVIDERS[name] for name in row["settings"] or () if name in _PROVIDERS), "")
+    return RoleFacts(
+        name=row["name"],
+        is_superuser=row["is_superuser"],
+        may_replicate=row["may_replicate"],
+        reads_statistics=row["reads_statistics"],
+        is_pooled=row["pid"] != sql.get_server_pid(),
+        provider=provider,
+        is_encrypted=row["encrypted"],
+        is_local=row["local"],
+        connection_limit=row["connection_limit"],
+        used_by_role=row["used_by_role"],
+        max_connections=row["max_connections"],
+        reserved_connections=row["reserved_connections"],
+        used_connections=row["used_connections"],
+        server_ahead_s=float(row["time"]) - now,
+        unreadable=tuple(name for (name,) in unreadable),
+        closed_schemas=tuple(name for (name,) in closed),
+        filtered=tuple(name for (name,) in filtered),
+    )

@@ -1,0 +1,87 @@
+"""Facts of the server and the database: one query for all versions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import asyncpg
+
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.startup.facts import ServerFacts
+from schemas.lsn import Lsn
+
+# current_setting knows no unit, pg_settings does; a name that this version lacks is just not there.
+_SETTINGS: Final = (
+    "server_version_num",
+    "wal_level",
+    "wal_sender_timeout",
+    "max_wal_senders",
+    "max_replication_slots",
+    "max_slot_wal_keep_size",
+    "max_prepared_transactions",
+    "idle_replication_slot_timeout",
+    "synchronized_standby_slots",
+)
+# A standby cannot name its current WAL file, and pg_control_checkpoint is behind by a checkpoint after a promotion: what it
+# says of the timeline is good for a first position, and for no comparison.
+SERVER_QUERY: Final = """
+SELECT jsonb_build_object(
+    'system_identifier', (pg_catalog.pg_control_system()).system_identifier::text,
+    'timeline', CASE WHEN r.in_recovery THEN (pg_catalog.pg_control_checkpoint()).timeline_id
+                     ELSE ('x' || substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8))::bit(32)::int END,
+    'flush_lsn', CASE WHEN r.in_recovery THEN pg_catalog.pg_last_wal_replay_lsn()
+                      ELSE pg_catalog.pg_current_wal_flush_lsn() END,
+    'in_recovery', r.in_recovery,
+    'database', d.datname,
+    'database_oid', d.oid::bigint,
+    'encoding', pg_catalog.pg_encoding_to_char(d.encoding),
+    'used_slots', (SELECT count(*) FROM pg_catalog.pg_replication_slots),
+    'used_senders', (SELECT count(*) FROM pg_catalog.pg_stat_replication),
+    'settings', (SELECT jsonb_object_agg(s.name, jsonb_build_array(s.setting, s.unit))
+                 FROM pg_catalog.pg_settings AS s WHERE s.name = ANY ($1::text[])))
+FROM (SELECT pg_catalog.pg_is_in_recovery() AS in_recovery) AS r, pg_catalog.pg_database AS d
+WHERE d.datname = pg_catalog.current_database()
+"""
+_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "min": 60.0}
+
+
+def parse_server(row: dict[str, Any]) -> ServerFacts:
+    settings: dict[str, tuple[str, str | None]] = row["settings"]
+
+    def number(name: str, default: int) -> int:
+        return int(settings[name][0]) if name in settings else default
+
+    def seconds(name: str) -> float:
+        return int(settings[name][0]) * _UNIT_S[settings[name][1] or "s"] if name in settings else 0.0
+
+    return ServerFacts(
+        # Printed as IDENTIFY_SYSTEM does: SQL has no unsigned number for it.
+        system_identifier=str(int(row["system_identifier"]) % (1 << 64)),
+        timeline=row["timeline"],
+        database=row["database"],
+        database_oid=row["database_oid"],
+        version_num=number("server_version_num", 0),
+        wal_level=settings["wal_level"][0],
+        flush_lsn=Lsn.parse(row["flush_lsn"]),
+        encoding=row["encoding"],
+        wal_sender_timeout_s=seconds("wal_sender_timeout"),
+        in_recovery=row["in_recovery"],
+        max_replication_slots=number("max_replication_slots", 0),
+        used_slots=row["used_slots"],
+        max_wal_senders=number("max_wal_senders", 0),
+        used_senders=row["used_senders"],
+        max_prepared_transactions=number("max_prepared_transactions", 0),
+        max_slot_wal_keep_mb=number("max_slot_wal_keep_size", -1),
+        idle_slot_timeout_s=seconds("idle_replication_slot_timeout"),
+        synchronized_standby_slots=settings.get("synchronized_standby_slots", ("", None))[0],
+    )
+
+
+async def server_facts(sql: asyncpg.Connection) -> ServerFacts:
+    """Needs no right but to connect. Raises classified errors."""
+    try:
+        row = await sql.fetchval(SERVER_QUERY, list(_SETTINGS))
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the server") from error
+    return parse_server(json.loads(row))

@@ -1,0 +1,93 @@
+"""The replication slot: its facts, and how it is made."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import asyncpg
+
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.start_replication import checked_slot
+from gateway.startup.facts import SlotFacts
+from gateway.startup.slot_checks import PLUGIN
+from schemas.lsn import Lsn
+
+_ADVANCE = "SELECT pg_catalog.pg_replication_slot_advance($1, $2::text::pg_lsn)"
+_CREATION_TIMEOUT_S = 3600.0
+DECODING_TIMEOUT_S = 86_400.0
+"""Of what decodes from where the slot's oldest transaction began: the whole backlog perhaps, and that takes hours."""
+# As JSON, because each version has other columns: a missing one reads as null.
+SLOT_QUERY = "SELECT to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1"
+
+
+def parse_slot(row: dict[str, Any]) -> SlotFacts:
+    return SlotFacts(
+        name=row["slot_name"],
+        plugin=row["plugin"],
+        slot_type=row["slot_type"],
+        database=row["database"],
+        active_pid=row["active_pid"],
+        restart_lsn=_lsn(row["restart_lsn"]),
+        confirmed_flush_lsn=_lsn(row["confirmed_flush_lsn"]),
+        wal_status=row["wal_status"],
+        safe_wal_bytes=row["safe_wal_size"],
+        two_phase=bool(row.get("two_phase")),
+        invalidation_reason=row.get("invalidation_reason"),
+        conflicting=row.get("conflicting"),
+        failover=row.get("failover"),
+        synced=row.get("synced"),
+        inactive_since=row.get("inactive_since"),
+    )
+
+
+def _lsn(text: str | None) -> Lsn | None:
+    return None if text is None else Lsn.parse(text)
+
+
+async def slot_facts(sql: asyncpg.Connection, name: str) -> SlotFacts | None:
+    """None when there is no such slot. Raises classified errors."""
+    try:
+        row = await sql.fetchval(SLOT_QUERY, name)
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, f"querying slot {name}") from error
+    return None if row is None else parse_slot(json.loads(row))
+
+
+async def create_slot(
+    sql: asyncpg.Connection, name: str, *, version_num: int, two_phase: bool = False, failover: bool = False
+) -> Lsn:
+    """Make a permanent logical slot; returns its consistent point, from which on it sends everything that commits.
+
+    The server waits, an hour at most, for the end of every transaction that is open and writes. Raises classified errors: Retry
+    when the slot exists (42710), for another gateway may have created it. What the version has not, the checks before have
+    refused: failover before 17; two_phase before 15, for 14 has such slots, but no pgoutput that sends them.
+    """
+    checked_slot(name)
+    query = "SELECT lsn::text FROM pg_catalog.pg_create_logical_replication_slot($1, $2, false, $3"
+    arguments: list[Any] = [name, PLUGIN, two_phase]
+    if version_num >= 170000:
+        query += ", $4"
+        arguments.append(failover)
+    try:
+        return Lsn.parse(await sql.fetchval(query + ")", *arguments, timeout=_CREATION_TIMEOUT_S))
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, f"creating slot {name}") from error
+
+
+async def advance_slot(sql: asyncpg.Connection, name: str, end_lsn: Lsn) -> None:
+    """Give up what commits before `end_lsn`. Twice: the first time confirms, and notes one place from which decoding can begin
+    again; the second finds the newest. It reads all WAL from restart_lsn on, and waits for that. Raises classified errors."""
+    try:
+        for _ in range(2):
+            await sql.execute(_ADVANCE, name, str(end_lsn), timeout=DECODING_TIMEOUT_S)
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, f"advancing slot {name}") from error
+
+
+async def drop_slot(sql: asyncpg.Connection, name: str) -> None:
+    """Raises classified errors."""
+    try:
+        await sql.execute("SELECT pg_catalog.pg_drop_replication_slot($1)", name)
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, f"dropping slot {name}") from error

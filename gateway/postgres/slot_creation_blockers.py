@@ -1,0 +1,128 @@
+"""Who keeps PostgreSQL from creating the slot: it waits for the end of every transaction that was open and has written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+import asyncpg
+import structlog
+
+from gateway.errors import WalgateError
+from gateway.postgres.connection import connect_sql
+from gateway.postgres.credentials import Login
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+
+log = structlog.get_logger()
+
+ASK_INTERVAL_S: Final = 2.0
+# A prepared transaction has no process: pg_blocking_pids gives 0 for each. Then the oldest ones are as good as known. Without
+# pg_read_all_stats only process and user of another role's session are there.
+_QUERY: Final = """
+SELECT b.pid, a.usename::text, coalesce(a.application_name, ''), coalesce(a.state, ''),
+       extract(epoch FROM statement_timestamp() - a.xact_start)::float8,
+       extract(epoch FROM statement_timestamp() - a.query_start)::float8, NULL::text
+FROM (SELECT DISTINCT unnest(pg_catalog.pg_blocking_pids($1))) AS b (pid)
+LEFT JOIN pg_catalog.pg_stat_activity AS a USING (pid) WHERE b.pid <> 0
+UNION ALL
+SELECT * FROM (
+    SELECT 0, p.owner::text, '', 'prepared', extract(epoch FROM statement_timestamp() - p.prepared)::float8,
+           NULL::float8, p.gid
+    FROM pg_catalog.pg_prepared_xacts AS p WHERE 0 = ANY (pg_catalog.pg_blocking_pids($1)) ORDER BY p.prepared LIMIT 3
+) AS oldest
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """A transaction that another session waits for. None: not known, or not ours to see. `gid`: it is prepared, and `pid` 0."""
+
+    pid: int
+    user: str | None
+    application: str
+    state: str
+    open_s: float | None
+    statement_s: float | None
+    gid: str | None
+
+    def __str__(self) -> str:
+        if self.gid is not None:
+            return f"the prepared transaction {self.gid!r} of {self.user} (prepared {_ago(self.open_s)})"
+        parts = [f"user {self.user}"] if self.user else []
+        parts += [f"application {self.application}"] if self.application else []
+        parts += [self.state] if self.state else []
+        parts += [f"open for {self.open_s:.0f} s"] if self.open_s is not None else []
+        parts += [f"last statement began {_ago(self.statement_s)}"] if self.statement_s is not None else []
+        return f"the open transaction of process {self.pid}" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def _ago(seconds: float | None) -> str:
+    return "at an unknown time" if seconds is None else f"{seconds:.0f} s ago"
+
+
+async def blockers(sql: asyncpg.Connection, waiting_pid: int) -> tuple[Blocker, ...]:
+    """Of a session that waits; none when it does not wait for a transaction. Raises classified errors."""
+    try:
+        return tuple(Blocker(*row) for row in await sql.fetch(_QUERY, waiting_pid))
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "looking for blocking transactions") from error
+
+
+@asynccontextmanager
+async def naming_blockers(
+    login: Login | str,
+    waiting_pid: int,
+    wait_for: Callable[[str], None],
+    blocked_by: Callable[[tuple[Blocker, ...]], None] = lambda _: None,
+) -> AsyncIterator[None]:
+    """While the body waits within PostgreSQL as process `waiting_pid`, `wait_for` and `blocked_by` hear for whom; the log does
+    when that changes. By a connection of its own; what fails here leaves the body alone."""
+    watching = asyncio.create_task(_watch(login, waiting_pid, wait_for, blocked_by))
+    try:
+        yield
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+
+
+async def _watch(
+    login: Login | str,
+    waiting_pid: int,
+    wait_for: Callable[[str], None],
+    blocked_by: Callable[[tuple[Blocker, ...]], None],
+) -> None:
+    known: frozenset[tuple[int, str | None]] = frozenset()
+    while True:
+        await asyncio.sleep(ASK_INTERVAL_S)
+        try:
+            sql = await connect_sql(login)
+            try:
+                while True:
+                    found = await blockers(sql, waiting_pid)
+                    if found:
+                        text = "; ".join(map(str, found))
+                        wait_for(f"the replication slot, whose creation waits for {text}")
+                        blocked_by(found)
+                        pids = frozenset((one.pid, one.gid) for one in found)
+                        if pids != known:
+                            known = pids
+                            log.warning("slot_waits", blockers=text, hint=_hint(found))
+                    await asyncio.sleep(ASK_INTERVAL_S)
+            finally:
+                sql.terminate()
+        except WalgateError as error:
+            log.debug("blockers_unknown", reason=error.message)
+
+
+def _hint(found: tuple[Blocker, ...]) -> str:
+    return remedy(found[0])
+
+
+def remedy(first: Blocker) -> str:
+    if first.gid is not None:
+        return "if it was forgotten, run COMMIT PREPARED or ROLLBACK PREPARED in its database"
+    return f"wait for it to end, or end its session, which rolls it back: SELECT pg_terminate_backend({first.pid})"

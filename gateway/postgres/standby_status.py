@@ -1,0 +1,170 @@
+"""When and what PostgreSQL is told: the standby status.
+
+    written  what has been received: only shown by the server (pg_stat_replication.write_lsn)
+    flushed  what is durable in Kafka: the server may forget everything before it
+
+The flush LSN is exactly the highest one given to `acknowledge`. It never falls and is never derived from what was
+received, so nothing that Kafka has not confirmed can be lost here, whatever else goes wrong.
+
+A status is sent at least every third of wal_sender_timeout, from a task of its own that waits for nobody: the server
+ends a connection that is silent for wal_sender_timeout, also while one huge message is on its way. It is answered at
+once when it asks, but at most ten times a second: while it shuts down it asks again after each answer (`WalSndDone` in
+walsender.c; a reader that answered each got 690,000 keepalives in 32 s).
+
+Two things end the connection from here. Silence: nothing has arrived for half of `silence_limit_s`, the server is asked
+for a sign of life and does not give one within the other half. Shutdown: the server keeps asking although it is
+answered, that is, it waits for a flush LSN that we cannot give yet. If that does not move for `LEAVE_AFTER_S`, we leave,
+or `pg_ctl stop -m fast` would hang for as long as Kafka is down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from gateway.errors import Retry, WalgateError
+from gateway.failpoints import failpoint
+from schemas.lsn import Lsn
+
+LEAST_INTERVAL_S: Final = 0.1
+LEAVE_AFTER_S: Final = 3.0
+LONGEST_SILENCE_S: Final = 30.0
+# A short wal_sender_timeout says how patient the server is; a busy server may still be slow to answer.
+SHORTEST_SILENCE_S: Final = 5.0
+# Beyond this gap two requests are not of one shutdown: in service the server asks once in half of wal_sender_timeout.
+_STORM_GAP_S: Final = 0.5
+_NO_TIMEOUT_S: Final = 60.0
+
+
+class Link(Protocol):
+    """What the task needs of a ReplicationStream."""
+
+    on_reply_request: Callable[[], None]
+
+    def send_standby_status(self, received_lsn: int, flush_lsn: int, *, reply_requested: bool = False) -> None: ...
+    def silence_s(self) -> float:
+        """Seconds since something arrived; 0 while reading is paused, for then the silence is ours."""
+        ...
+
+    def fail(self, error: WalgateError) -> None: ...
+
+
+class StandbyStatus:
+    """Received and flushed LSN of one connection, and the task (`run`) that reports them.
+
+    `wal_sender_timeout_s`: the server's setting, 0 when it is off. `silence_limit_s` follows from it unless given.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        resume_lsn: Lsn,
+        wal_sender_timeout_s: float,
+        *,
+        silence_limit_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        timeout_s = wal_sender_timeout_s or _NO_TIMEOUT_S
+        self.interval_s = timeout_s / 3
+        self.silence_limit_s = silence_limit_s or max(min(timeout_s, LONGEST_SILENCE_S), SHORTEST_SILENCE_S)
+        self.received_lsn = resume_lsn
+        self.flush_lsn = resume_lsn
+        self._link = link
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self._due = True  # something to tell before the timer
+        self._sent_at = -float("inf")
+        self._asked_at: float | None = None  # since when the server owes us a sign of life
+        self._storm_since: float | None = None
+        self._last_request_at = -float("inf")
+        self._advanced_at = -float("inf")
+        link.on_reply_request = self.reply_soon
+
+    def receive(self, lsn: int) -> None:
+        """Everything before `lsn` has arrived here. Does not fall."""
+        if lsn > self.received_lsn:
+            self.received_lsn = Lsn(lsn)
+
+    def acknowledge(self, lsn: int) -> None:
+        """Everything before `lsn` is durable in Kafka and in the position topic. A lower one than before is ignored."""
+        if lsn > self.flush_lsn:
+            self.flush_lsn = Lsn(lsn)
+            self.receive(lsn)
+            self._advanced_at = self._clock()
+            self._tell()
+
+    def tell_now(self) -> None:
+        """The last word before we leave."""
+        self._send(self._clock(), ask=False)
+
+    def reply_soon(self) -> None:
+        """The server asks for a reply. It gets one at once, also before `run` has begun, unless the last one is too new."""
+        now = self._clock()
+        if now - self._last_request_at > _STORM_GAP_S:
+            self._storm_since = now
+        self._last_request_at = now
+        if now - self._sent_at >= LEAST_INTERVAL_S:
+            self._send(now, ask=False)
+        else:
+            self._tell()
+
+    def _storm_s(self, now: float) -> float:
+        if self._storm_since is None or now - self._last_request_at > _STORM_GAP_S:
+            return 0.0
+        return self._last_request_at - self._storm_since
+
+    def _must_leave(self, now: float) -> bool:
+        return self._storm_s(now) >= LEAVE_AFTER_S and now - self._advanced_at >= LEAVE_AFTER_S
+
+    def _tell(self) -> None:
+        self._due = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled, or until the connection is ended from here."""
+        while True:
+            wait_s = self.step()
+            if wait_s is None:
+                return
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def step(self) -> float | None:
+        """Do what is due now. Returns the seconds to the next step unless woken, None when the connection was ended."""
+        now = self._clock()
+        silence_s = self._link.silence_s()
+        half_s = self.silence_limit_s / 2
+        if self._asked_at is not None and now - silence_s > self._asked_at:
+            self._asked_at = None  # something came since; this step may be late, so the silence may be a new one
+        if silence_s < half_s:
+            self._asked_at = None
+        elif self._asked_at is not None and now - self._asked_at >= half_s:
+            # Counted from our question: a process that was stopped, or started this task late, was silent itself.
+            self._link.fail(Retry(f"PostgreSQL has sent nothing for {silence_s:.0f} s, although a reply was requested"))
+            return None
+        if self._must_leave(now):
+            self._link.fail(Retry("PostgreSQL is shutting down, and changes that it sent are not yet durable in Kafka"))
+            return None
+        ask = silence_s >= half_s
+        if self._due or now - self._sent_at >= self.interval_s or (ask and self._asked_at is None):
+            early_s = self._sent_at + LEAST_INTERVAL_S - now
+            if early_s > 0:
+                return early_s
+            if ask and self._asked_at is None:
+                self._asked_at = now
+            self._send(now, ask)
+        to_silence_s = half_s - silence_s if self._asked_at is None else self._asked_at + half_s - now
+        return max(min(self._sent_at + self.interval_s - now, to_silence_s), LEAST_INTERVAL_S / 10)
+
+    def _send(self, now: float, ask: bool) -> None:
+        self._due = False
+        self._sent_at = now
+        failpoint("before_standby_status")
+        self._link.send_standby_status(self.received_lsn, self.flush_lsn, reply_requested=ask)
+        failpoint("after_standby_status")

@@ -1,0 +1,133 @@
+"""Who keeps WAL: the slot itself, open and prepared transactions, other slots. One look, for the status."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import asyncpg
+
+from gateway.observe.status import Holder, SlotStatus
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.slot import slot_facts
+from gateway.postgres.slot_creation_blockers import Blocker, remedy
+
+OLD_S: Final = 5.0
+"""A transaction is no news before."""
+_HELD_LEAST: Final = 64 << 20
+"""Another slot that holds less WAL is no news."""
+
+# On a standby the end of the WAL is what was replayed.
+CLOCK_QUERY: Final = """
+SELECT extract(epoch FROM pg_catalog.clock_timestamp())::float8,
+       pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+                                       ELSE pg_catalog.pg_current_wal_flush_lsn() END, '0/0')::bigint
+"""
+# A slot cannot forget WAL from before the start of the oldest transaction that has written, in any database. One that only reads
+# keeps old rows, not WAL. Without pg_read_all_stats another role's session shows process and xid alone.
+_HOLDERS: Final = """
+SELECT * FROM (
+    SELECT 'transaction', '', a.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''),
+           extract(epoch FROM a.xact_start)::float8, extract(epoch FROM a.query_start)::float8,
+           pg_catalog.age(a.backend_xid), NULL::bigint
+    FROM pg_catalog.pg_stat_activity AS a
+    WHERE a.backend_xid IS NOT NULL AND a.pid <> pg_catalog.pg_backend_pid()
+      AND coalesce(a.xact_start < pg_catalog.statement_timestamp() - pg_catalog.make_interval(secs => $2), true)
+    ORDER BY pg_catalog.age(a.backend_xid) DESC LIMIT 5
+) AS t
+UNION ALL
+SELECT * FROM (
+    SELECT 'prepared', p.gid, 0, p.owner::text, '', p.database::text, extract(epoch FROM p.prepared)::float8, NULL::float8,
+           pg_catalog.age(p.transaction), NULL::bigint
+    FROM pg_catalog.pg_prepared_xacts AS p
+    WHERE p.prepared < pg_catalog.statement_timestamp() - pg_catalog.make_interval(secs => $2)
+    ORDER BY p.prepared LIMIT 5
+) AS p
+UNION ALL
+SELECT * FROM (
+    SELECT 'slot', s.slot_name::text, coalesce(s.active_pid, 0), '', coalesce(s.database::text, ''),
+           CASE WHEN s.active THEN 'active' ELSE 'inactive' END, NULL::float8, NULL::float8,
+           pg_catalog.age(coalesce(s.xmin, s.catalog_xmin)),
+           pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+                                           ELSE pg_catalog.pg_current_wal_flush_lsn() END, s.restart_lsn)::bigint AS held
+    FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name <> $1 ORDER BY held DESC NULLS LAST LIMIT 3
+) AS s WHERE s.held > $3
+"""
+
+
+async def read_clock(sql: asyncpg.Connection, timeout_s: float) -> tuple[float, int]:
+    """The server's time (Unix, s) and the end of its WAL. Raises classified errors."""
+    try:
+        row = await sql.fetchrow(CLOCK_QUERY, timeout=timeout_s)
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "reading the server's end of WAL") from error
+    return float(row[0]), int(row[1])
+
+
+async def holders(sql: asyncpg.Connection, slot: str) -> tuple[Holder, ...]:
+    """Raises classified errors."""
+    try:
+        rows = await sql.fetch(_HOLDERS, slot, OLD_S, _HELD_LEAST)
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying what keeps the slot's restart_lsn from advancing") from error
+    return tuple(_holder(row) for row in rows)
+
+
+def _holder(row: asyncpg.Record) -> Holder:
+    kind, name, pid, user, application, state, since, query_since, xmin_age, held = row
+    return Holder(
+        kind=kind,
+        name=name,
+        pid=pid,
+        user=user,
+        application=application,
+        state=state,
+        since=since,
+        query_since=query_since,
+        xmin_age=xmin_age,
+        retained_bytes=held,
+        remedy=_remedy(kind, name, pid, state),
+    )
+
+
+def _remedy(kind: str, name: str, pid: int, state: str) -> str:
+    quoted = "'" + name.replace("'", "''") + "'"
+    if kind == "prepared":
+        return f"if it was forgotten, run COMMIT PREPARED {quoted} or ROLLBACK PREPARED {quoted} in database {state}"
+    if kind == "slot":
+        return (
+            "check that the consumer of this slot is running. If the slot is no longer needed, run "
+            f"SELECT pg_drop_replication_slot({quoted})"
+        )
+    return f"wait for it to end, or end its session, which rolls it back: SELECT pg_terminate_backend({pid})"
+
+
+async def slot_status(sql: asyncpg.Connection, name: str) -> SlotStatus | None:
+    """None: there is no such slot. Raises classified errors."""
+    slot = await slot_facts(sql, name)
+    if slot is None:
+        return None
+    return SlotStatus(
+        name,
+        slot.active_pid,
+        int(slot.restart_lsn or 0),
+        int(slot.confirmed_flush_lsn or 0),
+        slot.wal_status or "",
+        slot.safe_wal_bytes,
+        slot.inactive_since,
+    )
+
+
+def holder_of(blocker: Blocker, now: float) -> Holder:
+    """Whom the creation of the slot waits for. `now`: Unix seconds."""
+    return Holder(
+        kind="prepared" if blocker.gid is not None else "transaction",
+        name=blocker.gid or "",
+        pid=blocker.pid,
+        user=blocker.user or "",
+        application=blocker.application,
+        state=blocker.state,
+        since=None if blocker.open_s is None else now - blocker.open_s,
+        query_since=None if blocker.statement_s is None else now - blocker.statement_s,
+        remedy=remedy(blocker),
+        blocks=True,
+    )

@@ -1,0 +1,42 @@
+"""A Relation message and the catalog's facts -> RelationDescription."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.pgoutput import Relation
+from gateway.pgoutput import ReplicaIdentity as WireIdentity
+from gateway.relations.type_catalog import unknown_type
+from schemas.relation import ColumnDescription, RelationDescription, ReplicaIdentity, TypeFacts
+
+
+def describe(
+    relation: Relation,
+    facts: Mapping[int, TypeFacts],
+    primary_key: Sequence[str] = (),
+    announced_types: Mapping[int, tuple[str, str]] | None = None,
+    *,
+    is_key_whole: bool = True,
+) -> RelationDescription:
+    """`facts` by type oid, from `read_types`; a type without facts is described by its Type message (schema, name), if any.
+
+    `primary_key` is only looked at under REPLICA IDENTITY FULL, where the wire marks every column. It is the catalog's of
+    now, so it counts only if the stream sends all its columns. A part of a key is no key: without `is_key_whole` there is none.
+    """
+    names = {column.name for column in relation.columns}
+    is_full = relation.replica_identity is WireIdentity.FULL
+    catalog_key = frozenset(primary_key) if is_full and names.issuperset(primary_key) else frozenset[str]()
+    columns = []
+    for column in relation.columns:
+        known = facts.get(column.type_oid)
+        if known is None:
+            known = unknown_type(column.type_oid, *(announced_types or {}).get(column.type_oid, ("", "")))
+        identity = is_key_whole and (column.name in catalog_key if is_full else column.key)
+        columns.append(ColumnDescription(column.name, known, column.typmod, identity))
+    return RelationDescription(
+        relation.relation_oid,
+        relation.namespace,
+        relation.name,
+        ReplicaIdentity(relation.replica_identity.value),
+        tuple(columns),
+    )

@@ -1,0 +1,58 @@
+"""Carries out the steps of gateway/startup/position_changes.py, for the commands that change a slot's position."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from typing import Final
+
+import structlog
+
+from gateway.config.settings import Settings
+from gateway.errors import Retry
+from gateway.observe.logs import Repeats
+from gateway.observe.status_board import Board
+from gateway.postgres.connection import connect_sql, end_session
+from gateway.postgres.credentials import login_of
+from gateway.runtime.bootstrap import Start
+from gateway.runtime.restart_state import SessionMemory
+from gateway.runtime.source_catalog import Catalog
+from gateway.startup.facts import Expected
+from gateway.startup.position_changes import FreshPosition
+from gateway.startup.start import Steps
+from gateway.transactions.position import Position
+
+log = structlog.get_logger()
+
+_ATTEMPTS: Final = 8
+"""A gateway that runs, and is fenced, fences in its turn when it starts again: one of the two comes through."""
+
+
+Repair = Callable[[FreshPosition, Expected], Steps]
+
+
+async def repair(settings: Settings, steps: Repair) -> Position:
+    """The new position, durable. Raises WalgateError."""
+    repeats = Repeats()
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return await _attempt(settings, steps)
+        except Retry as error:
+            told = repeats.again(error.message, datetime.now(UTC).isoformat(timespec="seconds"))
+            if told is not None:
+                log.info("retrying", reason=error.message, **told)
+            await asyncio.sleep(random.uniform(0.1, 1.5))
+    return await _attempt(settings, steps)
+
+
+async def _attempt(settings: Settings, steps: Repair) -> Position:
+    async with AsyncExitStack() as stack:
+        sql = await connect_sql(login_of(settings.source))
+        stack.push_async_callback(end_session, sql)
+        memory = SessionMemory()
+        start = Start(settings, memory, stack, Board())
+        catalog = Catalog(sql, settings, memory.next_moment, memory.logged)
+        return await start.carry_out(catalog, steps(start.fresh_position, catalog.expected))

@@ -1,0 +1,362 @@
+"""Carries out the steps of a start; their order and what they mean is `gateway/startup/start.py`.
+
+Leaves behind what the stream needs: Kafka's parts, the registry and the replication connection, each closed by the stack.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from importlib.metadata import version as package_version
+from typing import Any
+
+import asyncpg
+import structlog
+
+from gateway.config.settings import Settings
+from gateway.debezium.find_written import find_written
+from gateway.debezium.machine import DebeziumMachine
+from gateway.debezium.registrar import DebeziumRelations, debezium_machine
+from gateway.errors import Retry, RetrySlowly
+from gateway.events.marker import Marker
+from gateway.failpoints import failpoint
+from gateway.kafka.batches import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWriter
+from gateway.kafka.delivery import Delivery, Frames
+from gateway.kafka.position_topic import read_positions, read_snapshot_states
+from gateway.kafka.producer import Producer
+from gateway.kafka.shutdown import say_goodbye, to_the_end
+from gateway.kafka.topics import Topics
+from gateway.observe.status_board import Board
+from gateway.postgres.connection import connect_replication
+from gateway.postgres.credentials import login_of
+from gateway.postgres.replication_stream import ReplicationStream
+from gateway.postgres.slot_creation_blockers import Blocker, naming_blockers
+from gateway.postgres.wal_retention import holder_of
+from gateway.runtime.fixed_topics import FixedSchemas, debezium_topics, open_message_topic, register_fixed_schemas
+from gateway.runtime.relation_registrar import Announcer
+from gateway.runtime.restart_state import SessionMemory
+from gateway.runtime.snapshot_status import load_states
+from gateway.runtime.source_catalog import Catalog
+from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect
+from gateway.schema_registry import classified_schema_errors
+from gateway.snapshot.stored_state import States, of_slot
+from gateway.startup.facts import Facts, Stored
+from gateway.startup.start import (
+    BeginEpoch,
+    CreateSlot,
+    DropSlot,
+    Fence,
+    FenceFormer,
+    FindWritten,
+    Identify,
+    Look,
+    LookAtPositions,
+    PrepareKafka,
+    ProveFence,
+    ReadPositions,
+    Record,
+    Step,
+    Steps,
+    TimelineHistory,
+    Warn,
+    WriteIntent,
+    start,
+)
+from gateway.transactions.commit_policy import CommitPolicy
+from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.position import Position
+from gateway.transactions.transaction import MessageTopic
+from schemas.records import SNAPSHOT_STATE
+from schemas.registry_client import RegistryClient
+from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC, transaction_topic, value_subject
+from schemas.wire_format import frame
+
+log = structlog.get_logger()
+
+CLOSE_TIMEOUT_S = 2.0
+
+
+class Start:
+    """One start. `board` is told what it waits for. After `run`, the attributes are there."""
+
+    catalog: Catalog
+    topics: Topics
+    registry: RegistryClient
+    producer: Producer
+    writer: BatchWriter
+    delivery: Delivery
+    messages: MessageTopic
+    _schemas: FixedSchemas
+    stream: ReplicationStream
+    snapshot_frame: bytes
+
+    def __init__(self, settings: Settings, memory: SessionMemory, stack: AsyncExitStack, board: Board) -> None:
+        self._settings = settings
+        self._memory = memory
+        self._stack = stack
+        self._board = board
+        self._wait_for = board.wait_for
+        self._debezium: DebeziumRelations | None = None
+        self._login = login_of(settings.source)
+
+    async def run(self, catalog: Catalog) -> Position:
+        """Up to START_REPLICATION. Raises WalgateError."""
+        steps = start(
+            catalog.expected,
+            self.fresh_position,
+            adopt_slot=self._settings.source.adopt_slot,
+            reported=self._memory.reported,
+            quarantine=tuple(self._memory.quarantine.values()),
+        )
+        return await self.carry_out(catalog, steps)
+
+    async def carry_out(self, catalog: Catalog, steps: Steps) -> Position:
+        """Of a start or of a repair (gateway/startup/position_changes.py). Raises WalgateError."""
+        self.catalog = catalog
+        answer: Any = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                position: Position = end.value
+                return position
+            answer = await self._carry_out(step)
+
+    async def _carry_out(self, step: Step) -> Any:
+        match step:
+            case Look():
+                return await self.catalog.look()
+            case PrepareKafka():
+                failpoint("after_preflight")
+                await self._prepare_kafka()
+            case Fence():
+                self._wait_for("Kafka")
+                await self._fence()
+            case ReadPositions():
+                stored = await self._read_positions()
+                await self._register_fixed_schemas()
+                return stored
+            case LookAtPositions():
+                return await self._read_positions()
+            case ProveFence():
+                await self.delivery.prove_fence()
+            case WriteIntent(position):
+                failpoint("before_slot_intent")
+                await self.delivery.deliver_now([], position)
+                failpoint("after_slot_intent")
+            case CreateSlot():
+                # Ten thousand topics take minutes, and a slot keeps WAL from the moment that it is made.
+                self._wait_for("the topics")
+                await self.topics.ensure_relations(self.catalog.relations)
+                failpoint("before_slot_creation")
+                async with naming_blockers(self._login, self.catalog.backend_pid, self._wait_for, self._note_blockers):
+                    lsn = await self.catalog.create_slot()
+                failpoint("after_slot_creation")
+                return lsn
+            case Identify():
+                self._wait_for("the replication stream")
+                largest = self._settings.kafka.max_record_bytes
+                self.stream = await connect_replication(
+                    self._login,
+                    largest_row=HELD_FACTOR * largest,
+                    largest_message=largest,
+                    avoid=self._memory.left_behind,
+                )
+                self._stack.push_async_callback(close, self.stream.close)
+                return await self.stream.identify()
+            case TimelineHistory(timeline):
+                return await self.stream.timeline_history(timeline)
+            case Record(position, markers, forgets):
+                states = await self._states_of_former(position, forgets)
+                await self.delivery.deliver_now(list(markers), position, forgets, states)
+            case FindWritten(offset):
+                topics = {name for each in self.catalog.relations for name in self.topics.possible_names(each)}
+                return await find_written(self._settings, self.registry, topics, offset)
+            case DropSlot():
+                await self.catalog.drop_slot()
+            case FenceFormer(system_identifier):
+                await self._fence_former(system_identifier)
+            case BeginEpoch(position, forgets):
+                await self._begin_epoch(position, forgets)
+            case Warn(warnings):
+                self.catalog.warn(warnings)
+        return None
+
+    def _note_blockers(self, found: tuple[Blocker, ...]) -> None:
+        now = time.time()
+        self._board.blocked_by(tuple(holder_of(blocker, now) for blocker in found))
+
+    def fresh_position(self, facts: Facts) -> Position:
+        source = self._settings.source
+        return Position(
+            system_identifier=facts.server.system_identifier,
+            timeline=facts.server.timeline,
+            database=facts.server.database,
+            slot=source.slot,
+            prefix=self._settings.kafka.prefix,
+            publications=source.publications,
+            version=package_version("walgate"),
+        )
+
+    async def _prepare_kafka(self) -> None:
+        """Whatever may take long, before an earlier gateway is fenced."""
+        self._wait_for("Kafka")
+        prefix = self._settings.kafka.prefix
+        self.topics = Topics(
+            self._settings.kafka,
+            transaction_topic(prefix),
+            self._memory.seen_topics,
+            self.catalog.warn,
+            compacted=self._settings.debezium.compacted_topics,
+        )
+        await self.topics.start()
+        self._stack.push_async_callback(close, self.topics.close)
+        await self.topics.ensure([POSITION_TOPIC, transaction_topic(prefix)])
+        await self.topics.check_position_topic()
+        self._wait_for("the schema registry")
+        self.registry = self._registry_client()
+        self._stack.push_async_callback(close, self.registry.close)
+        with classified_schema_errors():
+            await self.registry.latest(value_subject(POSITION_TOPIC))  # it answers
+
+    def _registry_client(self) -> RegistryClient:
+        settings = self._settings.registry
+        with classified_schema_errors():
+            return RegistryClient(
+                settings.url,
+                **settings.client_options(),
+                timeout_s=settings.timeout_s,
+                on_incompatible=self._settings.schemas.on_incompatible,
+            )
+
+    async def _fence(self) -> None:
+        failpoint("before_producer_start")
+        kafka = self._settings.kafka
+        self.producer = Producer(kafka, self.catalog.transactional_id)
+        self._stack.push_async_exit(self._give_up_producer)
+        await self.producer.start()
+        failpoint("after_producer_start")
+
+    async def _fence_former(self, system_identifier: str) -> None:
+        """Its open Kafka transaction is ended too: it would keep readers from what follows."""
+        former = Producer(self._settings.kafka, self.catalog.transactional_id_of(system_identifier))
+        try:
+            await former.start()
+        finally:
+            await former.abandon()
+
+    async def _give_up_producer(self, _: object, error: BaseException | None, *__: object) -> None:
+        await to_the_end(self._end_producer(error))
+
+    async def _end_producer(self, error: BaseException | None) -> None:
+        if not isinstance(error, (Retry, RetrySlowly)):  # then no session ends its transaction soon
+            await self.producer.abort()
+        await self.producer.abandon()
+        failpoint("producer_abandoned")
+
+    async def _read_positions(self) -> Stored:
+        kafka = self._settings.kafka
+        failpoint("before_position_read")
+        values, used = await read_positions(kafka, transaction_topic(kafka.prefix), kafka.delivery_timeout_s)
+        moment = self._memory.next_moment()
+        fresh = self.fresh_position(self.catalog.facts)
+        positions = await decode_positions(values, fresh, self.registry)
+        if self._settings.writes_debezium:  # that topic may be Debezium's own, and need not be written to
+            used = any(
+                (each.system_identifier, each.slot, each.prefix) == (fresh.system_identifier, fresh.slot, fresh.prefix)
+                for each in positions.values()
+            )
+        failpoint("after_position_read")
+        return Stored(positions, used, moment)
+
+    async def _register_fixed_schemas(self) -> None:
+        """When the position has shown that this is still the same registry."""
+        kafka = self._settings.kafka
+        markers = transaction_topic(kafka.prefix)
+        with classified_schema_errors():
+            await refuse_other_dialect(self.registry, kafka)
+            self._schemas = await register_fixed_schemas(self.registry, self._settings)
+        frames = Frames(frame(self._schemas.transaction), frame(self._schemas.position))
+        self.writer = BatchWriter(self.producer.create_batch, kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
+        policy = CommitPolicy(kafka.memory_bytes, kafka.commit_interval_ms / 1000)
+        self.delivery = Delivery(self.producer, self.writer, frames, markers, policy, self._board.count)
+
+    def announcer(self, sql: asyncpg.Connection, position: Position) -> Announcer:
+        """One that asks on a connection of its own."""
+        if self._settings.writes_debezium:
+            options, optional = self._settings.debezium.options(), self._memory.optional_fields
+            self._debezium = DebeziumRelations(sql, options, optional)
+        return self._announcer(sql, position, self._debezium)
+
+    def snapshot_announcer(self, sql: asyncpg.Connection, position: Position, machine: TransactionMachine) -> Announcer:
+        """For relations whose rows are read: what they are encoded with is not what their changes are."""
+        if not isinstance(machine, DebeziumMachine):
+            return self._announcer(sql, position, None)
+        relations = DebeziumRelations(sql, self._settings.debezium.options(), self._memory.optional_fields)
+        machine.snapshot_versions = relations.versions
+        return self._announcer(sql, position, relations)
+
+    def _announcer(self, sql: asyncpg.Connection, position: Position, debezium: DebeziumRelations | None) -> Announcer:
+        return Announcer(
+            sql,
+            self.registry,
+            self.topics,
+            self.producer,
+            self.writer,
+            self._settings,
+            is_first_epoch=position.epoch == 1,
+            on_announced=self._board.announced,
+            debezium=debezium,
+        )
+
+    async def snapshot_states(self, position: Position) -> States:
+        """After the fence: no other gateway writes them any more."""
+        values = of_slot(position.key, await self._snapshot_values())
+        with classified_schema_errors():
+            schema_id = await self.registry.register(value_subject(SNAPSHOT_TOPIC), SNAPSHOT_STATE)
+        self.snapshot_frame = frame(schema_id)
+        with classified_schema_errors():
+            return await load_states(values, self.registry)
+
+    async def _states_of_former(self, position: Position, former: bytes | None) -> dict[bytes, bytes]:
+        """Of the snapshots of a position that ends, under the keys of the one that follows it."""
+        if former is None or not self._settings.takes_snapshots:
+            return {}
+        values = of_slot(former, await self._snapshot_values())
+        return {position.key + key.removeprefix(former): value for key, value in values.items()}
+
+    async def _snapshot_values(self) -> dict[bytes, bytes]:
+        await self.topics.ensure([SNAPSHOT_TOPIC])
+        await self.producer.learn([SNAPSHOT_TOPIC])
+        return await read_snapshot_states(self._settings.kafka, self._settings.kafka.delivery_timeout_s)
+
+    async def _begin_epoch(self, position: Position, forgets: bytes | None) -> None:
+        failpoint("before_epoch_marker")
+        self.messages = await open_message_topic(
+            self._settings, self.topics, self.writer, self._schemas.message, is_new=position.epoch == 1
+        )
+        markers = [] if self._settings.writes_debezium else [Marker("EPOCH", 0, position.resume_lsn)]
+        states = await self._states_of_former(position, forgets)
+        await self.delivery.deliver_now(markers, position, forgets, states)
+        failpoint("after_epoch_marker")
+
+    def machine(self, position: Position) -> TransactionMachine:
+        """After `announcer`."""
+        if self._debezium is None:
+            return TransactionMachine(
+                epoch=position.epoch,
+                resume_lsn=position.resume_lsn,
+                last_commit_lsn=position.last_commit_lsn,
+                prepared=position.prepared,
+                messages=self.messages,
+                quarantined=position.quarantined,
+                skip_lsn=position.skip_lsn,
+            )
+        options = self._settings.debezium.options()
+        topics = debezium_topics(self._settings.kafka.prefix, self.topics, self.writer, self._schemas, options)
+        return debezium_machine(position, self.messages, topics, options, self._debezium)
+
+
+async def close(closing: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    await say_goodbye(closing(), CLOSE_TIMEOUT_S)

@@ -1,0 +1,74 @@
+"""The rules of `columns` in the settings -> what is done to the columns of a relation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gateway.config.columns import ColumnRule, ColumnSettings
+from gateway.errors import StopForOperator
+from gateway.startup.facts import PublicationFacts
+from gateway.startup.findings import OperatorWarning
+from schemas.relation import ColumnDescription, Protect, Protection, RelationDescription
+
+
+def protect(description: RelationDescription, settings: ColumnSettings) -> RelationDescription:
+    """The description with its protections. Raises StopForOperator for a rule on a key that does not say so."""
+    if not settings.rules:
+        return description
+    hash_key = settings.hash_key.get_secret_value().encode() if settings.hash_key else b""
+    columns = []
+    for column in description.columns:
+        rule = settings.rule_of(description.namespace, description.name, column.name)
+        if rule is not None:
+            if column.identity:
+                _check_key(description, column, rule)
+            key = hash_key if rule.action == "hash" else b""
+            column = replace(column, protection=Protection(Protect(rule.action), rule.length or 0, key))
+        columns.append(column)
+    return replace(description, columns=tuple(columns))
+
+
+def check_key(description: RelationDescription, key: Iterable[int], settings: ColumnSettings) -> None:
+    """`key`: indexes of the columns of the records' key. In Debezium's dialect they may be others than those of the replica
+    identity."""
+    for at in key:
+        column = description.columns[at]
+        rule = settings.rule_of(description.namespace, description.name, column.name)
+        if rule is not None:
+            _check_key(description, column, rule)
+
+
+def _check_key(description: RelationDescription, column: ColumnDescription, rule: ColumnRule) -> None:
+    if rule.in_key:
+        return
+    if rule.action == "hash":
+        hint = "set in_key = true in the rule: the record's key and the fields old_key and before will then contain the hash"
+    else:
+        hint = (
+            "set action = hash and in_key = true in the rule, which keeps keys distinct, or exclude the column from the "
+            "rule's pattern"
+        )
+    raise StopForOperator(
+        f"{description.qualified_name}, column {column.name} is part of the key, so the rule in [[columns]] with the "
+        f"pattern {rule.pattern} ({rule.action}) cannot be applied to it",
+        hint=hint,
+    )
+
+
+def unused_rules(settings: ColumnSettings, publications: Iterable[PublicationFacts]) -> tuple[OperatorWarning, ...]:
+    """A pattern with a slip of the pen protects nothing."""
+    columns = [
+        (relation.namespace, relation.name, column.name)
+        for facts in publications
+        for relation in facts.relations
+        for column in relation.columns
+    ]
+    return tuple(
+        OperatorWarning(
+            f"the rule in [[columns]] with the pattern {pattern} matches no published column",
+            "the rule protects nothing: correct its pattern (a regular expression that must match the whole name "
+            "schema.table.column), or remove the rule",
+        )
+        for pattern in settings.unused(columns)
+    )

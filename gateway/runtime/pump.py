@@ -1,0 +1,418 @@
+"""The replication loop: bytes from PostgreSQL -> state machine -> batches, and Kafka transactions of them, one after another.
+
+`run` reads. The order within one turn: read, take every frame, hand over full batches, close the Kafka transaction if the commit
+policy says so (gateway/transactions/commit_policy.py), wait while too much is in flight. Nothing there waits for Kafka except
+through that limit. `deliver` is the other task: it delivers what was closed, and asks the policy again when Kafka is free.
+Nothing here answers PostgreSQL: that is `gateway/postgres/standby_status.py`, on its own timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import Protocol
+
+import structlog
+
+from gateway.errors import DataGap, Retry, StopForOperator
+from gateway.failpoints import failpoint
+from gateway.kafka.batches import BatchWriter
+from gateway.kafka.delivery import Delivery
+from gateway.observe import metrics
+from gateway.observe.status_board import Board
+from gateway.pgoutput import (
+    Begin,
+    Commit,
+    CommitPrepared,
+    Message,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    Type,
+    decode,
+)
+from gateway.pgoutput.letters import BEGIN, COMMIT, RELATION, ROW_MESSAGES
+from gateway.pgoutput.transaction import begin_at, commit_at
+from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, XLOG_DATA, FrameError, drained_size, split
+from gateway.postgres.replication_stream import ReplicationStream
+from gateway.postgres.standby_status import StandbyStatus
+from gateway.runtime.quarantine import TableErrors
+from gateway.runtime.relation_registrar import Announcer
+from gateway.runtime.stream_status import StreamStatus
+from gateway.transactions.commit_policy import Filling
+from gateway.transactions.error_context import add_context
+from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.position import Position, advance
+from schemas.lsn import Lsn
+
+BEHIND_BYTES = 1 << 16
+"""A read of so much says that the stream has more."""
+
+PAUSE_S = 0.005
+"""Where nothing comes for so long, it has no more after all."""
+
+_NOWHERE = Lsn(0)
+log = structlog.get_logger()
+_FAILPOINTS: dict[type, str] = {
+    Begin: "begin_received",
+    Commit: "commit_received",
+    StreamStart: "stream_start_received",
+    StreamStop: "stream_stop_received",
+    StreamCommit: "stream_commit_received",
+    StreamAbort: "stream_abort_received",
+    Prepare: "prepare_received",
+    StreamPrepare: "stream_prepare_received",
+    CommitPrepared: "commit_prepared_received",
+    RollbackPrepared: "rollback_prepared_received",
+    Truncate: "truncate_received",
+    Message: "logical_message_received",
+}
+
+
+class WholeFirst(Retry):
+    """Begin again, and deliver each transaction up to `whole_until` before the next one is read."""
+
+    def __init__(self, error: StopForOperator, whole_until: Lsn) -> None:
+        super().__init__(f"{error.message}; everything committed before it will be delivered first", hint=error.hint)
+        self.whole_until = whole_until
+
+
+class ReadWhole(Retry):
+    """Begin again without streaming, to learn the commit LSN of the transaction that is in the way, and whether it commits."""
+
+    def __init__(self, error: StopForOperator) -> None:
+        super().__init__(
+            f"{error.message}; the transaction will be received again, with the streaming of in-progress transactions off",
+            hint=error.hint,
+        )
+
+
+class HandOver(Protocol):
+    """Of a snapshot, what the loop calls (gateway/snapshot/coordinator.py)."""
+
+    async def hand_over(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        """`arrived` came in the transaction that is about to be committed in the state machine."""
+        ...
+
+    def take_states(self) -> dict[bytes, bytes]:
+        """Records that are to be durable with what is closed now."""
+        ...
+
+
+class Pump:
+    """Reads one replication stream until it ends; raises WalgateError. Up to `careful_until` each transaction is delivered
+    before the next one."""
+
+    def __init__(
+        self,
+        stream: ReplicationStream,
+        feedback: StandbyStatus,
+        machine: TransactionMachine,
+        writer: BatchWriter,
+        announcer: Announcer,
+        delivery: Delivery,
+        position: Position,
+        protocol_version: int,
+        careful_until: Lsn = _NOWHERE,
+        *,
+        board: Board | None = None,
+        snapshot: HandOver | None = None,
+        table_errors: TableErrors,
+    ) -> None:
+        self._stream = stream
+        self._feedback = feedback
+        self._machine = machine
+        self._writer = writer
+        self._announcer = announcer
+        self._position = position
+        self._protocol_version = protocol_version
+        self._careful_until = careful_until
+        self._snapshot = snapshot
+        self._table_errors = table_errors
+        self._excluded: dict[int, int] = {}
+        self._excluded_before: dict[int, int] = {}
+        self._relation_names: dict[int, tuple[str, str]] = {}
+        self._policy = delivery.policy
+        self._unclosed_bytes = 0
+        self._unflushed_bytes = 0
+        self._more_at_hand = False
+        self._closed_at = time.monotonic()
+        self._idle_position: Position | None = None
+        self._stopping = False
+        self._failed = False
+        self._settled = asyncio.Event()
+        self._delivery = delivery
+        self._status = StreamStatus(board or Board(), feedback, machine, delivery, position)
+
+    async def run(self) -> None:
+        try:
+            while not self._stopping:
+                await self._turn()
+            self._close_if_due()
+        except StopForOperator as error:
+            self._failed = True  # what is open stays open: the error may have come half way through closing it
+            self._part(error)
+            while not self._delivery.is_free:
+                await self._delivery.commit_done()
+            self._feedback.tell_now()
+            self._decide(error)
+            raise
+        await asyncio.Event().wait()  # the end is drain's to say
+
+    async def deliver(self) -> None:
+        """Deliver what is closed, until cancelled; raises WalgateError on the first failed or unknown result."""
+        while True:
+            position = await self._delivery.deliver()
+            if position is not None:
+                self._note_durable(position)
+            await self._delivery.rest()
+            try:
+                self._close_if_due()
+            except StopForOperator as error:
+                self._part(error)
+                self._feedback.tell_now()
+                raise
+
+    async def confirm(self) -> None:
+        """With kafka.delivery = at_least_once: make positions durable while the next rows are delivered, until cancelled."""
+        while True:
+            self._note_durable(await self._delivery.commit_position())
+            if self._stopping:
+                self._settled.set()
+
+    async def _turn(self) -> None:
+        data = await self._read()
+        failpoint("socket_read")
+        self._writer.tick()
+        await self._take(data)
+        self._unflushed_bytes += len(data)
+        if self._policy.flushes(self._unflushed_bytes + self._writer.pieces_bytes, len(self._writer.open)):
+            self._writer.close_all()
+            self._unflushed_bytes = 0
+        self._delivery.offer()
+        self._more_at_hand = len(data) >= BEHIND_BYTES
+        self._close_if_due()
+        await self._delivery.room()
+        while self._policy.waits_for_kafka(self._machine.owed_marker_count, kafka_is_free=self._delivery.is_free):
+            await self._delivery.commit_done()
+
+    async def _read(self) -> bytes:
+        """What the stream has, at least one frame; or nothing, where it had more until now and pauses."""
+        if self._more_at_hand:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PAUSE_S):
+                    return await self._stream.read()
+            return b""
+        return await self._stream.read()
+
+    @property
+    def closed_lsn(self) -> Lsn:
+        """Behind it lies what is not on its way into a committed Kafka transaction."""
+        return self._position.resume_lsn
+
+    async def drain(self) -> None:
+        """Read no more; return when what was read is durable and PostgreSQL has been told."""
+        self._stopping = True
+        while not (self.is_settled or (self._delivery.is_free and not self._machine.at_boundary)):
+            self._settled.clear()
+            await self._settled.wait()
+        self._feedback.tell_now()
+
+    def _part(self, error: StopForOperator) -> None:
+        """The stream cannot go on here, but what was committed before it shall not wait for that person. Where it shares a
+        Kafka transaction with the one that is in the way, the next attempt parts them: WholeFirst. Behind a
+        gap nothing comes first."""
+        if isinstance(error, DataGap):
+            raise error
+        whole_until = Lsn(self._machine.resume_lsn)
+        if whole_until > max(self._position.resume_lsn, self._careful_until):
+            raise WholeFirst(error, whole_until) from error
+
+    def _decide(self, error: StopForOperator) -> None:
+        """What was committed before is delivered."""
+        machine = self._machine
+        name = self._relation_names.get(error.relation_oid or 0)
+        if name is None:
+            return
+        if machine.in_stream:
+            raise ReadWhole(error) from error
+        self._table_errors.of_change(error, name, machine.current_commit_lsn or Lsn(machine.resume_lsn))
+
+    async def _close_alone(self) -> None:
+        """A Kafka transaction for each PostgreSQL transaction: wait for the one before it."""
+        filling = self._filling(self._unclosed_bytes, one_by_one=True)
+        while filling.at_boundary and filling.has_content and not self._delivery.is_free:
+            await self._delivery.commit_done()
+            filling = self._filling(self._unclosed_bytes, one_by_one=True)
+        if self._policy.closes_within_read(filling) and not self._failed:
+            self._close()
+
+    def _note_durable(self, position: Position) -> None:
+        if position is self._idle_position:
+            failpoint("after_idle_advance")
+        self._feedback.acknowledge(position.resume_lsn)
+        failpoint("flush_lsn_moved")
+        self._status.durable(position)
+        self._measure_excluded()
+
+    def _measure_excluded(self) -> None:
+        for relation_oid, count in self._excluded.items():
+            more = count - self._excluded_before.get(relation_oid, 0)
+            if more:
+                name = self._machine.quarantined[relation_oid].full_name
+                metrics.EXCLUDED.labels(metrics.quarantined_label(name)).inc(more)
+        self._excluded_before = self._excluded
+
+    def _close_if_due(self) -> None:
+        """Kafka is free, or a read is done."""
+        if not self._failed and self._policy.closes(self._filling(self._unclosed_bytes)):
+            self._close()
+        if self._stopping:
+            self._settled.set()
+
+    async def _take(self, data: bytes) -> None:
+        """Every frame of one read. The loop of the rows: see bench/ before adding to it."""
+        machine = self._machine
+        change = machine.change
+        received_lsn = closed_at = 0
+        close_bytes = self._policy.close_bytes
+        kind = lsn = start = end = 0
+        try:
+            for kind, lsn, start, end in split(data):
+                received_lsn = lsn
+                if kind == XLOG_DATA:
+                    tag = data[start]
+                    if tag in ROW_MESSAGES:
+                        change(data, start, end, lsn)
+                    elif tag == BEGIN and (begin := begin_at(data, start, end)) is not None:
+                        machine.begin(*begin)
+                        failpoint("begin_received")
+                    elif tag == RELATION:
+                        await self._relation(data[start:end], lsn)
+                    else:
+                        if tag == COMMIT and (commit := commit_at(data, start, end)) is not None:
+                            if machine.arrived is not None and self._snapshot is not None:
+                                await self._snapshot.hand_over(machine.arrived, *commit)
+                            machine.commit(*commit)
+                            failpoint("commit_received")
+                        else:
+                            self._control(data[start:end], lsn)
+                        if machine.resume_lsn <= self._careful_until:
+                            await self._close_alone()
+                        unclosed_bytes = self._unclosed_bytes + end - closed_at
+                        if unclosed_bytes >= close_bytes and self._closes_within_read(unclosed_bytes):
+                            self._close()
+                            closed_at = end
+                elif kind == KEEPALIVE:
+                    self._keepalive(lsn, reply_requested=bool(start))
+                elif kind == DRAINED:
+                    machine.drained(data, start, end, drained_size(data, start))
+        except FrameError:
+            raise
+        except Exception as error:
+            if kind != KEEPALIVE:
+                add_context(error, machine, data[start:end], lsn)
+            raise
+        self._unclosed_bytes += len(data) - closed_at
+        self._feedback.receive(received_lsn)
+        failpoint("decoded")
+
+    def _control(self, payload: bytes, change_lsn: int) -> None:
+        machine = self._machine
+        message = decode(payload, in_stream=machine.in_stream, protocol_version=self._protocol_version)
+        if isinstance(message, Type):
+            self._announcer.note_type(message)
+        elif isinstance(message, StreamStart):
+            self._status.stream_begins(message.xid)
+        machine.receive(message, change_lsn)
+        point = _FAILPOINTS.get(type(message))
+        if point is not None:
+            failpoint(point)
+
+    async def _relation(self, payload: bytes, change_lsn: int) -> None:
+        machine = self._machine
+        relation = decode(payload, in_stream=machine.in_stream, protocol_version=self._protocol_version)
+        assert isinstance(relation, Relation)
+        relation_oid = relation.relation_oid
+        if relation_oid in machine.quarantined:
+            return
+        self._relation_names[relation_oid] = relation.namespace, relation.name
+        try:
+            xids = machine.current_xids
+            version = await self._announcer.announce(relation, machine.in_force(relation_oid), xids and xids[0])
+        except StopForOperator as error:
+            if not machine.is_skipping:
+                raise
+            machine.refuse(relation_oid, error)
+            return
+        failpoint("relation_registered")
+        machine.announce(relation_oid, relation.xid, version)
+
+    # -- where a Kafka transaction ends ---------------------------------------------------------------------------------
+
+    def _filling(self, unclosed_bytes: int, *, one_by_one: bool = False) -> Filling:
+        """The facts that the policy decides by."""
+        machine, writer, delivery = self._machine, self._writer, self._delivery
+        return Filling(
+            machine.at_boundary,
+            machine.undelivered_count > 0
+            or machine.owed_marker_count > 0
+            or writer.has_records
+            or delivery.holds_unclosed,
+            delivery.is_free,
+            unclosed_bytes,
+            len(writer.open),
+            machine.owed_marker_count,
+            time.monotonic() - self._closed_at,
+            self._more_at_hand,
+            self._stopping,
+            one_by_one,
+        )
+
+    def _closes_within_read(self, unclosed_bytes: int) -> bool:
+        if self._failed or not self._delivery.is_free:  # asked first: the facts cost 1 us, and most often Kafka is busy
+            return False
+        return self._policy.closes_within_read(self._filling(unclosed_bytes))
+
+    def _close(self) -> None:
+        machine = self._machine
+        position = advance(
+            self._position, machine.resume_lsn, machine.last_commit_lsn, tuple(machine.prepared.values())
+        )
+        states = {} if self._snapshot is None else self._snapshot.take_states()
+        self._delivery.close(machine.take_markers(), position, states)
+        self._excluded = dict(machine.excluded_count)
+        if self._position.skip_lsn and not position.skip_lsn:
+            log.warning("transaction_skipped", commit_lsn=str(self._position.skip_lsn))
+        self._position = position
+        self._status.closed(position)
+        failpoint("transaction_closed")
+        self._unclosed_bytes = self._unflushed_bytes = 0
+        self._closed_at = time.monotonic()
+
+    @property
+    def is_settled(self) -> bool:
+        """Everything that was received and can be durable is durable."""
+        return self._machine.at_boundary and self._delivery.is_quiet and self._machine.owed_marker_count == 0
+
+    def _keepalive(self, end_lsn: int, *, reply_requested: bool) -> None:
+        """The idle rule: with nothing pending, what the server has read may become our position - durable first, as the
+        slot must never be ahead of the position topic. An open stream does not forbid it: it is sent again whole."""
+        failpoint("keepalive_received")
+        machine = self._machine
+        end_lsn = max(end_lsn, machine.resume_lsn)  # of a transaction without events, which closes no Kafka transaction
+        passed_bytes = end_lsn - self._position.resume_lsn
+        if passed_bytes > 0 and self.is_settled and not machine.in_stream:
+            age_s = time.monotonic() - self._closed_at
+            if self._policy.advances(passed_bytes, age_s, reply_requested=reply_requested):
+                failpoint("before_idle_advance")
+                machine.resume_lsn = Lsn(end_lsn)
+                self._close()
+                self._idle_position = self._position

@@ -1,0 +1,87 @@
+"""What an error of one table means: the gateway goes on without it, or stops and names the ways on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from gateway.config.settings import ErrorSettings
+from gateway.errors import Defect, Retry, StopForOperator, UnwritableRelation
+from gateway.events.errors import KeyNotSent, UnreadableValue
+from gateway.kafka.batches import RecordTooLarge
+from gateway.kafka.topics import Name
+from gateway.pgoutput import PgOutputError
+from gateway.snapshot.table_errors import UnwritableTable
+from gateway.transactions.transaction import Quarantined
+from schemas.lsn import Lsn
+
+_OF_TABLE: Final = (UnwritableRelation, PgOutputError, Defect)
+_REASONS: Final[dict[type, str]] = {
+    UnwritableRelation: "its schema was rejected",
+    RecordTooLarge: "a row is larger than kafka.max_record_bytes",
+    UnreadableValue: "a value cannot be read",
+    KeyNotSent: "a row was received without its key",
+    PgOutputError: "a row message cannot be read",
+    Defect: "a bug in the gateway",
+}
+"""For readers of the manifest, and for the operator: no names, no values."""
+
+
+class QuarantineRelation(Retry):
+    """Begin again without `relation`."""
+
+    def __init__(self, error: StopForOperator, relation: Quarantined) -> None:
+        since = "this transaction on" if relation.since_lsn else "now on"
+        super().__init__(f"{error.message}; {relation.full_name} is in quarantine from {since}", hint=error.hint)
+        self.relation = relation
+
+
+class TableErrors:
+    """`topic_of`: where the rows of a table go. `records_exclusions`: readers see what was left out."""
+
+    def __init__(self, rules: ErrorSettings, topic_of: Callable[[Name], str], *, records_exclusions: bool) -> None:
+        self._rules = rules
+        self._topic_of = topic_of
+        self._records_exclusions = records_exclusions
+
+    def of_change(self, error: StopForOperator, name: Name, commit_lsn: Lsn) -> None:
+        """`error` was met in the transaction that commits at `commit_lsn`. Raises QuarantineRelation, or gives `error` its
+        hint."""
+        if error.relation_oid is None or not isinstance(error, _OF_TABLE):
+            return
+        skip = (
+            "to continue without this transaction (its changes, including those of other tables, are then not written to Kafka), "
+            f"run walgate skip --lsn {commit_lsn} (docs/operations.md, Errors in one table)"
+        )
+        self._quarantine(error, error.relation_oid, name, commit_lsn)
+        self._name_ways(error, name, skip)
+
+    @contextmanager
+    def of_snapshot(self) -> Iterator[None]:
+        """Around what reads tables. Raises QuarantineRelation from the next session's first transaction on, or the error with
+        its hint."""
+        try:
+            yield
+        except UnwritableTable as found:
+            error = found.error
+            error.message = found.message
+            error.args = (error.message,)
+            self._quarantine(error, found.oid, found.name, Lsn(0))
+            self._name_ways(error, found.name)
+            raise error from found
+
+    def _quarantine(self, error: StopForOperator, relation_oid: int, name: Name, since_lsn: Lsn) -> None:
+        if self._rules.on_error_of(".".join(name)) == "quarantine":
+            reason = _REASONS.get(type(error), type(error).__name__)
+            relation = Quarantined(relation_oid, *name, self._topic_of(name), reason, since_lsn)
+            raise QuarantineRelation(error, relation) from error
+
+    def _name_ways(self, error: StopForOperator, name: Name, *more: str) -> None:
+        ways = [error.hint.rstrip(".")] if error.hint else []
+        if self._records_exclusions:
+            ways.append(
+                "to continue without the table, quarantine it (its changes are then not written to Kafka): under "
+                f'[[errors.tables]], set a pattern that matches {".".join(name)}, and on_error = "quarantine"'
+            )
+        error.hint = ". Or, ".join((*ways, *more))

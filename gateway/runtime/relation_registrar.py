@@ -1,0 +1,419 @@
+"""A Relation message -> a relation version ready for rows: catalog facts, schemas registered, topic made.
+
+All of this waits, and the reading waits with it; the slot is kept alive by the standby status task meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import asyncpg
+import structlog
+
+from gateway.config.settings import Settings
+from gateway.debezium.envelope_schema import ConnectRelation
+from gateway.debezium.registrar import DebeziumRelations
+from gateway.errors import UnwritableRelation
+from gateway.events.missing_values import with_attributes
+from gateway.events.row_encoder import RowEncoder
+from gateway.failpoints import failpoint
+from gateway.kafka.batches import BatchWriter
+from gateway.kafka.producer import Producer
+from gateway.kafka.topics import Name, Topics, compacted_without_key, topic_of_another, topic_of_two
+from gateway.pgoutput import Relation, ReplicaIdentity, Type
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.publication import publication_facts
+from gateway.relations.attributes import (
+    ATTRIBUTES_QUERY,
+    Attribute,
+    attribute_numbers,
+    needs_earlier,
+    read_attributes,
+)
+from gateway.relations.describe import describe
+from gateway.relations.type_catalog import (
+    BUILT_IN_QUERY,
+    GENERATED_KEY_QUERY,
+    PRIMARY_KEY_QUERY,
+    RELATION_QUERY,
+    TYPES_QUERY,
+    read_types,
+)
+from gateway.runtime.column_rules import check_key, protect
+from gateway.schema_registry import classified_schema_errors
+from gateway.transactions.transaction import RelationVersion
+from schemas.avro_types import is_numeric
+from schemas.change_schema import Schema, change_schema, key_schema
+from schemas.errors import IncompatibleSchema
+from schemas.registry_client import RegistryClient
+from schemas.relation import Kind, MissingValue, RelationDescription, TypeFacts
+from schemas.schema_metadata import recorded_attributes, recorded_key, recorded_oid, recorded_relation, recorded_types
+from schemas.topic_names import key_subject, value_subject
+
+log = structlog.get_logger()
+
+_ASKED_AT_ONCE = 50
+"""Questions to the registry."""
+_REGISTERED_AT_ONCE = 8
+"""Relations, each with up to two subjects."""
+_NAMED = 3
+"""Relations, in an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Catalog:
+    """What the catalog says of some relations: facts of their types by oid, generated columns of their replica identities, and
+    all attributes, both by relation oid."""
+
+    types: dict[int, TypeFacts]
+    generated: dict[int, list[str]]
+    attributes: dict[int, list[Attribute]]
+
+
+class Announcer:
+    """Raises WalgateError: PostgreSQL, registry or Kafka not there, or a schema that is not compatible."""
+
+    def __init__(
+        self,
+        sql: asyncpg.Connection,
+        registry: RegistryClient,
+        topics: Topics,
+        producer: Producer,
+        writer: BatchWriter,
+        settings: Settings,
+        *,
+        is_first_epoch: bool,
+        on_announced: Callable[[str, int, int], None],
+        debezium: DebeziumRelations | None = None,
+    ) -> None:
+        """`on_announced` hears each relation's name, schema id and number of columns; `debezium`: written in its dialect."""
+        self._on_announced = on_announced
+        self._debezium = debezium
+        self._sql = sql
+        self._registry = registry
+        self._topics = topics
+        self._producer = producer
+        self._writer = writer
+        self._prefix = settings.kafka.prefix
+        self._columns = settings.columns
+        self._publications = settings.source.publications
+        self._is_first_epoch = is_first_epoch
+        self._announced_types: dict[int, tuple[str, str]] = {}
+
+    async def prepare(self, relations: Iterable[Name]) -> None:
+        """Make the topics of (schema, table) in batches, before their first row: a thousand one by one take long."""
+        wanted = list(relations)
+        if not self._is_first_epoch:
+            await self._refuse_deleted(await self._topics.without_topic(wanted))
+        await self._topics.ensure_relations(wanted)
+        await self._producer.learn(self._topics.of_relation(relation) for relation in wanted)
+
+    async def _refuse_deleted(self, missing: list[Name]) -> None:
+        """A topic is made before its first schema is registered: one that is missing although it has a schema was deleted."""
+        names = [topic for relation in missing for topic in self._topics.possible_names(relation)]
+        deleted = []
+        with classified_schema_errors():
+            for start in range(0, len(names), _ASKED_AT_ONCE):
+                some = names[start : start + _ASKED_AT_ONCE]
+                found = await asyncio.gather(*(self._registry.latest(value_subject(topic)) for topic in some))
+                deleted += [topic for topic, schema in zip(some, found, strict=True) if schema is not None]
+        await self._topics.refuse_deleted(deleted)
+
+    async def _make_topics(self, relations: Sequence[Name]) -> None:
+        """A new table seldom comes alone: the topics of all that are published by now are made with its own."""
+        if await self._topics.without_topic(relations):
+            publications = await publication_facts(self._sql, self._publications)
+            published = {(r.namespace, r.name) for facts in publications.values() for r in facts.relations}
+            await self.prepare([*relations, *sorted(published)])
+        else:
+            await self.prepare(relations)
+
+    async def _topic(self, relation: Name) -> str:
+        topic = self._topics.of_relation(relation)
+        if self._debezium is not None:
+            other = self._topics.shared_with(relation)
+            if other is not None:
+                raise topic_of_two(topic, relation, other)
+        elif self._topics.is_given(relation):
+            holds = recorded_relation(await self._registry.latest(value_subject(topic)) or {})
+            if holds not in (None, relation):
+                raise topic_of_another(topic, relation, holds)
+        return topic
+
+    def topic_of(self, relation: Name) -> str:
+        """Where its rows go, or would go."""
+        return next(iter(self._topics.possible_names(relation)))
+
+    def note_type(self, message: Type) -> None:
+        """The name of a type, for when the catalog has forgotten it."""
+        self._announced_types[message.type_oid] = (message.namespace, message.name)
+
+    async def announce(
+        self, relation: Relation, in_force: RelationVersion | None, xid: int | None = None
+    ) -> RelationVersion:
+        """`in_force`: what changes of the relation were encoded with so far. The newest schema of the topic may be another:
+        one of a savepoint or transaction that was rolled back, by which later ones are not bound. `xid`: of the transaction
+        of the message; None: the relation is as the catalog has it now."""
+        with classified_schema_errors():
+            await self._make_topics([(relation.namespace, relation.name)])
+            catalog = await self._look([relation])
+            description, relation_ = await self._described(relation, in_force, xid, catalog)
+        return await self._registered(description, relation_, in_force)
+
+    async def announce_all(self, relations: Sequence[tuple[Relation, RelationVersion | None]]) -> list[RelationVersion]:
+        """Relations as the catalog has them now, with what is in force of each: the catalog is asked for all of them, and several
+        are registered at once. Raises the first error when none is under way any more: behind it none is begun, as each may take
+        as long to fail. An UnwritableRelation names its relation."""
+        with classified_schema_errors():
+            await self._make_topics([(relation.namespace, relation.name) for relation, _ in relations])
+            catalog = await self._look([relation for relation, _ in relations])
+            described = []
+            for relation, in_force in relations:
+                with _naming(relation.relation_oid):
+                    described.append((*await self._described(relation, in_force, None, catalog), in_force))
+        turns = asyncio.Semaphore(_REGISTERED_AT_ONCE)
+        failed: list[BaseException] = []
+
+        async def registered(
+            description: RelationDescription, relation_: ConnectRelation | None, in_force: RelationVersion | None
+        ) -> RelationVersion:
+            async with turns:
+                if failed:
+                    raise failed[0]
+                try:
+                    with _naming(description.oid):
+                        return await self._registered(description, relation_, in_force)
+                except BaseException as error:
+                    failed.append(error)
+                    raise
+
+        found = await asyncio.gather(*(registered(*each) for each in described), return_exceptions=True)
+        if failed:
+            raise failed[0]
+        return [each for each in found if not isinstance(each, BaseException)]
+
+    async def _described(
+        self, relation: Relation, in_force: RelationVersion | None, xid: int | None, catalog: _Catalog
+    ) -> tuple[RelationDescription, ConnectRelation | None]:
+        """The second is of Debezium's dialect."""
+        topic = await self._topic((relation.namespace, relation.name))
+        description = await self._describe(relation, topic, catalog)
+        if self._debezium is None:
+            in_use = None if in_force is None else in_force.encoder.description
+            attributes = catalog.attributes.get(relation.relation_oid, [])
+            return await self._with_attributes(description, topic, in_use, xid, attributes), None
+        relation_ = await self._debezium.relation(description)
+        check_key(description, relation_.key, self._columns)
+        if not relation_.key and self._topics.makes_compacted(topic):
+            raise compacted_without_key(topic, description.qualified_name)
+        return description, relation_
+
+    async def _registered(
+        self, description: RelationDescription, relation_: ConnectRelation | None, in_force: RelationVersion | None
+    ) -> RelationVersion:
+        earlier = None if in_force is None else in_force.encoder.description
+        if earlier is not None and (earlier.namespace, earlier.name) != (description.namespace, description.name):
+            earlier = None  # renamed: another topic
+        topic = self._topics.of_relation((description.namespace, description.name))
+        with classified_schema_errors():
+            failpoint("before_registry_call")
+            try:
+                if self._debezium is not None and relation_ is not None:
+                    value_schema_id, key_schema_id = await self._register_debezium(topic, relation_, self._debezium)
+                else:
+                    value_schema_id, key_schema_id = await self._register(topic, description, earlier)
+            except IncompatibleSchema as error:
+                if self._debezium is not None:
+                    raise
+                recorded = await self._registry.latest(value_subject(topic)) or {}
+                if earlier is None and recorded_oid(recorded) not in (None, description.oid):
+                    value_schema_id, key_schema_id = await self._register_anew(topic, description, recorded, error)
+                else:
+                    as_first_met = _with_types_as_first_met(description, recorded)
+                    if as_first_met is None:
+                        raise
+                    description = as_first_met
+                    value_schema_id, key_schema_id = await self._register(topic, description, earlier)
+            failpoint("after_registry_call")
+        keys = ", ".join(column.name for column in description.identity_columns) or "none"
+        partition_count = self._topics.partition_count(topic)
+        outlet = self._writer.outlet(topic, partition_count, f"{description.qualified_name} (key: {keys})")
+        if self._debezium is not None and relation_ is not None:
+            self._debezium.announce(relation_, value_schema_id, key_schema_id, outlet)
+            key_schema_id = 0 if description.identity_columns else None
+        encoder = RowEncoder(description, value_schema_id, key_schema_id)
+        self._on_announced(description.qualified_name, value_schema_id, len(description.columns))
+        log.debug("relation", name=description.qualified_name, schema_id=value_schema_id)
+        return RelationVersion(description.qualified_name, value_schema_id, encoder, outlet)
+
+    async def _register(
+        self, topic: str, description: RelationDescription, earlier: RelationDescription | None
+    ) -> tuple[int, int | None]:
+        """`earlier`: what is in force, None: the registry's newest."""
+        return await self._register_both(
+            topic,
+            change_schema(description, self._prefix),
+            key_schema(description, self._prefix),
+            None if earlier is None else change_schema(earlier, self._prefix),
+            None if earlier is None else key_schema(earlier, self._prefix),
+        )
+
+    async def _register_debezium(
+        self, topic: str, relation: ConnectRelation, debezium: DebeziumRelations
+    ) -> tuple[int, int | None]:
+        if not debezium.registers_schemas:
+            return 0, 0 if relation.key else None
+        return await self._register_both(topic, *debezium.schemas_of(relation, topic))
+
+    async def _register_both(
+        self,
+        topic: str,
+        value_schema: Schema,
+        key: Schema | None,
+        earlier_value: Schema | None = None,
+        earlier_key: Schema | None = None,
+    ) -> tuple[int, int | None]:
+        """Value and key at once, and both done when it returns."""
+        value = self._registry.register(value_subject(topic), value_schema, earlier_value)
+        if key is None:
+            return await value, None
+        key_done = self._registry.register(key_subject(topic), key, earlier_key)
+        value_schema_id, key_schema_id = await asyncio.gather(value, key_done, return_exceptions=True)
+        if isinstance(value_schema_id, BaseException):
+            raise value_schema_id
+        if isinstance(key_schema_id, BaseException):
+            raise key_schema_id
+        return value_schema_id, key_schema_id
+
+    async def _register_anew(
+        self, topic: str, description: RelationDescription, recorded: Schema, error: IncompatibleSchema
+    ) -> tuple[int, int | None]:
+        """A table of another oid under the name is another table: its rows need not be read as those of the former one. The key
+        comes first: the newest schema of the value is what says that this is another table, also after a crash in between."""
+        log.warning(
+            "table_recreated",
+            relation=description.qualified_name,
+            relation_oid=description.oid,
+            former_oid=recorded_oid(recorded),
+            note=error.message,
+        )
+        key = key_schema(description, self._prefix)
+        key_schema_id = None
+        if key is not None:
+            key_schema_id = await self._registry.register(key_subject(topic), key, regardless=True)
+        value = change_schema(description, self._prefix)
+        return await self._registry.register(value_subject(topic), value, regardless=True), key_schema_id
+
+    async def _look(self, relations: Sequence[Relation]) -> _Catalog:
+        failpoint("before_catalog_query")
+        oids = [relation.relation_oid for relation in relations]
+        types = sorted({column.type_oid for relation in relations for column in relation.columns})
+        generated: dict[int, list[str]] = {}
+        try:
+            facts = read_types(await self._sql.fetch(TYPES_QUERY, types))
+            for relation_oid, name in await self._sql.fetch(GENERATED_KEY_QUERY, oids):
+                generated.setdefault(relation_oid, []).append(name)
+            attributes = {} if self._debezium else read_attributes(await self._sql.fetch(ATTRIBUTES_QUERY, oids))
+        except DRIVER_ERRORS as error:
+            names = ", ".join(f"{relation.namespace}.{relation.name}" for relation in relations[:_NAMED])
+            more = f" and {len(relations) - _NAMED} more" if len(relations) > _NAMED else ""
+            raise classify_exception(error, f"querying the columns of {names}{more}") from error
+        failpoint("after_catalog_query")
+        return _Catalog(facts, generated, attributes)
+
+    async def _describe(self, relation: Relation, topic: str, catalog: _Catalog) -> RelationDescription:
+        """The catalog is as of now, the message as of the change: what the catalog has forgotten meanwhile (a dropped type,
+        the key of a dropped table or of one whose key column was renamed) comes from the newest schema of the topic, and what
+        that never knew from the Type message."""
+        oids = {column.type_oid for column in relation.columns}
+        facts = catalog.types
+        primary_key: list[str] = []
+        is_key_known = is_key_whole = True
+        names = {column.name for column in relation.columns}
+        if relation.replica_identity is not ReplicaIdentity.FULL:
+            is_key_whole = names.issuperset(catalog.generated.get(relation.relation_oid, ()))
+        else:
+            try:
+                primary_key = [row[0] for row in await self._sql.fetch(PRIMARY_KEY_QUERY, relation.relation_oid)]
+                is_key_known = names.issuperset(primary_key)
+                if not primary_key:
+                    is_key_known = bool(await self._sql.fetch(RELATION_QUERY, relation.relation_oid))
+            except DRIVER_ERRORS as error:
+                raise classify_exception(error, f"querying the key of {relation.namespace}.{relation.name}") from error
+        if not (is_key_known and facts.keys() >= oids):
+            recorded = await self._registry.latest(value_subject(topic)) or {}
+            facts = {**await self._bases_of_domains(oids - facts.keys()), **recorded_types(recorded), **facts}
+            if not is_key_known and recorded_oid(recorded) == relation.relation_oid:
+                primary_key = recorded_key(recorded)
+        description = describe(relation, facts, primary_key, self._announced_types, is_key_whole=is_key_whole)
+        return protect(description, self._columns)
+
+    async def _with_attributes(
+        self,
+        description: RelationDescription,
+        topic: str,
+        earlier: RelationDescription | None,
+        xid: int | None,
+        attributes: Sequence[Attribute],
+    ) -> RelationDescription:
+        """With attnum and attmissingval of its columns."""
+        names = [column.name for column in description.columns]
+        known: dict[str, tuple[int, MissingValue | None]] = {}
+        if earlier is not None:
+            known = {c.name: (c.attnum, c.missing) for c in earlier.columns if c.attnum is not None}
+        elif needs_earlier(names, attributes, xid):
+            recorded = await self._registry.latest(value_subject(topic)) or {}
+            known = recorded_attributes(recorded) if recorded_oid(recorded) == description.oid else {}
+        numbers = {name: number for name, (number, _) in known.items()}
+        missing = {} if attributes else dict(known.values())
+        return with_attributes(description, attribute_numbers(names, attributes, xid, numbers), attributes, missing)
+
+    async def _bases_of_domains(self, missing: set[int]) -> dict[int, TypeFacts]:
+        """The Type message of a domain has the domain's oid and the name of its base type. The base's typmod it lacks, so that
+        a domain over numeric stays unknown."""
+        bases = {oid: name for oid in missing if (name := self._announced_types.get(oid)) and name[0] == "pg_catalog"}
+        if not bases:
+            return {}
+        try:
+            rows = await self._sql.fetch(BUILT_IN_QUERY, [name for _, name in bases.values()])
+            built_in = read_types(await self._sql.fetch(TYPES_QUERY, [row[0] for row in rows]))
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, "querying the base types of domains") from error
+        by_name = {facts.name: facts for facts in built_in.values() if not is_numeric(facts)}
+        return {
+            oid: TypeFacts(oid, *name, Kind.DOMAIN, base=by_name[name[1]])
+            for oid, name in bases.items()
+            if name[1] in by_name
+        }
+
+
+@contextmanager
+def _naming(relation_oid: int) -> Iterator[None]:
+    try:
+        yield
+    except UnwritableRelation as error:
+        error.relation_oid = relation_oid
+        raise
+
+
+def _with_types_as_first_met(description: RelationDescription, schema: Schema) -> RelationDescription | None:
+    """A type that was made in a transaction which was streamed while open was unknown then, and its values were sent
+    as text. They stay text. None where that is not the reason."""
+    recorded = recorded_types(schema)
+    columns = [
+        replace(column, facts=recorded[column.facts.oid])
+        if column.facts.oid in recorded and recorded[column.facts.oid].kind is Kind.UNKNOWN
+        else column
+        for column in description.columns
+    ]
+    if tuple(columns) == description.columns:
+        return None
+    log.info(
+        "types_stay_text",
+        relation=description.qualified_name,
+        note="with schemas.on_incompatible=register, the columns get their actual types",
+    )
+    return replace(description, columns=tuple(columns))

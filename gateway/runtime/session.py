@@ -1,0 +1,315 @@
+"""One replication session: from the start to the stream, until something ends it. Every failure leaves by an exception.
+
+The steps of the start and their order: gateway/startup/start.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import asyncpg
+import structlog
+
+from gateway.config.settings import Settings
+from gateway.errors import NeedsText, Retry, StopForOperator
+from gateway.events.errors import NeedsOptional
+from gateway.failpoints import failpoint
+from gateway.kafka.delivery import TransactionTimedOut
+from gateway.kafka.producer import Producer
+from gateway.observe.status_board import Board
+from gateway.pgoutput import Relation
+from gateway.postgres.asyncpg_internals import address_of
+from gateway.postgres.connection import connect_sql, leave_with
+from gateway.postgres.credentials import login_of
+from gateway.postgres.errors import LossReported
+from gateway.postgres.server_message import ServerMessage
+from gateway.postgres.standby_status import StandbyStatus
+from gateway.postgres.start_replication import pgoutput_options, protocol_version
+from gateway.runtime.bootstrap import Start
+from gateway.runtime.column_rules import unused_rules
+from gateway.runtime.pump import Pump, ReadWhole, WholeFirst
+from gateway.runtime.quarantine import QuarantineRelation, TableErrors
+from gateway.runtime.restart_state import SessionMemory
+from gateway.runtime.source_catalog import Catalog
+from gateway.runtime.stream_status import show_position
+from gateway.runtime.tasks import run_together
+from gateway.runtime.wal_budget import WalBudget
+from gateway.snapshot.chunk_reader import connect_reader
+from gateway.snapshot.coordinator import Snapshot
+from gateway.startup.periodic_check import check_held
+from gateway.startup.server_notices import LeftOut, WalRemoved
+from gateway.startup.timeline_checks import LeftBehind
+from gateway.transactions.machine import RolledBackMessages, TransactionMachine
+from gateway.transactions.position import Position
+from gateway.transactions.transaction import RelationVersion
+from schemas.lsn import Lsn
+
+log = structlog.get_logger()
+
+DRAIN_TIMEOUT_S = 10.0
+_NAMED_TABLES = 10
+
+
+class Session:
+    """Reads and writes `memory`."""
+
+    def __init__(self, settings: Settings, board: Board, memory: SessionMemory) -> None:
+        self.is_streaming = False
+        self._settings = settings
+        self._board = board
+        self._memory = memory
+        self._notices: set[str] = set()
+        self._resume_lsn = 0
+        self._sql: asyncpg.Connection | None = None
+        self._reads_whole = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set and everything received is durable; raises WalgateError."""
+        async with AsyncExitStack() as stack:
+            stack.callback(self._leave)
+            try:
+                await self._run(stack, stop)
+            except NeedsText:
+                self._memory.text_only = True
+                raise
+            except NeedsOptional as error:
+                self._memory.optional_fields.add(error.field)
+                raise
+            except (RolledBackMessages, ReadWhole):
+                self._memory.whole_once = True
+                raise
+            except WholeFirst as error:
+                self._memory.careful_until = error.whole_until
+                self._memory.whole_once = self._reads_whole
+                raise
+            except QuarantineRelation as error:
+                self._memory.quarantine[error.relation.relation_oid] = error.relation
+                raise
+            except LossReported as error:
+                self._remember(error)
+                raise
+            except LeftBehind:
+                if self._sql is not None:
+                    self._memory.avoid(address_of(self._sql))
+                raise
+
+    def _remember(self, error: LossReported) -> None:
+        reported, before = error.reported, self._memory.reported
+        if isinstance(reported, WalRemoved):
+            again = isinstance(before, WalRemoved) and before.resume_lsn == self._resume_lsn
+            times = before.times + 1 if again and isinstance(before, WalRemoved) else 1
+            reported = replace(reported, resume_lsn=self._resume_lsn, times=times)
+        self._memory.reported = reported
+
+    def _leave(self) -> None:
+        self._board.leave()
+        self._wait_for("the restart of replication")
+
+    def _wait_for(self, what: str) -> None:
+        self._board.wait_for(what)
+
+    async def _run(self, stack: AsyncExitStack, stop: asyncio.Event) -> None:
+        settings, memory = self._settings, self._memory
+        self._wait_for("PostgreSQL")
+        failpoint("before_preflight")
+        self._sql = sql = await self._connect_sql(stack)
+        reads_new_tables = settings.snapshot.mode == "initial"
+        catalog = Catalog(sql, settings, memory.next_moment, memory.logged, reads_new_tables=reads_new_tables)
+        budget = WalBudget(settings, memory, self._board)
+        await budget.keep(catalog)
+        await budget.record(catalog)
+        start = Start(settings, memory, stack, self._board)
+        position = memory.position = await start.run(catalog)
+        self._resume_lsn = position.resume_lsn
+        catalog.warn(unused_rules(settings.columns, catalog.facts.publications.values()))
+        self._tell_quarantined(position)
+
+        # A connection beside the periodic check's: asyncpg runs one query at a time.
+        announcer = start.announcer(await self._connect_sql(stack), position)
+        await announcer.prepare(catalog.relations)
+        machine = start.machine(position)
+        table_errors = TableErrors(settings.errors, announcer.topic_of, records_exclusions=machine.records_exclusions)
+        with table_errors.of_snapshot():
+            snapshot = await self._snapshot(stack, start, machine, position)
+        feedback = await self._start_stream(start, machine, position)
+        leave_with(sql, start.stream)
+        protocol = protocol_version(catalog.server.version_num)
+        pump = Pump(
+            start.stream,
+            feedback,
+            machine,
+            start.writer,
+            announcer,
+            start.delivery,
+            position,
+            protocol,
+            memory.careful_until,
+            board=self._board,
+            snapshot=snapshot,
+            table_errors=table_errors,
+        )
+        show_position(self._board, position)
+        if snapshot is not None:
+            self._board.watch_snapshot(snapshot.status)
+        self._wait_for("")
+        self.is_streaming = True
+        log.info("streaming", slot=position.slot, epoch=position.epoch, resume_lsn=str(position.resume_lsn))
+        try:
+            with table_errors.of_snapshot():
+                await run_together(
+                    pump.run(),
+                    pump.deliver(),
+                    pump.confirm(),
+                    feedback.run(),
+                    catalog.watch(position, start.stream.backend_pid, budget.check),
+                    self._rest(start.producer),
+                    *([] if snapshot is None else [snapshot.run()]),
+                    until=self._drain(stop, pump),
+                )
+        except TransactionTimedOut as error:
+            self._stop_if_again(pump.closed_lsn, error)
+            raise
+
+    def _tell_quarantined(self, position: Position) -> None:
+        """It is durable now: what an operator readmits later is not to come back from the memory."""
+        for relation in position.quarantined:
+            if relation.relation_oid not in self._memory.quarantine:
+                continue
+            log.error(
+                "table_quarantined",
+                table=relation.full_name,
+                reason=relation.reason,
+                since_commit_lsn=str(Lsn(relation.since_lsn)),
+                hint="its changes are counted, but not written to Kafka. To end the quarantine, correct the cause, run walgate "
+                f"readmit {relation.full_name}, and take a new snapshot of the table (walgate snapshot start)",
+            )
+        self._memory.quarantine.clear()
+        if position.quarantined:
+            names = [relation.full_name for relation in position.quarantined]
+            log.warning("tables_in_quarantine", count=len(names), tables=names[:_NAMED_TABLES])
+
+    def _stop_if_again(self, behind: Lsn, error: TransactionTimedOut) -> None:
+        """Once may be chance; the same transaction a second time will not fit a third time either."""
+        if self._memory.timed_out_behind == behind:
+            smaller = self._way_to_smaller_parts()
+            raise StopForOperator(
+                f"receiving and delivering the transaction that follows LSN {behind} has twice taken longer than "
+                f"kafka.transaction_timeout_s = {self._settings.kafka.transaction_timeout_s}",
+                hint=f"raise kafka.transaction_timeout_s (and the broker's transaction.max.timeout.ms){smaller}",
+            ) from error
+        self._memory.timed_out_behind = behind
+
+    def _way_to_smaller_parts(self) -> str:
+        source = self._settings.source
+        if self._settings.streams_open_transactions:
+            # It was streamed before, until a savepoint of it with messages was rolled back.
+            if self._reads_whole and source.messages:
+                return (
+                    "; or set source.messages = false: the transaction is then sent in parts, even if some of its savepoints "
+                    "are rolled back"
+                )
+            return ""
+        if self._settings.writes_debezium:
+            return ""
+        return "; or set source.large_transactions = stream: the transaction is then sent in parts"
+
+    async def _connect_sql(self, stack: AsyncExitStack) -> asyncpg.Connection:
+        sql = await connect_sql(login_of(self._settings.source), avoid=self._memory.left_behind)
+        stack.callback(sql.terminate)
+        return sql
+
+    async def _snapshot(
+        self, stack: AsyncExitStack, start: Start, machine: TransactionMachine, position: Position
+    ) -> Snapshot | None:
+        settings = self._settings
+        if not settings.takes_snapshots:
+            return None
+        self._wait_for("the stored snapshot state")
+        states = await start.snapshot_states(position)
+        announcer = start.snapshot_announcer(await self._connect_sql(stack), position, machine)
+
+        async def announce(
+            relations: Sequence[tuple[Relation, RelationVersion | None]],
+        ) -> list[tuple[RelationVersion, str]]:
+            versions = await announcer.announce_all(relations)
+            topics = [start.topics.of_relation((relation.namespace, relation.name)) for relation, _ in relations]
+            return list(zip(versions, topics, strict=True))
+
+        sql = await connect_reader(login_of(settings.source))
+        stack.callback(sql.terminate)
+        snapshot = Snapshot(
+            settings,
+            sql,
+            machine,
+            start.delivery,
+            announce,
+            states,
+            position_key=position.key,
+            frame=start.snapshot_frame,
+            is_first=states.stream is None and position.last_commit_lsn == 0,
+            text_only=not start.catalog.may_be_binary(text_only=self._memory.text_only),
+            publications=start.catalog.publications,
+            is_behind_gap=position.gap is not None and position.gap.end_lsn == position.resume_lsn,
+        )
+        await snapshot.prepare()
+        return snapshot
+
+    async def _start_stream(self, start: Start, machine: TransactionMachine, position: Position) -> StandbyStatus:
+        source, memory = self._settings.source, self._memory
+        failpoint("before_start_replication")
+        # In a stream the commit LSN of a transaction is not known, which position.skip_lsn names.
+        self._reads_whole, memory.whole_once = memory.whole_once or position.skip_lsn > 0, False
+        server = start.catalog.server
+        options = pgoutput_options(
+            server.version_num,
+            source.publications,
+            binary=await start.catalog.use_binary(text_only=memory.text_only),
+            streaming=self._settings.streams_open_transactions and not self._reads_whole,
+            two_phase=source.two_phase,
+            messages=source.messages or source.heartbeat_interval_s > 0 or self._settings.takes_snapshots,
+            origin=source.origin,
+        )
+        feedback = StandbyStatus(start.stream, position.resume_lsn, server.wal_sender_timeout_s)
+        # What was left out in the session before was judged harmless: the slot is older than its publication.
+        is_harmless = isinstance(memory.reported, LeftOut)
+        if is_harmless:
+            memory.reported = None
+        await start.stream.start(
+            source.slot,
+            position.resume_lsn,
+            options,
+            on_notice=self._note,
+            tolerates_left_out=lambda: is_harmless and machine.transaction_count == 0 and machine.at_boundary,
+        )
+        failpoint("after_start_replication")
+        check_held(await start.catalog.slot(), position.resume_lsn)
+        return feedback
+
+    def _note(self, said: ServerMessage) -> None:
+        """A warning within the stream that means nothing for what is sent. The server repeats it."""
+        text = str(said)
+        if text not in self._notices:
+            self._notices.add(text)
+            log.warning("server_warning", message=text, hint=said.hint)
+
+    async def _rest(self, producer: Producer) -> None:
+        """A producer near the end of its sequence numbers is given up like a failed one."""
+        while not producer.is_worn:
+            await asyncio.sleep(10)
+        raise Retry("the producer's sequence numbers are nearly exhausted: a new producer takes over")
+
+    async def _drain(self, stop: asyncio.Event, pump: Pump) -> None:
+        """After `stop`: read no more, wait until what was read is durable where a transaction ends, tell PostgreSQL."""
+        await stop.wait()
+        failpoint("shutdown_requested")
+        log.info("stopping")
+        self._board.stopping()
+        try:
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                await pump.drain()
+                failpoint("shutdown_drained")
+        except TimeoutError:
+            log.warning("drain_timed_out", note="unacknowledged changes will be sent again")

@@ -1,0 +1,106 @@
+"""`walgate snapshot status`: what is durable of a slot's snapshots, read from Kafka as a start of the gateway reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gateway.config.settings import Settings
+from gateway.kafka.position_topic import read_snapshot_states
+from gateway.kafka.topic_admin import TopicAdmin
+from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus, TableSnapshot
+from gateway.postgres.connection import connect_sql
+from gateway.postgres.credentials import login_of
+from gateway.postgres.load_facts import load_facts
+from gateway.runtime.stored_positions import quarantined_tables
+from gateway.schema_registry import open_registry
+from gateway.snapshot.rules.table_progress import Status
+from gateway.snapshot.stored_state import KNOWN, RESELECT, States, TableState, decode_states, of_slot, writer_ids
+from gateway.transactions.position import position_key
+from gateway.transactions.transaction import Quarantined
+from schemas.errors import RegistryRefused
+from schemas.registry_client import RegistryClient
+from schemas.topic_names import SNAPSHOT_TOPIC, counted
+
+
+async def snapshot_status(settings: Settings) -> tuple[States, tuple[Quarantined, ...]]:
+    """Without any snapshot: empty states. Asks PostgreSQL who it is. Raises WalgateError."""
+    source = settings.source
+    sql = await connect_sql(login_of(source))
+    try:
+        server = (await load_facts(sql, source.slot, source.publications, 0)).server
+    finally:
+        sql.terminate()
+    key = position_key(server.system_identifier, server.database, source.slot)
+    states = await snapshot_states(settings, key)
+    return states, await quarantined_tables(settings, key) if states.stream else ()
+
+
+async def snapshot_states(settings: Settings, position_key: bytes) -> States:
+    """Raises WalgateError."""
+    admin = TopicAdmin(settings.kafka)
+    await admin.start()
+    try:
+        if not await admin.existing([SNAPSHOT_TOPIC]):
+            return States()
+    finally:
+        await admin.close()
+    values = of_slot(position_key, await read_snapshot_states(settings.kafka, settings.kafka.delivery_timeout_s))
+    async with open_registry(settings.registry, settings.registry.timeout_s) as client:
+        return await load_states(values, client)
+
+
+async def load_states(values: Mapping[bytes, bytes], client: RegistryClient) -> States:
+    """Of one slot, from its records. Raises StopForOperator and SchemaError."""
+    writers = {}
+    for number in writer_ids(values.values()):
+        try:
+            writers[number] = await client.schema(number)
+        except RegistryRefused as error:
+            if error.hint:  # credentials
+                raise
+    return decode_states(values, writers)
+
+
+def told(states: States) -> SnapshotStatus:
+    """For the status: what is not done."""
+    left = [state for state in _started(states) if state.status != Status.DONE.value]
+    tables = tuple(
+        TableSnapshot(
+            f"{state.schema}.{state.name}",
+            state.status,
+            state.purpose,
+            state.row_count,
+            state.chunk_count,
+            state.stale_count,
+        )
+        for state in left[:LISTED_TABLES]
+    )
+    return SnapshotStatus(states.stream is not None and states.stream.paused, len(left), tables)
+
+
+def status_lines(states: States, quarantined: Sequence[Quarantined] = ()) -> Iterator[str]:
+    if states.stream is None:
+        yield "no snapshot was taken for this slot"
+        return
+    tables = _started(states)
+    left = sum(state.status != Status.DONE.value for state in tables)
+    paused = " (paused)" if states.stream.paused else ""
+    yield (
+        f"{'a snapshot' if len(tables) == 1 else 'snapshots'} of {counted(len(tables), 'table')} "
+        f"{'was' if len(tables) == 1 else 'were'} started; {left} {'is' if left == 1 else 'are'} unfinished{paused}"
+    )
+    for state in tables:
+        again = sum(map(len, states.keys.get(state.relation_oid, {}).values()))
+        yield (
+            f"{state.schema}.{state.name}: {state.status.lower()}, {state.purpose}, {counted(state.row_count, 'row')} in "
+            f"{counted(state.chunk_count, 'chunk')}, {counted(state.stale_count, 'stale row')} discarded, "
+            f"{counted(again, 'key')} to read again"
+        )
+    for table in quarantined:
+        yield f"{table.full_name}: in quarantine, not read until walgate readmit"
+
+
+def _started(states: States) -> list[TableState]:
+    """Without those of which only rows are read that UPDATEs left values out of."""
+    found = (s for s in states.tables.values() if s.name and s.status != KNOWN and s.purpose != RESELECT)
+    return sorted(found, key=lambda state: (state.schema, state.name))

@@ -1,0 +1,184 @@
+"""PostgreSQL's catalog, looked at before and while the stream runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import asyncpg
+import structlog
+
+from gateway.config.settings import Settings
+from gateway.failpoints import failpoint
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.load_facts import load_facts
+from gateway.postgres.publication import PublicationLook, tables_that_held_rows
+from gateway.postgres.slot import advance_slot, create_slot, drop_slot, slot_facts
+from gateway.relations.type_catalog import TYPES_QUERY, read_types, unknown_type
+from gateway.startup.facts import Expected, Facts, ServerFacts, SlotFacts, published_types
+from gateway.startup.findings import OperatorWarning
+from gateway.startup.periodic_check import check_running
+from gateway.startup.publication_checks import added_tables, rows_not_sent
+from gateway.transactions.position import Position
+from gateway.values.column_codec import has_binary_decoder
+from schemas.lsn import Lsn
+from schemas.relation import TypeFacts
+
+log = structlog.get_logger()
+_NAMED_TABLES = 10
+
+
+def expected_of(settings: Settings) -> Expected:
+    """What the settings say, for a start and for `walgate check`."""
+    source = settings.source
+    return Expected(
+        slot=source.slot,
+        publications=source.publications,
+        two_phase=source.two_phase,
+        failover=source.failover,
+        keys_needed=settings.writes_debezium and settings.debezium.compacted_topics,
+        advance_bytes=source.wal_budget_bytes if source.on_wal_budget == "advance" else None,
+    )
+
+
+class Catalog:
+    """`sql` is a connection of the session. `moment` gives the next moment of the process; warnings are logged once, and kept in
+    `logged`."""
+
+    def __init__(
+        self,
+        sql: asyncpg.Connection,
+        settings: Settings,
+        moment: Callable[[], int],
+        logged: set[OperatorWarning],
+        *,
+        reads_new_tables: bool = True,
+    ) -> None:
+        self._sql = sql
+        self._source = settings.source
+        self._moment = moment
+        self._logged = logged
+        self._reads_new_tables = reads_new_tables
+        self._facts: Facts | None = None
+        self.publications = PublicationLook(settings.source.publications)
+        self.expected = expected_of(settings)
+
+    async def look(self) -> Facts:
+        self._facts = await load_facts(self._sql, self._source.slot, self.publications, self._moment())
+        return self._facts
+
+    @property
+    def facts(self) -> Facts:
+        """Of the last look."""
+        assert self._facts is not None
+        return self._facts
+
+    @property
+    def server(self) -> ServerFacts:
+        return self.facts.server
+
+    @property
+    def backend_pid(self) -> int:
+        """The process of the server that answers these queries, and creates the slot."""
+        pid: int = self._sql.get_server_pid()
+        return pid
+
+    @property
+    def transactional_id(self) -> str:
+        return self.transactional_id_of(self.server.system_identifier)
+
+    def transactional_id_of(self, system_identifier: str) -> str:
+        """pg_upgrade keeps the oids of databases."""
+        return f"walgate.{system_identifier}.{self.server.database_oid}.{self._source.slot}"
+
+    @property
+    def relations(self) -> list[tuple[str, str]]:
+        """(schema, table) of everything published."""
+        publications = self.facts.publications.values()
+        return sorted({(r.namespace, r.name) for publication in publications for r in publication.relations})
+
+    def warn(self, warnings: tuple[OperatorWarning, ...]) -> None:
+        for warning in warnings:
+            if warning not in self._logged:
+                self._logged.add(warning)
+                log.warning("warning", message=warning.message, hint=warning.hint)
+
+    async def create_slot(self) -> Lsn:
+        source = self._source
+        log.info(
+            "creating_slot",
+            slot=source.slot,
+            note="PostgreSQL waits until all open transactions that have written data have ended",
+        )
+        lsn = await create_slot(
+            self._sql,
+            source.slot,
+            version_num=self.server.version_num,
+            two_phase=source.two_phase,
+            failover=source.failover,
+        )
+        log.info("slot_created", slot=source.slot, resume_lsn=str(lsn))
+        return lsn
+
+    async def slot(self) -> SlotFacts | None:
+        """As it is now; the facts of the last look stay."""
+        return await slot_facts(self._sql, self._source.slot)
+
+    async def drop_slot(self) -> None:
+        await drop_slot(self._sql, self._source.slot)
+        log.warning("slot_dropped", slot=self._source.slot)
+
+    async def advance_slot(self, end_lsn: Lsn) -> None:
+        await advance_slot(self._sql, self._source.slot, end_lsn)
+
+    async def use_binary(self, *, text_only: bool) -> bool:
+        """`auto`: binary tuples where every published column's type has a binary decoder.
+
+        Only a UTF8 database is read in binary: hstore_send counts bytes in the database's encoding, then converts them, and
+        "char" is not converted at all.
+        """
+        if not self.may_be_binary(text_only=text_only):
+            if self.server.encoding != "UTF8":
+                log.info("text_tuples", encoding=self.server.encoding)
+            return False
+        if self._source.binary == "on":
+            return True
+        oids = sorted(published_types(self.facts.publications))
+        try:
+            facts = read_types(await self._sql.fetch(TYPES_QUERY, oids))
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, "querying the types of the published columns") from error
+        undecodable = [facts[oid].name if oid in facts else "?" for oid in oids if not _is_decodable(oid, facts)]
+        if undecodable:
+            log.info("text_tuples", types_without_binary_decoder=undecodable)
+        return not undecodable
+
+    def may_be_binary(self, *, text_only: bool) -> bool:
+        """Whether any value is asked for in binary."""
+        return self._source.binary != "off" and not text_only and self.server.encoding == "UTF8"
+
+    async def watch(self, position: Position, backend_pid: int, check: Callable[[Facts], None]) -> None:
+        """The periodic check, and `check` with it, until cancelled. Raises what ends the session."""
+        before = self.facts
+        expected = replace(self.expected, timeline=position.timeline, backend_pid=backend_pid)
+        while True:
+            await asyncio.sleep(self._source.check_interval_s)
+            failpoint("before_periodic_check")
+            last, now = self.facts, await self.look()
+            check(now)
+            added = added_tables(last, now)
+            if added:
+                names = [relation.full_name for relation in added]
+                log.info("tables_added", count=len(names), tables=names[:_NAMED_TABLES])
+            if added and not self._reads_new_tables:
+                held = await tables_that_held_rows(self._sql, self._source.publications, added)
+                self.warn((rows_not_sent(held),) if held else ())
+            report = check_running(before, now, expected)
+            self.warn(report.warnings)
+            report.raise_errors()
+            failpoint("after_periodic_check")
+
+
+def _is_decodable(oid: int, facts: dict[int, TypeFacts]) -> bool:
+    return has_binary_decoder(facts.get(oid) or unknown_type(oid))

@@ -1,0 +1,90 @@
+"""What a gateway has left in Kafka and the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import structlog
+
+from gateway.config.kafka import KafkaSettings
+from gateway.config.settings import Settings
+from gateway.debezium.envelope_schema import TRANSACTION_VALUE
+from gateway.errors import StopForOperator
+from gateway.kafka.position_topic import read_positions
+from gateway.schema_registry import classified_schema_errors, open_registry
+from gateway.transactions.position import Position, decode_position, not_a_position_hint, position_schema_id
+from gateway.transactions.transaction import Quarantined
+from schemas.errors import RegistryRefused, SchemaError
+from schemas.records import POSITION
+from schemas.registry_client import RegistryClient
+from schemas.topic_names import POSITION_TOPIC, transaction_topic, value_subject
+
+log = structlog.get_logger()
+
+
+async def stored_position(key: bytes, value: bytes, registry: RegistryClient) -> Position:
+    """Of a record of the position topic, by the schema that it was written with. Raises SchemaError and StopForOperator."""
+    return decode_position(key, value, await registry.schema(position_schema_id(key, value)))
+
+
+async def own_position(key: bytes, value: bytes, registry: RegistryClient) -> Position:
+    """Of this slot; is the registry still the one that knows its schema? Raises StopForOperator and SchemaError."""
+    schema_id = position_schema_id(key, value)
+    try:
+        schema = await registry.schema(schema_id)
+        found: object = schema.get("name")
+    except RegistryRefused as error:
+        if error.hint:  # credentials
+            raise
+        schema, found = {}, error.message
+    if found != POSITION["name"]:
+        raise StopForOperator(
+            f"a record of {POSITION_TOPIC} was not written with a schema of this registry: schema {schema_id}: {found}",
+            hint="registry.url may point to a different registry than before, or the registry was emptied. "
+            "Consumers look up schemas by the IDs in the records: set the previous URL again, or restore the registry. "
+            f"If this is the right registry and it was not emptied, {not_a_position_hint(key)}",
+        )
+    return decode_position(key, value, schema)
+
+
+async def decode_positions(
+    values: Mapping[bytes, bytes], fresh: Position, registry: RegistryClient
+) -> dict[bytes, Position]:
+    """The newest positions by key, without those of other slots that cannot be read: their gateways may use another registry.
+
+    Raises WalgateError where that of the slot of `fresh` cannot be read.
+    """
+    positions: dict[bytes, Position] = {}
+    for key, value in values.items():
+        if fresh.is_of_slot(key):
+            with classified_schema_errors():
+                positions[key] = await own_position(key, value, registry)
+            continue
+        try:
+            positions[key] = await stored_position(key, value, registry)
+        except (SchemaError, StopForOperator) as error:
+            log.info("unreadable_position", key=key.decode("utf-8", "replace"), reason=error.message)
+    return positions
+
+
+async def quarantined_tables(settings: Settings, position_key: bytes) -> tuple[Quarantined, ...]:
+    """Of one slot: its snapshots do not read them. Raises WalgateError."""
+    values, _ = await read_positions(settings.kafka, POSITION_TOPIC, settings.kafka.delivery_timeout_s)
+    if position_key not in values:
+        return ()
+    async with open_registry(settings.registry, settings.registry.timeout_s) as client:
+        return (await stored_position(position_key, values[position_key], client)).quarantined
+
+
+async def refuse_other_dialect(registry: RegistryClient, kafka: KafkaSettings) -> None:
+    """No consumer could read records of both dialects in one topic. Raises StopForOperator and SchemaError."""
+    found = await registry.latest(value_subject(transaction_topic(kafka.prefix)))
+    if found is None:
+        return
+    written = "debezium" if found.get("name") == TRANSACTION_VALUE["name"] else "walgate"
+    if written != kafka.dialect:
+        raise StopForOperator(
+            f"the records in the topics of kafka.prefix = {kafka.prefix} were written with kafka.dialect = {written}, but "
+            f"kafka.dialect is {kafka.dialect}",
+            hint=f"set kafka.dialect = {written}, or another kafka.prefix with another slot",
+        )

@@ -1,0 +1,145 @@
+"""What a stream under way tells of itself: how far it is, and what it has open. Asked by any thread, at any time.
+
+Told once for each Kafka transaction, never for a row. `progress` is computed when somebody asks, in an order that makes it true
+although the event loop goes on meanwhile: `received_lsn` first, then whether a commit waits. What was received before the
+question and does not wait any more is durable.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from gateway.kafka.delivery import Delivery
+from gateway.observe import metrics
+from gateway.observe.lag import Progress
+from gateway.observe.status import Counts, GapSeen, OpenStream
+from gateway.observe.status_board import Board
+from gateway.observe.table_status import QuarantinedTable
+from gateway.postgres.standby_status import StandbyStatus
+from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.position import Position
+
+_S = 1e-6
+"""Commit times are microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    """A Kafka transaction that is not durable yet. `undelivered_since` 0: no PostgreSQL transaction commits with it."""
+
+    position: Position
+    undelivered_since: int
+    undelivered_count: int
+    commit_lsn: int
+    commit_time: int
+    event_count: int
+    transaction_count: int
+    heartbeat_time: int
+    marked: tuple[int, int]
+
+
+def show_position(board: Board, position: Position) -> None:
+    """What a position tells beside LSNs."""
+    gap = position.gap
+    board.epoch = position.epoch
+    board.gap = None if gap is None else GapSeen(gap.first_lsn, gap.end_lsn, gap.reason)
+    board.quarantined = tuple(
+        QuarantinedTable(each.full_name, each.reason, each.since_lsn) for each in position.quarantined
+    )
+
+
+class StreamStatus:
+    """Of one session's stream; `board` asks it until `leave`."""
+
+    def __init__(
+        self,
+        board: Board,
+        feedback: StandbyStatus,
+        machine: TransactionMachine,
+        delivery: Delivery,
+        position: Position,
+    ) -> None:
+        self._feedback = feedback
+        self._machine = machine
+        self._delivery = delivery
+        self._closed: deque[_Closed] = deque()
+        self._durable_lsn: int = position.resume_lsn
+        self._last_commit = (int(position.last_commit_lsn), 0)
+        self._counted = (0, 0)
+        self._heartbeat_time = 0
+        self._marked = (0, 0)
+        self._stream_since: dict[int, float] = {}
+        board.watch(self.progress, self.counts)
+
+    def closed(self, position: Position) -> None:
+        """A Kafka transaction ends here."""
+        machine = self._machine
+        since, count = machine.take_undelivered()
+        self._closed.append(
+            _Closed(
+                position,
+                since,
+                count,
+                machine.last_commit_lsn,
+                machine.last_commit_time,
+                machine.event_count,
+                machine.transaction_count,
+                machine.heartbeat_time,
+                (machine.marked_lsn, machine.marked_time),
+            )
+        )
+
+    def durable(self, position: Position) -> None:
+        """Everything up to `position` is in Kafka."""
+        while self._closed and self._closed[0].position.resume_lsn <= position.resume_lsn:
+            found = self._closed.popleft()
+            self._durable_lsn = max(self._durable_lsn, found.position.resume_lsn)
+            if found.commit_time:
+                self._last_commit = (found.commit_lsn, found.commit_time)
+            self._heartbeat_time = found.heartbeat_time
+            self._marked = found.marked
+            metrics.EVENTS.inc(found.event_count - self._counted[0])
+            metrics.TRANSACTIONS.inc(found.transaction_count - self._counted[1])
+            self._counted = (found.event_count, found.transaction_count)
+            metrics.KAFKA_TRANSACTIONS.inc()
+
+    def stream_begins(self, xid: int) -> None:
+        """Rows of a transaction in progress come; called for each of its segments."""
+        self._stream_since.setdefault(xid, time.time())
+        if len(self._stream_since) > 2 * self._machine.open_streams + 16:
+            known = {xid for xid, _ in self._machine.stream_sizes} | {xid}
+            self._stream_since = {each: since for each, since in self._stream_since.items() if each in known}
+
+    def progress(self) -> Progress:
+        received_lsn = max(int(self._feedback.received_lsn), self._durable_lsn)
+        closed = list(self._closed)
+        machine = self._machine
+        waiting = [one.undelivered_since for one in closed if one.undelivered_since]
+        waiting += [moment for moment in (machine.undelivered_since, machine.receiving_since) if moment]
+        commit_lsn, commit_time = self._last_commit
+        marked_lsn, marked_time = self._marked
+        return Progress(
+            received_lsn=received_lsn,
+            delivered_lsn=self._durable_lsn if waiting else received_lsn,
+            undelivered_since=min(waiting) * _S if waiting else None,
+            last_commit_lsn=commit_lsn,
+            last_commit_time=commit_time * _S if commit_time else None,
+            marked_lsn=marked_lsn,
+            marked_time=marked_time * _S if marked_time else None,
+            undelivered_transactions=sum(one.undelivered_count for one in closed) + machine.undelivered_count,
+            heartbeat_time=self._heartbeat_time * _S if self._heartbeat_time else None,
+        )
+
+    def counts(self) -> Counts:
+        streams = tuple(
+            OpenStream(xid, self._stream_since.get(xid, time.time()), count)
+            for xid, count in self._machine.stream_sizes
+        )
+        return Counts(
+            in_flight_bytes=self._delivery.in_flight_bytes,
+            stalled_s=self._delivery.stalled_s(time.monotonic()),
+            open_streams=streams,
+            prepared=len(self._machine.prepared),
+        )

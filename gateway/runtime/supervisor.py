@@ -1,0 +1,158 @@
+"""Begin again: every failure has one way back - a new producer, the position, the stream from there.
+
+    Retry          at once, then 0.2 s doubling up to 2 s
+    RetrySlowly    2 s doubling up to 60 s
+    other errors   end the gateway: a person must decide
+
+The same reason again and again is logged ever more seldom, with how often and since when.
+
+An attempt that ran for a while sets the delay back. SIGTERM and SIGINT drain: what was received and can be committed is
+committed, PostgreSQL is told, then the program ends with 0. SIGUSR1 logs where every task waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import version as package_version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import structlog
+
+from gateway.config.settings import Settings
+from gateway.errors import Retry, RetrySlowly, WalgateError
+from gateway.failpoints import failpoint
+from gateway.observe import metrics
+from gateway.observe.http_client import authority
+from gateway.observe.logs import Repeats
+from gateway.observe.status_board import Board
+from gateway.runtime.monitor import Monitor
+from gateway.runtime.restart_state import SessionMemory
+from gateway.runtime.session import Session
+from gateway.runtime.tasks import cancel
+
+log = structlog.get_logger()
+
+HEALTHY_S = 30.0
+_DELAYS_S: dict[type[WalgateError], tuple[float, float]] = {Retry: (0.2, 2.0), RetrySlowly: (2.0, 60.0)}
+
+
+class Backoff:
+    """Seconds to wait before the next attempt; doubles with each failure of its class until an attempt was healthy: a standby
+    that has waited for hours must not wait a minute for the first thing that is to be repaired. Two gateways that start
+    together must not fence each other in step for ever, hence the jitter."""
+
+    def __init__(self) -> None:
+        self._delays_s: dict[type[WalgateError], float] = {}
+
+    def delay_s(self, error: WalgateError, lasted_s: float) -> float:
+        if lasted_s >= HEALTHY_S:
+            self._delays_s.clear()
+        kind = RetrySlowly if isinstance(error, RetrySlowly) else Retry
+        first, longest = _DELAYS_S[kind]
+        delay = self._delays_s.get(kind, first)
+        self._delays_s[kind] = min(2 * delay, longest)
+        return delay * random.uniform(0.5, 1.0)
+
+
+async def serve(settings: Settings) -> None:
+    """Run until stopped by a signal; raises StopForOperator (DataGap) when going on needs a person."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, _log_tasks)
+    _tune_garbage_collection()
+    board = Board(slot_name=settings.source.slot, prefix=settings.kafka.prefix, version=package_version("walgate"))
+    metrics.show(board)
+    if settings.http.port is not None:
+        from gateway.observe.http_routes import start_http  # not at the top: the server takes a tenth of the start
+
+        port = start_http(settings.http.host, settings.http.port, board)
+        log.info("http", url=f"http://{authority(settings.http.host, port)}/readyz")
+    monitoring = asyncio.create_task(Monitor(settings, board).run()) if _is_watched(settings) else None
+    try:
+        await _sessions(settings, board, stop)
+    finally:
+        if monitoring is not None:
+            await cancel([monitoring])
+
+
+def _is_watched(settings: Settings) -> bool:
+    """Somebody may ask, a heartbeat is to be written, or a budget kept: else no connection is made for it."""
+    source = settings.source
+    return settings.http.port is not None or source.heartbeat_interval_s > 0 or source.wal_budget_bytes is not None
+
+
+async def _sessions(settings: Settings, board: Board, stop: asyncio.Event) -> None:
+    """One after another."""
+    backoff = Backoff()
+    repeats = Repeats()
+    memory = SessionMemory()
+    while not stop.is_set():
+        begun = time.monotonic()
+        session = Session(settings, board, memory)
+        try:
+            await _until_stopped(session, stop)
+            return
+        except (Retry, RetrySlowly) as error:
+            metrics.RESTARTS.labels(type(error).__name__).inc()
+            board.failed(error)
+            board.wait_for(f"the restart of replication, after this error: {error.message}")
+            delay = backoff.delay_s(error, time.monotonic() - begun)
+            if session.is_streaming:
+                repeats.forget()
+            told = repeats.again(error.message, datetime.now(UTC).isoformat(timespec="seconds"))
+            if told is not None:
+                log.warning("restarting", reason=error.message, hint=error.hint, delay_s=round(delay, 1), **told)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), delay)
+            failpoint("reconnect")
+
+
+async def _until_stopped(session: Session, stop: asyncio.Event) -> None:
+    """A stop ends an attempt that does not stream yet at once; one that streams drains by itself."""
+    running = asyncio.create_task(session.run(stop))
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not running.done() and not session.is_streaming:
+        await cancel([running])
+        with suppress(asyncio.CancelledError):
+            await running
+        return
+    await running
+
+
+def _log_tasks() -> None:
+    """Files and lines only: no variable, hence no row value."""
+    tasks = asyncio.all_tasks()
+    for task in tasks:
+        frames = [f"{Path(f.f_code.co_filename).name}:{f.f_lineno} {f.f_code.co_name}" for f in _awaiting(task)]
+        log.warning("task", name=task.get_name(), at=frames)
+    log.warning("tasks", count=len(tasks))
+
+
+def _awaiting(task: asyncio.Task[object]) -> Iterator[FrameType]:
+    """From the outermost coroutine of a task to the innermost one that waits; `Task.get_stack` knows the first only."""
+    inner: Any = task.get_coro()
+    while inner is not None:
+        frame = getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None)
+        if frame is not None:
+            yield frame
+        inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
+
+
+def _tune_garbage_collection() -> None:
+    """Rows make no cycles: what lives now is set aside, and the youngest generation grows large before a pass."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 50, 100)

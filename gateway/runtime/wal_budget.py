@@ -1,0 +1,142 @@
+"""Keeps the WAL of a slot within `source.wal_budget_bytes`, where `source.on_wal_budget` is advance: gateway/startup/wal_budget.py.
+
+The slot is moved on before Kafka is asked for anything, since Kafka that is away is what fills the WAL. What was given up is kept
+in the memory of the sessions until it is durable in Kafka. A process that ends before leaves a slot that is ahead of the
+position: the next start stops with a data gap, and `walgate accept-gap` records it.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from gateway.config.settings import Settings
+from gateway.errors import Retry
+from gateway.observe import metrics
+from gateway.observe.status_board import Board
+from gateway.postgres.credentials import login_of
+from gateway.runtime.bootstrap import Start
+from gateway.runtime.restart_state import SessionMemory
+from gateway.runtime.source_catalog import Catalog
+from gateway.snapshot.commands import emit_command, encode_command
+from gateway.startup.facts import Facts
+from gateway.startup.position_changes import accept_gap
+from gateway.startup.slot_checks import check_holder
+from gateway.startup.wal_budget import Released, release_to, retained_bytes, seen
+from schemas.lsn import Lsn
+
+log = structlog.get_logger()
+
+AGAIN_S: Final = 30.0
+"""Between two moves that free nothing: each reads all of the WAL."""
+
+
+class WalBudget:
+    """One for each session. `memory` holds what Kafka was not told yet."""
+
+    def __init__(self, settings: Settings, memory: SessionMemory, board: Board) -> None:
+        self._settings = settings
+        self._memory = memory
+        self._board = board
+        source = settings.source
+        self._bytes = source.wal_budget_bytes if source.on_wal_budget == "advance" else None
+
+    def check(self, facts: Facts) -> None:
+        """While the stream is read: a slot in use cannot be moved. Raises Retry."""
+        if self._target(facts) is not None and time.monotonic() >= self._memory.release_again_at:
+            raise Retry(
+                f"the slot retains {retained_bytes(facts)} bytes of WAL, and source.wal_budget_bytes is "
+                f"{self._bytes}: the gateway advances the slot",
+                hint="to keep undelivered changes in the future, set source.on_wal_budget = warn and restart the gateway: the "
+                "slot then retains WAL until max_slot_wal_keep_size is exceeded or the disk is full",
+            )
+
+    async def keep(self, catalog: Catalog) -> None:
+        """Between two streams: move the slot on where it must be."""
+        memory = self._memory
+        if self._bytes is None or time.monotonic() < memory.release_again_at:
+            return
+        facts = await catalog.look()
+        self._see(facts, retained_bytes(facts))
+        end_lsn = self._target(facts)
+        if memory.released is not None and retained_bytes(facts) < self._bytes:
+            memory.released = replace(memory.released, has_freed=True)
+        if end_lsn is None or any(check_holder(facts, catalog.expected)):
+            return
+        self._board.wait_for("PostgreSQL, which is advancing the slot")
+        assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
+        before = memory.released
+        if before is None:
+            memory.released = Released(facts.slot.confirmed_flush_lsn, end_lsn)
+        elif before.end_lsn != end_lsn:
+            memory.released = Released(before.first_lsn, end_lsn, told_lsn=before.told_lsn)
+        await catalog.advance_slot(end_lsn)
+        after = await catalog.look()
+        memory.release_again_at = time.monotonic() + AGAIN_S
+        self._see(after, retained_bytes(facts))
+        if retained_bytes(after) >= self._bytes:
+            log.error(
+                "wal_not_freed_yet",
+                retained_bytes=retained_bytes(after),
+                hint="restart_lsn advances when the server writes the list of running transactions to the WAL (every 15 s); open "
+                "transactions keep it from advancing: see walgate status",
+            )
+
+    def _see(self, facts: Facts, held: int) -> None:
+        """Whether the slot was moved: the answer may be missing, where the connection was lost. `held`: bytes before."""
+        before = self._memory.released
+        if before is None:
+            return
+        found = self._memory.released = seen(before, facts)
+        if found is None or found.told_lsn is None or found.told_lsn == before.told_lsn:
+            return
+        first_lsn = found.first_lsn if before.told_lsn is None else before.told_lsn
+        metrics.ADVANCES.inc()
+        metrics.ADVANCED_BYTES.inc(found.end_lsn - first_lsn)
+        log.critical(
+            "slot_advanced",
+            first_lsn=str(first_lsn),
+            end_lsn=str(found.end_lsn),
+            retained_bytes=held,
+            budget_bytes=self._bytes,
+            hint="changes committed between these LSNs will not reach Kafka. Keep the gateway running until Kafka answers: "
+            "it then writes a GAP marker. If the gateway ends before that, it exits with code 78 at its next start, and you "
+            "must run walgate accept-gap",
+        )
+
+    def _target(self, facts: Facts) -> Lsn | None:
+        if self._bytes is None:
+            return None
+        return release_to(facts, self._memory.position, self._memory.released, self._bytes)
+
+    async def record(self, catalog: Catalog) -> None:
+        """What was released, as a marker GAP and in the position, and the snapshot that brings the rows again. Raises Retry while
+        Kafka does not answer."""
+        memory = self._memory
+        if memory.released is None:
+            return
+        async with AsyncExitStack() as stack:
+            start = Start(self._settings, memory, stack, self._board)
+            steps = accept_gap(start.fresh_position, catalog.expected, released=memory.released.reason)
+            position = await start.carry_out(catalog, steps)
+        log.error(
+            "gap_recorded", slot=position.slot, resume_lsn=str(position.resume_lsn), reason=memory.released.reason
+        )
+        await self._queue_snapshot()
+        memory.released = None
+
+    async def _queue_snapshot(self) -> None:
+        settings = self._settings
+        if settings.snapshot.mode == "never" or not settings.snapshot.commands:
+            log.error(
+                "no_snapshot_queued",
+                hint="set snapshot.commands = true and a snapshot.mode other than never, restart the gateway, and take a new "
+                "snapshot of the tables: walgate snapshot start",
+            )
+            return
+        await emit_command(login_of(settings.source), encode_command("start", (), "REPLACE", settings.source.slot))
+        log.warning("snapshot_queued", purpose="REPLACE", note="every published table will be read again")

@@ -1,0 +1,48 @@
+"""What an error of the schemas means for the gateway. `schemas` knows no gateway, so its errors are classed here, once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import structlog
+
+from gateway.config.settings import RegistrySettings
+from gateway.errors import Retry, RetrySlowly, UnwritableRelation
+from schemas.errors import (
+    IncompatibleSchema,
+    RegistryDenied,
+    RegistryMissing,
+    RegistryRefused,
+    RegistryUnavailable,
+)
+from schemas.registry_client import RegistryClient
+
+log = structlog.get_logger()
+
+
+@contextmanager
+def classified_schema_errors() -> Iterator[None]:
+    """A registry that is away comes back: Retry. So may rights, and the registry where something else answers: RetrySlowly.
+    Everything else needs the operator, and a refused schema is logged, so that it can be registered by hand."""
+    try:
+        yield
+    except RegistryUnavailable as error:
+        raise Retry(error.message, hint=error.hint) from error
+    except (RegistryDenied, RegistryMissing) as error:
+        raise RetrySlowly(error.message, hint=error.hint) from error
+    except (IncompatibleSchema, RegistryRefused) as error:
+        if isinstance(error, IncompatibleSchema):
+            log.error("schema_rejected", subject=error.subject, schema=error.schema_text)
+        raise UnwritableRelation(error.message, hint=error.hint) from error
+
+
+@asynccontextmanager
+async def open_registry(settings: RegistrySettings, timeout_s: float) -> AsyncIterator[RegistryClient]:
+    """A client for a few questions, whose errors are classed. Raises WalgateError."""
+    with classified_schema_errors():
+        client = RegistryClient(settings.url, **settings.client_options(), timeout_s=timeout_s)
+        try:
+            yield client
+        finally:
+            await client.close()

@@ -1,0 +1,215 @@
+"""What the stream changes while tables are under snapshot, told to the judge: who changed which key, and which were left out.
+
+The state machine knows a `Watch`, and the relations of it `TrackedChanges`: both are there while a snapshot is under way and not
+otherwise, so that the stream costs nothing more where none is.
+
+    ordinary transaction       its keys are held as they come and noted at its COMMIT: no other transaction ends in between
+    streamed, prepared         the relations that it changes are noted, and keys of rule T; its xid counts where it commits
+    TRUNCATE                   its xid counts for all keys
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.events.manifest import Manifest
+from gateway.events.row_encoder import RowEncoder
+from gateway.snapshot.rules import staleness as judging
+from gateway.snapshot.rules.staleness import Judge
+from gateway.snapshot.rules.table_progress import MAX_AGAIN, Table
+from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.transaction import RelationVersion, Transaction
+from schemas.wire_format import FRAME_BYTES
+
+_NOWHERE: Final[deque[bytes | None]] = deque(maxlen=0)
+"""What is put in is gone."""
+
+
+@dataclass(slots=True)
+class Tracked:
+    """A relation whose changes are noted. `schema_ids`: all that its changes were ever encoded with, as far as is known."""
+
+    table: Table
+    schema_ids: set[int] = field(default_factory=set)
+
+
+Note = tuple[bytes, bytes]
+"""New and old key of an UPDATE that left columns out."""
+
+
+class Tracking:
+    """Satisfies `gateway.transactions.transaction.Watch`. `on_message(prefix, content, xid, in_stream)` gives what is to be
+    handed over."""
+
+    def __init__(
+        self,
+        machine: TransactionMachine,
+        judge: Judge,
+        on_message: Callable[[str, bytes, int, bool], object | None],
+    ) -> None:
+        self.judge = judge
+        self.entered: list[TrackedChanges] = []
+        """Those that the current ordinary transaction has changed."""
+        self.relations: dict[int, Tracked] = {}
+        self.machine = machine
+        self._on_message = on_message
+        self._notes: dict[int, dict[int, list[Note]]] = {}
+        """Of transactions that have not ended: xid -> relation oid -> notes. A relation without notes was changed too."""
+
+    def begin(self, relation_oid: int, table: Table, schema_ids: Iterable[int]) -> None:
+        """The changes of the relation are noted from here on; the table has its `track`."""
+        in_force = self.machine.in_force(relation_oid)
+        known = {*schema_ids} if in_force is None else {*schema_ids, in_force.schema_id}
+        self.relations[relation_oid] = Tracked(table, known)
+        self.machine.set_watch(self)
+
+    def end(self, relation_oid: int) -> None:
+        self.relations.pop(relation_oid, None)
+        self.machine.set_watch(self)
+
+    # -- the machine's side -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_tracking(self) -> bool:
+        return bool(self.relations)
+
+    def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
+        tracked = self.relations.get(relation_oid)
+        if tracked is None:
+            return version
+        tracked.schema_ids.add(version.schema_id)
+        encoder = version.encoder
+        changes = TrackedChanges(self, relation_oid, tracked.table, encoder.left_out_count)
+        return RelationVersion(version.name, version.schema_id, encoder, version.outlet, changes=changes)
+
+    def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
+        return self._on_message(prefix, content, xid, in_stream)
+
+    def committed(self, xid: int) -> None:
+        wide_xid = self.judge.committed(xid)
+        for changes in self.entered:
+            changes.committed(wide_xid)
+        self.entered.clear()
+
+    def committed_whole(self, xid: int, manifest: Manifest) -> None:
+        self.judge.committed(xid)
+        notes = self._notes.pop(xid, {})
+        for relation_oid, tracked in list(self.relations.items()):
+            if relation_oid in notes or self._may_have_changed(tracked, xid, manifest):
+                tracked.table.committed_whole(xid, notes.get(relation_oid, ()))
+
+    def prepared(self, xid: int) -> None:
+        for relation_oid, found in self._notes.pop(xid, {}).items():
+            tracked = self.relations.get(relation_oid)
+            if tracked is not None:
+                tracked.table.prepared(xid, found)
+
+    def aborted(self, xid: int) -> None:
+        self._notes.pop(xid, None)
+        for tracked in self.relations.values():
+            tracked.table.rolled_back(xid)
+
+    def _may_have_changed(self, tracked: Tracked, xid: int, manifest: Manifest) -> bool:
+        """One of an earlier epoch had other schema ids, perhaps."""
+        if manifest.epoch != self.machine.epoch:
+            return not manifest.is_empty
+        return not tracked.schema_ids.isdisjoint(manifest.schema_ids)
+
+    # -- the changes' side ------------------------------------------------------------------------------------------------
+
+    def notes_of(self, xid: int, relation_oid: int) -> list[Note]:
+        return self._notes.setdefault(xid, {}).setdefault(relation_oid, [])
+
+
+class Listening:
+    """Satisfies `Watch` while nothing is under snapshot: commands are heard."""
+
+    def __init__(self, on_message: Callable[[str, bytes, int, bool], object | None]) -> None:
+        self._on_message = on_message
+
+    @property
+    def is_tracking(self) -> bool:
+        return False
+
+    def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
+        return version
+
+    def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
+        return self._on_message(prefix, content, xid, in_stream)
+
+    def committed(self, xid: int) -> None:
+        pass
+
+    def committed_whole(self, xid: int, manifest: Manifest) -> None:
+        pass
+
+    def prepared(self, xid: int) -> None:
+        pass
+
+    def aborted(self, xid: int) -> None:
+        pass
+
+
+class TrackedChanges:
+    """Satisfies `gateway.transactions.transaction.Changes`."""
+
+    def __init__(self, tracking: Tracking, relation_oid: int, table: Table, left_out_count: int) -> None:
+        self._tracking = tracking
+        self._relation_oid = relation_oid
+        self._table = table
+        self._most_keys, self._most_of_one = judging.MAX_KEYS, judging.MAX_KEYS_OF_ONE
+        # One more than are noted tells that there were more.
+        self._keys: deque[bytes | None] = deque(maxlen=self._most_of_one + 1)
+        self.hold_key: Callable[[bytes | None], None] = self._keys.append
+        self.left_out_count = left_out_count
+        self._wire_xid = 0
+        self._notes: list[Note] | None = None
+        """Of the streamed or prepared transaction that was entered."""
+        self._changed_all = False
+
+    def enter(self, transaction: Transaction) -> None:
+        if transaction.commit_lsn is not None:
+            if self._notes is not None:
+                self._notes = None
+                self.hold_key = self._keys.append
+            self._tracking.entered.append(self)
+        else:
+            self._wire_xid = transaction.xid
+            self._notes = self._tracking.notes_of(transaction.xid, self._relation_oid)
+            self.hold_key = _NOWHERE.append
+
+    def left_out(self, encoder: RowEncoder, key: bytes | None, old_key: bytes | None) -> None:
+        self.left_out_count = encoder.left_out_count
+        if key is None or old_key is None:
+            return
+        note = key[FRAME_BYTES:], old_key[FRAME_BYTES:]
+        if self._notes is None:
+            self._table.note_unchanged(*note)
+        elif len(self._notes) < MAX_AGAIN:
+            self._notes.append(note)
+        elif self._table.track is not None:
+            self._table.track.suspects.add(self._wire_xid)
+
+    def truncated(self) -> None:
+        self._changed_all = self._notes is None
+
+    def committed(self, xid: int) -> None:
+        """The ordinary transaction that was entered; `xid` is its 64-bit id."""
+        keys, table = self._keys, self._table
+        track = table.track
+        if track is None:
+            pass
+        elif self._changed_all or table.is_read_at_once or len(keys) > self._most_of_one:
+            track.whole.add(xid)
+        else:
+            if len(track.keys) > self._most_keys:
+                self._tracking.judge.relieve(track)
+            noted = track.keys
+            for key in keys:
+                if key is not None:
+                    noted[key[FRAME_BYTES:]] = xid
+        keys.clear()
+        self._changed_all = False

@@ -1,0 +1,188 @@
+"""One chunk: a transaction that locks, takes its snapshot, reads, emits the message by which the stream knows it, and commits."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Final
+
+import asyncpg
+
+from gateway.errors import WalgateError
+from gateway.failpoints import failpoint
+from gateway.postgres.connection import connect_sql, end_session, transaction
+from gateway.postgres.credentials import Login
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.snapshot.copy_decoder import CopiedRows
+from gateway.snapshot.read_plan import Recipe, fingerprint
+from gateway.snapshot.rules.ctid_ranges import Leaf, TidRange, cut, halves
+from gateway.snapshot.rules.table_progress import Chunk
+from gateway.snapshot.rules.visibility import parse_visibility
+from gateway.snapshot.sql import EMIT, SESSION_SETTINGS, facts_query, lock, select_all, select_keys, select_range
+
+_MOST_BYTES_FACTOR: Final = 6
+"""A chunk that grows beyond so many times its size is given up and read in smaller ones."""
+_COPY_TIMEOUT_S: Final = 7 * 86_400.0
+_STEP_BYTES: Final = 1 << 15
+"""Encoded in one step: 1 ms. A session gives up to 256 kB at once."""
+_SHARED_STEP_BYTES: Final = 1 << 13
+"""And where other transactions come in the stream: each takes dozens of rounds of the event loop until it is durable, and a
+round takes as long as the steps within it (docs/performance.md, SL)."""
+
+
+class Outdated(WalgateError):
+    """The relation is not what its snapshot was begun with: it begins again."""
+
+
+class NotYet(WalgateError):
+    """A transaction that the snapshot must see has not ended, or the chunk counts no more."""
+
+
+class TooMuch(WalgateError):
+    """More in the chunk than should be held."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A chunk that was read: its rows wait for its commit to come in the stream. `xid`: of the wire."""
+
+    chunk: Chunk
+    recipe: Recipe
+    rows: list[tuple[bytes | None, bytes]]
+    """None any more when it was handed over."""
+    byte_count: int = 0
+    xid: int = 0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    row_count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.row_count = len(self.rows)
+
+
+async def connect_reader(login: Login) -> asyncpg.Connection:
+    """Raises classified errors."""
+    sql = await connect_sql(login)
+    try:
+        for statement in SESSION_SETTINGS:
+            await sql.execute(statement)
+    except BaseException as error:
+        sql.terminate()
+        if isinstance(error, DRIVER_ERRORS):
+            raise classify_exception(error, "setting up a session") from error
+        raise
+    return sql
+
+
+def new_id() -> str:
+    """Nobody can guess it: everybody may emit messages."""
+    return secrets.token_hex(16)
+
+
+async def read_chunk(
+    sql: asyncpg.Connection,
+    chunk: Chunk,
+    recipe: Recipe,
+    publications: list[str],
+    waits: Callable[[str, Waiting], None],
+    turn: asyncio.Lock | None = None,
+) -> Waiting:
+    """`waits(id, waiting)` is called before the stream can bring it. `turn`: where other transactions come in the stream; one
+    reader encodes in a round of the event loop. Raises Outdated, NotYet, TooMuch, what the encoders raise and what the driver
+    raises; `sql` is closed then, if it was left within a COPY or a statement."""
+    table = chunk.table
+    async with transaction(sql, isolation="repeatable_read"):
+        await sql.execute(_lock(chunk, recipe))
+        failpoint("chunk_locked")
+        table.judge.expect(chunk)
+        leaf = _leaf(chunk, recipe)
+        row = await sql.fetchrow(
+            facts_query(sql.get_server_version().major),
+            [recipe.surveyed.relation.relation_oid],
+            publications,
+            None if leaf is None else leaf.oid,
+        )
+        if row is None or fingerprint(row) != recipe.surveyed.fingerprint:
+            raise Outdated("the relation has changed")
+        table_blocks = row["blocks"] or 0
+        if chunk.range is not None:
+            table.leave(chunk, *cut(chunk.range, table.sizer.blocks, table_blocks))
+        if not table.taken(chunk, parse_visibility(row["snapshot"])):
+            raise NotYet("a transaction that the snapshot must see has not ended")
+        failpoint("chunk_snapshot_taken")
+        copied = await _copy(sql, chunk, recipe, table_blocks, turn)
+        failpoint("chunk_read")
+        waiting = Waiting(chunk, recipe, copied.rows, copied.byte_count)
+        number = new_id()
+        waits(number, waiting)
+        waiting.xid = int(await sql.fetchval(EMIT, number)) & 0xFFFFFFFF
+        failpoint("chunk_emitted")
+    failpoint("chunk_committed")
+    return waiting
+
+
+async def _copy(
+    sql: asyncpg.Connection, chunk: Chunk, recipe: Recipe, table_blocks: int, turn: asyncio.Lock | None
+) -> CopiedRows:
+    sizer = chunk.table.sizer
+    copied = CopiedRows(recipe.version.encoder, recipe.is_binary, keeps_tuples=recipe.keeps_tuples)
+    rest = None if chunk.range is None else halves(chunk.range, table_blocks)[1]
+    wanted = frozenset(chunk.keys if not recipe.finds_keys else ())
+    step_bytes = _STEP_BYTES if turn is None else _SHARED_STEP_BYTES
+
+    async def feed(piece: bytes) -> None:
+        data = memoryview(piece)
+        for start in range(0, len(data), step_bytes):
+            async with turn or nullcontext():
+                copied.feed(bytes(data[start : start + step_bytes]))
+                await asyncio.sleep(0)
+        if wanted:
+            copied.keep(wanted)
+        elif copied.byte_count > _MOST_BYTES_FACTOR * sizer.most_bytes and (rest is not None or len(chunk.keys) > 1):
+            raise TooMuch("a chunk has too many bytes")
+
+    try:
+        await sql.copy_from_query(_query(chunk, recipe), output=feed, format="binary", timeout=_COPY_TIMEOUT_S)
+        copied.finish()
+        if wanted:
+            copied.keep(wanted)
+    except BaseException as error:
+        if not isinstance(error, asyncpg.PostgresError):
+            await end_session(sql)
+        if isinstance(error, TooMuch):
+            sizer.too_much()
+            if chunk.range is not None:
+                chunk.table.leave(chunk, *halves(chunk.range, table_blocks))
+        raise
+    if chunk.range is not None:
+        end = table_blocks if chunk.range.end is None else chunk.range.end >> 16
+        sizer.read_blocks(max(end - chunk.range.first_block, 1), len(copied.rows), copied.byte_count)
+    else:
+        byte_count = sum(len(row) for _, row in copied.rows) if wanted else copied.byte_count
+        sizer.read_keys(len(chunk.keys), len(copied.rows), byte_count)
+    return copied
+
+
+def _leaf(chunk: Chunk, recipe: Recipe) -> Leaf | None:
+    return None if chunk.range is None else recipe.surveyed.leaves[chunk.range.leaf]
+
+
+def _lock(chunk: Chunk, recipe: Recipe) -> str:
+    surveyed = recipe.surveyed
+    if chunk.range is None:
+        return lock([surveyed.relation_name], only=not surveyed.is_partitioned, share=chunk.is_locked)
+    return lock(list(dict.fromkeys([surveyed.relation_name, surveyed.leaf_names[chunk.range.leaf]])))
+
+
+def _query(chunk: Chunk, recipe: Recipe) -> str:
+    surveyed = recipe.surveyed
+    assert surveyed.row_filter is not None
+    found: TidRange | None = chunk.range
+    if found is not None:
+        return select_range(recipe.columns, surveyed.leaf_names[found.leaf], found, surveyed.row_filter)
+    if chunk.keys and recipe.finds_keys:
+        condition = recipe.key_condition(chunk.keys)
+        return select_keys(recipe.columns, surveyed.source, condition, surveyed.row_filter)
+    return select_all(recipe.columns, surveyed.source, surveyed.row_filter)

@@ -1,0 +1,376 @@
+"""The snapshot of one session: what begins, goes on and ends it.
+
+    discovery     finds tables that are published and not read, and rows that came or went without an event
+    conduct       begins and ends tables by messages of their own, looks, tells progress
+    readers       chunk after chunk: take, read, commit
+    handing_over  called by the replication loop where such a transaction commits: only there anything counts
+
+What is durable goes with the Kafka transaction that holds the rows (`take_states`). Nothing here stops the stream: a table that
+cannot be read is named and tried again later, the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from typing import Final
+
+import asyncpg
+import structlog
+
+from gateway.config.settings import Settings
+from gateway.debezium.machine import DebeziumMachine
+from gateway.failpoints import failpoint
+from gateway.kafka.delivery import Delivery
+from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus
+from gateway.postgres.connection import transaction
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.publication import PublicationLook
+from gateway.snapshot.announcing import Announce
+from gateway.snapshot.change_recorder import Noting
+from gateway.snapshot.chunk_reader import Waiting, new_id
+from gateway.snapshot.commands import Command, accepted, choose
+from gateway.snapshot.discovery import Discovery
+from gateway.snapshot.emit_chunk import HandingOver
+from gateway.snapshot.pending_chunks import Arriving, Mark
+from gateway.snapshot.progress_log import Progress, tell_quarantined
+from gateway.snapshot.read_plan import Recipe, Surveyed
+from gateway.snapshot.reader_tasks import Readers
+from gateway.snapshot.recipes import Recipes
+from gateway.snapshot.reselecting import Reselecting, has_its_keys
+from gateway.snapshot.rules.table_progress import Status
+from gateway.snapshot.sql import EMIT
+from gateway.snapshot.stored_state import KNOWN, States, TableState
+from gateway.snapshot.table_task import Reading
+from gateway.snapshot.table_tasks import Readings
+from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.transaction import COMMAND_PREFIX
+
+log = structlog.get_logger()
+
+MOST_AT_ONCE: Final = 50
+"""So many relations are read at a time, at most: the changes of each are noted."""
+TICK_S: Final = 0.5
+
+
+class Snapshot:
+    """One session's. `is_first`: nothing was delivered before this session, so that all tables are new. Raises WalgateError."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        sql: asyncpg.Connection,
+        machine: TransactionMachine,
+        delivery: Delivery,
+        announce: Announce,
+        states: States,
+        *,
+        position_key: bytes,
+        frame: bytes,
+        is_first: bool,
+        text_only: bool,
+        publications: PublicationLook,
+        is_behind_gap: bool = False,
+    ) -> None:
+        """`is_behind_gap`: changes were lost since the last transaction."""
+        self._settings = settings
+        self._chunk_bytes = settings.snapshot.chunk_bytes
+        self._sql = sql
+        self._machine = machine
+        self._states = states
+        self._is_first = is_first
+        self._is_behind_gap = is_behind_gap
+        reselects = settings.writes_debezium and settings.debezium.reselect_unavailable_values
+        self._arriving = Arriving()
+        self._noting = Noting(sql, machine, self._on_message)
+        self._readings = Readings(states, self._noting, machine.quarantined, position_key=position_key, frame=frame)
+        self._recipes = Recipes(settings, sql, machine, announce, text_only=text_only)
+        self._reselecting = Reselecting(
+            settings.snapshot, machine, self._noting, self._readings, self._arriving.wake, is_on=reselects
+        )
+        self._discovery = Discovery(
+            settings.snapshot, sql, publications, self._readings,
+            is_first=is_first, is_late=states.stream is None and not is_first,
+        )  # fmt: skip
+        self._readers = Readers(settings, self._readings, self._recipes, self._arriving)
+        self._handing_over = HandingOver(
+            settings.snapshot, machine, delivery, self._arriving, self._noting, self._readings, self._readers,
+            self._reselecting,
+        )  # fmt: skip
+        self._progress = Progress()
+        self._discovered_at = self._begun_at = self._ended_at = self._looked_at = -1e9
+
+    def status(self) -> SnapshotStatus:
+        """Of what is under way. For any thread."""
+        readings = self._readings.whole_tables
+        return SnapshotStatus(
+            self._readings.is_paused, len(readings), tuple(each.told() for each in readings[:LISTED_TABLES])
+        )
+
+    # -- before the stream ------------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Go on with what an earlier session had begun: its changes are noted from the first one on."""
+        self._noting.listen()
+        unfinished = [state for state in self._states.tables.values() if state.status not in (KNOWN, Status.DONE.value)]
+        quarantined = [state for state in unfinished if state.relation_oid in self._readings.quarantined]
+        for state in quarantined:
+            self._readings.by_oid[state.relation_oid] = self._reading(state)
+            self._readings.cancel(state.relation_oid)
+        if quarantined:
+            tell_quarantined([f"{state.schema}.{state.name}" for state in quarantined])
+        unfinished = [state for state in unfinished if state not in quarantined]
+        if unfinished:
+            await self._resume(unfinished)
+        if self._reselecting.is_on and isinstance(self._machine, DebeziumMachine):
+            await self._note()
+            self._machine.on_left_out = self._reselecting.left_out
+        await self._discovery.look()
+        self._discovered_at = time.monotonic()
+
+    async def _note(self) -> None:
+        await self._noting.start(self._readings.stream_state)
+
+    async def _resume(self, unfinished: list[TableState]) -> None:
+        await self._note()
+        found = await self._recipes.survey([state.relation_oid for state in unfinished])
+        taken_up = []
+        for state in unfinished:
+            if state.relation_oid not in found:
+                self._readings.left.add(state.relation_oid)
+            elif self._take_up(state, found[state.relation_oid]):
+                taken_up.append(found[state.relation_oid])
+        for made in await self._recipes.of(taken_up):
+            self._go_on(self._readings.by_oid[made.surveyed.relation.relation_oid], made)
+        log.info("snapshot_resumed", tables=len(self._readings.by_oid), snapshot_id=self._readings.snapshot_id)
+
+    def _reading(self, state: TableState) -> Reading:
+        segments = self._states.keys.get(state.relation_oid, {})
+        return Reading(state, encoded=state, void_segments=list(segments), misses_keys=True)
+
+    def _take_up(self, state: TableState, surveyed: Surveyed) -> bool:
+        """Whether it may go on where it was. Behind a gap, rows that were read may have changed, or gone, without an event."""
+        reading = self._readings.by_oid[state.relation_oid] = self._reading(state)
+        under_way = state.status in (Status.READING.value, Status.ENDING.value)
+        if reading.is_reselect:
+            return under_way
+        if self._is_behind_gap and state.purpose == "FILL":
+            reading.state = replace(state, purpose="REPLACE")
+        return under_way and not self._is_behind_gap and state.fingerprint == surveyed.fingerprint
+
+    def _go_on(self, reading: Reading, made: Recipe) -> None:
+        judge = self._noting.judge
+        assert judge is not None
+        segments = self._states.keys.get(reading.oid, {})
+        if reading.is_reselect and not has_its_keys(reading, made):
+            return
+        if reading.is_reselect or not made.is_read_at_once:
+            table = reading.resume(made, judge, self._chunk_bytes, segments, reselects=self._reselecting.is_on)
+            self._readings.begun[reading.oid] = reading
+            reading.void_segments.clear()
+            self._noting.begin(reading.oid, table, [made.version.schema_id])
+
+    # -- the stream's side ------------------------------------------------------------------------------------------------
+
+    def _on_message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
+        if prefix == COMMAND_PREFIX:
+            return accepted(content, self._settings, in_stream=in_stream)
+        return self._arriving.take(content, xid, in_stream)
+
+    async def hand_over(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        """The transaction of a chunk, of a mark, or of a command is about to be committed in the state machine."""
+        if isinstance(arrived, Mark):
+            self._handing_over.mark(arrived, commit_lsn, end_lsn, commit_time)
+        elif isinstance(arrived, Waiting):
+            await self._handing_over.chunk(arrived, commit_lsn)
+        elif isinstance(arrived, Command):
+            if arrived.command == "cancel":
+                self._handing_over.end_cancelled(commit_lsn, end_lsn, commit_time)
+            self._obey(arrived)
+        failpoint("chunk_handed_over")
+
+    def _obey(self, command: Command) -> None:
+        log.info("command", command=command.command, tables=[f"{a}.{b}" for a, b in command.tables])
+        if command.command == "start":
+            self._start(command)
+        elif command.command == "cancel":
+            self._reselecting.cancel_tables()
+        else:
+            self._readings.is_paused = command.command == "pause"
+        self._arriving.call()
+
+    def _start(self, command: Command) -> None:
+        """Its tables are read once more: they take the place of what readers have, or are compared with it."""
+        purposes = {oid: each.state.purpose for oid, each in self._readings.by_oid.items()}
+        chosen = choose(command, self._discovery.published, purposes, self._readings.quarantined)
+        if chosen.quarantined:
+            tell_quarantined(chosen.quarantined)
+        if chosen.unknown:
+            log.warning("tables_not_published", tables=chosen.unknown)
+        if chosen.unfinished:
+            log.warning(
+                "tables_not_verified",
+                tables=chosen.unfinished,
+                reason="a snapshot that delivers these tables' rows has not ended",
+                hint="this verification leaves these tables out: wait until their snapshot has ended (walgate snapshot "
+                "status), then run the command again",
+            )
+        if chosen.tables:
+            self._readings.begin_snapshot(len(chosen.tables))
+        for oid, (namespace, name) in chosen.tables.items():
+            self._readings.queue(oid, namespace, name, command.purpose)
+
+    def take_states(self) -> dict[bytes, bytes]:
+        """What goes with the Kafka transaction that is closed now."""
+        is_known = self._is_first or self._discovered_at > 0 or self._readings.stream_state is not None
+        return self._readings.take_states({xid for _, xid in self._machine.prepared}, with_stream=is_known)
+
+    # -- the conductor ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._conduct())
+                for _ in range(self._settings.snapshot.readers):
+                    group.create_task(self._readers.run())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _conduct(self) -> None:
+        readings, wake = self._readings, self._arriving.wake
+        while True:
+            wake.clear()  # whoever wakes it during the round means the next one
+            now = time.monotonic()
+            if now - self._discovered_at >= self._settings.source.check_interval_s:
+                await self._discovery.look()
+                self._discovered_at = now
+            if readings.by_oid:
+                await self._note()
+                await self._set_up_begun()
+                await self._begin_some()
+                await self._end_some()
+                self._tell_progress()
+            if readings.snapshot_id and not self._arriving.is_ending and not readings.has_tables:
+                self._arriving.is_ending = True
+                await self._note()
+                await self._mark(Mark("end", [], is_last=True))
+            elif self._noting.judge is not None and not (
+                readings.by_oid or readings.snapshot_id or self._reselecting.is_on
+            ):
+                self._noting.listen()
+            if self._noting.judge is not None and (self._is_idle or now - self._looked_at >= TICK_S):
+                # Else the chunks have looked.
+                self._looked_at = now
+                await self._noting.look()
+                self._arriving.more.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await wake.wait()
+
+    def _tell_progress(self) -> None:
+        readings = self._readings
+        if self._progress.is_due and readings.has_tables:
+            keys = sum(len(reading.table.again) for reading in readings.begun.values() if reading.table is not None)
+            self._progress.tell(len(readings.whole_tables), self._handing_over.row_count, keys)
+
+    @property
+    def _is_idle(self) -> bool:
+        """A reader has nothing to read, and what was read is handed over."""
+        return self._readers.finds_nothing and not self._arriving.has_chunks
+
+    def _is_time(self, count: int, last_at: float) -> bool:
+        """Tables begin and end together, as each time costs looks at the catalog and a transaction: half of those that may be
+        under way, or fewer where a reader has nothing else to do, or some time has passed."""
+        return count >= MOST_AT_ONCE // 2 or self._is_idle or time.monotonic() - last_at >= TICK_S
+
+    async def _set_up_begun(self) -> None:
+        """What is read without a mark of its own, and tables that were locked when the gateway started."""
+        now = time.monotonic()
+        new = [
+            reading
+            for reading in self._readings.begun.values()
+            if reading.status is Status.READING and not reading.is_readable and reading.blocked_until <= now
+        ]
+        for reading, made in await self._recipes.of_readings(new, now):
+            is_same = reading.state.fingerprint == made.surveyed.fingerprint
+            if has_its_keys(reading, made) if reading.is_reselect else is_same:
+                reading.recipe = made
+            elif self._readings.by_oid.get(reading.oid) is reading:
+                self._begin_again(reading)
+            self._arriving.more.set()
+
+    async def _begin_some(self) -> None:
+        """All that were found together, in one transaction."""
+        now = time.monotonic()
+        busy = sum(reading.is_busy(now) for reading in self._readings.begun.values())
+        ready = (
+            reading
+            for reading in self._readings.by_oid.values()
+            if reading.status is Status.WAITING and not reading.is_marked and reading.blocked_until <= now
+        )
+        waiting = list(islice(ready, max(MOST_AT_ONCE - busy, 0)))
+        if not (waiting and self._is_time(len(waiting), self._begun_at)):
+            return
+        self._begun_at = now
+        for reading in waiting:
+            if reading.is_reselect:
+                self._reselecting.read_whole(reading)
+        begun = []
+        for reading, made in await self._recipes.of_readings(waiting, now):
+            judge = self._noting.judge
+            assert judge is not None
+            if self._readings.by_oid.get(reading.oid) is not reading:  # cancelled
+                continue
+            reading.set_up(made, judge, self._chunk_bytes, reselects=self._reselecting.is_on)
+            self._readings.begun[reading.oid] = reading
+            begun.append(reading)
+            if not made.surveyed.is_heap:
+                reason = "its table access method is not heap, so it cannot be read in ranges of blocks"
+                log.warning("table_read_in_one_transaction", table=reading.full_name, reason=reason)
+        if begun:
+            await self._mark(Mark("begin", begun))
+
+    async def _end_some(self) -> None:
+        complete = [
+            reading
+            for reading in self._readings.begun.values()
+            if reading.is_readable and not reading.is_marked and reading.table is not None and reading.table.is_complete
+        ]
+        for reading in [reading for reading in complete if reading.is_reselect]:
+            complete.remove(reading)
+            self._readings.is_reselected(reading)
+        if not (complete and self._is_time(len(complete), self._ended_at)):
+            return
+        self._ended_at = time.monotonic()
+        found = await self._recipes.survey([reading.oid for reading in complete])
+        ended = []
+        for reading in complete:
+            table, now = reading.table, found.get(reading.oid)
+            assert table is not None and reading.recipe is not None
+            if now is not None and now.fingerprint != reading.recipe.surveyed.fingerprint:
+                self._begin_again(reading)
+            elif now is not None and table.is_complete:
+                table.status = Status.ENDING
+                ended.append(reading)
+        if ended:
+            await self._mark(Mark("end", ended, is_last=self._readings.are_all(ended)))
+
+    def _begin_again(self, reading: Reading) -> None:
+        reading.begin_again()
+        self._arriving.wake.set()
+
+    async def _mark(self, mark: Mark) -> None:
+        number = new_id()
+        mark.begin()
+        try:
+            async with transaction(self._sql):
+                self._arriving.expect(number, mark)
+                mark.xid = int(await self._sql.fetchval(EMIT, number)) & 0xFFFFFFFF
+                failpoint("snapshot_mark_emitted")
+        except DRIVER_ERRORS as error:
+            self._arriving.forget(number)
+            raise classify_exception(error, "marking a snapshot in the stream") from error

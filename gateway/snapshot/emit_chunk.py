@@ -1,0 +1,149 @@
+"""Where the transaction of a chunk, or of a mark, commits in the stream: only there anything counts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from gateway.config.settings import SnapshotSettings
+from gateway.events.manifest import Manifest, SnapshotChunk
+from gateway.events.marker import Marker, readable_time
+from gateway.kafka.delivery import Delivery
+from gateway.observe import metrics
+from gateway.snapshot.change_recorder import Noting
+from gateway.snapshot.chunk_reader import Waiting
+from gateway.snapshot.pending_chunks import Arriving, Mark
+from gateway.snapshot.progress_log import count_change
+from gateway.snapshot.reader_tasks import Readers
+from gateway.snapshot.reselecting import Reselecting
+from gateway.snapshot.rules.table_progress import Status
+from gateway.snapshot.table_errors import errors_of
+from gateway.snapshot.table_task import Reading
+from gateway.snapshot.table_tasks import Readings
+from gateway.transactions.machine import TransactionMachine
+from schemas.wire_format import FRAME_BYTES
+
+log = structlog.get_logger()
+
+SLICE_ROWS: Final = 2000
+"""Handed over in one step: 1 to 2 ms."""
+
+
+class HandingOver:
+    """Into the state machine, within the transaction that it has open."""
+
+    def __init__(
+        self,
+        settings: SnapshotSettings,
+        machine: TransactionMachine,
+        delivery: Delivery,
+        arriving: Arriving,
+        noting: Noting,
+        readings: Readings,
+        readers: Readers,
+        reselecting: Reselecting,
+    ) -> None:
+        self._settings = settings
+        self._machine = machine
+        self._delivery = delivery
+        self._arriving = arriving
+        self._noting = noting
+        self._readings = readings
+        self._readers = readers
+        self._reselecting = reselecting
+        self.row_count = 0
+
+    async def chunk(self, waiting: Waiting, commit_lsn: int) -> None:
+        chunk, table = waiting.chunk, waiting.chunk.table
+        reading = self._readings.by_oid.get(waiting.recipe.surveyed.relation.relation_oid)
+        # Rows in Debezium's dialect are encoded only now, with the version that was announced last.
+        is_same = reading is not None and reading.recipe is waiting.recipe and reading.table is table
+        if reading is None or not is_same or not table.admits(chunk):
+            table.give_back(chunk)
+            self._arriving.done(waiting)
+            if reading is not None and chunk.whole:
+                count_change(reading, may_lock=self._settings.may_lock)
+            return
+        self._readers.chunk_came(self._machine.transaction_count)
+        rows = _fresh(waiting)
+        stale_count = len(waiting.rows) - len(rows)
+        table.handed_over(chunk, len(rows), stale_count)
+        self.row_count += len(rows)
+        metrics.SNAPSHOT_ROWS.inc(len(rows))
+        metrics.SNAPSHOT_STALE_ROWS.inc(stale_count)
+        self._arriving.done(waiting)
+        if not rows:
+            return
+        transaction = self._machine.current
+        assert transaction is not None
+        transaction.manifest.snapshot = reading.chunk(table.chunk_count - 1, len(rows), stale_count)
+        for start in range(0, len(rows), SLICE_ROWS):
+            with errors_of(waiting.recipe.surveyed.relation):
+                self._machine.read(waiting.recipe.version, rows[start : start + SLICE_ROWS], commit_lsn)
+            self._delivery.offer()
+            await asyncio.sleep(0)  # feedback and keepalives
+            await self._delivery.room()
+
+    def mark(self, mark: Mark, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        readings = self._readings
+        if self._noting.judge is None or not readings.snapshot_id:  # all of it was cancelled
+            mark.undo()
+            self._arriving.done(mark)
+            return
+        place = commit_lsn, end_lsn, readable_time(commit_time) or 0
+        if mark.kind == "begin" and readings.is_new(readings.snapshot_id):
+            self._owe_of_all("SNAPSHOT_BEGIN", mark.xid, *place)
+        for reading in mark.readings:
+            reading.is_marked = False
+            if readings.by_oid.get(reading.oid) is not reading:  # cancelled
+                continue
+            table = reading.table
+            assert table is not None and reading.recipe is not None
+            if mark.kind == "begin" and table.status is Status.WAITING:
+                table.begin(self._machine.unfinished_xids)
+                self._noting.begin(reading.oid, table, [reading.recipe.version.schema_id])
+                self._owe("SNAPSHOT_BEGIN", reading, mark.xid, *place)
+            elif mark.kind == "end" and table.status is Status.ENDING:
+                self._end(reading, mark.xid, *place)
+        if mark.is_last and not readings.has_tables:
+            self._owe_of_all("SNAPSHOT_END", mark.xid, *place)
+            log.info("snapshot_done", snapshot_id=readings.snapshot_id, rows=self.row_count)
+            readings.snapshot_id = ""
+        if mark.kind == "begin":
+            log.info("tables_begun", count=len(mark.readings))
+        self._arriving.done(mark)
+
+    def end_cancelled(self, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        """The snapshot as a whole ends, before its tables are cancelled: they have no end."""
+        readings, transaction = self._readings, self._machine.current
+        if readings.snapshot_id and not readings.is_new(readings.snapshot_id):
+            assert transaction is not None
+            self._owe_of_all("SNAPSHOT_END", transaction.xid, commit_lsn, end_lsn, readable_time(commit_time) or 0)
+
+    def _end(self, reading: Reading, xid: int, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        table, recipe = reading.table, reading.recipe
+        assert table is not None and recipe is not None
+        keys = reading.take_owed()
+        self._readings.is_read(reading)
+        self._owe("SNAPSHOT_END", reading, xid, commit_lsn, end_lsn, commit_time)
+        log.info("table_read", table=reading.full_name, rows=table.row_count, stale=table.stale_count)
+        if keys:
+            self._reselecting.begin(recipe.version.encoder.description, keys)
+
+    def _owe(self, kind: str, reading: Reading, xid: int, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        self._machine.owe(reading.marker(kind, self._machine.epoch, xid, commit_lsn, end_lsn, commit_time))
+
+    def _owe_of_all(self, kind: str, xid: int, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        manifest = Manifest(self._machine.epoch, snapshot=SnapshotChunk(self._readings.snapshot_id, "FILL"))
+        self._machine.owe(Marker(kind, xid, commit_lsn, -1, end_lsn, commit_time, manifest=manifest))
+
+
+def _fresh(waiting: Waiting) -> list[tuple[bytes | None, bytes]]:
+    """Rows that are not stale."""
+    chunk, table = waiting.chunk, waiting.chunk.table
+    if table.track is None or table.is_read_at_once or not (table.track.keys or table.again):
+        return waiting.rows
+    is_stale = table.is_stale
+    return [row for row in waiting.rows if row[0] is not None and not is_stale(chunk, row[0][FRAME_BYTES:])]

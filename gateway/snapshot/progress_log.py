@@ -1,0 +1,121 @@
+"""What a snapshot says in the log: seldom, and with what to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from gateway.snapshot.relation_files import Content
+from gateway.snapshot.table_task import Reading
+
+log = structlog.get_logger()
+
+PROGRESS_S: Final = 10.0
+NAMED_TABLES: Final = 10
+CHANGED_ATTEMPTS: Final = 3
+"""A table without a key that has changed in so many attempts is locked, or named."""
+WAITS_S: Final = 10.0
+"""Waiting for a transaction to end is told after so long."""
+
+
+def tell_late(names: Sequence[str]) -> None:
+    """Once: it is durable that they are known."""
+    log.warning(
+        "tables_not_read",
+        count=len(names),
+        tables=names[:NAMED_TABLES],
+        reason="changes were delivered before snapshots were enabled: consumers may already have these rows",
+        hint="to read them, run `walgate snapshot start schema.table`; tables that are published later are "
+        "read automatically",
+    )
+
+
+def tell_quarantined(names: Sequence[str]) -> None:
+    log.warning(
+        "tables_not_read",
+        count=len(names),
+        tables=names[:NAMED_TABLES],
+        reason="these tables are in quarantine",
+        hint="correct the cause, run `walgate readmit schema.table`, then `walgate snapshot start schema.table`",
+    )
+
+
+def tell_unsent(now: Content, reason: str, *, reads: bool) -> None:
+    name = f"{now.schema}.{now.name}"
+    if reads:
+        log.warning("table_read_again", table=name, reason=f"{reason}: PostgreSQL sends no changes for its rows")
+    else:
+        hint = f"`walgate snapshot start {name}` reads the table again"
+        log.warning(
+            "rows_not_sent", table=name, reason=f"{reason}: PostgreSQL sends no changes for its rows", hint=hint
+        )
+
+
+def tell_owing(names: Sequence[str]) -> None:
+    log.warning(
+        "values_not_sent",
+        count=len(names),
+        tables=names[:NAMED_TABLES],
+        reason="the snapshots of these tables were canceled: values that earlier UPDATE events left out might never be sent",
+        hint="`walgate snapshot start schema.table` reads a table with all its values",
+    )
+
+
+def count_change(reading: Reading, *, may_lock: bool) -> None:
+    """It is told at the third attempt, and at each later one that doubles their number."""
+    reading.changed_count += 1
+    count = reading.changed_count
+    if count % CHANGED_ATTEMPTS or (count // CHANGED_ATTEMPTS) & (count // CHANGED_ATTEMPTS - 1):
+        return
+    lock = "set snapshot.may_lock = true, which makes writers wait and requires the UPDATE privilege on the table"
+    has_key = reading.recipe is not None and reading.recipe.key_columns
+    hint = "" if may_lock else lock if has_key else f"add a primary key, or {lock}"
+    log.warning("table_changes_while_read", table=reading.full_name, attempts=count, hint=hint)
+
+
+class Waits:
+    """For transactions that the snapshot must see."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def tell(self) -> None:
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        elif now - self._since >= WAITS_S:
+            self._since = now
+            log.info(
+                "snapshot_waits",
+                note="waiting for transactions that were in progress when the snapshot began, or that are waiting "
+                "for a synchronous standby",
+            )
+
+    def end(self) -> None:
+        self._since = None
+
+
+class Progress:
+    """Of all tables that are read."""
+
+    def __init__(self) -> None:
+        self._told_at = 0.0
+        self._told_rows = 0
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() - self._told_at >= PROGRESS_S
+
+    def tell(self, tables_left: int, rows: int, keys_to_read_again: int) -> None:
+        now = time.monotonic()
+        log.info(
+            "snapshot_progress",
+            tables_left=tables_left,
+            rows=rows,
+            rows_per_s=round((rows - self._told_rows) / (now - self._told_at)) if self._told_at else 0,
+            keys_to_read_again=keys_to_read_again,
+        )
+        self._told_at, self._told_rows = now, rows

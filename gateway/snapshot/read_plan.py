@@ -1,0 +1,175 @@
+"""What a relation is when its snapshot begins: what is published of it, its files, and how it is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import asyncpg
+import fastavro
+
+from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity
+from gateway.postgres.connection import transaction
+from gateway.postgres.publication import publication_facts
+from gateway.snapshot.relation_files import Content, read_contents
+from gateway.snapshot.rules.ctid_ranges import Leaf
+from gateway.snapshot.sql import CONTENT, FILES, column_list, facts_query, key_condition, qualified
+from gateway.startup.facts import PublicationFacts, PublishedRelation
+from gateway.transactions.transaction import RelationVersion
+from gateway.values.column_codec import has_binary_decoder
+from schemas.change_schema import key_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """`relation` as the first of its publications has it. `leaf_names`: quoted, in the order of `leaves`. `row_filter`: SQL;
+    None: there is one, and it was not printed.
+
+    `is_heap`: so are all leaves, and ranges of blocks are ranges of rows.
+    """
+
+    relation: PublishedRelation
+    is_partitioned: bool
+    is_heap: bool
+    leaves: tuple[Leaf, ...]
+    leaf_names: tuple[str, ...]
+    row_filter: str | None
+    fingerprint: str
+    content: Content
+
+    @property
+    def relation_name(self) -> str:
+        return qualified(self.relation.namespace, self.relation.name)
+
+    @property
+    def source(self) -> str:
+        """For FROM: all its rows. Tables that inherit from it are tables of their own."""
+        return self.relation_name if self.is_partitioned else f"ONLY {self.relation_name}"
+
+
+def fingerprint(row: asyncpg.Record) -> str:
+    return sha256(row["fingerprint"].encode()).hexdigest()
+
+
+async def survey(
+    sql: asyncpg.Connection, publications: Sequence[str], relation_oids: Sequence[int], *, prints_filters: bool = True
+) -> dict[int, Surveyed]:
+    """Of those that are published, in one snapshot. A row filter is printed under a lock of its table; all else is read from the
+    catalog alone. Raises what the driver raises, and classified errors."""
+    async with transaction(sql, isolation="repeatable_read", readonly=True):
+        publications_ = await publication_facts(sql, publications, relation_oids)
+        return await _survey(sql, publications_, relation_oids, prints_filters=prints_filters)
+
+
+async def _survey(
+    sql: asyncpg.Connection,
+    publications: dict[str, PublicationFacts],
+    relation_oids: Sequence[int],
+    *,
+    prints_filters: bool,
+) -> dict[int, Surveyed]:
+    sent: dict[int, list[PublishedRelation]] = {}
+    for facts in publications.values():
+        for relation in facts.relations:
+            sent.setdefault(relation.relation_oid, []).append(relation)
+    wanted = [oid for oid in relation_oids if oid in sent]
+    query = facts_query(sql.get_server_version().major, prints_filters=prints_filters)
+    rows = await sql.fetch(query, wanted, list(publications), None)
+    contents = read_contents(await sql.fetch(CONTENT, wanted))
+    leaves_of = {row["oid"]: json.loads(row["leaves"] or "[]") for row in rows}
+    files = {
+        file["oid"]: file for file in await sql.fetch(FILES, [leaf[0] for each in leaves_of.values() for leaf in each])
+    }
+    found = {}
+    for row in rows:
+        leaves = leaves_of[row["oid"]]
+        relations = sent[row["oid"]]
+        is_filtered = all(relation.row_filter is not None for relation in relations)
+        found[row["oid"]] = Surveyed(
+            relation=relations[0],
+            is_partitioned=row["relkind"] == "p",
+            is_heap=all(files[leaf[0]]["is_heap"] for leaf in leaves),
+            leaves=tuple(Leaf(oid, filenode, files[oid]["blocks"]) for oid, filenode, _, _ in leaves),
+            leaf_names=tuple(qualified(namespace, name) for _, _, namespace, name in leaves),
+            row_filter=_filter(row, prints_filters=prints_filters) if is_filtered else "",
+            fingerprint=fingerprint(row),
+            content=contents[row["oid"]],
+        )
+    return found
+
+
+def _filter(row: asyncpg.Record, *, prints_filters: bool) -> str | None:
+    return row["row_filter"] or "" if prints_filters else None
+
+
+def as_message(relation: PublishedRelation) -> Relation:
+    """The Relation message that the stream would send."""
+    is_full = relation.replica_identity == "FULL"
+    return Relation(
+        xid=None,
+        relation_oid=relation.relation_oid,
+        namespace=relation.namespace,
+        name=relation.name,
+        replica_identity=ReplicaIdentity[relation.replica_identity],
+        columns=tuple(
+            Column(is_full or column.name in relation.identity_columns, column.name, column.type_oid, column.typmod)
+            for column in relation.columns
+        ),
+    )
+
+
+@dataclass(slots=True)
+class Recipe:
+    """How the rows of a relation are asked for and encoded. `is_binary`: of each column. `keeps_tuples`: they are encoded only
+    where they are handed over."""
+
+    surveyed: Surveyed
+    version: RelationVersion
+    topic: str
+    is_binary: tuple[bool, ...]
+    columns: str
+    key_columns: tuple[tuple[str, str], ...]
+    """Names and types of the identity columns, in the order of the Avro key."""
+    _key_schema: Any = field(repr=False)
+    keeps_tuples: bool = False
+
+    @property
+    def is_read_at_once(self) -> bool:
+        """No key says which rows are stale, or no block in which other chunk a row is."""
+        return not self.key_columns or not self.surveyed.is_heap
+
+    @property
+    def finds_keys(self) -> bool:
+        """PostgreSQL can be asked for rows by their keys: no rule of `columns` stands in place of a value."""
+        return not any(column.protection for column in self.version.encoder.description.identity_columns)
+
+    def key_condition(self, keys: Sequence[bytes]) -> str:
+        return key_condition(self.key_columns, self._key_schema, keys)
+
+
+def recipe(
+    surveyed: Surveyed,
+    version: RelationVersion,
+    topic: str,
+    prefix: str,
+    *,
+    text_only: bool,
+    keeps_tuples: bool = False,
+) -> Recipe:
+    description = version.encoder.description
+    is_binary = tuple(not text_only and has_binary_decoder(column.facts) for column in description.columns)
+    types = {column.name: column.type_name for column in surveyed.relation.columns}
+    schema = key_schema(description, prefix)
+    return Recipe(
+        surveyed,
+        version,
+        topic,
+        is_binary,
+        column_list([column.name for column in description.columns], is_binary),
+        tuple((column.name, types[column.name]) for column in description.identity_columns),
+        None if schema is None else fastavro.parse_schema(schema),
+        keeps_tuples,
+    )

@@ -1,0 +1,173 @@
+"""What is durable of snapshots: records of the topic walgate.snapshot, written in the Kafka transaction of what they stand for.
+
+One record for the stream, two for each table, one for each segment of keys that must be read again: 10,000 tables do not make
+each Kafka transaction pay for all. The layout is schemas/records/SnapshotState.avsc.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import fastavro
+from fastavro.read import SchemaResolutionError
+
+from gateway.errors import StopForOperator
+from gateway.snapshot.relation_files import Content, LeafContent
+from gateway.snapshot.rules.ctid_ranges import TidRange
+from schemas.errors import SchemaError
+from schemas.records import SNAPSHOT_STATE
+from schemas.topic_names import SNAPSHOT_TOPIC
+from schemas.wire_format import FRAME_BYTES, read_schema_id
+
+_SCHEMA: Final = fastavro.parse_schema(SNAPSHOT_STATE)
+
+_MALFORMED: Final = (ValueError, IndexError, EOFError, KeyError, TypeError, OverflowError)
+Schema = dict[str, Any]
+
+RESELECT: Final = "RESELECT"
+"""Purpose of rows that are read because UPDATEs left values of them out: their keys are all that is read of the table."""
+KNOWN: Final = "KNOWN"
+"""Status of a table that was published before the gateway knew snapshots, or before it was to take one: it is not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """`floor` and `unseen`: see Judge. They count while `is_active`."""
+
+    floor: int = 0
+    unseen: tuple[int, ...] = ()
+    is_active: bool = False
+    snapshot_id: str = ""
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    relation_oid: int
+    schema: str
+    name: str
+    snapshot_id: str
+    purpose: str = "FILL"
+    status: str = "WAITING"
+    fingerprint: str = ""
+    untouched: int = 0
+    begun: tuple[TidRange, ...] = ()
+    suspects: tuple[int, ...] = ()
+    chunk_count: int = 0
+    row_count: int = 0
+    stale_count: int = 0
+
+
+@dataclass(slots=True)
+class States:
+    """All of one slot. `keys`: segments by number, for each relation oid. `stream` None: no snapshot was ever thought of."""
+
+    stream: StreamState | None = None
+    tables: dict[int, TableState] = field(default_factory=dict)
+    keys: dict[int, dict[int, list[bytes]]] = field(default_factory=dict)
+    contents: dict[int, Content] = field(default_factory=dict)
+
+
+def encode_stream(frame: bytes, state: StreamState) -> bytes:
+    return _encode(frame, stream={**_fields(state), "unseen": list(state.unseen)})
+
+
+def encode_table(frame: bytes, state: TableState) -> bytes:
+    begun = [{"leaf": each.leaf, "first": each.first, "end": each.end} for each in state.begun]
+    return _encode(frame, table={**_fields(state), "begun": begun, "suspects": list(state.suspects)})
+
+
+def encode_keys(frame: bytes, relation_oid: int, segment: int, keys: list[bytes]) -> bytes:
+    return _encode(frame, keys={"relation_oid": relation_oid, "segment": segment, "keys": keys})
+
+
+def encode_content(frame: bytes, relation_oid: int, content: Content) -> bytes:
+    return _encode(
+        frame, content={**_fields(content), "relation_oid": relation_oid, "leaves": [*map(_fields, content.leaves)]}
+    )
+
+
+def _fields(of: StreamState | TableState | Content | LeafContent) -> dict[str, Any]:
+    """As `asdict`, which copies every value: each table of a snapshot is written several times."""
+    return {name: getattr(of, name) for name in of.__slots__}
+
+
+def table_key(position_key: bytes, relation_oid: int) -> bytes:
+    return position_key + b"#%d" % relation_oid
+
+
+def segment_key(position_key: bytes, relation_oid: int, segment: int) -> bytes:
+    return position_key + b"#%d.%d" % (relation_oid, segment)
+
+
+def content_key(position_key: bytes, relation_oid: int) -> bytes:
+    return position_key + b"#%d.content" % relation_oid
+
+
+def of_slot(position_key: bytes, values: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Of the newest records by their keys, those of one slot."""
+    return {key: v for key, v in values.items() if key == position_key or key.startswith(position_key + b"#")}
+
+
+def writer_ids(values: Iterable[bytes]) -> set[int]:
+    """Of their schemas; a value that names none is refused by `decode_states`."""
+    found = set()
+    for value in values:
+        with suppress(SchemaError):
+            found.add(read_schema_id(value))
+    return found
+
+
+def decode_states(values: Mapping[bytes, bytes], writers: Mapping[int, Schema]) -> States:
+    """From the records of one slot by their keys; `writers`: schemas by the ids that the records name. Raises
+    StopForOperator."""
+    states = States()
+    for key, value in values.items():
+        record = _decode(key, value, writers)
+        if record["stream"] is not None:
+            states.stream = StreamState(**{**record["stream"], "unseen": tuple(record["stream"]["unseen"])})
+        elif record["table"] is not None:
+            table = _table(record["table"])
+            states.tables[table.relation_oid] = table
+        elif record["keys"] is not None and record["keys"]["keys"]:
+            found = record["keys"]
+            states.keys.setdefault(found["relation_oid"], {})[found["segment"]] = found["keys"]
+        elif record["content"] is not None:
+            found = record["content"]
+            leaves = tuple(LeafContent(**leaf) for leaf in found["leaves"])
+            states.contents[found["relation_oid"]] = Content(
+                found["schema"], found["name"], found["is_partitioned"], leaves
+            )
+    return states
+
+
+def _table(record: dict[str, Any]) -> TableState:
+    begun = tuple(TidRange(each["leaf"], each["first"], each["end"]) for each in record["begun"])
+    return TableState(**{**record, "begun": begun, "suspects": tuple(record["suspects"])})
+
+
+def _encode(frame: bytes, **body: dict[str, Any]) -> bytes:
+    out = io.BytesIO()
+    out.write(frame)
+    fastavro.schemaless_writer(out, _SCHEMA, {"stream": None, "table": None, "keys": None, "content": None, **body})
+    return out.getvalue()
+
+
+def _decode(key: bytes, value: bytes, writers: Mapping[int, Schema]) -> dict[str, Any]:
+    try:
+        writer = fastavro.parse_schema(writers[read_schema_id(value)])
+        record: Any = fastavro.schemaless_reader(io.BytesIO(value[FRAME_BYTES:]), writer, _SCHEMA)
+        return dict(record)
+    except (SchemaError, SchemaResolutionError, *_MALFORMED) as error:
+        name = key.decode("utf-8", "replace")
+        raise StopForOperator(
+            f"the record of {SNAPSHOT_TOPIC} with the key {name} does not contain the state of a snapshot: "
+            f"{type(error).__name__}",
+            hint="if a newer version of the gateway wrote it, use that version. Otherwise another program did: send a record "
+            f"with the key {name} and a null value to {SNAPSHOT_TOPIC} (docs/operations.md, Delete an unreadable record), "
+            "start the gateway, and take a new snapshot of the tables: walgate snapshot start",
+        ) from error

@@ -1,0 +1,47 @@
+"""What a check finds: an error, classed by what happens next, or a warning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
+
+_GRAVEST_FIRST: Final[tuple[type[WalgateError], ...]] = (DataGap, StopForOperator, RetrySlowly, Retry)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorWarning:
+    """Worth an operator's attention; the gateway goes on, and nothing is lost. `hint`: the SQL statement or setting."""
+
+    message: str
+    hint: str
+
+
+Finding = WalgateError | OperatorWarning
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    errors: tuple[WalgateError, ...]
+    warnings: tuple[OperatorWarning, ...]
+
+    def raise_errors(self) -> None:
+        """Raise all errors as one, of the gravest class."""
+        if not self.errors:
+            return
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        worst = next(kind for kind in _GRAVEST_FIRST if any(isinstance(error, kind) for error in self.errors))
+        raise worst(
+            "\n".join(error.message for error in self.errors), hint="\n".join(e.hint for e in self.errors if e.hint)
+        )
+
+
+def report_of(findings: Iterable[Finding]) -> Report:
+    listed = list(findings)
+    return Report(
+        tuple(finding for finding in listed if isinstance(finding, WalgateError)),
+        tuple(finding for finding in listed if isinstance(finding, OperatorWarning)),
+    )

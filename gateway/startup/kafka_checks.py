@@ -1,0 +1,335 @@
+"""Checks of Kafka: the brokers' settings, our topics, and what we may do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.errors import RetrySlowly, StopForOperator
+from gateway.startup.findings import Finding, OperatorWarning
+from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted
+
+CLUSTER: Final = "the cluster"
+_DAY_MS: Final = 24 * 3600 * 1000
+_MIRROR_MS: Final = 3 * _DAY_MS
+"""Less retention than a long weekend is a trap: a mirror that is down for it has to begin anew."""
+_AUTHORIZATION: Final = (
+    "kafka-acls.sh --bootstrap-server ... --add --allow-principal User:<principal> --operation {operations} {resource} "
+    "(complete list: docs/operations.md)"
+)
+_ALTER_TOPIC: Final = (
+    "kafka-configs.sh --bootstrap-server ... --alter --entity-type topics --entity-name {} --add-config "
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaExpected:
+    """What the settings say. `tls`, `sasl`: of kafka.security_protocol."""
+
+    prefix: str
+    position_topic: str
+    marker_topic: str
+    transactional_id: str
+    tls: bool = False
+    sasl: bool = False
+    mechanism: str = "PLAIN"
+    own_certificate: bool = False
+    replication_factor: int = -1
+    retention_ms: int | None = None
+    max_record_bytes: int = 16 << 20
+    transaction_timeout_ms: int = 900_000
+    exactly_once: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    name: str
+    partitions: int
+    replicas: int
+    """The least of its partitions."""
+    leaderless: int = 0
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The broker's answer to what we asked it to try. `operation`: Create, Write, Describe; `on`: topic, transactional id,
+    "the cluster"."""
+
+    operation: str
+    on: str
+    error: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaFacts:
+    """`config`: of a broker; empty: not ours to see."""
+
+    broker_count: int
+    config: Mapping[str, str]
+    topics: Mapping[str, TopicFacts]
+    refusals: tuple[Refused, ...] = ()
+
+    @property
+    def unseen(self) -> frozenset[str]:
+        """Topics of which it is not known whether they exist."""
+        return frozenset(refused.on for refused in self.refusals if refused.operation == "Describe")
+
+
+def check_brokers(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    """The brokers' settings against ours."""
+    yield from _replication(facts, expected)
+    config = facts.config
+    longest = _number(config, "transaction.max.timeout.ms")
+    if longest is not None and expected.exactly_once and longest < expected.transaction_timeout_ms:
+        yield StopForOperator(
+            f"the broker allows a transaction timeout of at most {longest // 1000} s, but kafka.transaction_timeout_s "
+            f"is {expected.transaction_timeout_ms // 1000}",
+            hint=f"set kafka.transaction_timeout_s = {longest // 1000}, or raise the brokers' "
+            "transaction.max.timeout.ms",
+        )
+    request = _number(config, "socket.request.max.bytes")
+    if request is not None and expected.max_record_bytes >= request:
+        yield StopForOperator(
+            f"kafka.max_record_bytes is {expected.max_record_bytes}, but the brokers accept requests of at "
+            f"most {request} bytes",
+            hint="lower kafka.max_record_bytes, or raise the brokers' socket.request.max.bytes",
+        )
+    if config.get("unclean.leader.election.enable") == "true":
+        yield OperatorWarning(
+            "unclean.leader.election.enable is true: acknowledged records may be lost when a broker fails",
+            "kafka-configs.sh --bootstrap-server ... --alter --entity-type brokers --entity-default "
+            "--add-config unclean.leader.election.enable=false",
+        )
+
+
+def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    """Of a setting that is not ours to see nothing is said."""
+    config, brokers = facts.config, facts.broker_count
+    factor = expected.replication_factor
+    source = "kafka.replication_factor"
+    if factor < 0:
+        of_brokers, source = _number(config, "default.replication.factor"), "default.replication.factor"
+        if of_brokers is None:
+            return
+        factor = of_brokers
+    if factor > brokers:
+        yield RetrySlowly(
+            f"{source} is {factor}, but there {_brokers_there(brokers)}",
+            hint=f"set kafka.replication_factor = {brokers}, or start more brokers",
+        )
+    elif factor < min(brokers, 3):
+        yield OperatorWarning(
+            f"new topics have only {counted(factor, 'replica')}, although there {_brokers_there(brokers)}: changes that were "
+            f"confirmed to PostgreSQL are lost if {('that replica is' if factor == 1 else 'those replicas are')} lost",
+            f"set kafka.replication_factor = {min(brokers, 3)} before the first start",
+        )
+    least = _number(config, "min.insync.replicas")
+    if least is not None and least > factor:
+        yield OperatorWarning(
+            f"min.insync.replicas is {least}, but new topics have {counted(factor, 'replica')}: {_fewer_replicas(factor)}",
+            f"set kafka.replication_factor = {least} or more",
+        )
+    elif least is not None and factor >= 3 and least < 2:
+        yield OperatorWarning(
+            "min.insync.replicas is 1: a record is acknowledged even if only one broker has it",
+            "kafka-configs.sh --bootstrap-server ... --alter --entity-type brokers --entity-default "
+            "--add-config min.insync.replicas=2",
+        )
+    state = _number(config, "transaction.state.log.replication.factor")
+    if state is not None and state > brokers:
+        yield RetrySlowly(
+            f"transaction.state.log.replication.factor is {state}, but there {_brokers_there(brokers)}: no Kafka "
+            "transaction can begin",
+            hint=f"set transaction.state.log.replication.factor={brokers} and "
+            "transaction.state.log.min.isr=1 in server.properties, or start more brokers",
+        )
+
+
+def _fewer_replicas(count: int) -> str:
+    """What brokers do where they are asked for more in-sync replicas than there are replicas."""
+    return f"Kafka then requires only {counted(count, 'in-sync replica')}; older versions of Kafka do not acknowledge any record"
+
+
+def _brokers_there(count: int) -> str:
+    return f"{'is' if count == 1 else 'are'} {counted(count, 'broker')}"
+
+
+def check_topics(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    """Our topics as they are, and as the brokers would make them."""
+    for name in (expected.position_topic, expected.marker_topic):
+        topic = facts.topics.get(name)
+        if topic is not None:
+            yield from check_single_partition(name, topic.partitions)
+    position = facts.topics.get(expected.position_topic)
+    if position is not None and position.config:
+        yield from check_position_topic(position.name, position.config)
+    for topic in facts.topics.values():
+        yield from _topic(topic, expected)
+    yield from _retention(facts, expected)
+
+
+def check_single_partition(name: str, partitions: int) -> Iterator[Finding]:
+    if partitions == 1:
+        return
+    if name == POSITION_TOPIC:
+        yield StopForOperator(
+            f"topic {name} has {partitions} partitions; it must have exactly one",
+            hint="delete the topic only if no gateway has stored a resume LSN in it, or if you accept the consequence: each "
+            "gateway that has stored one then needs a new source.slot, a new kafka.prefix and a new snapshot of its tables, and "
+            "its old slot must be dropped. The gateway creates the topic again, with one partition",
+        )
+    elif name == SNAPSHOT_TOPIC:
+        yield StopForOperator(
+            f"topic {name} has {partitions} partitions; it must have exactly one",
+            hint="delete the topic: the gateway creates it with one partition. Then start the incomplete snapshots again: "
+            "walgate snapshot start",
+        )
+    else:
+        yield StopForOperator(
+            f"topic {name} has {partitions} partitions; it must have exactly one, because its records must be in "
+            "commit order",
+            hint="use another kafka.prefix (and another source.slot, if the current slot has already been used). If (and only "
+            "if) nothing has been delivered from the current slot, and no consumer needs the records of the topic, you can "
+            "instead delete the topic: the gateway creates it with one partition",
+        )
+
+
+def check_position_topic(name: str, config: Mapping[str, str]) -> Iterator[Finding]:
+    """A position that retention may delete is no durable position."""
+    policy = config.get("cleanup.policy", "")
+    if policy != "compact":
+        yield StopForOperator(
+            f"topic {name} has cleanup.policy={policy}: retention would delete the resume LSNs",
+            hint="kafka-configs.sh --bootstrap-server ... --alter --entity-type topics "
+            f"--entity-name {name} --add-config cleanup.policy=compact",
+        )
+
+
+def _topic(topic: TopicFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    config = topic.config
+    alter = _ALTER_TOPIC.format(topic.name)
+    if topic.leaderless:
+        yield RetrySlowly(
+            f"topic {topic.name} has {counted(topic.leaderless, 'partition')} without a leader",
+            hint="start the brokers that hold the replicas (kafka-topics.sh "
+            "--bootstrap-server ... --describe --unavailable-partitions)",
+        )
+    least = _number(config, "min.insync.replicas")
+    if least is not None and least > topic.replicas:
+        yield OperatorWarning(
+            f"topic {topic.name} has {counted(topic.replicas, 'replica')}, but its min.insync.replicas is {least}: "
+            f"{_fewer_replicas(topic.replicas)}",
+            "add replicas (kafka-reassign-partitions.sh), or lower the minimum: "
+            f"{alter}min.insync.replicas={max(topic.replicas - 1, 1)}",
+        )
+    if topic.name == expected.position_topic:
+        return
+    if topic.name == expected.marker_topic and "compact" in config.get("cleanup.policy", ""):
+        yield StopForOperator(
+            f"topic {topic.name} is compacted: markers have no key, so Kafka would reject them",
+            hint=f"{alter}cleanup.policy=delete",
+        )
+    largest = _number(config, "max.message.bytes")
+    if largest is not None and largest < expected.max_record_bytes:
+        yield OperatorWarning(
+            f"topic {topic.name} accepts record batches of at most {largest} bytes, but kafka.max_record_bytes is "
+            f"{expected.max_record_bytes}: a row larger than the topic's limit stops the gateway",
+            f"{alter}max.message.bytes={expected.max_record_bytes}",
+        )
+
+
+def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    of_new = expected.retention_ms
+    if of_new is None:
+        of_new = _broker_retention_ms(facts.config)
+    if of_new is not None and 0 <= of_new < _MIRROR_MS:
+        yield OperatorWarning(
+            f"new topics keep records {_hours(of_new)}: a mirror that is down for longer stops, and must be replaced by a new "
+            "mirror with a new snapshot of its tables",
+            "before the first start, set kafka.retention_ms to -1, or to the longest time (in ms) that a consumer may be down",
+        )
+    marker = facts.topics.get(expected.marker_topic)
+    kept = _number(marker.config, "retention.ms") if marker is not None else None
+    for topic in facts.topics.values():
+        own = _number(topic.config, "retention.ms")
+        is_read_by_marker = topic.name not in (expected.marker_topic, expected.position_topic, SNAPSHOT_TOPIC)
+        if (
+            not is_read_by_marker
+            or own is None
+            or own < 0
+            or "delete" not in topic.config.get("cleanup.policy", "delete")
+        ):
+            continue
+        alter = f"{_ALTER_TOPIC.format(topic.name)}retention.ms="
+        if kept is not None and (kept < 0 or own < kept):
+            yield OperatorWarning(
+                f"topic {topic.name} keeps records {_hours(own)}, but {expected.marker_topic} keeps them "
+                f"{_hours(kept)}: a consumer that starts at the oldest marker misses records, and stops",
+                f"{alter}{kept}",
+            )
+        elif own < _MIRROR_MS:
+            yield OperatorWarning(
+                f"topic {topic.name} keeps records {_hours(own)}: a mirror that is down for longer stops, and must be replaced "
+                "by a new mirror with a new snapshot of its tables",
+                f"to keep them forever: {alter}-1. Or set, instead of -1, the longest time (in ms) that a consumer may be down",
+            )
+
+
+def _broker_retention_ms(config: Mapping[str, str]) -> int | None:
+    for name, factor in (
+        ("log.retention.ms", 1),
+        ("log.retention.minutes", 60_000),
+        ("log.retention.hours", 3_600_000),
+    ):
+        found = _number(config, name)
+        if found is not None:
+            return found * factor
+    return None
+
+
+def check_refusals(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    """What the brokers say to requests that change nothing."""
+    for refused in facts.refusals:
+        if refused.operation == "DescribeConfigs" and not _must_see(refused.on, expected):
+            yield OperatorWarning(
+                f"Kafka does not allow DescribeConfigs on {refused.on}: its configuration is not checked",
+                _AUTHORIZATION.format(operations=refused.operation, resource=_resource(refused.on, expected)),
+            )
+        elif "Authorization" in refused.error:
+            yield RetrySlowly(
+                f"Kafka does not allow {refused.operation} on {refused.on}",
+                hint=_AUTHORIZATION.format(operations=refused.operation, resource=_resource(refused.on, expected)),
+            )
+        else:
+            reason = f": {refused.reason}" if refused.reason else ""
+            yield StopForOperator(
+                f"Kafka would reject the request to {refused.operation.lower()} {refused.on} ({refused.error}{reason})",
+                hint="change kafka.partitions, kafka.replication_factor or kafka.topics",
+            )
+
+
+def _must_see(on: str, expected: KafkaExpected) -> bool:
+    """A start looks at it too."""
+    return on == expected.position_topic or (on == CLUSTER and expected.replication_factor < 0)
+
+
+def _resource(on: str, expected: KafkaExpected) -> str:
+    if on == expected.transactional_id:
+        return f"--transactional-id {on}"
+    if on.startswith(f"{expected.prefix}.") and on != expected.marker_topic:  # one of many, and of those to come
+        return f"--topic {expected.prefix}. --resource-pattern-type prefixed"
+    return "--cluster" if on == CLUSTER else f"--topic {on}"
+
+
+def _number(config: Mapping[str, str], name: str) -> int | None:
+    try:
+        return int(config[name])
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def _hours(milliseconds: int) -> str:
+    return "forever" if milliseconds < 0 else f"for {milliseconds / 3_600_000:.3g} h"

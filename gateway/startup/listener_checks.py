@@ -1,0 +1,135 @@
+"""Checks of Kafka's listeners: which answer, with which protocol, and whether their certificate and our login are accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gateway.errors import RetrySlowly, StopForOperator
+from gateway.startup.findings import Finding, OperatorWarning
+from gateway.startup.kafka_checks import KafkaExpected
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerFacts:
+    """One address. `failure`: "" | "dns" | "refused" | "timeout" | "other" (`detail` says more). `tls`: it speaks TLS.
+    `tls_failure`: what is wrong with its certificate for us. `is_kafka`: it answers as a broker does. `wants_certificate`: it
+    ends the connection for want of one of ours. `mechanisms`: of its login; None: it asks for no login."""
+
+    address: str
+    advertised: bool = False
+    failure: str = ""
+    detail: str = ""
+    tls: bool = False
+    tls_failure: str = ""
+    is_kafka: bool = True
+    wants_certificate: bool = False
+    mechanisms: tuple[str, ...] | None = None
+
+
+def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    """What is wrong with this address; first things first: without a connection nothing more is said."""
+    at = listener.address
+    if listener.failure:
+        yield _unreachable(listener)
+        return
+    if listener.tls != expected.tls:
+        yield StopForOperator(
+            f"{at} {'requires TLS' if listener.tls else 'does not use TLS'}, but kafka.security_protocol is "
+            f"{protocol_name(expected)}",
+            hint=f"set kafka.security_protocol = {protocol_name(expected, tls=listener.tls)}"
+            + ("" if listener.tls else ", or use the listener with TLS (often port 9093)"),
+        )
+        return
+    if listener.tls_failure:
+        yield StopForOperator(
+            f"the certificate of {at} cannot be verified: {listener.tls_failure}",
+            hint=_certificate_hint(listener.tls_failure),
+        )
+        return
+    if listener.wants_certificate:
+        yield StopForOperator(
+            f"{at} requires {('a different' if expected.own_certificate else 'a')} client certificate "
+            "(ssl.client.auth=required)",
+            hint="set kafka.ssl_cert_file to a client certificate that the broker trusts (usually: signed by a CA in its "
+            "truststore), and kafka.ssl_key_file to its private key",
+        )
+        return
+    if not listener.is_kafka:
+        yield StopForOperator(
+            f"{at} answers, but not with Kafka's protocol",
+            hint="check that this is Kafka's port, not another service's",
+        )
+        return
+    yield from _login(listener, expected)
+
+
+def check_bootstrap(listeners: Sequence[ListenerFacts], expected: KafkaExpected) -> Iterator[Finding]:
+    """Of the addresses in kafka.bootstrap_servers one is enough."""
+    found = [list(check_listener(listener, expected)) for listener in listeners]
+    one_is_well = not all(found)
+    for finding in (finding for of_one in found for finding in of_one):
+        if one_is_well:
+            yield OperatorWarning(
+                f"{finding.message}; the gateway uses the other addresses in kafka.bootstrap_servers", finding.hint
+            )
+        else:
+            yield finding
+
+
+def _login(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding]:
+    at, offered = listener.address, listener.mechanisms
+    if offered is None and expected.sasl:
+        yield StopForOperator(
+            f"{at} does not use SASL, but kafka.security_protocol is {protocol_name(expected)}",
+            hint=f"set kafka.security_protocol = {protocol_name(expected, sasl=False)}, or use a listener with SASL",
+        )
+    elif offered is not None and not expected.sasl:
+        yield StopForOperator(
+            f"{at} requires SASL ({', '.join(offered)}), but kafka.security_protocol is {protocol_name(expected)}",
+            hint=f"set kafka.security_protocol = {protocol_name(expected, sasl=True)}, kafka.sasl_mechanism to one of these, and "
+            "its credentials (PLAIN and SCRAM: kafka.sasl_username and kafka.sasl_password)",
+        )
+    elif offered and expected.mechanism not in offered:
+        yield StopForOperator(
+            f"{at} does not support kafka.sasl_mechanism = {expected.mechanism}",
+            hint=f"set kafka.sasl_mechanism to a mechanism that the listener supports: {', '.join(offered)}",
+        )
+
+
+def protocol_name(expected: KafkaExpected, *, tls: bool | None = None, sasl: bool | None = None) -> str:
+    tls = expected.tls if tls is None else tls
+    sasl = expected.sasl if sasl is None else sasl
+    if sasl:
+        return "SASL_SSL" if tls else "SASL_PLAINTEXT"
+    return "SSL" if tls else "PLAINTEXT"
+
+
+def _unreachable(listener: ListenerFacts) -> Finding:
+    at = listener.address
+    what = {
+        "dns": f"the host name of {at} cannot be resolved",
+        "refused": f"connection to {at} refused: nothing is listening there",
+        "timeout": f"{at} does not answer",
+    }.get(listener.failure, f"{at} is unreachable: {listener.detail}")
+    if listener.advertised:
+        return RetrySlowly(
+            f"{what}; the brokers advertise this address to clients",
+            hint="set the broker's advertised.listeners to an address that this host can reach; "
+            "kafka.bootstrap_servers is used only for the first request",
+        )
+    return RetrySlowly(
+        what,
+        hint="check that kafka.bootstrap_servers is correct, the broker is running, and no firewall blocks the port",
+    )
+
+
+def _certificate_hint(failure: str) -> str:
+    if "hostname" in failure.lower() or "ip address mismatch" in failure.lower():
+        return (
+            "in kafka.bootstrap_servers (or, if the brokers advertise this address, in the broker's advertised.listeners), use a "
+            "host name from the certificate (openssl s_client -connect ...)"
+        )
+    if "expired" in failure.lower():
+        return "renew the broker's certificate"
+    return "set kafka.ssl_ca_file to a file with the certificate of the authority that signed the broker's certificate"

@@ -1,0 +1,332 @@
+"""What an operator decides about a slot's position: the steps of `walgate skip`, `readmit`, `accept-gap` and `adopt`. Pure, as
+start.py.
+
+    skip, readmit      look -> prepare Kafka -> look at the positions, judge -> fence -> read the positions -> look, judge
+                       -> record. What is refused before the fence does not disturb a gateway that runs
+    accept-gap         look -> prepare Kafka -> fence -> look -> read the positions -> look, judge; then drop and create the slot
+                       where it is of no use any more -> record. Interrupted between the two, it finds the slot gone, or new: a
+                       gap as well. A gateway that holds the slot is refused at the first look
+    adopt              the same; a former server's transactional id is fenced too
+
+A gateway that has released WAL (budget.py) takes the steps of accept-gap itself.
+
+Of a database that was renamed, each records its position under the new name first: it is found again when a command that dropped
+the slot is interrupted.
+
+The fence ends a gateway that runs: it starts again, from what is recorded here. Nothing is recorded by a command that was fenced
+in its turn, so that a position is only ever replaced by one that was derived from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from gateway.errors import NEW_PREFIX, DataGap, Retry, RetrySlowly, StopForOperator
+from gateway.events.marker import Marker
+from gateway.startup.connect_offset import DebeziumOffset
+from gateway.startup.facts import Expected, Facts, Stored
+from gateway.startup.findings import Finding, report_of
+from gateway.startup.position_checks import (
+    adoption_obstacle,
+    after_rename,
+    check_prefix,
+    debezium_obstacle,
+    position_before_rename,
+)
+from gateway.startup.publication_checks import check_publications
+from gateway.startup.server_checks import check_left_behind, check_slot_capacity
+from gateway.startup.slot_checks import check_holder, check_slot
+from gateway.startup.start import (
+    CreateSlot,
+    DropSlot,
+    Fence,
+    FenceFormer,
+    FindWritten,
+    Look,
+    LookAtPositions,
+    PrepareKafka,
+    ReadPositions,
+    Record,
+    Steps,
+)
+from gateway.transactions.position import Gap, Position
+from schemas.lsn import Lsn
+
+_NOT_ADOPTED = (
+    "use the slot that the connector was reading when it stopped, and the offset that it stored then; or "
+    "use a new source.slot and kafka.prefix"
+)
+
+FreshPosition = Callable[[Facts], Position]
+
+
+def skip(fresh_position: FreshPosition, commit_lsn: Lsn) -> Steps:
+    """The next start leaves out the transaction that commits (or was prepared) at `commit_lsn`. Returns the new position."""
+    return (yield from _changed(fresh_position, lambda position, facts: _skipping(position, facts, commit_lsn)))
+
+
+def readmit(fresh_position: FreshPosition, table: str) -> Steps:
+    """`table`: schema.table. Its changes are written again, from the next transaction on. Returns the new position."""
+    return (yield from _changed(fresh_position, lambda position, _: _readmitting(position, table)))
+
+
+def _skipping(position: Position, facts: Facts, commit_lsn: Lsn) -> Record:
+    if commit_lsn < position.resume_lsn:
+        raise StopForOperator(
+            f"skip: the transaction that commits at {commit_lsn} has already been delivered: the resume LSN is "
+            f"{position.resume_lsn}",
+            hint="use the commit LSN from the gateway's error message",
+        )
+    if commit_lsn >= facts.server.flush_lsn:
+        raise StopForOperator(
+            f"skip: nothing has been committed at {commit_lsn} yet: the WAL ends at {facts.server.flush_lsn}",
+            hint="use the commit LSN from the gateway's error message",
+        )
+    return Record(replace(position, skip_lsn=commit_lsn))
+
+
+def _readmitting(position: Position, table: str) -> Record:
+    rest = tuple(each for each in position.quarantined if each.full_name != table)
+    if len(rest) == len(position.quarantined):
+        names = ", ".join(each.full_name for each in position.quarantined) or "none"
+        raise StopForOperator(f"readmit: {table} is not in quarantine", hint=f"tables in quarantine: {names}")
+    position = replace(position, quarantined=rest, epoch=position.epoch + 1)
+    return Record(position, (Marker("EPOCH", 0, position.resume_lsn, detail=f"readmitted {table}"),))
+
+
+def accept_gap(
+    fresh_position: FreshPosition, expected: Expected, *, until_now: bool = False, released: str | None = None
+) -> Steps:
+    """After a loss: a position from which the stream goes on, and a marker GAP. Without `until_now` only where the catalog
+    proves the loss; with it, whatever the slot still holds is given up. `released`: why the gateway itself moved the slot on
+    (budget.py); any other loss is left for the start to judge. Returns the new position."""
+    facts: Facts = yield Look()
+    check_use = check_holder if released is not None else _check_stopped
+    _raise((*check_use(facts, expected), *check_publications(facts, expected)))
+    yield PrepareKafka()
+    yield Fence()
+    before: Facts = yield Look()
+    stored: Stored = yield ReadPositions()
+    after: Facts = yield Look()
+    _raise(check_holder(after, expected))
+    position = yield from _position_of(stored, fresh_position(after), after)
+    _raise(_unacceptable(stored, after, position, expected))
+    reason = _proven_gap(before, after, position, expected)
+    slot = after.slot
+    if released is not None:
+        if reason is None or slot is None or _is_lost(after, expected):
+            return position
+        reason = released
+    if until_now:
+        reason = reason or "the operator discarded all earlier changes"
+    if reason is None:
+        raise StopForOperator(
+            f"accept-gap: all changes that were committed after the resume LSN {position.resume_lsn} can still be read through "
+            f"slot {position.slot}",
+            hint="start the gateway. If it stops again, follow the hint of its error message. Run walgate accept-gap --until-now "
+            "only if that hint says so: the command discards all committed changes that have not been delivered",
+        )
+    if slot is None or until_now or _is_lost(after, expected):
+        if slot is not None:
+            yield DropSlot()
+        else:
+            _raise(check_slot_capacity(after))
+        # A slot is created when every transaction that was open, or prepared, has ended.
+        position, resume_lsn = replace(position, prepared=()), (yield CreateSlot())
+    else:
+        resume_lsn = slot.confirmed_flush_lsn
+    marker = Marker("GAP", 0, position.resume_lsn, end_lsn=resume_lsn, detail=reason)
+    position = replace(
+        position,
+        resume_lsn=resume_lsn,
+        timeline=after.server.timeline,
+        skip_lsn=Lsn(0),
+        epoch=position.epoch + 1,
+        gap=Gap(position.resume_lsn, resume_lsn, reason),
+    )
+    yield Record(position, (marker,))
+    return position
+
+
+def _unacceptable(stored: Stored, facts: Facts, position: Position, expected: Expected) -> Iterator[Finding]:
+    """What a marker GAP cannot repair."""
+    yield from (finding for finding in check_slot(facts, expected) if not isinstance(finding, DataGap))
+    yield from check_left_behind(facts, replace(expected, timeline=position.timeline))
+    if not stored.marker_topic_used:
+        yield StopForOperator(
+            f"accept-gap: the marker topic of topic prefix {position.prefix!r} is empty: it was deleted and recreated",
+            hint=NEW_PREFIX,
+        )
+    if facts.server.in_recovery:
+        yield RetrySlowly("accept-gap: this server is a standby", hint="point source.dsn to the primary")
+    elif position.resume_lsn > facts.server.flush_lsn:
+        yield StopForOperator(
+            f"accept-gap: the server's WAL ends at {facts.server.flush_lsn}, before the resume LSN "
+            f"{position.resume_lsn}: if the gap were accepted now, LSNs that consumers have already seen would repeat",
+            hint="either run the command again when the WAL has passed the resume LSN (to advance the WAL, run a statement that "
+            "writes to the database, then SELECT pg_switch_wal(), which switches to the next segment; repeat if necessary), or "
+            + NEW_PREFIX,
+        )
+
+
+def _is_lost(facts: Facts, expected: Expected) -> bool:
+    return any(isinstance(finding, DataGap) for finding in check_slot(facts, expected))
+
+
+def _proven_gap(before: Facts, after: Facts, position: Position, expected: Expected) -> str | None:
+    """Of the slot: what the catalog shows, in the order of rule 2 (see `__init__.py`)."""
+    if after.slot is None:
+        return f"slot {position.slot} no longer existed"
+    for finding in check_slot(after, expected):
+        if isinstance(finding, DataGap):
+            return finding.message
+    confirmed = None if before.slot is None else before.slot.confirmed_flush_lsn
+    if confirmed is not None and confirmed > position.resume_lsn:
+        return f"slot {position.slot} was advanced to {confirmed} by another process, or was recreated"
+    return None
+
+
+def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -> Steps:
+    """After pg_upgrade kept the slot: the position of the old system identifier becomes that of the new one. Returns it."""
+    facts: Facts = yield Look()
+    _raise((*_check_stopped(facts, expected), *check_publications(facts, expected)))
+    yield PrepareKafka()
+    yield Fence()
+    yield FenceFormer(from_system)
+    stored: Stored = yield ReadPositions()
+    facts = yield Look()
+    _raise((*check_holder(facts, expected), *check_slot(facts, expected)))
+    fresh = fresh_position(facts)
+    former = replace(fresh, system_identifier=from_system)
+    known = stored.positions.get(former.key)
+    if known is None or known.state != "ACTIVE":
+        raise StopForOperator(
+            f"adopt: no resume LSN is stored for slot {fresh.slot} of {fresh.database} with the system identifier "
+            f"{from_system}",
+            hint="start the gateway: if the slot has already been adopted, it continues. Otherwise its error message names "
+            "the system identifier to adopt from",
+        )
+    if fresh.key in stored.positions:
+        raise StopForOperator(
+            f"adopt: slot {fresh.slot} of this server already has a resume LSN",
+            hint="start the gateway: it continues from that LSN",
+        )
+    obstacle = adoption_obstacle(known, fresh, facts)
+    if obstacle is not None:
+        raise StopForOperator(
+            f"adopt: {obstacle}",
+            hint="first check source.dsn. If it points to the wrong server, correct it and run the command again. Otherwise "
+            + NEW_PREFIX,
+        )
+    assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
+    position = replace(
+        known,
+        system_identifier=fresh.system_identifier,
+        timeline=facts.server.timeline,
+        resume_lsn=facts.slot.confirmed_flush_lsn,
+        epoch=known.epoch + 1,
+    )
+    marker = Marker("EPOCH", 0, position.resume_lsn, detail=f"adopted from system identifier {from_system}")
+    yield Record(position, (marker,), forgets=known.key)
+    return position
+
+
+def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offset: DebeziumOffset) -> Steps:
+    """A connector was stopped: its slot and its place become ours. Returns the position.
+
+    Events are written in the order of commits, and `offset.lsn` is an event's, or an end. So what it did not write commits behind
+    `offset.lsn`, but for the rest of the transaction in which it stopped: that is read again, without the rows up to there.
+    """
+    facts: Facts = yield Look()
+    _raise((*_check_stopped(facts, expected), *check_publications(facts, expected)))
+    yield PrepareKafka()
+    yield Fence()
+    stored: Stored = yield ReadPositions()
+    facts = yield Look()
+    _raise((*check_holder(facts, expected), *check_slot(facts, expected)))
+    fresh = fresh_position(facts)
+    _raise(check_prefix(stored.positions, fresh, facts))
+    if fresh.key in stored.positions:
+        raise StopForOperator(
+            f"adopt: slot {fresh.slot} already has a resume LSN: it was adopted before, or a gateway has read it",
+            hint="if walgate adopt has been run for this slot, start the gateway. Otherwise use a new source.slot and a new "
+            "kafka.prefix",
+        )
+    obstacle = debezium_obstacle(offset, facts)
+    if obstacle is not None:
+        raise StopForOperator(f"adopt: {obstacle}", hint=_NOT_ADOPTED)
+    offset = yield FindWritten(offset)
+    assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
+    resume_lsn = facts.slot.confirmed_flush_lsn
+    if not offset.of_snapshot:
+        resume_lsn = max(resume_lsn, offset.commit_lsn)
+    position = replace(
+        fresh,
+        state="ACTIVE",
+        resume_lsn=resume_lsn,
+        last_commit_lsn=Lsn(max(offset.commit_lsn - 1, 0)),  # the next commit may begin where that one ends
+        written_xid=offset.written_xid,
+        written_lsn=offset.lsn if offset.written_xid else Lsn(0),
+    )
+    yield Record(position)
+    return position
+
+
+def _check_stopped(facts: Facts, expected: Expected) -> Iterator[Finding]:
+    """As check_holder, for an operator who may not know that the gateway has to be stopped."""
+    for finding in check_holder(facts, expected):
+        assert facts.slot is not None
+        yield Retry(
+            finding.message,
+            hint="stop the gateway or the connector that reads this slot. If that process has ended but its session remains, "
+            f"end the session: SELECT pg_terminate_backend({facts.slot.active_pid}). Then run the command again",
+        )
+
+
+def _raise(findings: Iterable[Finding]) -> None:
+    report_of(findings).raise_errors()
+
+
+def _changed(fresh_position: FreshPosition, change: Callable[[Position, Facts], Record]) -> Steps:
+    """`change` is judged by positions that may be old, then behind the fence."""
+    yield Look()
+    yield PrepareKafka()
+    stored: Stored = yield LookAtPositions()
+    facts: Facts = yield Look()
+    change(_find(stored, fresh_position(facts), facts)[0], facts)
+    yield Fence()
+    stored = yield ReadPositions()
+    facts = yield Look()
+    position = yield from _position_of(stored, fresh_position(facts), facts)
+    record = change(position, facts)
+    yield record
+    return record.position
+
+
+def _position_of(stored: Stored, fresh: Position, facts: Facts) -> Steps:
+    position, former = _find(stored, fresh, facts)
+    if former is not None:
+        yield Record(position, forgets=former.key)
+    return position
+
+
+def _find(stored: Stored, fresh: Position, facts: Facts) -> tuple[Position, Position | None]:
+    """The slot's position; and, of a database that was renamed, the one that is recorded."""
+    former = position_before_rename(stored, fresh, facts)
+    if former is not None:
+        stored = after_rename(stored, former, fresh)
+    position = stored.positions.get(fresh.key)
+    if position is None or position.state != "ACTIVE":
+        raise StopForOperator(
+            f"no resume LSN is stored for slot {fresh.slot} of {fresh.database} (system identifier "
+            f"{fresh.system_identifier})",
+            hint="run this command with the same source.dsn, source.slot and kafka.bootstrap_servers as the gateway",
+        )
+    if position.prefix != fresh.prefix:
+        raise StopForOperator(
+            f"changes of slot {fresh.slot} are written with the topic prefix {position.prefix!r}, but kafka.prefix is "
+            f"{fresh.prefix!r}",
+            hint="use the gateway's own configuration",
+        )
+    return position, former

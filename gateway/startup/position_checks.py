@@ -1,0 +1,173 @@
+"""Checks of the position: whose prefix it is, and whether the slot and the server still have what comes next.
+
+The order in which the facts were taken is the proof (see the theory in `__init__.py`): the slot before the position, the
+position before the end of the WAL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from gateway.errors import ACCEPT_GAP, NEW_PREFIX, UNTIL_NOW_BEHIND_RESUME_LSN, DataGap, RetrySlowly, StopForOperator
+from gateway.startup.connect_offset import DebeziumOffset
+from gateway.startup.facts import Facts, Stored
+from gateway.startup.findings import Finding
+from gateway.transactions.position import Position
+
+_CHECK_SERVER = (
+    "first check source.dsn. If it points to the wrong server, nothing has been lost: correct it and start the "
+    "gateway. "
+)
+
+
+def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | None:
+    """Why `known`, of the same slot in a server of another system identifier, cannot go on as `fresh`; None where it can.
+
+    pg_upgrade (17 and newer) keeps a logical slot only where nothing was written behind what the slot has confirmed, and the
+    new server's WAL begins behind that of the old one: so nothing lies between the position and the slot that it kept.
+    """
+    if (known.database, known.slot, known.prefix) != (fresh.database, fresh.slot, fresh.prefix):
+        return f"the resume LSN belongs to slot {known.slot} of {known.database}, topic prefix {known.prefix!r}"
+    if facts.server.version_num < 170000:
+        return "this server is older than PostgreSQL 17, and pg_upgrade preserves logical slots only in 17 and later"
+    if facts.slot is None or facts.slot.confirmed_flush_lsn is None:
+        return f"this server has no slot {fresh.slot}: pg_upgrade did not preserve it"
+    if known.resume_lsn > facts.slot.confirmed_flush_lsn:
+        return (
+            f"the resume LSN {known.resume_lsn} is beyond {facts.slot.confirmed_flush_lsn}, the confirmed_flush_lsn of slot "
+            f"{fresh.slot}: this server is not an upgrade of the one that the resume LSN belongs to"
+        )
+    return None
+
+
+def debezium_obstacle(offset: DebeziumOffset, facts: Facts) -> str | None:
+    """Why the slot does not go on where the connector stopped; None where it does.
+
+    The connector confirms what it has stored as its offset, never more: a slot that is confirmed further was read by another one.
+    """
+    slot = facts.slot
+    if slot is None or slot.confirmed_flush_lsn is None:
+        return "the slot does not exist: source.slot must be the connector's slot.name"
+    if offset.in_snapshot:
+        return "the connector has not finished its snapshot: let it run until it is streaming"
+    if offset.lsn > facts.server.flush_lsn:
+        return f"the offset {offset.lsn} is after the end of the WAL, {facts.server.flush_lsn}: it belongs to another server"
+    if slot.confirmed_flush_lsn > max(offset.lsn, offset.commit_lsn):
+        return (
+            f"slot {slot.name} is confirmed up to {slot.confirmed_flush_lsn}, after the offset {offset.lsn}: the offset is "
+            "outdated, or another process has read the slot"
+        )
+    return None
+
+
+def position_before_rename(stored: Stored, fresh: Position, facts: Facts) -> Position | None:
+    """That of this slot under a former name of its database (ALTER DATABASE RENAME); None: there is none.
+
+    A slot stays in its database, and no other slot of the server has its name. One that was dropped and created again begins
+    behind everything that was delivered.
+    """
+    if facts.slot is None or facts.slot.confirmed_flush_lsn is None or fresh.key in stored.positions:
+        return None
+    of_slot = (fresh.system_identifier, fresh.slot, fresh.prefix)
+    for position in stored.positions.values():
+        if (position.system_identifier, position.slot, position.prefix) == of_slot:
+            return position if facts.slot.confirmed_flush_lsn <= position.resume_lsn else None
+    return None
+
+
+def after_rename(stored: Stored, former: Position, fresh: Position) -> Stored:
+    positions = {key: position for key, position in stored.positions.items() if key != former.key}
+    return replace(stored, positions={**positions, fresh.key: replace(former, database=fresh.database)})
+
+
+def check_prefix(positions: Mapping[bytes, Position], fresh: Position, facts: Facts) -> Iterator[Finding]:
+    """One slot, one prefix: the markers of two slots in one topic would have no order. `fresh`: the position of a first start."""
+    for key, position in positions.items():
+        if key != fresh.key and position.prefix == fresh.prefix:
+            yield StopForOperator(
+                f"topic prefix {fresh.prefix!r} belongs to slot {position.slot} of database {position.database} (system "
+                f"identifier {position.system_identifier}), but this is slot {fresh.slot} of {fresh.database} (system "
+                f"identifier {fresh.system_identifier})",
+                hint=_other_server_hint(position, fresh, facts),
+            )
+    known = positions.get(fresh.key)
+    if known is not None and known.prefix != fresh.prefix:
+        yield StopForOperator(
+            f"changes of slot {fresh.slot} are written with the topic prefix {known.prefix!r}, but kafka.prefix is "
+            f"{fresh.prefix!r}",
+            hint=f"set kafka.prefix = {known.prefix}, or use a new slot. The changes of one slot must have one topic "
+            "prefix: consumers could not order transactions across two marker topics",
+        )
+
+
+def _other_server_hint(position: Position, fresh: Position, facts: Facts) -> str:
+    other = (
+        "check source.dsn and source.slot: one of them may be wrong. If both are as intended, set another kafka.prefix"
+    )
+    if position.system_identifier == fresh.system_identifier or adoption_obstacle(position, fresh, facts):
+        return other
+    command = f"walgate adopt --from-system {position.system_identifier}"
+    return (
+        "if pg_upgrade created this server from the one with system identifier "
+        f"{position.system_identifier}, run {command}. Otherwise, or if you are not sure, {other}"
+    )
+
+
+def check_first_start(stored: Stored, fresh: Position, facts: Facts, *, adopt_slot: bool) -> Iterator[Finding]:
+    """There is no position. Epochs begin at 1 with a new one: in topics that hold an epoch 1 already, rows of both would look
+    alike."""
+    if stored.marker_topic_used:
+        yield StopForOperator(
+            f"topic prefix {fresh.prefix!r} has been used before, but no resume LSN is stored for slot {fresh.slot}",
+            hint="set another kafka.prefix, or delete the topics with this prefix if their records are no longer needed",
+        )
+    if facts.slot is not None and not adopt_slot:
+        yield StopForOperator(
+            f"slot {fresh.slot} exists, but no resume LSN is stored for it, so it is not known which changes have been "
+            "consumed through it",
+            hint="if this is the slot of a Debezium connector that the gateway replaces, keep it, and run walgate adopt "
+            "--from-debezium (docs/debezium.md, Migrating from a connector). If something else reads this slot, choose another "
+            "source.slot. If nothing does, and its confirmed_flush_lsn "
+            "is the right place to start, set source.adopt_slot = true; if it is not the right place, choose another "
+            f"source.slot, or drop this slot: SELECT pg_drop_replication_slot('{fresh.slot}')",
+        )
+
+
+def check_progress(before: Facts, stored: Stored, after: Facts, known: Position) -> Iterator[Finding]:
+    """`known` was delivered to. `before`: looked at before `stored` was read; `after`: after it."""
+    assert before.moment < stored.moment < after.moment, "facts in another order prove nothing"
+    if after.slot is None:
+        yield DataGap(
+            f"slot {known.slot} no longer exists; changes up to {known.resume_lsn} were delivered",
+            hint=_CHECK_SERVER
+            + "If the slot was dropped, or this is a new primary to which it was not synchronized, later "
+            "changes can no longer be read: " + ACCEPT_GAP,
+        )
+    elif before.slot is not None and before.slot.confirmed_flush_lsn is not None:
+        ahead = before.slot.confirmed_flush_lsn - known.resume_lsn
+        if ahead > 0:
+            yield DataGap(
+                f"slot {known.slot} is confirmed up to {before.slot.confirmed_flush_lsn}, but the stored resume LSN "
+                f"is {known.resume_lsn}: another process advanced the slot by {ahead} bytes of WAL, or the "
+                "slot was dropped and recreated",
+                hint=_CHECK_SERVER + "If it is the right server, " + ACCEPT_GAP,
+            )
+    if not stored.marker_topic_used:
+        yield DataGap(
+            f"the marker topic of topic prefix {known.prefix!r} is empty, but changes of slot {known.slot} were delivered up to "
+            f"{known.resume_lsn}: the topic was deleted and recreated",
+            hint="consumers can no longer determine what is committed: " + NEW_PREFIX,
+        )
+    if known.resume_lsn > after.server.flush_lsn and after.slot is not None:
+        beyond = f"the stored resume LSN {known.resume_lsn} is after the end of the WAL, {after.server.flush_lsn}"
+        if after.server.in_recovery:
+            yield RetrySlowly(f"{beyond}: this standby has not replayed it yet")
+        else:
+            yield DataGap(
+                f"{beyond}: the server is in an earlier state than when the gateway last read from it, and Kafka contains "
+                "changes that the server does not have",
+                hint=_CHECK_SERVER
+                + "If the server was restored, with its slot, to an earlier state, or is a standby that was "
+                "promoted before it had received all WAL, " + UNTIL_NOW_BEHIND_RESUME_LSN,
+            )

@@ -1,0 +1,224 @@
+"""Checks of the publications: they exist, publish something, and what has changed in them.
+
+What a publication leaves out is lost to the slot, but the catalog of now does not tell whether it has left out anything: the
+server does, when it decodes (see notice.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gateway.errors import RetrySlowly, StopForOperator
+from gateway.names import quote_identifier
+from gateway.startup.facts import Expected, Facts, PublicationFacts, PublishedRelation
+from gateway.startup.findings import Finding, OperatorWarning
+
+_ACTIONS: Final = ("insert", "update", "delete", "truncate")
+_LISTED: Final = 10  # so many tables are named in one message
+
+
+def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
+    for name in expected.publications:
+        publication = facts.publications.get(name)
+        if publication is None:
+            yield RetrySlowly(
+                f"publication {name} does not exist",
+                hint=f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE ...; changes made before the publication is created "
+                "are not sent",
+            )
+        elif not publication.relations:
+            yield OperatorWarning(
+                f"publication {name} has no tables: nothing will be sent",
+                f"check that source.dsn names the right database: the current one has no tables, and {name} is FOR ALL TABLES"
+                if publication.all_tables
+                else f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ...",
+            )
+    yield from _identities(facts)
+    if expected.keys_needed:
+        yield from _without_keys(facts)
+    yield from _column_lists(facts)
+    yield from _keys_sent_in_part(facts)
+
+
+def check_actions(facts: Facts) -> Iterator[Finding]:
+    """Of `walgate check` alone: it may well be meant. A table in two publications is sent what either of them publishes."""
+    published: dict[int, frozenset[str]] = {}
+    for publication in facts.publications.values():
+        for relation in publication.relations:
+            before = published.get(relation.relation_oid, frozenset())
+            published[relation.relation_oid] = before | publication.actions
+    for publication in facts.publications.values():
+        actions = [published[relation.relation_oid] for relation in publication.relations]
+        missing = [action for action in _ACTIONS if not all(action in of_table for of_table in actions)]
+        if missing:
+            yield OperatorWarning(
+                f"publication {publication.name} does not publish {', '.join(missing)}: these changes do not reach Kafka",
+                "if this is not intended: "
+                f"ALTER PUBLICATION {quote_identifier(publication.name)} SET (publish = '{', '.join(_ACTIONS)}')",
+            )
+
+
+def _identities(facts: Facts) -> Iterator[Finding]:
+    """Without an identity the *application's* UPDATE and DELETE fail, as long as the table is published."""
+    without = sorted(
+        {
+            f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
+            for publication in facts.publications.values()
+            if publication.actions & {"update", "delete"}
+            for relation in publication.relations
+            if not relation.has_identity
+        }
+    )
+    if without:
+        yield OperatorWarning(
+            f"UPDATE and DELETE fail in PostgreSQL on tables without a replica identity: {_some(without)}",
+            "for each of these tables: make sure that it has a primary key that is not deferrable, and run ALTER TABLE ... "
+            "REPLICA IDENTITY DEFAULT; or run ALTER TABLE ... REPLICA IDENTITY FULL (ALTER TABLE "
+            f"{without[0]} REPLICA IDENTITY FULL, for example)",
+        )
+
+
+def _without_keys(facts: Facts) -> Iterator[Finding]:
+    relations = (relation for publication in facts.publications.values() for relation in publication.relations)
+    without = sorted({relation.full_name for relation in relations if not relation.has_key})
+    if without:
+        yield OperatorWarning(
+            f"records of these tables have no key: {_some(without)}. Their replica identity has no key columns (with REPLICA "
+            "IDENTITY FULL: they have no primary key). With debezium.compacted_topics, new topics reject such records, and the "
+            "gateway stops",
+            "before the first start, give each table a primary key that is not deferrable, and REPLICA IDENTITY DEFAULT; or set "
+            "cleanup.policy = delete for their topics in kafka.topics",
+        )
+
+
+def _column_lists(facts: Facts) -> Iterator[Finding]:
+    """ "cannot use different column lists for table ... in different publications" ends the stream at its first row."""
+    seen: dict[int, tuple[str, frozenset[str]]] = {}
+    for publication in facts.publications.values():
+        for relation in publication.relations:
+            columns = frozenset(column.name for column in relation.columns)
+            first, known = seen.setdefault(relation.relation_oid, (publication.name, columns))
+            if known != columns:
+                name = quote_identifier(publication.name)
+                yield RetrySlowly(
+                    f"publications {first} and {publication.name} have different column lists for {relation.full_name}",
+                    hint="give the table the same column list in both publications: in one transaction, run ALTER PUBLICATION "
+                    f"{name} DROP TABLE ..., then ALTER PUBLICATION {name} ADD TABLE ... (columns). A publication FOR ALL TABLES "
+                    "or FOR TABLES IN SCHEMA cannot have column lists: then publish the table without one in the other one",
+                )
+
+
+def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
+    """PostgreSQL allows it where only INSERT is published, and before 18 for generated columns."""
+    for publication in facts.publications.values():
+        for relation in publication.relations:
+            sent = {column.name for column in relation.columns}
+            missing = [name for name in relation.identity_columns if name not in sent]
+            if missing and len(missing) < len(relation.identity_columns):
+                table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
+                if set(missing) <= set(relation.generated_identity):
+                    yield _without_key(facts, publication, relation, missing)
+                    continue
+                yield StopForOperator(
+                    f"the column list of publication {publication.name} leaves out {', '.join(missing)}, part of the replica "
+                    f"identity of {relation.full_name}: rows that differ only in that part would have the same key",
+                    hint="add these columns to the column list. If (and only if) the publication publishes neither UPDATE nor "
+                    f"DELETE, you can instead run ALTER TABLE {table} REPLICA IDENTITY FULL: the table's events then have no "
+                    "key, unless its whole primary key is published. Do not run it if the publication publishes UPDATE or "
+                    "DELETE: PostgreSQL would then reject every UPDATE or DELETE on the table",
+                )
+
+
+def _without_key(
+    facts: Facts, publication: PublicationFacts, relation: PublishedRelation, missing: Sequence[str]
+) -> OperatorWarning:
+    """18 refuses UPDATE and DELETE of such a table; before, they come without what tells the row."""
+    table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
+    said = (
+        f"publication {publication.name} does not send generated columns of the table's replica identity: "
+        f"{', '.join(missing)}"
+    )
+    if facts.server.version_num >= 180000:
+        return OperatorWarning(
+            f"events of {relation.full_name} have no key, and PostgreSQL rejects UPDATE and DELETE on the table: {said}",
+            "if the publication has a column list for the table, add these columns to the list (in one transaction, ALTER "
+            "PUBLICATION ... DROP TABLE ..., then ADD TABLE ... (columns)). Otherwise: ALTER PUBLICATION "
+            f"{quote_identifier(publication.name)} SET (publish_generated_columns = stored)",
+        )
+    return OperatorWarning(
+        f"events of {relation.full_name} have no key, and UPDATE and DELETE events do not identify the row: {said}",
+        f"if the publication has no column list for the table: ALTER TABLE {table} REPLICA IDENTITY FULL, so that UPDATE and "
+        f"DELETE events contain the old row. Otherwise: ALTER TABLE {table} REPLICA IDENTITY USING INDEX ..., with a unique "
+        "index whose columns are all in the list",
+    )
+
+
+def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
+    """What is no longer sent, or is sent in another way, since `before`."""
+    for name, old in before.publications.items():
+        new = now.publications.get(name)
+        if new is None:
+            continue  # check_publications says so
+        if new.oid != old.oid:
+            yield OperatorWarning(
+                f"publication {name} was dropped and recreated",
+                "if rows of its tables were changed while the publication did not exist, the server cannot send these changes: "
+                "the gateway then stops, and the hint of its error says what to do. Otherwise, nothing needs to be done",
+            )
+        for change in _changes(old, new):
+            yield OperatorWarning(
+                f"publication {name}: {change}",
+                "if this was not intended, undo it (ALTER PUBLICATION, ALTER TABLE); changes that are not published do not reach "
+                "Kafka, and changes to a renamed table go to a different topic",
+            )
+
+
+def added_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
+    """Tables that are published since `before`, by name."""
+    known = {
+        relation.relation_oid for publication in before.publications.values() for relation in publication.relations
+    }
+    added = {
+        relation.relation_oid: relation
+        for publication in now.publications.values()
+        for relation in publication.relations
+        if relation.relation_oid not in known
+    }
+    return sorted(added.values(), key=lambda relation: relation.full_name)
+
+
+def rows_not_sent(tables: Sequence[str]) -> OperatorWarning:
+    """`tables` held rows before they were published, and are not read."""
+    return OperatorWarning(
+        f"existing rows of tables that were added to a publication are not sent: {_some(tables)}",
+        "to read these rows, run walgate snapshot start schema.table (not possible with snapshot.mode = never)",
+    )
+
+
+def _changes(before: PublicationFacts, after: PublicationFacts) -> Iterator[str]:
+    """Not of the tables' own columns: the stream tells those."""
+    if before.all_tables != after.all_tables:
+        yield f"{'now' if after.all_tables else 'no longer'} for all tables"
+    if before.via_root != after.via_root:
+        yield f"publish_via_partition_root is now {str(after.via_root).lower()}"
+    for action in sorted(before.actions ^ after.actions):
+        yield f"{'now publishes' if action in after.actions else 'no longer publishes'} {action}"
+    old = {relation.relation_oid: relation for relation in before.relations}
+    new = {relation.relation_oid: relation for relation in after.relations}
+    removed = sorted(old[oid].full_name for oid in old.keys() - new.keys())
+    if removed:
+        yield f"no longer contains {_some(removed)}"
+    for oid in sorted(old.keys() & new.keys()):
+        if old[oid].full_name != new[oid].full_name:
+            yield f"{old[oid].full_name} is now named {new[oid].full_name} and has another topic"
+        if old[oid].row_filter != new[oid].row_filter:
+            yield f"the row filter of {new[oid].full_name} has changed"
+        dropped = {column.name for column in old[oid].columns} - {column.name for column in new[oid].columns}
+        if dropped:
+            yield f"{new[oid].full_name} no longer sends {', '.join(sorted(dropped))}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,125 @@
+"""What the server says within the stream: warnings, and errors that report a loss. Decided by where its source raises them,
+never by a translated text.
+
+A walsender warns in three situations (PostgreSQL 14 to 18):
+
+* `LoadPublications` in pgoutput.c, 18 and newer: a publication did not exist at the point of the log that is being decoded, and
+  its changes are left out. Older servers end the stream with 42704 there.
+* `StandbySlotsHaveCaughtup` in slot.c, 17 and newer: a failover slot waits for a standby of `synchronized_standby_slots` that is
+  down (55000), or whose slot is gone (22023). The server sends nothing until it is back, and loses nothing.
+* `quickdie` in postgres.c: the server is being shut down at once (57P01, 57P02, 57P03).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from gateway.errors import UNTIL_NOW, DataGap, StopForOperator, WalgateError
+
+_SHUTDOWN_CLASS: Final = "57P"
+_OUTPUT_PLUGIN_FILE: Final = "pgoutput.c"
+_STANDBY_ROUTINES: Final = ("StandbySlotsHaveCaughtup", "WaitForStandbyConfirmation")
+
+
+class NoticeKind(Enum):
+    """What happens next."""
+
+    SHUTDOWN = auto()
+    """Reconnect."""
+    LEFT_OUT = auto()
+    """Changes may have been left out: `judge_reported`."""
+    STANDBY = auto()
+    """The server waits for a standby; so do we."""
+    OTHER = auto()
+    """Logged; what is sent is not affected."""
+
+
+class Notice(Protocol):
+    """The fields of a NoticeResponse that are not translated."""
+
+    @property
+    def sqlstate(self) -> str: ...
+    @property
+    def file(self) -> str: ...
+    @property
+    def routine(self) -> str: ...
+
+
+def kind_of(notice: Notice) -> NoticeKind:
+    if notice.sqlstate.startswith(_SHUTDOWN_CLASS):
+        return NoticeKind.SHUTDOWN
+    if notice.file == _OUTPUT_PLUGIN_FILE:
+        return NoticeKind.LEFT_OUT
+    if notice.routine in _STANDBY_ROUTINES:
+        return NoticeKind.STANDBY
+    return NoticeKind.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A publication is missing at the point of the log that the server decodes. `message`: in its words. `ends_stream`: an error,
+    not a warning (before 18): decoding does not get past this point."""
+
+    message: str
+    ends_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WalRemoved:
+    """The server could not open WAL that it needs. `times`: so often in a row, at the same `resume_lsn`."""
+
+    message: str
+    resume_lsn: int = 0
+    times: int = 1
+
+
+Reported = LeftOut | WalRemoved
+_CERTAIN_TIMES: Final = 3
+"""A server that was just promoted or restored may find the segment a moment later."""
+
+
+def judge_reported(
+    reported: Reported, *, resume_lsn: int, may_be_older: bool, missing: tuple[str, ...], slot: str
+) -> WalgateError | None:
+    """None: harmless, or not certain yet. `may_be_older`: the slot may have been created before the publications (it was
+    adopted), and nothing was delivered from it yet. `missing`: publications that do not exist now."""
+    if isinstance(reported, LeftOut):
+        return _judge_left_out(reported, may_be_older, missing, slot)
+    if reported.times < _CERTAIN_TIMES or reported.resume_lsn != resume_lsn:
+        return None
+    return DataGap(
+        f"the server has removed WAL that slot {slot} needs: {reported.message}",
+        hint=f"changes after the resume LSN can no longer be read: {UNTIL_NOW}",
+    )
+
+
+def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, ...], slot: str) -> WalgateError | None:
+    if not may_be_older:
+        now = (
+            f"publications that still do not exist: {', '.join(missing)}"
+            if missing
+            else "it exists now, so it was recreated"
+        )
+        return DataGap(
+            f"the server cannot send changes, because a publication did not exist when they were made ({left_out.message}); "
+            f"{now}",
+            hint="changes to the publication's tables can no longer be sent through this slot, and recreating the publication "
+            "is not enough: "
+            + (
+                "first recreate the missing publications (CREATE PUBLICATION ... FOR TABLE ...), then "
+                if missing
+                else ""
+            )
+            + UNTIL_NOW,
+        )
+    if left_out.ends_stream:
+        return StopForOperator(
+            f"slot {slot} was created before its publication, and this version of PostgreSQL cannot decode changes from such a "
+            f"slot ({left_out.message})",
+            hint="nothing has been delivered yet: run walgate accept-gap --until-now, which recreates the slot, "
+            "and start the gateway. Changes committed before the slot is recreated will not be sent: to get "
+            "the current rows, take a snapshot of the tables (docs/operations.md, After a data gap)",
+        )
+    return None

@@ -1,0 +1,67 @@
+"""Timelines: is this server behind a failover, and after a promotion, does the new primary have all that was delivered?
+
+A timeline's history file has a line for each timeline before it: number, LSN where it was left, reason (PostgreSQL manual,
+26.3.6 Timelines; `readTimeLineHistory` in timeline.c). What was read beyond that LSN is in Kafka, and in no database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.errors import UNTIL_NOW_BEHIND_RESUME_LSN, DataGap, RetrySlowly
+from gateway.startup.findings import Finding, OperatorWarning
+from schemas.lsn import Lsn
+
+
+class LeftBehind(RetrySlowly):
+    """Another host of the DSN may be the primary."""
+
+
+def check_timeline(timeline: int, expected: int | None) -> Iterator[Finding]:
+    """`timeline`: the server's; of a standby only the replication connection knows it. The old primary may only be the first host
+    that answered."""
+    if expected is not None and timeline < expected:
+        yield LeftBehind(
+            f"the server is on timeline {timeline}, but the resume LSN is on {expected}: this server is an old primary",
+            hint="the other hosts of source.dsn are tried next: make sure that the current primary is one of them",
+        )
+
+
+def parse_history(content: str) -> dict[int, Lsn]:
+    """Timeline -> LSN where it was left. Raises RetrySlowly for what is no history."""
+    switches: dict[int, Lsn] = {}
+    for line in content.splitlines():
+        words = line.split("#")[0].split(None, 2)
+        if not words:
+            continue
+        try:
+            switches[int(words[0])] = Lsn.parse(words[1])
+        except (ValueError, IndexError) as error:
+            raise RetrySlowly(
+                "the server's timeline history cannot be read", hint="restore the server's pg_wal/*.history files"
+            ) from error
+    return switches
+
+
+def check_promotion(resume_lsn: Lsn, old_timeline: int, new_timeline: int, history: str) -> Iterator[Finding]:
+    """`history` is that of `new_timeline`, the server's; the position is on `old_timeline`."""
+    if old_timeline == new_timeline:
+        return
+    left_at = parse_history(history).get(old_timeline)
+    if left_at is None:
+        yield DataGap(
+            f"timeline {new_timeline} of the server is not a child of {old_timeline}, the timeline of the resume LSN",
+            hint="this may be another copy of the server: point source.dsn to the primary that succeeded the old one",
+        )
+    elif resume_lsn > left_at:
+        yield DataGap(
+            f"the new primary forked off timeline {old_timeline} at {left_at}, but Kafka contains changes up to "
+            f"{resume_lsn}: those in between ({resume_lsn - left_at} bytes of WAL) were never on this server",
+            hint=UNTIL_NOW_BEHIND_RESUME_LSN,
+        )
+    else:
+        yield OperatorWarning(
+            f"the server was promoted: timeline {new_timeline} forked off timeline {old_timeline} at {left_at}, "
+            "after the stored resume LSN",
+            "nothing is lost; make sure that the old primary is not restarted",
+        )

@@ -1,0 +1,138 @@
+"""How a column is read: from its place in the tuple to its Avro bytes, in one call.
+
+A reader takes the data, the place of the column's kind byte and the list to append to; it gives the place of the next column.
+To the list it appends the same number of parts for every value and for NULL, one for most types: the row's join puts them
+together for 0.02 us a part, a concatenation here takes 0.05.
+
+TupleData (manual 55.9): kind 'n', or kind 't' or 'b' with a 4-byte length and the value. Measured over 7 everyday columns,
+binary: a reader per type takes 1.9 us; slicing the value first and calling an encoder with it 2.2 us. Numbers are read by
+librt (mypyc's library): 0.02 us each where struct takes 0.06, and a few instructions when this module is compiled.
+
+What is neither NULL nor of the reader's kind raises Unusual; the row is then encoded again, with care. Nothing is checked
+against the end of the data here: the row must land exactly on its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+from librt.strings import read_i32_be
+
+from gateway.pgoutput.letters import KIND_NULL
+from gateway.values.special_values import check_text
+from schemas.varint import HALF, SOME_SMALL, encode_some_long
+
+Parts = list[bytes]
+Reader = Callable[[bytes, int, Parts], int]
+Encode = Callable[[bytes], bytes]
+"""A value, its length taken off -> Avro bytes behind union branch 1. Raises Special."""
+Render = Callable[[bytes], bytes]
+"""A binary value -> the text that the server would have sent."""
+
+AVRO_NULL: Final = b"\0"
+NOTHING: Final = b""
+"""Fills up to the number of parts that a reader appends."""
+UNSIGNED: Final = 0xFFFFFFFF
+"""Lengths are taken without a sign: a negative one then points beyond every row."""
+
+
+class Unusual(Exception):
+    """A column kind that the reader does not expect: UNCHANGED, or text for binary."""
+
+
+def some_bytes(value: bytes) -> bytes:
+    """Branch 1, length, value: Avro bytes, and strings that are known to be UTF-8."""
+    length = len(value)
+    return (SOME_SMALL[length] if length < HALF else encode_some_long(length)) + value
+
+
+def some_text(value: bytes) -> bytes:
+    """The same for text, which is to be UTF-8. Raises Special."""
+    if not value.isascii():
+        check_text(value)
+    length = len(value)
+    return (SOME_SMALL[length] if length < HALF else encode_some_long(length)) + value
+
+
+def read_with(encode: Encode, kind: int) -> Reader:
+    """The reader of a type that has no faster one."""
+
+    def read(data: bytes, position: int, parts: Parts) -> int:
+        if data[position] == kind:
+            length: int = read_i32_be(data, position + 1)
+            start = position + 5
+            end = start + (length & UNSIGNED)
+            parts.append(encode(data[start:end]))
+            return end
+        if data[position] == KIND_NULL:
+            parts.append(AVRO_NULL)
+            return position + 1
+        raise Unusual
+
+    return read
+
+
+@cache
+def read_bytes(kind: int, is_text: bool) -> Reader:
+    """Values that are Avro already but for the length, two parts: text, if it is UTF-8, and binary bytea.
+
+    To look for bytes above 127 takes 0.02 us, to decode a text that has some 0.1; a UnicodeDecodeError is as good as Special.
+    """
+
+    def read(data: bytes, position: int, parts: Parts) -> int:
+        if data[position] == kind:
+            length: int = read_i32_be(data, position + 1)
+            start = position + 5
+            if 0 <= length < HALF:
+                end = start + length
+                parts.append(SOME_SMALL[length])
+            else:
+                end = start + (length & UNSIGNED)
+                parts.append(encode_some_long(end - start))
+            value = data[start:end]
+            if is_text and not value.isascii():
+                value.decode()
+            parts.append(value)
+            return end
+        if data[position] == KIND_NULL:
+            parts.append(AVRO_NULL)
+            parts.append(NOTHING)
+            return position + 1
+        raise Unusual
+
+    return read
+
+
+def read_bytes_side_by_side(kind: int, is_text: bool, count: int) -> Reader:
+    one = read_bytes(kind, False)
+    columns = (None,) * count
+
+    def read(data: bytes, position: int, parts: Parts) -> int:
+        first, first_part = position, len(parts)
+        for _ in columns:
+            if data[position] == kind:
+                length: int = read_i32_be(data, position + 1)
+                if 0 <= length < HALF:
+                    start = position + 5
+                    position = start + length
+                    parts.append(SOME_SMALL[length])
+                    parts.append(data[start:position])
+                    continue
+            position = one(data, position, parts)
+        if is_text and not data[first:position].isascii():  # a length above 127 is one more reason
+            for value in parts[first_part + 1 :: 2]:
+                if not value.isascii():
+                    value.decode()
+        return position
+
+    return read
+
+
+def always_unusual(data: bytes, position: int, parts: Parts) -> int:
+    """A column without a decoder for the wire form in use."""
+    if data[position] == KIND_NULL:
+        parts.append(AVRO_NULL)
+        return position + 1
+    raise Unusual

@@ -1,0 +1,80 @@
+"""Columns whose values do not leave the process as they are: rules of the settings, compiled into the plan of a row.
+
+A rule replaces the column's encoders and readers, so that the value is gone before it is in a record, in text and in binary
+alike; columns without a rule are read as ever. Hash and truncate work on PostgreSQL's text: both forms give the same, and equal
+values of two columns the same hash.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Final
+
+from librt.strings import read_i32_be
+
+from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT, KIND_UNCHANGED
+from gateway.values.column_codec import Codec
+from gateway.values.column_readers import (
+    AVRO_NULL,
+    UNSIGNED,
+    Encode,
+    Parts,
+    Render,
+    always_unusual,
+    read_with,
+    some_bytes,
+)
+from gateway.values.renderers import renderer
+from schemas.relation import Protect, Protection, TypeFacts
+
+_NO_VALUE: Final = (KIND_NULL, KIND_UNCHANGED)
+
+
+def protected_codec(facts: TypeFacts, protection: Protection) -> Codec:
+    """The encoders of a column under a rule; `facts`: of its type, or of the base of a domain. They raise what renderers raise,
+    never Special: nothing may go into `special`, which holds whole values."""
+    if protection.is_hidden:
+        read = _read_over if protection.action is Protect.DROP else _read_null
+        return Codec(_encode_null, _encode_null, None, read, read)
+    from_text = _hash(protection.hash_key) if protection.action is Protect.HASH else _truncate(protection.length)
+    render = renderer(facts)
+    from_binary = None if render is None else _rendered(render, from_text)
+    read_binary = always_unusual if from_binary is None else read_with(from_binary, KIND_BINARY)
+    return Codec(from_text, from_binary, None, read_with(from_text, KIND_TEXT), read_binary)
+
+
+def _hash(key: bytes) -> Encode:
+    def encode(value: bytes) -> bytes:
+        return some_bytes(hmac.digest(key, value, "sha256").hex().encode())
+
+    return encode
+
+
+def _truncate(length: int) -> Encode:
+    def encode(value: bytes) -> bytes:
+        return some_bytes(value.decode("utf-8", "replace")[:length].encode())
+
+    return encode
+
+
+def _rendered(render: Render, from_text: Encode) -> Encode:
+    def encode(value: bytes) -> bytes:
+        return from_text(render(value))
+
+    return encode
+
+
+def _encode_null(_: bytes) -> bytes:
+    return AVRO_NULL
+
+
+def _read_over(data: bytes, position: int, _: Parts) -> int:
+    if data[position] in _NO_VALUE:
+        return position + 1
+    length: int = read_i32_be(data, position + 1)
+    return position + 5 + (length & UNSIGNED)
+
+
+def _read_null(data: bytes, position: int, parts: Parts) -> int:
+    parts.append(AVRO_NULL)
+    return _read_over(data, position, parts)

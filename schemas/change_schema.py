@@ -1,0 +1,168 @@
+"""A relation's description -> the Avro schemas of its records' values (the envelope) and keys.
+
+Facts of PostgreSQL are kept as attributes, which Avro readers and registries carry along: `pg.relation` on the envelope,
+`pg.type` on each field of Row (with attnum, where it is known, and attmissingval, where there is one), `pg.catalog` there for
+what the stream does not say and the catalog told at that moment,
+`pg.protected` where a rule of the settings replaces the column's values, and `pg.name` wherever an Avro name is not the true
+name.
+
+Every field of Row and Key is a union with null, default null: so a column may come, go or change its part in the replica
+identity, and old events are still readable with the new schema. Key schemas carry no attributes but `pg.name`, so that a
+key's bytes (which choose the partition) do not change when something about the column changes that is not its value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas.avro_types import ColumnType, avro_type, key_type, value_type
+from schemas.relation import ColumnDescription, Kind, Protect, RelationDescription, TypeFacts
+from schemas.topic_names import avro_name, avro_namespace
+
+OPERATIONS = ("INSERT", "UPDATE", "DELETE", "TRUNCATE", "READ")
+BEFORE_PREFIX = "before."
+"""In `unchanged` and `special`: marks a field of the `before` row. No Avro name holds a dot."""
+
+Schema = dict[str, Any]
+
+
+def change_schema(description: RelationDescription, prefix: str) -> Schema:
+    """The envelope, record `Change`: docs/topics.md. The fields up to `ordinal` are plain and come first."""
+    namespace = avro_namespace(prefix, description.namespace, description.name)
+    columns = [column for column in description.columns if not _is_dropped(column)]
+    row = {"type": "record", "name": "Row", "fields": [_row_field(column) for column in columns]}
+    return {
+        "type": "record",
+        "name": "Change",
+        "namespace": namespace,
+        "pg.relation": {
+            "oid": description.oid,
+            "schema": description.namespace,
+            "name": description.name,
+            "replica_identity": description.replica_identity.name,
+        },
+        "fields": [
+            {"name": "op", "type": {"type": "enum", "name": "Operation", "symbols": list(OPERATIONS)}},
+            {"name": "xid", "type": "long", "doc": "Top-level transaction id."},
+            {"name": "subxid", "type": "long", "doc": "The subtransaction of an in-progress row; -1 else."},
+            {"name": "epoch", "type": "long", "doc": "Incarnation of the gateway."},
+            {"name": "change_lsn", "type": "long"},
+            {"name": "ordinal", "type": "long", "doc": "Zero-based place in the transaction, over all tables."},
+            {**_optional("commit_lsn", "long"), "doc": "null: in progress, not known to be committed."},
+            _optional("commit_time", {"type": "long", "logicalType": "timestamp-micros"}),
+            _optional("origin", "string"),
+            {
+                "name": "key_change",
+                "type": "boolean",
+                "doc": "true: the DELETE of the old key that goes with an UPDATE.",
+            },
+            {**_optional("old_key", _key_record(description)), "doc": "The key tuple of the wire."},
+            {**_optional("before", row), "doc": "The old tuple of the wire (REPLICA IDENTITY FULL)."},
+            {**_optional("after", f"{namespace}.Row"), "doc": "The new tuple."},
+            {
+                "name": "unchanged",
+                "type": {"type": "array", "items": "string"},
+                "doc": "Fields whose TOASTed value was not sent: null in the row and named here.",
+            },
+            {
+                "name": "special",
+                "type": {"type": "map", "values": "string"},
+                "doc": "Field -> PostgreSQL text of a value that its Avro type can not hold: null in the row. "
+                f"Fields of the row `before` are named {BEFORE_PREFIX}<field>.",
+            },
+        ],
+    }
+
+
+def key_schema(description: RelationDescription, prefix: str) -> Schema | None:
+    """The record `Key` of the identity columns; None for a relation without identity."""
+    if not description.identity_columns:
+        return None
+    namespace = avro_namespace(prefix, description.namespace, description.name)
+    return {**_key_record(description), "namespace": namespace}
+
+
+def field_names(description: RelationDescription) -> tuple[str, ...]:
+    """Avro names of the columns, in the order of the wire."""
+    return tuple(avro_name(column.name) for column in description.columns)
+
+
+def _key_record(description: RelationDescription) -> Schema:
+    fields = [
+        {**_named(column.name), **_nullable(key_type(value_type(column)))} for column in description.identity_columns
+    ]
+    return {"type": "record", "name": "Key", "fields": fields}
+
+
+def _row_field(column: ColumnDescription) -> Schema:
+    described: Schema = {
+        **_named(column.name),
+        **_nullable(value_type(column)),
+        "pg.type": {
+            **_type_name(column.facts),
+            "typmod": column.typmod,
+            "key": column.identity,
+            **_attribute(column),
+        },
+    }
+    catalog = _catalog_facts(column.facts)
+    if catalog:
+        described["pg.catalog"] = catalog
+    if column.protection is not None:
+        described["pg.protected"] = column.protection.action.value
+    return described
+
+
+def _attribute(column: ColumnDescription) -> Schema:
+    if column.attnum is None:
+        return {}
+    if column.missing is None:
+        return {"attnum": column.attnum}
+    missing = {"avro": column.missing.encoded.hex()}
+    if column.missing.special is not None:
+        missing["special"] = column.missing.special
+    return {"attnum": column.attnum, "attmissingval": missing}
+
+
+def _is_dropped(column: ColumnDescription) -> bool:
+    return column.protection is not None and column.protection.action is Protect.DROP
+
+
+def _nullable(column: ColumnType) -> Schema:
+    return {"type": ["null", avro_type(column)], "default": None}
+
+
+def _optional(name: str, avro: Any) -> Schema:
+    return {"name": name, "type": ["null", avro], "default": None}
+
+
+def _named(name: str) -> Schema:
+    escaped = avro_name(name)
+    return {"name": escaped} if escaped == name else {"name": escaped, "pg.name": name}
+
+
+def _type_name(facts: TypeFacts) -> Schema:
+    return {"oid": facts.oid, "schema": facts.namespace, "name": facts.name}
+
+
+def _catalog_facts(facts: TypeFacts) -> Schema:
+    """What only the catalog knows: nothing for a base type."""
+    if facts.kind is Kind.BASE:
+        return {}
+    told: Schema = {"kind": facts.kind.value}
+    if facts.base is not None:
+        told["base"] = {**_nested(facts.base), "typmod": facts.base_typmod}
+    if facts.element is not None:
+        told["element"] = _nested(facts.element)
+    if facts.labels:
+        told["labels"] = list(facts.labels)
+    if facts.attributes:
+        told["attributes"] = [
+            {"attribute": attribute.name, **_nested(attribute.facts), "typmod": attribute.typmod}
+            for attribute in facts.attributes
+        ]
+    return told
+
+
+def _nested(facts: TypeFacts) -> Schema:
+    return {**_type_name(facts), **_catalog_facts(facts)}

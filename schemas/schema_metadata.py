@@ -1,0 +1,88 @@
+"""What an earlier schema of a relation recorded about its types and its key: for when the catalog has forgotten them.
+
+The inverse of `pg.type` and `pg.catalog` in `schemas.change_schema`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas.relation import Attribute, Kind, MissingValue, TypeFacts
+
+Schema = dict[str, Any]
+
+_BOX_OID = 603
+"""The one built-in type whose arrays are not delimited by a comma."""
+
+
+def recorded_types(schema: Schema) -> dict[int, TypeFacts]:
+    """Types of the columns and of what they are made of, by oid; one that was unknown then has the kind UNKNOWN."""
+    found: dict[int, TypeFacts] = {}
+    for field in _row_fields(schema):
+        if "pg.type" in field:
+            _remember(_facts({**field["pg.type"], **field.get("pg.catalog", {})}), found)
+    return found
+
+
+def recorded_key(schema: Schema) -> list[str]:
+    """True names of the columns that were part of the key."""
+    keys = [field for field in _row_fields(schema) if field.get("pg.type", {}).get("key")]
+    return [str(field.get("pg.name", field["name"])) for field in keys]
+
+
+def recorded_attributes(schema: Schema) -> dict[str, tuple[int, MissingValue | None]]:
+    """attnum of the columns of which it was known, and their attmissingval, by their true names."""
+    numbered = [field for field in _row_fields(schema) if "attnum" in field.get("pg.type", {})]
+    return {
+        str(field.get("pg.name", field["name"])): (
+            field["pg.type"]["attnum"],
+            _missing(field["pg.type"].get("attmissingval")),
+        )
+        for field in numbered
+    }
+
+
+def _missing(told: Schema | None) -> MissingValue | None:
+    return None if told is None else MissingValue(bytes.fromhex(told["avro"]), told.get("special"))
+
+
+def recorded_oid(schema: Schema) -> int | None:
+    """Oid of the relation."""
+    oid: int | None = schema.get("pg.relation", {}).get("oid")
+    return oid
+
+
+def recorded_relation(schema: Schema) -> tuple[str, str] | None:
+    """Schema and name of the relation."""
+    relation = schema.get("pg.relation")
+    return None if relation is None else (relation["schema"], relation["name"])
+
+
+def _row_fields(schema: Schema) -> list[Schema]:
+    for field in schema.get("fields", ()):
+        if field["name"] == "before":
+            return list(field["type"][1]["fields"])
+    return []
+
+
+def _facts(told: Schema) -> TypeFacts:
+    base, element = told.get("base"), told.get("element")
+    return TypeFacts(
+        oid=told["oid"],
+        namespace=told["schema"],
+        name=told["name"],
+        kind=Kind(told.get("kind", Kind.BASE.value)),
+        delimiter=";" if told["oid"] == _BOX_OID else ",",
+        element=None if element is None else _facts(element),
+        base=None if base is None else _facts(base),
+        base_typmod=-1 if base is None else base["typmod"],
+        labels=tuple(told.get("labels", ())),
+        attributes=tuple(Attribute(a["attribute"], _facts(a), a["typmod"]) for a in told.get("attributes", ())),
+    )
+
+
+def _remember(facts: TypeFacts, found: dict[int, TypeFacts]) -> None:
+    found.setdefault(facts.oid, facts)
+    for part in (facts.base, facts.element, *(attribute.facts for attribute in facts.attributes)):
+        if part is not None:
+            _remember(part, found)

@@ -1,0 +1,91 @@
+"""What a mirror says when the snapshot of a table has ended in it: a small JSON file below the mirror's own path.
+
+    <path>/verdicts/<schema>/<table>.json    of the last snapshot of the table that ended
+    <path>/verdicts/ended.json               of the last snapshot that ended as a whole
+    <path>/verdicts/reached.json             how far the rows of a VERIFY have been compared
+
+Each is replaced as a whole. `walgate verify` reads them, wherever the mirror runs (docs/decisions/0022).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from schemas.topic_names import parse_relation, topic_part
+
+MOST_KEYS: Final = 1000
+"""A verdict names so many differences, at most; <path>/differences has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`kind`: CHANGED, MISSING or SURPLUS. `key`: JSON text; None: the table has no key. `columns`: those that differ."""
+
+    kind: str
+    key: str | None
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`table`: schemas.topic_names.format_relation. `row_count`: rows that the snapshot has read. `changed`, `missing` and `surplus`
+    are of a VERIFY, in rows; `keys` are the first of them. LSNs: of SNAPSHOT_BEGIN and SNAPSHOT_END."""
+
+    table: str
+    purpose: str
+    snapshot_id: str
+    begin_lsn: int
+    end_lsn: int
+    row_count: int
+    changed: int = 0
+    missing: int = 0
+    surplus: int = 0
+    keys: tuple[Difference, ...] = ()
+
+    @property
+    def difference_count(self) -> int:
+        return self.changed + self.missing + self.surplus
+
+
+def verdict_path(path: str, table: str) -> str:
+    """Raises ValueError unless `table` is schema.table."""
+    parts = parse_relation(table)
+    if parts is None:
+        raise ValueError(f"{table!r} is not schema.table")
+    return f"{path}/verdicts/{topic_part(parts[0])}/{topic_part(parts[1])}.json"
+
+
+def ended_path(path: str) -> str:
+    return f"{path}/verdicts/ended.json"
+
+
+def reached_path(path: str) -> str:
+    return f"{path}/verdicts/reached.json"
+
+
+def encode_verdict(verdict: Verdict) -> str:
+    return json.dumps(asdict(verdict)) + "\n"
+
+
+def decode_verdict(text: bytes) -> Verdict:
+    """Raises ValueError; also where only a part of the file was written yet."""
+    try:
+        facts = json.loads(text)
+        keys = tuple(Difference(each["kind"], each["key"], tuple(each["columns"])) for each in facts.pop("keys"))
+        return Verdict(**facts, keys=keys)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError("not a verdict") from error
+
+
+def encode_lsn(commit_lsn: int) -> str:
+    return json.dumps({"commit_lsn": commit_lsn}) + "\n"
+
+
+def decode_lsn(text: bytes) -> int:
+    """Raises ValueError."""
+    try:
+        return int(json.loads(text)["commit_lsn"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError("not a commit LSN") from error

@@ -1,0 +1,249 @@
+"""What a micro-batch holds: its tables, their schemas, where a TRUNCATE cuts. Nothing is decoded for it.
+
+A small batch is brought into this process and looked at here, a large one by Spark. Of a large one, the changes of a table
+that are not too many are brought here when that table is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_consumer.arrow import to_frame
+from spark_consumer.mirror.fold.fold_spark import position
+from spark_consumer.mirror.table_states import Mark, marks_of
+from spark_consumer.reader.table_marks import KINDS
+from spark_consumer.tables import TableName
+
+# A batch, or a table of one, with no more than this is brought into this process: a Spark job costs 50-200 ms whatever it does,
+# and one sort and one fold of Arrow's cost a third of what Spark's shuffles do. Of files each table would be read by itself.
+SMALL_CHANGES = 1_000_000
+SMALL_BYTES = 64 << 20
+# Values of columns, null ones too: decoded, each takes some bytes.
+_SMALL_CELLS = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TablePart:
+    """One table. `newest`: schema id of its last record; `cut`: (commit_lsn, ordinal) of its last TRUNCATE. `first_lsn`: commit
+    LSN of its first change."""
+
+    table: TableName
+    changes: int
+    value_bytes: int
+    schema_ids: list[int]
+    newest: int
+    cut: tuple[int, int] | None
+    first_lsn: int
+
+    def is_small(self, columns: int) -> bool:
+        """Its records fit into this process, decoded into so many columns."""
+        few = self.changes <= SMALL_CHANGES and self.changes * columns <= _SMALL_CELLS
+        return few and self.value_bytes <= SMALL_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContent:
+    """`commit_lsn`, `commit_time`: of the last transaction. `parts`: largest first."""
+
+    commit_lsn: int
+    commit_time: datetime | None
+    transactions: int
+    changes: int
+    parts: list[TablePart]
+
+    def first_lsns(self, known: Collection[str]) -> dict[str, int]:
+        """Of the tables that are not known, the commit LSN of the first change."""
+        return {str(part.table): part.first_lsn for part in self.parts if str(part.table) not in known}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """`value_bytes`: of the changes. `first_lsn`, `last_lsn`: commit LSNs of what there is, -1 where there is nothing."""
+
+    changes: int
+    signs: int
+    value_bytes: int
+    first_lsn: int
+    last_lsn: int
+
+
+def total(sizes: Sequence[BatchSize]) -> BatchSize:
+    """Of batches that hold something, one behind the other in any order."""
+    return BatchSize(
+        sum(size.changes for size in sizes),
+        sum(size.signs for size in sizes),
+        sum(size.value_bytes for size in sizes),
+        min(size.first_lsn for size in sizes),
+        max(size.last_lsn for size in sizes),
+    )
+
+
+def batch_size(raw: DataFrame) -> BatchSize:
+    """Of frames.RAW, with or without the rows of signs."""
+    is_sign = f.col("op").isin(list(KINDS))
+    found = raw.agg(
+        f.count_if(~is_sign).alias("changes"),
+        f.count_if(is_sign).alias("signs"),
+        f.sum(f.length("value")).alias("value_bytes"),
+        f.min("commit_lsn").alias("first_lsn"),
+        f.max("commit_lsn").alias("last_lsn"),
+    ).head()
+    assert found is not None
+    lsns = (-1, -1) if found["first_lsn"] is None else (found["first_lsn"], found["last_lsn"])
+    return BatchSize(found["changes"], found["signs"], found["value_bytes"] or 0, *lsns)
+
+
+def marks_in(raw: DataFrame) -> list[Mark]:
+    """The signs of a batch, in the order of their markers."""
+    columns = ("op", "table", "commit_lsn", "ordinal", "value", "commit_time")
+    return marks_of(raw.where(f.col("op").isin(list(KINDS))).select(*columns).toArrow().to_pylist())
+
+
+def without_signs(raw: DataFrame) -> DataFrame:
+    return raw.where(~f.col("op").isin(list(KINDS)))
+
+
+def divided(changes: DataFrame, chunks: Sequence[Mark]) -> tuple[DataFrame, DataFrame]:
+    """What is in the transactions of these chunks, and the rest. By a join: a plan with hundreds of conditions is too large."""
+    lsns = changes.sparkSession.createDataFrame([(mark.commit_lsn,) for mark in chunks], "commit_lsn long")
+    within, without = (changes.join(f.broadcast(lsns), "commit_lsn", how) for how in ("left_semi", "left_anti"))
+    return within.select(*changes.columns), without.select(*changes.columns)
+
+
+def split_records(records: pa.Table) -> tuple[BatchContent, dict[TableName, pa.Table]]:
+    """Content of a batch (frames.RAW, not empty), and the records of each of its tables in order of (commit_lsn, ordinal)."""
+    names = records["table"].combine_chunks().dictionary_encode()
+    ordered = _in_order(records.append_column("number", names.indices), "number").drop_columns("number")
+    counts = {found["values"]: found["counts"] for found in pc.value_counts(names.indices).to_pylist()}
+    tables: dict[TableName, pa.Table] = {}
+    start = 0
+    for number, name in enumerate(names.dictionary.to_pylist()):
+        tables[TableName.parse(name)] = ordered.slice(start, counts[number])
+        start += counts[number]
+    parts = sorted((_part_of(table, own) for table, own in tables.items()), key=lambda part: -part.changes)
+    last: Any = pc.max(records["commit_lsn"]).as_py()
+    time: Any = pc.max(records["commit_time"]).as_py()
+    transactions = pc.count_distinct(records["commit_lsn"]).as_py()
+    return BatchContent(last, time, transactions, len(records), parts), tables
+
+
+def _in_order(records: pa.Table, *by: str) -> pa.Table:
+    """By the columns `by`, then in the order of commits."""
+    return records.sort_by([(name, "ascending") for name in (*by, "commit_lsn", "ordinal")])
+
+
+def _part_of(table: TableName, own: pa.Table) -> TablePart:
+    truncates = own.filter(pc.equal(own["op"], "TRUNCATE"))
+    cut = None
+    if len(truncates):
+        cut = (truncates["commit_lsn"][-1].as_py(), truncates["ordinal"][-1].as_py())
+    ids = sorted(pc.unique(own["schema_id"]).to_pylist())
+    value_bytes = pc.sum(pc.binary_length(own["value"])).as_py() or 0
+    return TablePart(table, len(own), value_bytes, ids, own["schema_id"][-1].as_py(), cut, own["commit_lsn"][0].as_py())
+
+
+def batch_content(raw: DataFrame) -> BatchContent | None:
+    """Of frames.RAW without signs; None: nothing."""
+    found = (
+        raw.groupBy("table", "schema_id")  # of numbers and texts alone, which Spark adds up without sorting
+        .agg(
+            f.count("*").alias("changes"),
+            f.sum(f.length("value")).alias("value_bytes"),
+            f.min("commit_lsn").alias("first_lsn"),
+            f.max("commit_lsn").alias("commit_lsn"),
+            f.max("commit_time").alias("commit_time"),
+            f.count_if(f.col("op") == "TRUNCATE").alias("truncates"),
+        )
+        .collect()
+    )
+    if not found:
+        return None
+    versions: dict[str, list[Row]] = {}
+    for row in found:
+        versions.setdefault(row["table"], []).append(row)
+    newest = _newest(raw, [table for table, rows in versions.items() if len(rows) > 1])
+    cuts = _cuts(raw) if any(row["truncates"] for row in found) else {}
+    parts = [
+        TablePart(
+            TableName.parse(table),
+            sum(row["changes"] for row in rows),
+            sum(row["value_bytes"] or 0 for row in rows),
+            sorted(row["schema_id"] for row in rows),
+            newest.get(table, rows[0]["schema_id"]),
+            cuts.get(table),
+            min(row["first_lsn"] for row in rows),
+        )
+        for table, rows in versions.items()
+    ]
+    times = [
+        row["commit_time"].astimezone(UTC) for row in found if row["commit_time"] is not None
+    ]  # Row has local times
+    return BatchContent(
+        max(row["commit_lsn"] for row in found),
+        max(times, default=None),
+        raw.select("commit_lsn").distinct().count(),
+        sum(part.changes for part in parts),
+        sorted(parts, key=lambda part: -part.changes),
+    )
+
+
+def _newest(raw: DataFrame, tables: list[str]) -> dict[str, int]:
+    """Schema id of the last record of each of these tables."""
+    if not tables:
+        return {}
+    last = (
+        raw.where(f.col("table").isin(tables)).groupBy("table").agg(f.max_by("schema_id", position()).alias("newest"))
+    )
+    return {row["table"]: row["newest"] for row in last.collect()}
+
+
+def _cuts(raw: DataFrame) -> dict[str, tuple[int, int]]:
+    """By table, where its last TRUNCATE is."""
+    last = raw.where(f.col("op") == "TRUNCATE").groupBy("table").agg(f.max(position()).alias("cut"))
+    return {row["table"]: (row["cut"]["commit_lsn"], row["cut"]["ordinal"]) for row in last.collect()}
+
+
+def look_at(raw: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
+    """What a batch holds, and where it is small, its records by table. None: nothing. `raw` has no signs."""
+    if size.changes and size.changes <= SMALL_CHANGES and size.value_bytes <= SMALL_BYTES:
+        return split_records(raw.toArrow())
+    content = batch_content(raw) if size.changes else None
+    return None if content is None else (content, None)
+
+
+def own_records(raw: DataFrame, records: dict[TableName, pa.Table] | None, table: TableName) -> pa.Table | DataFrame:
+    """The records of one table."""
+    return raw.where(f.col("table") == str(table)) if records is None else records[table]
+
+
+def within_reach(spark: SparkSession, own: pa.Table | DataFrame, part: TablePart, columns: int) -> pa.Table | DataFrame:
+    """The records of one table of so many columns, in this process if they fit, decoded, and else in Spark."""
+    if isinstance(own, DataFrame):
+        return _in_order(own.toArrow()) if part.is_small(columns) else own
+    return own if part.is_small(columns) else to_frame(spark, own, from_arrow_schema(own.schema))
+
+
+def from_lsn(own: pa.Table | DataFrame, commit_lsn: int) -> tuple[Any, Any]:
+    """What is below, and what is from there on."""
+    if isinstance(own, DataFrame):
+        return own.where(f.col("commit_lsn") < commit_lsn), own.where(f.col("commit_lsn") >= commit_lsn)
+    below = pc.less(own["commit_lsn"], commit_lsn)
+    return own.filter(below), own.filter(pc.invert(below))
+
+
+def part_of(own: pa.Table | DataFrame, table: TableName) -> TablePart:
+    """Of one table's records, not none."""
+    if isinstance(own, DataFrame):
+        content = batch_content(own)
+        assert content is not None, table
+        return content.parts[0]
+    return _part_of(table, own)

@@ -1,0 +1,76 @@
+"""Appends to a Delta table by Delta's own transaction, as its writer makes them with txnAppId and txnVersion.
+
+For these two, the writer reads the log of the table, which is a job for every version. The checksum that Delta keeps beside a
+version says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from pyspark.sql import DataFrame
+
+from spark_consumer.jvm import activated, java_class, java_frame, java_log
+from spark_consumer.mirror.delta.delta_table import noted_versions, quoted, versions_in_log
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
+_DELTA = "org.apache.spark.sql.delta"
+
+
+class Superseded(Exception):
+    """Another writer has noted another version of an application than was expected."""
+
+
+def append(
+    frame: DataFrame,
+    location: str,
+    application: str,
+    number: int,
+    expected: Mapping[str, int] = NOTHING,
+    note: str | None = None,
+) -> bool:
+    """One commit, once for this version (`number`) of the application. False: nothing was written, for Delta's writer is needed:
+    there is no table, it has other columns, or no checksum that knows its applications.
+
+    `expected`: what other applications have noted. `note`: userMetadata of the commit. Raises Superseded where one has noted
+    something else, and what Delta raises: ConcurrentTransactionException where one does so during this commit.
+    """
+    with activated(frame.sparkSession):
+        return _append(frame, location, application, number, expected, note)
+
+
+def _append(
+    frame: DataFrame, location: str, application: str, number: int, expected: Mapping[str, int], note: str | None
+) -> bool:
+    spark = frame.sparkSession
+    option = java_class(spark, "scala.Option")
+    transaction = java_log(spark, location).startTransaction(option.empty(), option.empty())
+    snapshot = transaction.snapshot()
+    noted = noted_versions(snapshot)
+    rows = java_frame(frame)
+    if noted is None and expected:  # Delta's writer would not look at them
+        noted = versions_in_log(snapshot, (application, *expected))
+    if noted is None:
+        return False
+    if snapshot.schema().catalogString() != rows.schema().catalogString():
+        names = list(snapshot.schema().fieldNames())
+        if sorted(names) != sorted(frame.columns):
+            return False
+        rows = java_frame(frame.select(*map(quoted, names)))
+        if snapshot.schema().catalogString() != rows.schema().catalogString():
+            return False
+    if any(noted.get(name) != version for name, version in expected.items()):
+        raise Superseded(location)
+    if noted.get(application, -1) >= number:
+        return True
+    for name in (application, *expected):  # another commit of these meanwhile is a conflict
+        transaction.readTxn().addOne(name)
+    actions = transaction.writeFiles(rows)
+    now = java_class(spark, "java.lang.System").currentTimeMillis()
+    mark = java_class(spark, f"{_DELTA}.actions.SetTransaction")(application, number, option.apply(now))
+    operation = java_class(spark, f"{_DELTA}.DeltaOperations$Write")
+    appending = java_class(spark, "org.apache.spark.sql.SaveMode").Append
+    told = [option.empty(), option.empty(), option.apply(note), *(option.empty() for _ in range(5))]
+    transaction.commit(actions.appended(mark), operation(appending, *told))
+    return True

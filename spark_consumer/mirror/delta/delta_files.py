@@ -1,0 +1,93 @@
+"""A Delta table of a mirror read without Spark: its log replayed to one version, its Parquet files by pyarrow.
+
+Enough for tables that this package writes (classic checkpoints, column mapping by name, deletion vectors, no partitions);
+anything else is refused. Protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_consumer.errors import MirrorError
+from spark_consumer.mirror.delta.deletion_vectors import deleted_places, unique_id
+
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet")
+
+
+@dataclass
+class DeltaFiles:
+    """One version of a table: `columns` maps each column's name to the name it has in the files.
+
+    `files`: a path and the id of its deletion vector -> that vector's descriptor. `transactions`: application -> its version.
+    """
+
+    folder: Path
+    version: int = -1
+    columns: dict[str, str] = field(default_factory=dict)
+    files: dict[tuple[str, str | None], dict[str, Any] | None] = field(default_factory=dict)
+    transactions: dict[str, int] = field(default_factory=dict)
+
+    def batches(self) -> Iterator[pa.Table]:
+        """One Arrow table a file; a column that the file does not have is null, of type null."""
+        for (path, _), vector in self.files.items():
+            file = pq.ParquetFile(self.folder / unquote(path), coerce_int96_timestamp_unit="us")
+            there = set(file.schema_arrow.names)
+            read = file.read(columns=[physical for physical in self.columns.values() if physical in there])
+            columns = [
+                read[physical] if physical in there else pa.nulls(len(read)) for physical in self.columns.values()
+            ]
+            rows = pa.table(columns, names=list(self.columns))
+            if vector is not None:
+                kept = np.ones(len(read), bool)
+                kept[deleted_places(self.folder, vector)] = False
+                rows = rows.take(np.flatnonzero(kept))
+            yield rows
+
+    def apply(self, action: dict[str, Any]) -> None:
+        """One action of the log. A null member is an action of another kind (checkpoints have all kinds as columns)."""
+        if added := action.get("add"):
+            vector = added.get("deletionVector")
+            self.files[added["path"], unique_id(vector)] = vector
+        if removed := action.get("remove"):
+            self.files.pop((removed["path"], unique_id(removed.get("deletionVector"))), None)
+        if transaction := action.get("txn"):
+            self.transactions[transaction["appId"]] = transaction["version"]
+        if metadata := action.get("metaData"):
+            fields = json.loads(metadata["schemaString"])["fields"]
+            physical = "delta.columnMapping.physicalName"
+            self.columns = {item["name"]: item["metadata"].get(physical, item["name"]) for item in fields}
+
+
+def open_delta(folder: Path, version: int | None = None) -> DeltaFiles:
+    """The table at a version, or the newest. Raises MirrorError when there is no such table or version."""
+    log = folder / "_delta_log"
+    names = sorted(path.name for path in log.iterdir()) if log.is_dir() else []
+    commits = {int(match[1]): name for name in names if (match := _COMMIT.fullmatch(name))}
+    last = version if version is not None else max(commits, default=-1)
+    if last not in commits:
+        raise MirrorError(f"{folder} is not a Delta table" + (f", or has no version {version}" if version else ""))
+    checkpoints = [(int(match[1]), name) for name in names if (match := _CHECKPOINT.fullmatch(name))]
+    base = max((number for number, _ in checkpoints if number <= last), default=-1)
+    table = DeltaFiles(folder, last)
+    for number, name in checkpoints:
+        if number == base:
+            for action in pq.read_table(log / name, columns=["add", "metaData", "txn"]).to_pylist():
+                table.apply(action)
+    for number in range(base + 1, last + 1):
+        if number not in commits:
+            raise MirrorError(f"{folder}: version {number} is missing from the Delta log")
+        with (log / commits[number]).open() as lines:
+            for line in lines:
+                table.apply(json.loads(line))
+    return table

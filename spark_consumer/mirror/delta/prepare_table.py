@@ -1,0 +1,243 @@
+"""What a table is before a batch is written into it: this mirror's, of the same relation, with the same columns and key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_consumer.errors import MirrorError
+from spark_consumer.lsn import format_lsn
+from spark_consumer.mirror import manifest
+from spark_consumer.mirror.batch_contents import TablePart
+from spark_consumer.mirror.columns import ColumnChange, change_of_columns, doubts_of, missing_values
+from spark_consumer.mirror.delta import delta_table
+from spark_consumer.mirror.delta.delta_append import Superseded
+from spark_consumer.mirror.delta.merge import despite_conflicts
+from spark_consumer.mirror.delta.write_table import NEW, Refit, TableWork, rows_of
+from spark_consumer.mirror.fold import replica_identity
+from spark_consumer.mirror.fold.fold_table import table_schema
+from spark_consumer.mirror.fold.keyless_log import log_table_schema
+from spark_consumer.mirror.paths import kept_path, table_path
+from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.mirror.table_schemas import Shapes
+from spark_consumer.mirror.table_states import Standing
+from spark_consumer.tables import TableName
+
+EMPTY, STOP, KEEP_AS = "empty", "stop", "keep-as"
+_NOT_KNOWN = -1
+
+
+@dataclass
+class Preparation:
+    """Of the tables of the mirror at `path`; the other options are those of batch.Mirror."""
+
+    path: str
+    shapes: Shapes
+    on_recreated: str
+    deletion_vectors: bool
+    strict: bool
+    _doubts: list[str] = field(default_factory=list, init=False)  # what to report of the piece under way
+    # Tables in the piece under way that were recreated, and where they begin.
+    _emptied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)
+    # Of each table, the commit LSN that it has taken in and its version then: asking for the first costs a job.
+    _applied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)
+
+    def take_notes(self) -> list[str]:
+        """What to report of the piece that was written."""
+        notes = [
+            f"{table} was dropped and recreated: the rows of the old table were removed" for table in self._emptied
+        ]
+        notes += dict.fromkeys(self._doubts)
+        self._emptied.clear()
+        self._doubts.clear()
+        return notes
+
+    def forget(self) -> None:
+        """What the tables were: another writer has written some."""
+        self._applied.clear()
+
+    def note_applied(self, table: TableName, commit_lsn: int) -> None:
+        self._applied[table] = (commit_lsn, _NOT_KNOWN)
+
+    def note_version(self, table: TableName, version: int) -> None:
+        """Behind the write, which may have been one of a snapshot's end."""
+        if table in self._applied:
+            self._applied[table] = (self._applied[table][0], version)
+
+    def prepare(
+        self,
+        spark: SparkSession,
+        part: TablePart,
+        own: pa.Table | DataFrame,
+        commit_lsn: int,
+        last: manifest.Picture | None,
+    ) -> TableWork:
+        """`last`: the last version of the mirror.
+
+        Raises MirrorError when a table is another writer's, or holds more than this batch; Superseded as `_applied_commit_lsn`.
+        """
+        shape = self.shapes.of(part.newest)
+        texts = self.shapes.texts(part)
+        location = table_path(self.path, part.table)
+        columns = table_schema(shape) if shape.key else log_table_schema(shape)
+        replica_identity.check_log_names(part.table, shape)
+        replica_identity.check_names(part.table, columns.names)
+        if not delta_table.exists(spark, location):
+            part = self._of_one_relation(spark, location, part, own, NEW, last)
+            self._note_rename(part.table, shape.oid, last)
+            emptied = self._emptied.get(part.table)
+            return TableWork(location, part, shape, texts, NEW, emptied, self.deletion_vectors)
+        applied = self._applied_commit_lsn(spark, part.table, location)
+        if applied > commit_lsn:
+            raise MirrorError(
+                f"{location} has reached {format_lsn(applied)}, but this micro-batch ends at {format_lsn(commit_lsn)}: "
+                "the mirror was killed during a micro-batch, its checkpoint location was lost, and micro-batches now end at "
+                "other LSNs",
+                hint=f"Run walgate mirror with --merge-every inf until its micro-batches have reached {format_lsn(applied)}, "
+                "then run walgate merge. After that, run walgate mirror as before.",
+            )
+        if applied < commit_lsn:
+            part = self._of_one_relation(spark, location, part, own, applied, last)
+            if part.cut is not None and part.cut[0] <= applied:
+                part = replace(part, cut=None)
+            refit = self._refit(spark, part, own, location, applied, last)
+            work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), refit=refit)
+            if refit is None:
+                is_emptied = part.table in self._emptied
+                if not (shape.key and is_emptied):  # all that is there goes
+                    despite_conflicts(partial(replica_identity.convert, spark, location, part.table, shape, applied))
+                if work.needs_merge or not shape.key:
+                    despite_conflicts(partial(delta_table.align, spark, location, columns, casts=not is_emptied))
+                elif delta_table.needs_mapping(columns.names):  # the rows are overwritten, and their columns with them
+                    delta_table.map_columns(spark, location)
+            keys = {} if last is None else last.keys
+            if shape.key and part.cut is None and tuple(keys.get(str(part.table), ())) != shape.key:
+                base = work.base(spark)
+                assert base is not None
+                replica_identity.check_key(base, location, part.table, shape)
+            return work
+        return TableWork(location, part, shape, texts, applied, self._emptied.get(part.table))
+
+    def _applied_commit_lsn(self, spark: SparkSession, table: TableName, location: str) -> int:
+        """What a table has taken in. Raises Superseded where that is not what this writer has left there."""
+        known = self._applied.get(table)
+        version = delta_table.version(spark, location)
+        if known is not None and known[1] == version:
+            return known[0]
+        found = delta_table.applied_commit_lsn(spark, location)
+        if known is not None and known[0] != found:
+            raise Superseded(location)
+        self._applied[table] = (found, version)
+        return found
+
+    def _refit(
+        self,
+        spark: SparkSession,
+        part: TablePart,
+        own: pa.Table | DataFrame,
+        location: str,
+        applied: int,
+        last: manifest.Picture | None,
+    ) -> Refit | None:
+        """Where columns were renamed, replaced, or added with a default. Raises MirrorError if `strict`."""
+        shape = self.shapes.of(part.newest)
+        version = self._version_before(part, own, applied, last)
+        if version in (None, part.newest) or (part.cut is not None and shape.key):
+            return None
+        try:
+            before = self.shapes.of(version)
+        except KeyError:  # it was merged before schemas were kept in the mirror
+            return None
+        if before.oid != shape.oid:
+            return None
+        change = change_of_columns(before, shape, missing_values(map(self.shapes.of, part.schema_ids)))
+        self._note_doubts(part.table, before, shape, change)
+        if change.is_plain(before.columns) or self._is_of_a_person(spark, part.table, location, applied, last):
+            return None
+        wanted = table_schema(shape) if shape.key else log_table_schema(shape)
+        if delta_table.needs_mapping(wanted.names):
+            delta_table.map_columns(spark, location)
+        return Refit(before, change, wanted)
+
+    def _version_before(
+        self, part: TablePart, own: pa.Table | DataFrame, applied: int, last: manifest.Picture | None
+    ) -> int | None:
+        """Schema id of the version of its relation whose columns a table has. None: it is not known."""
+        taken = None
+        if last is None or applied > last.commit_lsn:
+            taken = replica_identity.newest_up_to(own, applied)
+        if taken is None and last is not None:
+            taken = last.schema_ids.get(str(part.table))
+        return taken
+
+    def _is_of_a_person(
+        self, spark: SparkSession, table: TableName, location: str, applied: int, last: manifest.Picture | None
+    ) -> bool:
+        """Who has overwritten the table with what the source has now, as an error said: there is nothing to be changed then."""
+        known = None if last is None else last.tables.get(str(table))
+        if last is None or known is None or applied > last.commit_lsn:
+            return False
+        return delta_table.was_overwritten(spark, location, known)
+
+    def _note_doubts(self, table: TableName, before: TableShape, shape: TableShape, change: ColumnChange) -> None:
+        if doubts := doubts_of(before, shape, change):
+            self._note_doubt(table, doubts)
+
+    def _note_rename(self, table: TableName, oid: int, last: manifest.Picture | None) -> None:
+        """A table that is new in the mirror was there by another name."""
+        before = [name for name, known in ({} if last is None else last.oids).items() if known == oid]
+        if before and before != [str(table)]:
+            self._note_doubt(table, f"it was {before[0]} before, and the rows from before are only there")
+
+    def _note_doubt(self, table: TableName, doubt: str) -> None:
+        if self.strict:
+            raise MirrorError(
+                f"{table}: {doubt}",
+                hint="Run walgate snapshot start for this table, and start the mirror once without --strict.",
+            )
+        self._doubts.append(f"{table}: {doubt}. A snapshot of the table corrects that")
+
+    def _of_one_relation(
+        self,
+        spark: SparkSession,
+        location: str,
+        part: TablePart,
+        own: pa.Table | DataFrame,
+        applied: int,
+        last: manifest.Picture | None,
+    ) -> TablePart:
+        """Where the table is of another relation than before, whose rows went without a word: cut where that begins.
+
+        Raises MirrorError where it is a relation that was known by another name, or `on_recreated` says so.
+        """
+        self._emptied.pop(part.table, None)
+        oids = {} if last is None else dict(last.oids)
+        known = oids.pop(str(part.table), None)
+        former = [] if last is None else Standing.of(last.standing).former.get(str(part.table), [])
+        begin = replica_identity.beginning_of_relation(
+            part,
+            location,
+            own,
+            lambda schema_id: self.shapes.of(schema_id).oid,
+            known,
+            {*oids.values(), *former},
+            lambda: self._was_emptied(spark, location, part.table, last),
+        )
+        if begin is None:
+            return part
+        if self.on_recreated == STOP:
+            raise replica_identity.recreated(part.table, location, may_empty=True)
+        if self.on_recreated == KEEP_AS and known is not None and begin[0] > applied:  # else its rows have gone already
+            replica_identity.keep(spark, location, kept_path(self.path, part.table, known), applied)
+        self._emptied[part.table] = (begin[0], begin[1] - 1)
+        return replace(part, cut=max(self._emptied[part.table], part.cut or (-1, -1)))
+
+    def _was_emptied(self, spark: SparkSession, location: str, table: TableName, last: manifest.Picture | None) -> bool:
+        """Or filled anew by a person, who knows what is in the source."""
+        assert last is not None
+        return replica_identity.is_empty(rows_of(spark, location)) or delta_table.was_overwritten(
+            spark, location, last.tables[str(table)]
+        )

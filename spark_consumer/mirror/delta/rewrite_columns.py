@@ -1,0 +1,84 @@
+"""The rows of a table in the columns of a newer version of its relation: see columns.py."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from spark_consumer.arrow import to_frame
+from spark_consumer.mirror.columns import FILL, ColumnChange, fill_value
+from spark_consumer.mirror.delta.delta_table import quoted
+from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableShape, is_log
+
+
+def fitted(
+    spark: SparkSession,
+    rows: DataFrame,
+    change: ColumnChange,
+    before: TableShape,
+    after: TableShape,
+    wanted: StructType,
+) -> DataFrame:
+    """The rows of a table, or the entries of a log, in the columns `wanted`. A column may be gone already."""
+    fills = _one_row(spark, change, after)
+    made = rows if fills is None else rows.crossJoin(f.broadcast(fills))
+    of_log = LOG_COLUMNS if is_log(wanted.names) else ()
+    has_row = _has_row(before, rows) if of_log else f.lit(True)
+    columns = []
+    for item in wanted:
+        name = item.name
+        if name in of_log:
+            column = f.col(name)
+        elif name == after.special_column:
+            column = f.when(has_row, _special(change, before))
+        elif name in change.fills:
+            column = f.when(has_row, f.col(quoted(_fill_column(name))))
+        else:
+            source = change.sources[name]
+            column = f.col(quoted(source)) if source in rows.columns else f.lit(None)
+        columns.append(column.cast(item.dataType).alias(name))
+    return made.select(*columns)
+
+
+def _has_row(before: TableShape, log: DataFrame) -> Column:
+    """A TRUNCATE has none, and a DELETE without the old row."""
+    values = [f.col(quoted(name)) for name in before.columns if name in log.columns]
+    return (f.col("_op") != "TRUNCATE") & (
+        (f.col("_op") != "DELETE") | f.coalesce(*map(_is_there, values), f.lit(False))
+    )
+
+
+def _is_there(column: Column) -> Column:
+    return f.when(column.isNotNull(), f.lit(True))
+
+
+def _fill_column(name: str) -> str:
+    return f"{FILL} {name}"
+
+
+def _one_row(spark: SparkSession, change: ColumnChange, after: TableShape) -> DataFrame | None:
+    if not change.fills:
+        return None
+    values = {_fill_column(name): fill_value(value, after.row.field(name).type) for name, value in change.fills.items()}
+    table = pa.table(values)
+    return to_frame(spark, table, from_arrow_schema(table.schema))
+
+
+def _special(change: ColumnChange, before: TableShape) -> Column:
+    there = f.col(quoted(before.special_column))
+    names = {source: name for name, source in change.sources.items() if source is not None}
+    pairs = [f.lit(text) for pair in names.items() for text in pair]
+    texts = {name: value.special for name, value in change.fills.items() if value.special is not None}
+    empty = f.create_map().cast("map<string,string>")
+    kept = empty
+    if pairs:
+        renamed = f.create_map(*pairs)
+        own = f.map_filter(there, lambda name, _: renamed[name].isNotNull())
+        kept = f.coalesce(f.transform_keys(own, lambda name, _: renamed[name]), empty)
+    if texts:
+        added = f.create_map(*(f.lit(text) for pair in texts.items() for text in pair))
+        kept = f.map_concat(kept, added)
+    return f.when(f.size(kept) > 0, kept)

@@ -1,0 +1,171 @@
+"""One table's part of a batch into its Delta table: one commit.
+
+A small batch is folded in this process (replay.py), a large one in Spark (fold.py): a Spark job costs 50-200 ms whatever it does,
+and seconds where the JVM sees it for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from spark_consumer.arrow import to_frame
+from spark_consumer.mirror.batch_contents import TablePart
+from spark_consumer.mirror.columns import ColumnChange
+from spark_consumer.mirror.delta import delta_table
+from spark_consumer.mirror.delta.merge import flat, laid_over, merge, rows, write_once
+from spark_consumer.mirror.delta.rewrite_columns import fitted
+from spark_consumer.mirror.fold import replica_identity
+from spark_consumer.mirror.fold.fold_table import (
+    flat_states,
+    key_bounds,
+    living_rows,
+    small_states,
+    spark_states,
+    table_schema,
+    unsent_columns,
+)
+from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, not_yet, small_log
+from spark_consumer.mirror.table_schema import TableShape
+
+NEW = -1
+# Finding out which files of a table have keys between two bounds is a job of half a second, as is reading a million keys.
+_SKIPPED_IN_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Refit:
+    """`before`: the version of the relation whose columns a table has; `wanted`: those that it gets."""
+
+    before: TableShape
+    change: ColumnChange
+    wanted: StructType
+
+
+@dataclass(frozen=True, slots=True)
+class TableWork:
+    """One table in one batch. `applied`: commit LSN that the table has taken in before; NEW: there is no table yet."""
+
+    location: str
+    part: TablePart
+    shape: TableShape
+    texts: dict[int, str]  # schema id -> JSON text
+    applied: int
+    emptied: tuple[int, int] | None = None  # where a relation that was made anew begins
+    deletion_vectors: bool = True  # of a new table
+    refit: Refit | None = None  # where the rows that are there take other columns: the table is then written as a whole
+
+    def base(self, spark: SparkSession) -> DataFrame | None:
+        """The rows that are there, where they count: those of a table with a key go where it is cut."""
+        if self.applied == NEW or (self.shape.key and not self.needs_merge):
+            return None
+        there = rows_of(spark, self.location)
+        if self.refit is None:
+            return there
+        as_now = replica_identity.converted(there, self.part.table, self.location, self.shape, self.applied)
+        return fitted(spark, as_now, self.refit.change, self.refit.before, self.shape, self.refit.wanted)
+
+    @property
+    def needs_merge(self) -> bool:
+        """Something of what the table holds stays."""
+        return self.applied != NEW and self.part.cut is None
+
+    @property
+    def mode(self) -> str:
+        """Of a write that is no merge."""
+        return "append" if self.part.cut is None else "overwrite"
+
+    def properties(self, columns: Sequence[str]) -> dict[str, str]:
+        """Of a new table; nothing is ever deleted from a log."""
+        return delta_table.properties(columns, deletion_vectors=self.deletion_vectors and bool(self.shape.key))
+
+
+def rows_of(spark: SparkSession, location: str) -> DataFrame:
+    return spark.read.format("delta").load(location)
+
+
+def write(spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commit_lsn: int) -> None:
+    if isinstance(own, DataFrame):
+        write_large(spark, work, own, commit_lsn)
+    else:
+        write_small(spark, work, own, commit_lsn)
+
+
+def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_lsn: int) -> None:
+    """One table's part of a small batch, folded here: what goes to Spark is what is to be written."""
+    shape = work.shape
+    if not shape.key:
+        log = small_log(records, shape, work.texts, work.emptied)
+        log = log.filter(pc.greater(log["_commit_lsn"], work.applied))
+        _write_log(spark, work, to_frame(spark, log, log_table_schema(shape)), commit_lsn)
+        return
+    # What the table has is not folded again: a column that was not sent may have been taken from a row that is gone.
+    records = records.filter(pc.greater(records["commit_lsn"], work.applied))
+    states = small_states(spark, work.base(spark), records, work.part, shape, work.texts)
+    if not work.needs_merge:
+        _write_rows(to_frame(spark, living_rows(states, shape), table_schema(shape)), work, work.mode, commit_lsn)
+        return
+    unsent = unsent_columns(states)
+    if work.refit is not None:
+        _write_refitted(spark, flat_states(spark, states, unsent), work, commit_lsn, unsent)
+    else:
+        bounds = key_bounds(states, shape) if _is_large(spark, work.location) else {}
+        merge(spark, work.location, flat_states(spark, states, unsent), shape, unsent, bounds)
+
+
+def _is_large(spark: SparkSession, location: str) -> bool:
+    """Reading all keys of the table costs more than finding the files that may have some."""
+    size = delta_table.byte_count(spark, location)
+    return size is None or size > _SKIPPED_IN_BYTES
+
+
+def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit_lsn: int) -> None:
+    """One table's part of a large batch, decoded and folded by Spark's workers."""
+    shape = work.shape
+    if not shape.key:
+        log = large_log(spark, records, shape, work.texts, work.emptied)
+        _write_log(spark, work, not_yet(log, work.applied), commit_lsn)
+        return
+    records = not_yet(records, work.applied, "commit_lsn")
+    states, unsent, events = spark_states(spark, work.base(spark), records, work.part, shape, work.texts)
+    try:
+        if not work.needs_merge:
+            _write_rows(rows(states, shape), work, work.mode, commit_lsn)
+        elif work.refit is not None:
+            _write_refitted(spark, flat(states, shape, unsent), work, commit_lsn, unsent)
+        else:
+            merge(spark, work.location, flat(states, shape, unsent), shape, unsent)
+    finally:
+        events.unpersist()
+
+
+def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -> None:
+    """Where a table has become another one since it was prepared, rows that are appended would be there twice."""
+    if work.applied == NEW:
+        properties = work.properties(frame.columns)
+        write_once(frame, work.location, "errorifexists", commit_lsn, properties=properties)
+    else:
+        expected = {delta_table.APPLICATION: work.applied}
+        write_once(frame, work.location, mode, commit_lsn, overwrite_schema=mode == "overwrite", expected=expected)
+
+
+def _write_log(spark: SparkSession, work: TableWork, log: DataFrame, commit_lsn: int) -> None:
+    base = work.base(spark) if work.refit is not None else None
+    if base is None:
+        _write_rows(log, work, "append", commit_lsn)
+    else:
+        write_once(base.unionByName(log), work.location, "overwrite", commit_lsn, overwrite_schema=True)
+
+
+def _write_refitted(spark: SparkSession, source: DataFrame, work: TableWork, commit_lsn: int, unsent: set[str]) -> None:
+    """The rows that are there in their new columns, and the states `source` (as `flat` makes them): one commit, so that columns
+    are never changed twice."""
+    base = work.base(spark)
+    assert base is not None
+    made = laid_over(base, source, work.shape, unsent)
+    write_once(made, work.location, "overwrite", commit_lsn, overwrite_schema=True)

@@ -1,0 +1,63 @@
+"""Keyed events of one batch -> one last state per key: a deletion, or a row with the columns that the batch never told.
+
+In the order of (commit_lsn, ordinal) the last event of a key decides, and a column it did not send has the value of the last
+event that did: since a new row sends all its columns, that event is never older than a deletion in between. The one
+exception is a change of key with columns that were not sent, whose values are under another key: see replay.py.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from spark_consumer.mirror.table_schema import TableShape
+
+STATE = ("key", "deleted", "row", "unchanged", "special")
+
+
+def position() -> Column:
+    return f.struct("commit_lsn", "ordinal")
+
+
+def last_states(events: DataFrame, unsent: set[str]) -> DataFrame:
+    """Columns STATE, one row a key; `unchanged` then names the columns whose value the target has. `unsent`: every name that
+    `unchanged` has in these events."""
+    names = sorted(unsent)
+    state = f.struct(*STATE[1:])
+    told = [_last_told(name, place) for place, name in enumerate(names)]
+    folded = events.groupBy("key").agg(f.max_by(state, position()).alias("last"), *told)
+    if not names:
+        return folded.select("key", "last.*")
+    row, special, unchanged = f.col("last.row"), f.col("last.special"), f.col("last.unchanged")
+    for place, name in enumerate(names):
+        found = f.col(f"told{place}")
+        fill = f.array_contains(f.col("last.unchanged"), name) & found.isNotNull()
+        row = row.withField(_quoted(name), f.when(fill, found["value"]).otherwise(f.col("last.row")[name]))
+        entry = f.create_map(f.lit(name), found["special"])
+        special = f.when(fill & found["special"].isNotNull(), f.map_concat(special, entry)).otherwise(special)
+        unchanged = f.when(fill, f.array_remove(unchanged, name)).otherwise(unchanged)
+    alive = ~f.col("last.deleted")
+    return folded.select(
+        "key",
+        f.col("last.deleted").alias("deleted"),
+        f.when(alive, row).alias("row"),
+        unchanged.alias("unchanged"),
+        special.alias("special"),
+    )
+
+
+def _last_told(name: str, place: int) -> Column:
+    """Value and special text of a column in the last event that sent it."""
+    told = f.struct(f.col("row")[name].alias("value"), f.col("special")[name].alias("special"))
+    sent = ~f.col("deleted") & ~f.array_contains("unchanged", name)
+    return f.max_by(f.when(sent, told), f.when(sent, position())).alias(f"told{place}")
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def moved_keys(events: DataFrame, shape: TableShape) -> DataFrame:
+    """Every key that takes part in a change of key, once: column `key`."""
+    moved = events.where(f.col("origin").isNotNull())
+    return moved.select(f.explode(f.array("key", "origin")).alias("key")).distinct()

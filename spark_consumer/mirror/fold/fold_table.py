@@ -1,0 +1,176 @@
+"""Raw records of one table in one batch -> the last state of each key, by Spark or in this process."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import MapType, StringType, StructField, StructType
+
+from spark_consumer.arrow import to_frame
+from spark_consumer.mirror.batch_contents import TablePart
+from spark_consumer.mirror.delta.delta_table import quoted
+from spark_consumer.mirror.delta.merge import KEY, ROW, same_key
+from spark_consumer.mirror.fold.fold_arrow import borrowed_keys, replay_events, whole_states
+from spark_consumer.mirror.fold.fold_arrow import states as replayed_states
+from spark_consumer.mirror.fold.fold_spark import STATE, last_states, moved_keys
+from spark_consumer.mirror.fold.keyed_events import decode_events
+from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.source.frames import TEXTS
+
+Cut = tuple[int, int] | None
+# Sources of merges with no more bytes are joined without a shuffle of the table's rows. Spark takes their size for several times
+# what it is.
+_BROADCAST_BYTES = 16 << 20
+
+
+def table_schema(shape: TableShape) -> StructType:
+    """Columns of the Delta table."""
+    columns = from_arrow_schema(pa.schema(list(shape.row)))
+    special = StructField(shape.special_column, MapType(StringType(), StringType()))
+    return StructType([*columns.fields, special])
+
+
+def small_states(
+    spark: SparkSession,
+    base: DataFrame | None,
+    records: pa.Table,
+    part: TablePart,
+    shape: TableShape,
+    texts: dict[int, str],
+) -> pa.Table:
+    """States of few records (columns fold.STATE). `base`: the rows of the table before; None: it is new, and has none."""
+    kept = records.filter(_behind(records, part.cut)).combine_chunks()
+    batches = list(decode_events(iter(kept.to_batches()), shape, texts))
+    return arrow_fold(spark, base, pa.Table.from_batches(batches, shape.events), shape)
+
+
+def unsent_columns(events: pa.Table) -> set[str]:
+    """Columns that some event did not send; of states: whose value only the target has."""
+    return set(pc.unique(pc.list_flatten(events["unchanged"])).to_pylist())
+
+
+def living_rows(states: pa.Table, shape: TableShape) -> pa.Table:
+    """The rows that are there behind the batch, in the columns of the table; merge.rows for a DataFrame."""
+    living = states.filter(pc.invert(states["deleted"]))
+    columns = living["row"].combine_chunks().flatten()
+    specials = living["special"].to_pylist()
+    special = (
+        pa.array([entries or None for entries in specials], TEXTS) if any(specials) else pa.nulls(len(living), TEXTS)
+    )
+    return pa.table([*columns, special], names=[*shape.columns, shape.special_column])
+
+
+def key_bounds(states: pa.Table, shape: TableShape) -> dict[str, tuple[int | str, int | str]]:
+    """Least and greatest value of each column of the key, where it is a number or text and never anything else."""
+    found = {}
+    for name in shape.key:
+        kind = shape.row.field(name).type
+        if len(states) and name not in shape.uncertain_key and (pa.types.is_integer(kind) or pa.types.is_string(kind)):
+            bounds = pc.min_max(pc.struct_field(states["key"], [name])).as_py()
+            found[name] = (bounds["min"], bounds["max"])
+    return found
+
+
+def flat_states(spark: SparkSession, states: pa.Table, unsent: set[str]) -> DataFrame:
+    """Columns fold.STATE -> the source of a merge, with `deleted` and `special` only where some row needs them; merge.flat for a
+    DataFrame."""
+    key, row = (states[name].combine_chunks() for name in ("key", "row"))
+    columns: dict[str, Any] = {KEY + field.name: column for field, column in zip(key.type, key.flatten(), strict=True)}
+    columns |= {ROW + field.name: column for field, column in zip(row.type, row.flatten(), strict=True)}
+    if pc.any(states["deleted"]).as_py():
+        columns["deleted"] = states["deleted"]
+    if unsent:
+        columns["unchanged"] = states["unchanged"]
+    if unsent or any(len(chunk.keys) for chunk in states["special"].chunks):
+        columns["special"] = states["special"]
+    table = pa.table(columns)
+    frame = to_frame(spark, table, from_arrow_schema(table.schema))
+    return f.broadcast(frame) if table.nbytes <= _BROADCAST_BYTES else frame
+
+
+def arrow_fold(spark: SparkSession, base: DataFrame | None, events: pa.Table, shape: TableShape) -> pa.Table:
+    """The last state of each key (columns fold.STATE) behind these events."""
+    if not unsent_columns(events):
+        return whole_states(events)
+    ordered, outcomes = replay_events(events)
+    held = None
+    if base is not None and borrowed_keys(outcomes):
+        held = _held(spark, base, ordered, shape)
+    return replayed_states(ordered, outcomes, held, shape)
+
+
+def _behind(records: pa.Table, cut: Cut) -> pa.ChunkedArray:
+    """Changes of rows behind the last TRUNCATE."""
+    mask = pc.not_equal(records["op"], "TRUNCATE")
+    if cut is None:
+        return mask
+    same = pc.and_(pc.equal(records["commit_lsn"], cut[0]), pc.greater(records["ordinal"], cut[1]))
+    return pc.and_(mask, pc.or_(pc.greater(records["commit_lsn"], cut[0]), same))
+
+
+def _held(spark: SparkSession, base: DataFrame, ordered: pa.Table, shape: TableShape) -> pa.Table:
+    """Key, row and special of the table's rows under every old key."""
+    origins = ordered.filter(ordered["origin"].is_valid()).select(["origin"]).rename_columns(["key"])
+    schema = from_arrow_schema(pa.schema([shape.events.field("key")]))
+    keys = to_frame(spark, origins, schema).distinct()
+    row = f.struct(*(f.col(f"t.{quoted(name)}").alias(name) for name in shape.columns)).alias("row")
+    special = f.coalesce(f.col(f"t.{quoted(shape.special_column)}"), f.create_map().cast("map<string,string>"))
+    same = same_key(shape, lambda name: f.col(f"s.key.{quoted(name)}"))
+    found = base.alias("t").join(f.broadcast(keys).alias("s"), same).select("s.key", row, special.alias("special"))
+    wanted = pa.schema([shape.events.field(name) for name in ("key", "row", "special")])
+    return found.toArrow().cast(wanted)
+
+
+def spark_states(
+    spark: SparkSession,
+    base: DataFrame | None,
+    records: DataFrame,
+    part: TablePart,
+    shape: TableShape,
+    texts: dict[int, str],
+    *,
+    persist: bool = True,
+) -> tuple[DataFrame, set[str], DataFrame]:
+    """States of many records, the columns that some event did not send, and the events: unpersist them in the end."""
+    kept = records.where(f.col("op") != "TRUNCATE")
+    if part.cut is not None:
+        cut_lsn, cut_ordinal = part.cut
+        later = (f.col("commit_lsn") == cut_lsn) & (f.col("ordinal") > cut_ordinal)
+        kept = kept.where((f.col("commit_lsn") > cut_lsn) | later)
+    columns = kept.select("op", "commit_lsn", "ordinal", "schema_id", "value")
+    decode = partial(decode_events, shape=shape, schemas=texts)
+    events = columns.mapInArrow(decode, from_arrow_schema(shape.events))
+    events = events.persist() if persist else events
+    return *spark_fold(spark, base, events, shape), events
+
+
+def spark_fold(
+    spark: SparkSession, base: DataFrame | None, events: DataFrame, shape: TableShape
+) -> tuple[DataFrame, set[str]]:
+    """As arrow_fold, of events that are not in this process; and the columns that some event did not send. Only keys that take
+    part in a change of key with unsent columns come here."""
+    unsent, moved_unsent = _unsent_columns(events)
+    if not moved_unsent:
+        return last_states(events, unsent), unsent
+    keys = moved_keys(events, shape)
+    aside = last_states(events.join(keys, "key", "left_anti"), unsent).select(*STATE)
+    moving = events.join(keys, "key", "left_semi").toArrow().select(shape.events.names).cast(shape.events)
+    replayed = arrow_fold(spark, base, moving, shape)
+    state_schema = from_arrow_schema(pa.schema([shape.events.field(name) for name in STATE]))
+    return aside.unionByName(to_frame(spark, replayed, state_schema)), unsent
+
+
+def _unsent_columns(events: DataFrame) -> tuple[set[str], bool]:
+    """Every name in `unchanged`, and whether a change of key has one."""
+    found = events.agg(
+        f.array_distinct(f.flatten(f.collect_set("unchanged"))).alias("names"),
+        f.max(f.col("origin").isNotNull() & (f.size("unchanged") > 0)).alias("moved"),
+    ).head()
+    assert found is not None
+    return set(found["names"] or ()), bool(found["moved"])

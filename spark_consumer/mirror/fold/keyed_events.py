@@ -1,0 +1,212 @@
+"""Typed changes of a table -> keyed events: what happens to which key.
+
+An event either deletes its key or puts a whole row there. A change of key is two events: the old key is deleted, the new one
+is put, with `origin` naming the old key, because columns that the change did not send are to be found there.
+
+Columns that were not sent (UNCHANGED: a TOASTed value that the update left alone) are taken from `before` where it has them
+(REPLICA IDENTITY FULL); those left are null in `row` and named in `unchanged`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_consumer.columnar.arrays import booleans, numbers
+from spark_consumer.errors import MirrorError
+from spark_consumer.lsn import format_lsn
+from spark_consumer.mirror.columns import decode_records
+from spark_consumer.mirror.fold.key_text import parse_keys
+from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.source.frames import STRINGS, TEXTS
+
+Mask = npt.NDArray[np.bool_]
+BEFORE = "before."
+
+
+def decode_events(
+    batches: Iterator[pa.RecordBatch], shape: TableShape, schemas: Mapping[int, str]
+) -> Iterator[pa.RecordBatch]:
+    """For mapInArrow over raw records of one table: columns op, commit_lsn, ordinal, schema_id, value. No TRUNCATE among them."""
+    for batch in batches:
+        ids = batch.column("schema_id").to_numpy()
+        for schema_id in np.unique(ids).tolist():
+            part = batch.filter(booleans(ids == schema_id))
+            values = part.column("value").cast(pa.binary())
+            yield keyed_events(part, decode_records(shape, values, schemas[schema_id]), shape)
+
+
+def keyed_events(raw: pa.RecordBatch, decoded: list[pa.Array], shape: TableShape) -> pa.RecordBatch:
+    """`decoded`: old_key, before, after, unchanged, special of the same records."""
+    old_key, before, after, unchanged, special = decoded
+    operation = raw.column("op").cast(pa.string())
+    deleted = _mask(pc.equal(operation, "DELETE"))
+    row, unchanged, special = fill_from_before(before, after, unchanged, special)
+    new_key = _row_key(row, special, shape, "")
+    had_key = _old_keys(old_key, before, special, shape)
+    if len(unchanged.values):
+        new_key = _choose(_unchanged_key(unchanged, shape) & _mask(old_key.is_valid()), had_key, new_key)
+    has_old = _mask(pc.or_(old_key.is_valid(), before.is_valid()))
+    moved = np.flatnonzero(~deleted & has_old & _differ(had_key, new_key, shape))
+    key = _choose(deleted, had_key, new_key)
+    _refuse_nulls(key, raw, shape)
+    nulls = pa.nulls(len(raw), shape.key_struct)
+    moved_mask = np.zeros(len(raw), bool)
+    moved_mask[moved] = True
+    events = pa.RecordBatch.from_arrays(
+        [
+            key,
+            _choose(moved_mask, had_key, nulls),
+            booleans(deleted),
+            row,
+            unchanged,
+            special_of_row(special),
+            raw.column("commit_lsn"),
+            raw.column("ordinal"),
+        ],
+        schema=shape.events,
+    )
+    if not len(moved):
+        return events
+    return pa.concat_batches([events, _removals(events, had_key, numbers(moved), shape)])
+
+
+def _refuse_nulls(key: pa.Array, raw: pa.RecordBatch, shape: TableShape) -> None:
+    """Such a change would find no row."""
+    for name in shape.key:
+        missing = _mask(_child(key, name).is_null())
+        if name not in shape.uncertain_key and missing.any():
+            commit_lsn = raw.column("commit_lsn")[int(missing.argmax())].as_py()
+            raise MirrorError(
+                f"a change at {format_lsn(commit_lsn)} has no value for {name!r}, a key column of its table"
+            )
+
+
+def _removals(events: pa.RecordBatch, had_key: pa.Array, moved: pa.Array, shape: TableShape) -> pa.RecordBatch:
+    """Of each change of key, the end of the old one."""
+    count = len(moved)
+    columns = [
+        had_key.take(moved),
+        pa.nulls(count, shape.key_struct),
+        booleans(np.ones(count, bool)),
+        pa.nulls(count, shape.row),
+        pa.array([[]] * count, STRINGS),
+        pa.array([[]] * count, TEXTS),
+        events.column("commit_lsn").take(moved),
+        events.column("ordinal").take(moved),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=shape.events)
+
+
+def _mask(array: pa.Array) -> Mask:
+    mask: Mask = pc.fill_null(array, False).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _choose(mask: Mask, yes: pa.Array, no: pa.Array) -> pa.Array:
+    if mask.all():
+        return yes
+    return pc.if_else(booleans(mask), yes, no) if mask.any() else no
+
+
+def _struct(arrow_type: pa.DataType, children: list[pa.Array]) -> pa.Array:
+    return pa.StructArray.from_arrays(children, fields=list(arrow_type))
+
+
+def _child(row: pa.Array, name: str) -> pa.Array:
+    """A field with the nulls of its struct."""
+    return pc.struct_field(row, [name])  # not `name`: one that begins with a dot would be a path
+
+
+def _row_key(row: pa.Array, special: pa.Array, shape: TableShape, prefix: str) -> pa.Array:
+    children = [_child(row, name) for name in shape.key]
+    children += [_special_text(special, prefix + name) for name in shape.key if name in shape.uncertain_key]
+    return _struct(shape.key_struct, children)
+
+
+def _special_text(special: pa.Array, name: str) -> pa.Array:
+    if not len(special.keys):
+        return pa.nulls(len(special), pa.string())
+    return pc.map_lookup(special, name, "first")
+
+
+def _old_keys(old_key: pa.Array, before: pa.Array, special: pa.Array, shape: TableShape) -> pa.Array:
+    """The key before the change: of the key tuple, else of the old tuple; null fields where there is neither."""
+    from_before = _row_key(before, special, shape, BEFORE)
+    has_key = _mask(old_key.is_valid())
+    if not has_key.any():
+        return from_before
+    values, texts = [], []
+    for name in shape.key:
+        value = _child(old_key, name)
+        if name in shape.uncertain_key:
+            value, text = parse_keys(value, shape.row.field(name).type)
+            texts.append(text)
+        values.append(value)
+    return _choose(has_key, _struct(shape.key_struct, values + texts), from_before)
+
+
+def _unchanged_key(unchanged: pa.Array, shape: TableShape) -> Mask:
+    """Rows whose key itself was TOASTed and not sent: the key tuple has it then."""
+    mask = np.zeros(len(unchanged), bool)
+    for name in shape.key:
+        mask |= _names(unchanged, name)
+    return mask
+
+
+def _names(unchanged: pa.Array, name: str) -> Mask:
+    """Rows whose `unchanged` has `name`."""
+    mask = np.zeros(len(unchanged), bool)
+    flat = pc.list_flatten(unchanged)
+    mask[pc.list_parent_indices(unchanged).to_numpy()[_mask(pc.equal(flat, name))]] = True
+    return mask
+
+
+def _differ(left: pa.Array, right: pa.Array, shape: TableShape) -> Mask:
+    mask = np.zeros(len(left), bool)
+    for field in shape.key_struct:
+        one, other = _child(left, field.name), _child(right, field.name)
+        unequal = pc.not_equal(one, other)
+        if pa.types.is_floating(field.type):  # to PostgreSQL and Spark, NaN is equal to NaN
+            unequal = pc.and_not(unequal, pc.and_(pc.is_nan(one), pc.is_nan(other)))
+        mask |= _mask(unequal) | (_mask(one.is_valid()) != _mask(other.is_valid()))
+    return mask
+
+
+def fill_from_before(
+    before: pa.Array, after: pa.Array, unchanged: pa.Array, special: pa.Array
+) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Row, unchanged and special with every column that the old tuple has filled in."""
+    flat = pc.list_flatten(unchanged)
+    if not len(flat):
+        return after, unchanged, special
+    has_before = _mask(before.is_valid())
+    missing = {name for name in pc.unique(flat).to_pylist() if not name.startswith(BEFORE)}
+    columns, filled = [], {}
+    for field in after.type:
+        column = _child(after, field.name)
+        if field.name in missing:
+            fill = _names(unchanged, field.name) & has_before & ~_names(unchanged, BEFORE + field.name)
+            column = _choose(fill, _child(before, field.name), column)
+            filled[field.name] = fill
+        columns.append(column)
+    lists, maps = unchanged.to_pylist(), special.to_pylist()
+    for place, (names, texts) in enumerate(zip(lists, maps, strict=True)):
+        now = [name for name in names if name in filled and filled[name][place]]
+        lists[place] = [name for name in names if name not in now and not name.startswith(BEFORE)]
+        known = dict(texts)
+        maps[place] = texts + [(name, known[BEFORE + name]) for name in now if BEFORE + name in known]
+    row = pa.StructArray.from_arrays(columns, fields=list(after.type), mask=pc.is_null(after))
+    return row, pa.array(lists, STRINGS), pa.array(maps, TEXTS)
+
+
+def special_of_row(special: pa.Array) -> pa.Array:
+    """Without the entries that belong to `before`."""
+    if not len(special.keys):
+        return special
+    kept = [[(name, text) for name, text in entries if not name.startswith(BEFORE)] for entries in special.to_pylist()]
+    return pa.array(kept, TEXTS)

@@ -1,0 +1,270 @@
+"""What becomes of a table when the replica identity of its relation changes.
+
+A batch is cut where that happens, so that every part of it has one key for each table. A table with rows becomes a log and a log
+a table with rows; rows that are there must have a value in each column of a new key, or no change would find them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import MapType
+
+from spark_consumer.errors import MirrorError
+from spark_consumer.lsn import format_lsn
+from spark_consumer.mirror.batch_contents import TablePart
+from spark_consumer.mirror.delta.delta_table import properties, quoted, rewrite
+from spark_consumer.mirror.delta.merge import write_once
+from spark_consumer.mirror.fold.fold_spark import position
+from spark_consumer.mirror.table_schema import LOG_COLUMNS, OUT, TableShape, is_log
+from spark_consumer.tables import TableName
+
+COPY = (
+    "Stop the mirror, and overwrite the Delta table at this location with the current rows of the source table. The Delta "
+    "table must have the columns of the source table and, in addition, the column _special of type MAP<STRING, STRING>, null in "
+    "every row (if the source table has a column of that name: __special). "
+    "Then restart the mirror: changes that the copy already contains are harmless, provided that no column was added or dropped "
+    "after the last transaction that the mirror applied and before the rows were copied. Or continue without the table: "
+    "restart the mirror with --exclude and the table's name."
+)
+
+
+def first_positions(records: pa.Table | DataFrame) -> dict[int, tuple[int, int]]:
+    """Of one table's records, an Arrow table in order or a DataFrame: schema id -> (commit_lsn, ordinal) of its first one."""
+    if isinstance(records, DataFrame):
+        found = records.groupBy("schema_id").agg(f.min(position()).alias("first")).collect()
+        return {row["schema_id"]: tuple(row["first"]) for row in found}
+    ids, places = np.unique(records["schema_id"].to_numpy(), return_index=True)
+    first = records.select(["commit_lsn", "ordinal"]).take(pa.array(places)).to_pylist()
+    return {number: (at["commit_lsn"], at["ordinal"]) for number, at in zip(ids.tolist(), first, strict=True)}
+
+
+def schema_ids_behind(records: pa.Table | DataFrame, cut: tuple[int, int]) -> list[int]:
+    """Of one table's records, an Arrow table or a DataFrame: the schemas of those behind a TRUNCATE at (commit_lsn, ordinal)."""
+    commit_lsn, ordinal = cut
+    if isinstance(records, DataFrame):
+        at = f.struct(f.lit(commit_lsn).cast("long").alias("commit_lsn"), f.lit(ordinal).cast("long").alias("ordinal"))
+        return [row["schema_id"] for row in records.where(position() > at).select("schema_id").distinct().collect()]
+    later = pc.greater(records["commit_lsn"], commit_lsn)
+    within = pc.and_(pc.equal(records["commit_lsn"], commit_lsn), pc.greater(records["ordinal"], ordinal))
+    found: list[int] = pc.unique(records.filter(pc.or_(later, within))["schema_id"]).to_pylist()
+    return found
+
+
+def newest_up_to(records: pa.Table | DataFrame, commit_lsn: int) -> int | None:
+    """Of one table's records, an Arrow table in order or a DataFrame: schema id of the last one up to there; None: none."""
+    if isinstance(records, DataFrame):
+        found = records.where(f.col("commit_lsn") <= commit_lsn).agg(f.max_by("schema_id", position())).head()
+        return None if found is None else found[0]
+    ids = records.filter(pc.less_equal(records["commit_lsn"], commit_lsn))["schema_id"]
+    return ids[-1].as_py() if len(ids) else None
+
+
+def is_empty(frame: DataFrame) -> bool:
+    """No row; of a log: none behind its last TRUNCATE."""
+    if not is_log(frame.columns):
+        return frame.isEmpty()
+    last = frame.orderBy(f.col("_commit_lsn").desc(), f.col("_ordinal").desc()).head()
+    return last is None or last["_op"] == "TRUNCATE"
+
+
+def recreated_at(
+    table: TableName, location: str, first: Mapping[int, tuple[int, int]], oid_of: Callable[[int], int], newest: int
+) -> tuple[int, int]:
+    """Position of the first record of the newest relation of this name. `first`: first_positions; `newest`: its oid.
+
+    Raises MirrorError where a record of another relation comes behind it: then names were swapped.
+    """
+    found = min(first[schema_id] for schema_id in first if oid_of(schema_id) == newest)
+    if any(first[schema_id] > found for schema_id in first if oid_of(schema_id) != newest):
+        raise recreated(table, location)
+    return found
+
+
+def beginning_of_relation(
+    part: TablePart,
+    location: str,
+    own: pa.Table | DataFrame,
+    oid_of: Callable[[int], int],
+    known: int | None,
+    others: Collection[int],
+    is_emptied: Callable[[], bool],
+) -> tuple[int, int] | None:
+    """Where a table is of another relation than before, whose rows went without a word: position of its first record.
+
+    `known`: oid of the relation before, `others`: of those of other tables, and of those that had this name earlier;
+    `is_emptied`: whether the rows before are gone. Raises MirrorError where it is one of the others, or where names were swapped.
+    """
+    oids = {oid_of(schema_id) for schema_id in part.schema_ids}
+    if len(oids if known is None else oids | {known}) == 1:
+        return None
+    behind = part.schema_ids if part.cut is None else schema_ids_behind(own, part.cut)
+    if len({oid_of(schema_id) for schema_id in behind}) == 1 and (part.cut or is_emptied()):
+        return None
+    newest = oid_of(part.newest)
+    if newest in others:
+        raise recreated(part.table, location)
+    return recreated_at(part.table, location, first_positions(own), oid_of, newest)
+
+
+def keep(spark: SparkSession, location: str, kept: str, applied: int) -> None:
+    """A copy of a table as it is behind the last transaction that it took in, once for that: an attempt that failed may have
+    altered the table since."""
+    rows = spark.read.format("delta").load(location)
+    write_once(rows, kept, "overwrite", applied, overwrite_schema=True, properties=properties(rows.columns))
+
+
+def recreated(table: TableName, location: str, *, may_empty: bool = False) -> MirrorError:
+    """`may_empty`: its rows before can go."""
+    return MirrorError(
+        f"{table} was dropped and recreated, or another table was renamed to this name: PostgreSQL "
+        f"does not report which of the rows in {location} belong to it",
+        hint=COPY
+        + " If the table was dropped and recreated, you can also restart the mirror with --on-recreated=empty: "
+        "the old table's rows are then removed from the copy." * may_empty,
+    )
+
+
+def keys_of(shapes: Mapping[int, TableShape]) -> Callable[[int], tuple[Hashable, ...]]:
+    """The key of each version of a table, by schema id: by attnum, where that is known of all, since columns are renamed."""
+    known = shapes.values()
+    if len({shape.oid for shape in known}) == 1 and all(shape.key_numbers or not shape.key for shape in known):
+        return lambda schema_id: shapes[schema_id].key_numbers
+    return lambda schema_id: shapes[schema_id].key
+
+
+def change_of_key(
+    table: TableName, first: Mapping[int, tuple[int, int]], key_of: Callable[[int], tuple[Hashable, ...]]
+) -> int | None:
+    """Commit LSN of the first transaction in which a table has another key than in its first record. `first`: first_positions.
+
+    Raises MirrorError when that is the transaction of the first record.
+    """
+    oldest = min(first, key=lambda schema_id: first[schema_id])
+    others = [first[schema_id][0] for schema_id in first if key_of(schema_id) != key_of(oldest)]
+    if not others:
+        return None
+    if min(others) == first[oldest][0]:
+        raise MirrorError(
+            f"{table} has changes before and after a change of its replica identity within one transaction, "
+            f"at {format_lsn(min(others))}: the mirror applies a transaction as a whole, under one key",
+            hint="Continue without the table: restart the mirror with --exclude and the table's name.",
+        )
+    return min(others)
+
+
+def convert(spark: SparkSession, location: str, table: TableName, shape: TableShape, applied: int) -> None:
+    """Makes rows of a log or a log of rows, where `shape` is the other; one Delta commit. Raises MirrorError."""
+    frame = spark.read.format("delta").load(location)
+    made = converted(frame, table, location, shape, applied)
+    if made is frame:
+        return
+    rewrite(made, location)
+
+
+def converted(frame: DataFrame, table: TableName, location: str, shape: TableShape, applied: int) -> DataFrame:
+    """`convert` of the rows of a table. Raises MirrorError."""
+    if is_log(frame.columns) == (not shape.key):
+        return frame
+    return added_up(frame, table, location) if shape.key else as_log(frame, applied)
+
+
+def as_log(rows: DataFrame, applied: int) -> DataFrame:
+    """Rows as the first entries of a log: READ, behind the last transaction that the table took in."""
+    values = (f.lit("READ"), f.lit(applied).cast("long"), f.lit(None).cast("timestamp"), f.lit(-1).cast("long"))
+    return rows.withColumns(dict(zip(LOG_COLUMNS, values, strict=True)))
+
+
+def _place() -> Column:
+    return f.struct("_commit_lsn", "_ordinal")
+
+
+def behind_truncate(log: DataFrame) -> DataFrame:
+    """The rows of a log behind its last TRUNCATE."""
+    cut = log.where(f.col("_op") == "TRUNCATE").agg(f.max(_place()).alias("place")).head()
+    if cut is None or cut["place"] is None:
+        return log
+    last_lsn, last_ordinal = cut["place"]
+    return log.where(_place() > f.struct(f.lit(last_lsn).cast("long"), f.lit(last_ordinal).cast("long")))
+
+
+def weight() -> Column:
+    """How many rows an entry of a log puts there."""
+    return f.when(f.col("_op").isin(*OUT), -1).otherwise(1)
+
+
+def added_up(log: DataFrame, table: TableName, location: str) -> DataFrame:
+    """The rows that a log adds up to. Raises MirrorError when it does not, or has a row twice."""
+    log, place = behind_truncate(log), _place()
+    special = next(field.name for field in log.schema if isinstance(field.dataType, MapType))
+    names = [name for name in log.columns if name not in (*LOG_COLUMNS, special)]
+    texts = f.when(f.size(quoted(special)) > 0, f.col(quoted(special)))
+    row = f.struct(*(f.col(quoted(name)) for name in names), texts.alias(special))
+    equal = [f.col(quoted(name)).alias(f"column {number}") for number, name in enumerate(names)]
+    held = (
+        log.groupBy(*equal, f.array_sort(f.map_entries(texts)).alias("texts"))
+        .agg(f.sum(weight()).alias("held"), f.max_by(row, f.when(weight() == 1, place)).alias("row"))
+        .where("held != 0")
+    )
+    odd = held.where("held != 1").limit(1).count()
+    words = {found["_op"]: found["count"] for found in log.groupBy("_op").count().collect()}
+    if odd or words.get("UPDATE", 0) != words.get("UPDATE_BEFORE", 0):
+        raise MirrorError(
+            f"{table} now has a key, but its current rows cannot be computed from its append-only table at "
+            f"{location} (every change was appended, since the table had no key): "
+            "not all of its old rows were sent, or a column was added or changed without an event",
+            hint=COPY,
+        )
+    return held.select("row.*")
+
+
+def check_key(frame: DataFrame, location: str, table: TableName, shape: TableShape) -> None:
+    """Raises MirrorError when rows of a table cannot be told by the key, which is new."""
+    special = f.col(quoted(shape.special_column))
+    parts, missing = [], f.lit(False)
+    for name in shape.key:
+        column = f.col(quoted(name))
+        text = special[name] if name in shape.uncertain_key else f.lit(None).cast("string")
+        parts += [column, text]
+        missing = missing | (column.isNull() & text.isNull())
+    named = [part.alias(f"part {number}") for number, part in enumerate(parts)]
+    groups = frame.groupBy(missing.alias("missing"), *named).count()
+    if groups.where("missing or count > 1").limit(1).count():
+        raise MirrorError(
+            f"{table} now has the key {_listed(shape.key)}, but {location} has rows with a null or duplicate key: "
+            "PostgreSQL does not report the values that ALTER TABLE fills in or rewrites, or the columns that it renames",
+            hint=COPY,
+        )
+
+
+def check_log_names(table: TableName, shape: TableShape) -> None:
+    """Raises MirrorError when columns of the source would be taken for those of a log."""
+    own = [name for name in LOG_COLUMNS if name in shape.columns]
+    if own and (not shape.key or is_log(own)):
+        raise MirrorError(
+            f"{table} has the columns {_listed(own)}, which the mirror reserves for its append-only tables "
+            "(copies of tables without a key, to which every change is appended)",
+            hint="Rename them in the source, or leave the table out with --exclude.",
+        )
+
+
+def check_names(table: TableName, columns: Iterable[str]) -> None:
+    """Raises MirrorError when Delta would take two names for one."""
+    known: dict[str, str] = {}
+    for name in columns:
+        other = known.setdefault(name.lower(), name)
+        if other is not name:
+            raise MirrorError(
+                f"{table} has the columns {_listed((other, name))}: Delta does not distinguish names that differ "
+                "only in case",
+                hint="Rename one in the source, or leave the table out with --exclude.",
+            )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

@@ -1,0 +1,410 @@
+"""What was appended to a mirror's `changes`, merged into its tables: whole transactions, each table one Delta commit, then one
+version of all.
+
+Idempotent: a merge that is made again after a crash skips what it has written, table by table. See merge.py for how, and
+manifest.py for what readers see meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from schemas.topic_names import counted
+from spark_consumer.errors import MirrorError
+from spark_consumer.lsn import format_lsn
+from spark_consumer.mirror import changes, manifest, snapshot_keys, table_selection, table_snapshots, writer_epoch
+from spark_consumer.mirror.batch_contents import (
+    BatchContent,
+    BatchSize,
+    batch_size,
+    divided,
+    look_at,
+    marks_in,
+    own_records,
+    within_reach,
+    without_signs,
+)
+from spark_consumer.mirror.batch_slice import Piece, Verified
+from spark_consumer.mirror.catalog import Catalog
+from spark_consumer.mirror.changes import COLUMNS
+from spark_consumer.mirror.delta import delta_table
+from spark_consumer.mirror.delta.maintenance import Upkeep
+from spark_consumer.mirror.delta.merge import despite_conflicts, once
+from spark_consumer.mirror.delta.prepare_table import EMPTY, Preparation
+from spark_consumer.mirror.delta.write_table import TableWork, write
+from spark_consumer.mirror.fold import replica_identity
+from spark_consumer.mirror.merge_thread import RETENTION_S
+from spark_consumer.mirror.paths import changes_path, seen_path, table_path
+from spark_consumer.mirror.progress import ChangeCount, Told, told_every, told_nothing
+from spark_consumer.mirror.report import BatchReport, notes_of
+from spark_consumer.mirror.spark_settings import COMPACT, settings, tune
+from spark_consumer.mirror.table_schemas import Shapes
+from spark_consumer.mirror.table_states import REPLACE, Standing, advance, first_cut, unfinished, verified_chunks
+from spark_consumer.mirror.verify.comparison import first_later_change
+from spark_consumer.reader.registry import Schema
+from spark_consumer.tables import TableName
+
+TABLES_AT_ONCE = 2
+_ATTEMPTS = 3
+_CHECK_EVERY_S = 1.0
+
+
+@dataclass
+class Mirror:
+    """Merges what AppendingMirror, or one before it, has appended. One writer a mirror.
+
+    `tables`, `exclude`: the same as the options of the reader; a mirror cannot be given more tables later. `on_recreated`: what
+    to do where a table was dropped and recreated, EMPTY, STOP or KEEP_AS (a copy of the old rows is kept).
+    `deletion_vectors`: whether new tables get them. `strict`: an ALTER TABLE of which the stream does not tell what it did to the
+    rows is an error, else it is reported. `retention_s`: for how long versions of the mirror can be read. `catalog`: gives the
+    tables names. `tables_at_once`: how many tables are written at the same time.
+    """
+
+    path: str
+    schemas: dict[int, Schema]  # a SchemaCache, where they are to be had from a registry
+    report: Callable[[BatchReport], None] = lambda _: None
+    tables: Sequence[TableName] = ()
+    exclude: Sequence[str] = ()
+    on_recreated: str = EMPTY
+    deletion_vectors: bool = True
+    strict: bool = False
+    retention_s: float = RETENTION_S
+    catalog: Catalog | None = None
+    tables_at_once: int = TABLES_AT_ONCE
+    working: Told = told_nothing  # of a merge that takes long
+    last: manifest.Picture | None = field(default=None, init=False)
+    opened_lsn: int = field(default=-1, init=False)  # commit LSN up to which changes had been appended then
+    upkeep: Upkeep = field(init=False)
+    _standing: Standing = field(default_factory=Standing, init=False)
+    _shapes: Shapes = field(init=False)
+    _preparation: Preparation = field(init=False)
+    _epoch: int = field(default=0, init=False)
+    _checked_at: float = field(default=0.0, init=False)  # the epoch, between tables; monotonic
+    _notes: list[str] = field(default_factory=list, init=False)  # for the next report
+    _count: ChangeCount = field(default_factory=ChangeCount, init=False)  # of the merge that runs
+
+    def __post_init__(self) -> None:
+        self.upkeep = Upkeep(self.path, self.retention_s)
+        self._shapes = Shapes(self.schemas)
+        self._preparation = Preparation(self.path, self._shapes, self.on_recreated, self.deletion_vectors, self.strict)
+
+    def keep_up(self, spark: SparkSession, batch: int, *, compacts: bool = False) -> None:
+        """Removes what is too old, where that is due; `compacts`: and compacts `changes`. What failed is only reported."""
+        if self.last is not None:
+            self._report_notes(self.upkeep.run_if_due(spark, compacts=compacts), batch)
+
+    def _report_notes(self, notes: Sequence[str], batch: int = 0) -> None:
+        """Those that no version of the mirror is recorded with."""
+        if notes and self.last is not None:
+            standing, stale = self._standing, len(self._standing.stale(self.last.complete))
+            self.report(
+                BatchReport(
+                    *(batch, self.last.commit_lsn, 0, 0, {}, 0.0),
+                    notes=tuple(notes),
+                    stale=stale,
+                    filling=len(standing.filling),
+                    is_merge=True,
+                )
+            )
+
+    def merge_waiting(self, spark: SparkSession, batch: int = 0, last_lsn: int | None = None) -> None:
+        """Takes in what was appended to `changes` since the last merge, up to `last_lsn` (None: all). Raises MirrorError."""
+        behind_lsn = self.merged_lsn
+        if last_lsn is None:
+            last_lsn = changes.appended_lsn(spark, self.path)
+        rows, size = changes.waiting(spark, self.path, behind_lsn, last_lsn) if last_lsn > behind_lsn else (None, None)
+        if rows is None:
+            return
+        writer_epoch.check(spark, self.path, self._epoch)  # before anything is read
+        is_earlier = behind_lsn < self.opened_lsn  # of a run that may have had tables that this one leaves out
+        out = self._left_out(rows) if is_earlier and (self.tables or self.exclude) else []
+        try:
+            if out:
+                wanted = rows.where(f.col("table").isNull() | ~f.col("table").isin(out))
+                self._merge_rows(wanted.select(*COLUMNS), batch, None)
+                self._pass_by(spark, rows, batch, last_lsn)
+            else:
+                self._merge_rows(rows.select(*COLUMNS), batch, size)
+        except writer_epoch.CONFLICTS as problem:
+            raise writer_epoch.taken_over(self.path) from problem
+        if self.merged_lsn < last_lsn:
+            reached = "nothing" if self.last is None else format_lsn(self.last.commit_lsn)
+            raise MirrorError(
+                f"changes up to {format_lsn(last_lsn)} were appended to {changes_path(self.path)}, but reading it gave "
+                f"{reached}: the tables were not changed any further"
+            )
+
+    @property
+    def merged_lsn(self) -> int:
+        """Commit LSN of the last version; -1: none."""
+        return -1 if self.last is None else self.last.commit_lsn
+
+    def _left_out(self, rows: DataFrame) -> list[str]:
+        """Tables in these rows that are not wanted (any more)."""
+        names = changes.table_names(rows)
+        out = sorted(name for name in names if not table_selection.has(name, self.tables, self.exclude))
+        notes = [f"{name} is left out: its changes that were waiting to be merged are not merged" for name in out]
+        self._notes += [note for note in notes if note not in self._notes]  # of an attempt that failed
+        return out
+
+    def _pass_by(self, spark: SparkSession, rows: DataFrame, batch: int, last_lsn: int) -> None:
+        """A version behind the last of these rows, of which all that is wanted is merged."""
+        found = rows.agg(f.max("commit_lsn").alias("lsn"), f.max("commit_time").alias("time")).head()
+        reached = -1 if self.last is None else self.last.commit_lsn
+        if found is not None and found["lsn"] == last_lsn > reached:
+            time_utc = None if found["time"] is None else found["time"].astimezone(UTC)  # Row has local times
+            content = BatchContent(last_lsn, time_utc, 0, 0, [])
+            self._take_in(spark, Piece(batch, changes.nothing(spark), {}, content, []), time.monotonic())
+
+    def _merge_rows(self, rows: DataFrame, batch: int, size: BatchSize | None) -> None:
+        """In slices, where the key of a table changes, or a table comes to stand otherwise than before. `size`: if known.
+
+        They lie in files, which are read again at less cost than a copy in memory, unless in many slices.
+        """
+        tune(rows.sparkSession)
+        self._count = ChangeCount()
+        with told_every(self.working, "merge", self._count.share, lambda: self._count.total or None):
+            self._merge_slices(rows, batch, size or batch_size(rows))
+
+    def _merge_slices(self, rows: DataFrame, batch: int, size: BatchSize) -> None:
+        self._count.total, has_signs = size.changes, bool(size.signs)
+        if has_signs:
+            rows.persist()
+        try:
+            left: list[tuple[DataFrame, BatchSize | None]] = [(rows, size)]
+            while left:
+                part, its_size = left.pop()
+                cut = self._merge_slice(part, batch, its_size or batch_size(part))
+                if cut is not None:
+                    below, above = (part.where(f.col("commit_lsn") < cut), part.where(f.col("commit_lsn") >= cut))
+                    left += [(above, None), (below, None)]
+        finally:
+            if has_signs:
+                rows.unpersist()
+
+    def open(self, spark: SparkSession) -> None:
+        """Takes the merges over. Raises MirrorError where the tables are not those that the mirror was made for."""
+        if self.catalog is not None:
+            self.catalog.check(spark)
+        tune(spark, compacts=True)
+        writer_epoch.check_form(spark, self.path)
+        self.check_scope(spark, manifest.picture(spark, self.path))
+        self._epoch = writer_epoch.claim(spark, self.path, manifest.nothing(spark))
+        # From now on no other writer records a version.
+        last = manifest.picture(spark, self.path)
+        self.last = None if last is None else table_selection.without_left_out(last, self.tables, self.exclude)
+        self._standing = Standing.of(None if last is None else last.standing)
+        snapshot_keys.remove_ended(
+            spark, self.path, {name: each.begin_lsn for name, each in self._standing.open.items()}
+        )
+        self.opened_lsn = changes.appended_lsn(spark, self.path)
+        self.schemas.update(changes.kept_schemas(spark, self.path))  # of all that is appended up to there
+        self._register(spark)
+        self._report_notes(self._notes)
+        self._notes.clear()
+
+    def give_back(self, spark: SparkSession) -> None:
+        """Leaves the merges to the mirror that they were taken from."""
+        if self._epoch:
+            writer_epoch.give_back(spark, self.path, self._epoch, manifest.nothing(spark))
+
+    def check_scope(self, spark: SparkSession, last: manifest.Picture | None) -> None:
+        """Raises MirrorError where the mirror was run for other tables before: see scope.check."""
+        table_selection.check(last, manifest.noted_options(spark, self.path), self.path, self.tables, self.exclude)
+
+    def note_options(self, spark: SparkSession) -> None:
+        """Before anything is taken in: for the next run, which cannot have more tables, and for `walgate merge`, whose merges are
+        those of this mirror."""
+        options = {name: getattr(self, name) for name in ("on_recreated", "deletion_vectors", "strict", "retention_s")}
+        options |= {"tables": [str(table) for table in self.tables], "exclude": list(self.exclude)}
+        manifest.note_options(spark, self.path, options)
+
+    def _merge_slice(self, raw: DataFrame, batch: int, size: BatchSize) -> int | None:
+        """Merges all of it; or gives the commit LSN from which on it has to be merged by itself, behind what is below."""
+        began = time.monotonic()
+        spark = raw.sparkSession
+        found = read = None
+        marks = marks_in(raw) if size.signs else []
+        cut = first_cut(self._standing, marks, size.first_lsn, size.last_lsn)
+        told = without_signs(raw) if marks else raw
+        chunks = verified_chunks(marks)
+        if chunks:
+            later = first_later_change(told, chunks)
+            cut = min((lsn for lsn in (cut, later) if lsn is not None), default=None)
+        if cut is None and chunks:
+            compared, told = divided(told, chunks)
+            read = look_at(compared, batch_size(compared))
+            found = look_at(told, batch_size(told))
+        elif cut is None:
+            found = look_at(told, size)
+        if cut is None and found is None and not marks:
+            return None
+        content, records = found or (BatchContent(size.last_lsn, None, 0, 0, []), {})
+        cut = cut or self._first_change_of_key(told, records, content)
+        if cut is not None:
+            return cut
+        times = [content.commit_time, *(mark.commit_time for mark in marks)]
+        content = replace(content, commit_lsn=size.last_lsn, commit_time=max(filter(None, times), default=None))
+        verified = None if read is None else Verified(compared, read[1], read[0])
+        self._take_in(spark, Piece(batch, told, records, content, marks, verified), began)
+        return None
+
+    def _take_in(self, spark: SparkSession, piece: Piece, began: float) -> None:
+        writer_epoch.check(spark, self.path, self._epoch)
+        content = piece.content
+        known = {} if self.last is None else self.last.tables
+        standing, ended = advance(self._standing, piece.marks, content.first_lsns(known))
+        over = unfinished(self._standing, piece.marks)
+        for snapshots in (standing.open, ended):
+            table_snapshots.note_key(self._shapes, piece, snapshots)
+        table_snapshots.note_keys(spark, self.path, self._shapes, piece, {**standing.open, **ended})
+        if content.parts:
+            self._write_tables(spark, piece.changes, piece.records, content)
+        differences = table_snapshots.compare(spark, self.path, self._shapes, piece, ended, self.last)
+        if ended:  # a writer that has taken over may have removed the keys that came
+            writer_epoch.check(spark, self.path, self._epoch)
+        kept = [
+            table_snapshots.end_replace(spark, self.path, self._shapes, piece, name, window, self.last)
+            for name, window in ended.items()
+            if window.purpose == REPLACE
+        ]
+        writer_epoch.check(spark, self.path, self._epoch)
+        table_snapshots.conclude(spark, self.path, piece, ended)
+        self._record(spark, piece, standing, ended)
+        self._register(spark)
+        for name, window in ended.items():
+            delta_table.remove(spark, seen_path(self.path, TableName.parse(name), window.begin_lsn))
+        tables = Counter[str]()
+        for part in piece.parts:
+            tables[str(part.table)] += part.changes
+        notes = [*self._preparation.take_notes(), *self._notes, *filter(None, kept)]
+        self._notes.clear()
+        notes += notes_of(piece.marks, ended, over) + ([counted(differences, "difference")] if differences else [])
+        report = BatchReport(
+            piece.batch,
+            content.commit_lsn,
+            piece.transactions,
+            tables.total(),
+            dict(tables),
+            time.monotonic() - began,
+            tuple(notes),
+            differences,
+            content.commit_time,
+            len(standing.stale(self.last.complete)) if self.last is not None else 0,
+            len(standing.filling),
+            is_merge=True,
+        )
+        self.report(report)
+
+    def _first_change_of_key(
+        self, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
+    ) -> int | None:
+        """Commit LSN of the first transaction that has one. Raises MirrorError also where a table comes too late."""
+        found = []
+        for part in content.parts:
+            is_new = self.last is not None and str(part.table) not in self.last.tables
+            key_of = replica_identity.keys_of({schema_id: self._shapes.of(schema_id) for schema_id in part.schema_ids})
+            if not is_new and len({key_of(schema_id) for schema_id in part.schema_ids}) == 1:
+                continue
+            first = replica_identity.first_positions(own_records(raw, records, part.table))
+            if self.last is not None and min(first.values())[0] <= self.last.commit_lsn:
+                raise table_selection.too_late(str(part.table), self.path, self.last.commit_lsn)
+            found.append(replica_identity.change_of_key(part.table, first, key_of))
+        return min((cut for cut in found if cut is not None), default=None)
+
+    def _write_tables(
+        self, spark: SparkSession, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
+    ) -> None:
+        """Tables are altered before `once`, which holds for every write of the session: Delta would take such a commit for the
+        batch's own."""
+        own = {part.table: own_records(raw, records, part.table) for part in content.parts}
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._prepare_and_write(spark, own, content)
+                return
+            except writer_epoch.CONFLICTS:
+                writer_epoch.check(spark, self.path, self._epoch)
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                self._preparation.forget()  # a writer that this one followed has written a table since it was prepared
+
+    def _prepare_and_write(
+        self, spark: SparkSession, own: Mapping[TableName, pa.Table | DataFrame], content: BatchContent
+    ) -> None:
+        work = [
+            self._preparation.prepare(spark, part, own[part.table], content.commit_lsn, self.last)
+            for part in content.parts
+        ]
+        work = [item for item in work if item.applied < content.commit_lsn]
+        are_here = all(item.part.is_small(len(item.shape.columns)) for item in work)
+        with (
+            settings(spark, {COMPACT: "false"}),  # upkeep does that
+            once(spark, content.commit_lsn, content.changes if are_here else None),
+            ThreadPoolExecutor(self.tables_at_once) as threads,
+        ):
+            for future in [
+                threads.submit(self._write_table, spark, item, own[item.part.table], content.commit_lsn)
+                for item in work
+            ]:
+                future.result()
+
+    def _write_table(self, spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commit_lsn: int) -> None:
+        if time.monotonic() > self._checked_at + _CHECK_EVERY_S:
+            writer_epoch.check(spark, self.path, self._epoch)
+            self._checked_at = time.monotonic()
+        own = within_reach(spark, own, work.part, len(work.shape.columns))
+        despite_conflicts(partial(write, spark, work, own, commit_lsn))
+        self._count.done += work.part.changes
+
+    def _record(self, spark: SparkSession, piece: Piece, standing: Standing, ended: Iterable[str]) -> None:
+        versions = {} if self.last is None else dict(self.last.tables)
+        keys = {} if self.last is None else dict(self.last.keys)
+        oids = {} if self.last is None else dict(self.last.oids)
+        schema_ids = {} if self.last is None else dict(self.last.schema_ids)
+        content, written = piece.content, set(ended)
+        compacts = spark.conf.get(COMPACT, "") == "true"
+        for part in content.parts:
+            name, shape = str(part.table), self._shapes.of(part.newest)
+            self._preparation.note_applied(part.table, content.commit_lsn)
+            written.add(name)
+            if oids.get(name, shape.oid) != shape.oid:
+                standing.former.setdefault(name, []).append(oids[name])
+            keys[name], oids[name], schema_ids[name] = shape.key, shape.oid, part.newest
+        for name in written:
+            location = table_path(self.path, TableName.parse(name))
+            if name in standing.frozen and name not in versions:
+                standing.filling.add(name)
+            if (name not in standing.frozen or name not in versions) and delta_table.exists(spark, location):
+                before, versions[name] = versions.get(name, 0), delta_table.version(spark, location)
+                if compacts:
+                    self.upkeep.note_version(location, before, versions[name])
+                self._preparation.note_version(TableName.parse(name), versions[name])
+        wanted = [str(table) for table in self.tables]
+        standing.excludes = list(self.exclude)
+        picture = manifest.Picture(
+            piece.batch,
+            content.commit_lsn,
+            content.commit_time,
+            versions,
+            keys,
+            wanted,
+            oids,
+            schema_ids,
+            standing.text(),
+        )
+        manifest.record(spark, self.path, picture, writer_epoch.held(self._epoch))
+        self.last, self._standing = picture, standing
+
+    def _register(self, spark: SparkSession) -> None:
+        if self.catalog is not None and self.last is not None:
+            self._notes += self.catalog.register(spark, self.last.complete)

@@ -1,0 +1,49 @@
+"""Where the parts of a mirror lie.
+
+<path>/tables/<schema>/<table>    one Delta table for each relation; parts of names are escaped as in topics
+<path>/manifest                   one row a merge: see versions.py
+<path>/changes, <path>/schemas    committed changes that were appended, and their value schemas: see changes.py
+<path>/kept/<schema>/<table>/<oid> a relation that was dropped and recreated, as it was before (--on-recreated keep-as)
+<path>/seen/<schema>/<table>/...  keys met while a snapshot replaces or verifies a table: see seen.py
+<path>/differences                what a VERIFY has found: see verify.py
+<path>/verdicts                   what each snapshot of a table came to: see schemas/verification.py
+<path>/checkpoint                 Spark's own
+"""
+
+from __future__ import annotations
+
+from schemas.topic_names import topic_part
+from spark_consumer.tables import TableName
+
+
+def table_path(path: str, table: TableName) -> str:
+    """Names go through the escaping of topics: no name can leave the folder."""
+    return f"{path}/tables/{topic_part(table.namespace)}/{topic_part(table.name)}"
+
+
+def kept_path(path: str, table: TableName, oid: int) -> str:
+    return f"{path}/kept/{topic_part(table.namespace)}/{topic_part(table.name)}/{oid}"
+
+
+def seen_root(path: str) -> str:
+    return f"{path}/seen"
+
+
+def seen_path(path: str, table: TableName, begin_lsn: int) -> str:
+    return f"{seen_root(path)}/{topic_part(table.namespace)}/{topic_part(table.name)}/{begin_lsn:016X}"
+
+
+def differences_path(path: str) -> str:
+    return f"{path}/differences"
+
+
+def changes_path(path: str) -> str:
+    return f"{path}/changes"
+
+
+def schemas_path(path: str) -> str:
+    return f"{path}/schemas"
+
+
+def manifest_path(path: str) -> str:
+    return f"{path}/manifest"

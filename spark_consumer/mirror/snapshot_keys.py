@@ -1,0 +1,108 @@
+"""The keys that had a change since a snapshot of their table began, and the rows whose keys had none.
+
+Those rows are not in the source any more (docs/decisions/0020): REPLACE deletes them, VERIFY reports them. The keys are kept in a
+Delta table of their own, by place instead of name: `k0`, `k1`, ... are the fields of TableShape.key_struct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from delta.tables import DeltaTable
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_consumer.arrow import to_frame
+from spark_consumer.jvm import folder_names
+from spark_consumer.mirror.delta.delta_table import APPLICATION, exists, remove
+from spark_consumer.mirror.delta.merge import same_key, write_once
+from spark_consumer.mirror.fold.keyed_events import decode_events
+from spark_consumer.mirror.paths import seen_path, seen_root
+from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableShape
+from spark_consumer.tables import TableName
+
+_COLUMNS = ("op", "commit_lsn", "ordinal", "schema_id", "value")
+
+
+def note_keys(
+    spark: SparkSession,
+    location: str,
+    records: pa.Table | DataFrame,
+    shape: TableShape,
+    texts: Mapping[int, str],
+    begin_lsn: int,
+    commit_lsn: int,
+    application: str = APPLICATION,
+) -> None:
+    """Appends the keys of one table's records behind `begin_lsn`, once for the batch that ends at `commit_lsn`, and for each
+    `application`."""
+    schema = _schema(shape)
+    decode = partial(_keys, shape=shape, schemas=texts)
+    if isinstance(records, DataFrame):
+        chosen = records.where((f.col("op") != "TRUNCATE") & (f.col("commit_lsn") > begin_lsn)).select(*_COLUMNS)
+        keys = chosen.mapInArrow(decode, from_arrow_schema(schema))
+    else:
+        mask = pc.and_(pc.not_equal(records["op"], "TRUNCATE"), pc.greater(records["commit_lsn"], begin_lsn))
+        kept = records.filter(mask).select(_COLUMNS).combine_chunks()
+        keys = to_frame(spark, pa.Table.from_batches(decode(iter(kept.to_batches())), schema))
+    write_once(keys, location, "append", commit_lsn, application=application)
+
+
+def remove_ended(spark: SparkSession, path: str, in_progress: Mapping[str, int]) -> None:
+    """What is left of snapshots that have ended or begun again, of which a crash leaves the keys. `in_progress`: LSN of the
+    beginning, by table."""
+    kept = {seen_path(path, TableName.parse(name), begin_lsn) for name, begin_lsn in in_progress.items()}
+    found = [seen_root(path)]
+    for _ in range(3):  # schema, table, beginning
+        found = [f"{folder}/{name}" for folder in found for name in folder_names(spark, folder)]
+    for location in found:
+        if location not in kept:
+            remove(spark, location)
+
+
+def _schema(shape: TableShape) -> pa.Schema:
+    return pa.schema([field.with_name(f"k{place}") for place, field in enumerate(shape.key_struct)])
+
+
+def _keys(batches: Iterator[pa.RecordBatch], shape: TableShape, schemas: Mapping[int, str]) -> Iterator[pa.RecordBatch]:
+    for events in decode_events(batches, shape, schemas):
+        yield pa.RecordBatch.from_arrays(events.column("key").flatten(), schema=_schema(shape))
+
+
+def condition(shape: TableShape) -> Column:
+    """Rows `t` of the table whose key is `s`."""
+    places = {field.name: place for place, field in enumerate(shape.key_struct)}
+    return same_key(shape, lambda name: f.col(f"s.k{places[name]}"))
+
+
+def surplus(spark: SparkSession, location: str, seen: str, shape: TableShape) -> DataFrame:
+    """Rows of the table whose keys had no change."""
+    rows = spark.read.format("delta").load(location)
+    if not exists(spark, seen):
+        return rows
+    keys = spark.read.format("delta").load(seen)
+    return rows.alias("t").join(keys.alias("s"), condition(shape), "left_anti")
+
+
+def delete_surplus(spark: SparkSession, location: str, seen: str, shape: TableShape | None) -> None:
+    """One Delta commit, or none where nothing is to be deleted. `shape` None: no change of the table ever came."""
+    target = DeltaTable.forPath(spark, location)
+    if shape is None or not exists(spark, seen):
+        target.delete()
+        return
+    # Delta refuses two source rows for one row of the target: a key that had several changes was noted as often.
+    keys = spark.read.format("delta").load(seen).distinct()
+    target.alias("t").merge(keys.alias("s"), condition(shape)).whenNotMatchedBySourceDelete().execute()
+
+
+def end_log(spark: SparkSession, location: str, begin_lsn: int) -> None:
+    """A relation without key that a snapshot found empty: what its log has from before is over."""
+    schema = spark.read.format("delta").load(location).schema
+    facts: dict[str, Any] = dict(zip(LOG_COLUMNS, ("TRUNCATE", begin_lsn, None, -1), strict=True))
+    row = tuple(facts.get(name) for name in schema.names)
+    spark.createDataFrame([row], schema).write.format("delta").mode("append").save(location)

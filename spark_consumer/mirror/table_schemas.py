@@ -1,0 +1,28 @@
+"""The value schemas that a mirror knows, and the columns that a table gets by each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spark_consumer.mirror.batch_contents import TablePart
+from spark_consumer.mirror.columns import texts_of
+from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.reader.registry import Schema
+
+
+@dataclass
+class Shapes:
+    """Of `schemas`, by id."""
+
+    schemas: dict[int, Schema]
+    _shapes: dict[int, TableShape] = field(default_factory=dict, init=False)
+
+    def of(self, schema_id: int) -> TableShape:
+        if schema_id not in self._shapes:
+            self._shapes[schema_id] = TableShape.of(self.schemas[schema_id])
+        return self._shapes[schema_id]
+
+    def texts(self, part: TablePart) -> dict[int, str]:
+        """Schemas of the part's records, which are read in the columns of the newest one."""
+        schemas = {schema_id: (self.schemas[schema_id], self.of(schema_id)) for schema_id in part.schema_ids}
+        return texts_of(schemas, part.newest)

@@ -1,0 +1,264 @@
+"""The tables of a mirror behind its last merge: what they were there, and over it the changes since.
+
+They are folded by what a merge folds them with (states.py, log.py, identity.py), and what a merge would write comes out as a
+frame. What only a merge can do ends the overlay before it: see standing.first_unreadable.
+
+Of a backlog that nobody has merged, each table that is asked for is read by itself, and folded by Spark's workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
+
+from spark_consumer.arrow import to_frame
+from spark_consumer.mirror import changes
+from spark_consumer.mirror.batch_contents import (
+    BatchContent,
+    BatchSize,
+    TablePart,
+    batch_content,
+    batch_size,
+    divided,
+    from_lsn,
+    look_at,
+    marks_in,
+    own_records,
+    part_of,
+    within_reach,
+    without_signs,
+)
+from spark_consumer.mirror.columns import change_of_columns, missing_values, texts_of
+from spark_consumer.mirror.delta.delta_table import at_version, kept_texts, quoted, special_texts
+from spark_consumer.mirror.delta.merge import flat, laid_over, rows
+from spark_consumer.mirror.delta.rewrite_columns import fitted
+from spark_consumer.mirror.fold import replica_identity
+from spark_consumer.mirror.fold.fold_table import (
+    flat_states,
+    living_rows,
+    small_states,
+    spark_states,
+    table_schema,
+    unsent_columns,
+)
+from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, small_log
+from spark_consumer.mirror.paths import table_path
+from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.mirror.table_states import Mark, Standing, advance, first_unreadable, verified_chunks
+from spark_consumer.reader.registry import Schema
+from spark_consumer.reader.table_marks import EXCLUDED
+from spark_consumer.tables import TableName
+
+if TYPE_CHECKING:
+    from spark_consumer.mirror.manifest import Picture
+
+
+READ_HERE = 50_000
+"""A process that reads decodes and folds no more changes by itself: whoever asks for one table of many, or is a notebook on a
+cluster, waits for its one core. A merge does it with more, since it needs all of them at once."""
+
+
+def lay_over(
+    spark: SparkSession, path: str, base: Picture, waiting: DataFrame
+) -> tuple[Picture, dict[str, Callable[[], DataFrame]]]:
+    """The version behind `waiting` (changes.COLUMNS, all behind `base`), and how to get each table that they change."""
+    size = batch_size(waiting)
+    marks = marks_in(waiting) if size.signs else []
+    standing = Standing.of(base.standing)
+    end = first_unreadable(standing, marks)
+    if end is not None:
+        return lay_over(spark, path, base, waiting.where(f.col("commit_lsn") < end))
+    told = _told(waiting, standing, marks)
+    found = _content(told, size if told is waiting else batch_size(told))
+    if found is None and not marks:
+        return base, {}
+    parts, records = (found[0].parts, found[1]) if found else ([], None)
+    behind, _ = advance(standing, marks, found[0].first_lsns(base.tables) if found else {})
+    times = [found[0].commit_time if found else None, *(mark.commit_time for mark in marks)]
+    made = replace(
+        base,
+        commit_lsn=size.last_lsn,
+        commit_time=max(filter(None, times), default=base.commit_time),
+        standing=behind.text(),
+    )
+    schemas = changes.kept_schemas(spark, path)
+    frames: dict[str, Callable[[], DataFrame]] = {}
+    for part in parts:
+        known = _known(spark, path, base, part.table, schemas)
+        own = own_records(told, records, part.table)
+        frames[str(part.table)] = partial(_overlaid, spark, known, own, part, schemas)
+    return made, frames
+
+
+def _content(told: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
+    """As parts.look_at; of more than READ_HERE changes, without their records."""
+    if size.changes <= READ_HERE:
+        return look_at(told, size)
+    content = batch_content(told)
+    return None if content is None else (content, None)
+
+
+def _told(waiting: DataFrame, standing: Standing, marks: list[Mark]) -> DataFrame:
+    """Without signs, what a VERIFY only compares, and what comes for tables that stand still."""
+    told = without_signs(waiting) if marks else waiting
+    frozen = dict.fromkeys(standing.frozen, -1)
+    for mark in marks:
+        if mark.kind == EXCLUDED and mark.table is not None:
+            frozen.setdefault(mark.table, mark.commit_lsn)
+    if chunks := verified_chunks(marks):
+        _, told = divided(told, chunks)
+    for name, commit_lsn in frozen.items():
+        told = told.where((f.col("table") != name) | (f.col("commit_lsn") < commit_lsn))
+    return told
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A table as it was merged last. `rows` None: there was none. `oid`, `key`: of its relation; `others`: other tables' oids.
+
+    `shape`: of the version of its relation whose columns the rows have, where it is known.
+    """
+
+    table: TableName
+    location: str
+    rows: DataFrame | None
+    commit_lsn: int
+    oid: int | None
+    key: tuple[str, ...]
+    others: Collection[int]
+    shape: TableShape | None
+
+
+def _known(spark: SparkSession, path: str, base: Picture, table: TableName, schemas: Mapping[int, Schema]) -> Known:
+    name, location = str(table), table_path(path, table)
+    rows = at_version(spark, location, base.tables[name]) if name in base.tables else None
+    others = [oid for other, oid in base.oids.items() if other != name]
+    schema = schemas.get(base.schema_ids.get(name, -1))
+    shape = None if schema is None else TableShape.of(schema)
+    key = tuple(base.keys.get(name, ()))
+    return Known(table, location, rows, base.commit_lsn, base.oids.get(name), key, others, shape)
+
+
+def _overlaid(
+    spark: SparkSession,
+    known: Known,
+    own: pa.Table | DataFrame,
+    part: TablePart,
+    schemas: Mapping[int, Schema],
+) -> DataFrame:
+    """The table behind its changes, in pieces where its key changes. Raises MirrorError where a merge would."""
+    shapes = {schema_id: TableShape.of(schemas[schema_id]) for schema_id in part.schema_ids}
+    if isinstance(own, pa.Table) or part.changes <= READ_HERE:
+        own = within_reach(spark, own, part, len(shapes[part.newest].columns))
+    key_of = replica_identity.keys_of(shapes)
+    rest: pa.Table | DataFrame | None = own
+    while rest is not None:
+        piece, cut = rest, None
+        if len({key_of(schema_id) for schema_id in part.schema_ids}) > 1:
+            cut = replica_identity.change_of_key(known.table, replica_identity.first_positions(rest), key_of)
+        if cut is not None:
+            piece, rest = from_lsn(rest, cut)
+            part = part_of(piece, known.table)
+        else:
+            rest = None
+        known = _behind_piece(spark, known, piece, part, shapes, schemas)
+        part = part if rest is None else part_of(rest, known.table)
+    assert known.rows is not None
+    return known.rows
+
+
+def _behind_piece(
+    spark: SparkSession,
+    known: Known,
+    own: pa.Table | DataFrame,
+    part: TablePart,
+    shapes: Mapping[int, TableShape],
+    schemas: Mapping[int, Schema],
+) -> Known:
+    shape = shapes[part.newest]
+    texts = texts_of({schema_id: (schemas[schema_id], shapes[schema_id]) for schema_id in part.schema_ids}, part.newest)
+    begin = replica_identity.beginning_of_relation(
+        part,
+        known.location,
+        own,
+        lambda schema_id: shapes[schema_id].oid,
+        known.oid,
+        known.others,
+        lambda: known.rows is None or replica_identity.is_empty(known.rows),
+    )
+    emptied = None if begin is None else (begin[0], begin[1] - 1)
+    if emptied is not None:
+        part = replace(part, cut=max(emptied, part.cut or (-1, -1)))
+    columns = table_schema(shape) if shape.key else log_table_schema(shape)
+    base = None
+    if known.rows is not None and not (shape.key and part.cut is not None):
+        as_now = replica_identity.converted(known.rows, known.table, known.location, shape, known.commit_lsn)
+        base = _in_columns(spark, as_now, known.shape, shape, columns, [shapes[number] for number in part.schema_ids])
+        if shape.key and known.key != shape.key:
+            replica_identity.check_key(base, known.location, known.table, shape)
+    if shape.key:
+        made = _keyed(spark, base, own, part, shape, texts)
+    else:
+        log = (
+            to_frame(spark, small_log(own, shape, texts, emptied), columns)
+            if isinstance(own, pa.Table)
+            else large_log(spark, own, shape, texts, emptied)
+        )
+        made = log if base is None else base.unionByName(log)
+    return replace(known, rows=made, oid=shape.oid, key=shape.key, shape=shape)
+
+
+def _keyed(
+    spark: SparkSession,
+    base: DataFrame | None,
+    own: pa.Table | DataFrame,
+    part: TablePart,
+    shape: TableShape,
+    texts: dict[int, str],
+) -> DataFrame:
+    if isinstance(own, pa.Table):
+        few = small_states(spark, base, own, part, shape, texts)
+        if base is None:
+            return to_frame(spark, living_rows(few, shape), table_schema(shape))
+        unsent = unsent_columns(few)
+        return laid_over(base, flat_states(spark, few, unsent), shape, unsent)
+    many, unsent, _ = spark_states(spark, base, own, part, shape, texts, persist=False)
+    return rows(many, shape) if base is None else laid_over(base, flat(many, shape, unsent), shape, unsent)
+
+
+def _in_columns(
+    spark: SparkSession,
+    rows: DataFrame,
+    before: TableShape | None,
+    after: TableShape,
+    wanted: StructType,
+    shapes: Iterable[TableShape],
+) -> DataFrame:
+    """As a merge would make them: with Mirror._refit, or target.align."""
+    if before is not None and before.oid == after.oid:
+        change = change_of_columns(before, after, missing_values(shapes))
+        if not change.is_plain(before.columns):
+            return fitted(spark, rows, change, before, after, wanted)
+    return _conform(rows, wanted)
+
+
+def _conform(frame: DataFrame, wanted: StructType) -> DataFrame:
+    """With exactly these columns, as target.align would make them."""
+    there = {field.name: field.dataType for field in frame.schema}
+    wants = {field.name: field.dataType for field in wanted}
+    special = special_texts(there, wants)
+    columns = []
+    for field in wanted:
+        column = f.col(quoted(field.name)) if field.name in there else f.lit(None)
+        if field.name == special:
+            column = kept_texts(special, there.keys() & wants.keys())
+        same = there.get(field.name) == field.dataType
+        columns.append((column if same else column.cast(field.dataType)).alias(field.name))
+    return frame.select(*columns)

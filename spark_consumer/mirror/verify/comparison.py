@@ -1,0 +1,198 @@
+"""Rows that a VERIFY has read, compared with what the mirror holds behind the same commit.
+
+A chunk's rows are what the source had where it commits, so that every difference is an error somewhere. Written nowhere but into
+`<path>/differences`: one row a difference, with the key and the names of the columns, never a value of any other column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_consumer.arrow import to_frame
+from spark_consumer.mirror.batch_contents import divided
+from spark_consumer.mirror.delta.delta_table import APPLICATION, exists, quoted
+from spark_consumer.mirror.delta.merge import same_key, write_once
+from spark_consumer.mirror.fold.fold_table import table_schema
+from spark_consumer.mirror.fold.keyed_events import decode_events
+from spark_consumer.mirror.fold.keyless_log import decode_rows, log_rows, log_schema, log_table_schema
+from spark_consumer.mirror.fold.replica_identity import behind_truncate, weight
+from spark_consumer.mirror.paths import differences_path
+from spark_consumer.mirror.table_schema import OUT, TableShape, is_log, special_key
+from spark_consumer.mirror.table_states import Mark
+from spark_consumer.source.frames import STRINGS
+
+CHANGED, MISSING, SURPLUS = "CHANGED", "MISSING", "SURPLUS"
+# Columns beside those of a table: no name of PostgreSQL has this character.
+_THERE, _HELD = "\0there", "\0held"
+MOST_AT_ONCE = 10_000  # differences of a table that are brought into this process
+_DIFFERENCES = pa.schema(
+    [
+        ("snapshot_id", pa.string()),
+        ("table", pa.string()),
+        ("commit_lsn", pa.int64()),
+        ("kind", pa.string()),
+        ("key", pa.string()),
+        ("columns", STRINGS),
+    ]
+)
+
+
+def compared(
+    spark: SparkSession, location: str, records: pa.Table | DataFrame, shape: TableShape, texts: Mapping[int, str]
+) -> DataFrame:
+    """Differences between the READ records of one table and its rows: columns `kind`, `key` (JSON text) and `columns`."""
+    schema = from_arrow_schema(shape.events)
+    decode = partial(decode_events, shape=shape, schemas=texts)
+    if isinstance(records, DataFrame):
+        chosen = records.where(f.col("op") == "READ").select("op", "commit_lsn", "ordinal", "schema_id", "value")
+        events = chosen.mapInArrow(decode, schema)
+    else:
+        batches = list(decode(iter(records.combine_chunks().to_batches())))
+        events = to_frame(spark, pa.Table.from_batches(batches, shape.events), schema)
+    source = events.select("key", "row", "special").alias("s")
+    rows = spark.read.format("delta").load(location) if exists(spark, location) else None
+    if rows is None or not set(shape.key) <= set(rows.columns):
+        return source.select(f.lit(MISSING).alias("kind"), _key_text(shape, _of_source), _no_names())
+    target = rows.withColumn(_THERE, f.lit(True)).alias("t")
+    same = same_key(shape, lambda name: f.col(f"s.key.{quoted(name)}"))
+    different = f.filter(f.array(*_differing(shape, rows.columns)), lambda name: name.isNotNull())
+    is_there = f.col(f"t.{quoted(_THERE)}").isNotNull()
+    joined = source.join(target, same, "left").select(
+        f.when(is_there, CHANGED).otherwise(MISSING).alias("kind"),
+        _key_text(shape, _of_source),
+        f.when(is_there, different).otherwise(f.array().cast("array<string>")).alias("columns"),
+    )
+    return joined.where((f.col("kind") == MISSING) | (f.size("columns") > 0))
+
+
+def compared_log(
+    spark: SparkSession,
+    location: str,
+    records: pa.Table | DataFrame,
+    shape: TableShape,
+    texts: Mapping[int, str],
+) -> DataFrame:
+    """As `compared`, of a table without key: the rows that its log adds up to, and the READ records of all its rows, as
+    multisets. `key` is null."""
+    names = [*shape.columns, shape.special_column]
+    if isinstance(records, DataFrame):
+        read = log_rows(records, shape, texts)
+    else:
+        batches = list(decode_rows(iter(records.combine_chunks().to_batches()), shape, texts))
+        read = to_frame(spark, pa.Table.from_batches(batches, log_schema(shape)), log_table_schema(shape))
+    rows = read.select(*map(quoted, names), f.lit(-1).alias(_HELD))
+    if exists(spark, location):
+        rows = rows.unionByName(_added_up(spark.read.format("delta").load(location), shape))
+    return _odd_rows(rows, shape)
+
+
+def left_over(spark: SparkSession, location: str, shape: TableShape, begin_lsn: int) -> DataFrame:
+    """As `compared_log`, of a table without key in which a snapshot that began at `begin_lsn` has found no row: those that were
+    there before, and did not go."""
+    rows = spark.read.format("delta").load(location)
+    if is_log(rows.columns):
+        is_later_row = (f.col("_commit_lsn") > begin_lsn) & ~f.col("_op").isin(*OUT)
+        rows = rows.where(~is_later_row | (f.col("_op") == "TRUNCATE"))
+    return _odd_rows(_added_up(rows, shape), shape).where(f.col("kind") == SURPLUS)
+
+
+def _odd_rows(rows: DataFrame, shape: TableShape) -> DataFrame:
+    """`rows`: columns of the table, and _HELD: how often the target has a row more than the source."""
+    special = f.col(quoted(shape.special_column))
+    entries = f.when(f.size(special) > 0, f.array_sort(f.map_entries(special)))
+    equal = [f.col(quoted(name)).alias(f"column {place}") for place, name in enumerate(shape.columns)]
+    sums = rows.groupBy(*equal, entries.alias("texts")).agg(f.sum(_HELD).alias(_HELD))
+    kind = f.when(f.col(_HELD) > 0, SURPLUS).otherwise(MISSING)
+    each = f.explode(f.array_repeat(kind, f.abs(_HELD).cast("int"))).alias("kind")
+    return sums.where(f.col(_HELD) != 0).select(each, f.lit(None).cast("string").alias("key"), _no_names())
+
+
+def _added_up(rows: DataFrame, shape: TableShape) -> DataFrame:
+    """Every row of the table, or every entry of its log, and how many rows it puts there."""
+    is_entry = is_log(rows.columns)
+    log = behind_truncate(rows) if is_entry else rows
+    columns = [
+        f.col(quoted(field.name)) if field.name in rows.columns else f.lit(None).cast(field.dataType).alias(field.name)
+        for field in table_schema(shape)
+    ]
+    return log.select(*columns, (weight() if is_entry else f.lit(1)).alias(_HELD))
+
+
+def too_many(rows: DataFrame, shape: TableShape) -> DataFrame:
+    """Rows of the table that the source does not have, as differences."""
+    special = f.col(quoted(shape.special_column))
+
+    def of_target(name: str) -> Column:
+        owner = next((key for key in shape.key if special_key(key) == name), None)
+        return f.col(quoted(name)) if owner is None else special[owner]
+
+    return rows.select(f.lit(SURPLUS).alias("kind"), _key_text(shape, of_target), _no_names())
+
+
+def _no_names() -> Column:
+    return f.array().cast("array<string>").alias("columns")
+
+
+def _of_source(name: str) -> Column:
+    return f.col(f"s.key.{quoted(name)}")
+
+
+def _key_text(shape: TableShape, column_of: Callable[[str], Column]) -> Column:
+    fields = [column_of(field.name).alias(field.name) for field in shape.key_struct]
+    return f.to_json(f.struct(*fields)).alias("key")
+
+
+def _differing(shape: TableShape, there: list[str]) -> list[Column]:
+    """Of each column, its name where the values or their texts differ."""
+    found = []
+    held = f.coalesce(f.col(f"t.{quoted(shape.special_column)}"), f.create_map().cast("map<string,string>"))
+    for name in shape.columns:
+        value = f.col(f"t.{quoted(name)}") if name in there else f.lit(None)
+        same = f.col(f"s.row.{quoted(name)}").eqNullSafe(value) & f.col("s.special")[name].eqNullSafe(held[name])
+        found.append(f.when(~same, f.lit(name)))
+    return found or [f.lit(None).cast("string")]
+
+
+def first_later_change(changes: DataFrame, chunks: Sequence[Mark]) -> int | None:
+    """Where a batch has to be cut: the first change of a table behind a chunk of it, which is compared with the table before.
+
+    `changes`: without signs; `chunks`: of it, in order.
+    """
+    first: dict[str, int] = {}
+    for mark in chunks:
+        first.setdefault(str(mark.table), mark.commit_lsn)
+    _, others = divided(changes, chunks)
+    bounds = changes.sparkSession.createDataFrame([*first.items()], "table string, chunk_lsn long")
+    later = others.join(f.broadcast(bounds), "table").where("commit_lsn > chunk_lsn")
+    found = later.agg(f.min("commit_lsn")).head()
+    return None if found is None else found[0]
+
+
+def record(spark: SparkSession, path: str, found: list[tuple[str, DataFrame, str]], commit_lsn: int) -> int:
+    """Appends the differences of tables at one commit, once; how many there are. `found`: table, differences, snapshot id.
+
+    Each table's are found by a plan of its own, and written together: a union of hundreds is more than Spark's planner bears.
+    """
+    count, few = 0, []
+    for place, (table, rows, snapshot_id) in enumerate(found):
+        facts = {"snapshot_id": f.lit(snapshot_id), "table": f.lit(table), "commit_lsn": f.lit(commit_lsn).cast("long")}
+        named = rows.withColumns(facts).select(*_DIFFERENCES.names).persist()
+        try:
+            number = named.count()
+            if number > MOST_AT_ONCE:
+                application = f"{APPLICATION} {place}"
+                write_once(named, differences_path(path), "append", commit_lsn, application=application)
+            elif number:
+                few.append(named.toArrow().cast(_DIFFERENCES))
+            count += number
+        finally:
+            named.unpersist()
+    frame = to_frame(spark, pa.concat_tables(few) if few else _DIFFERENCES.empty_table())
+    write_once(frame, differences_path(path), "append", commit_lsn)
+    return count

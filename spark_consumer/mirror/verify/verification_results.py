@@ -1,0 +1,70 @@
+"""What `walgate verify` reads: for each snapshot of a table that has ended, what it came to (schemas/verification.py).
+
+Written before the batch's version of the mirror: a batch that is run again writes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from schemas.verification import MOST_KEYS, Difference, Verdict, encode_lsn, encode_verdict, ended_path, reached_path
+from schemas.verification import verdict_path as path_of
+from spark_consumer.mirror.delta.delta_table import exists, write_text
+from spark_consumer.mirror.paths import differences_path
+from spark_consumer.mirror.table_states import VERIFY, Window
+
+_COUNTS = {"CHANGED": "changed", "MISSING": "missing", "SURPLUS": "surplus"}
+
+
+def conclude(
+    spark: SparkSession, path: str, ended: Mapping[str, Window], rows: Mapping[str, int], end_lsn: int
+) -> None:
+    """Of the snapshots of tables that ended at `end_lsn`. `rows`: how many each has read."""
+    counts, keys = _differences(spark, path, ended)
+    for name, window in ended.items():
+        verdict = Verdict(
+            name,
+            window.purpose,
+            window.snapshot_id,
+            window.begin_lsn,
+            end_lsn,
+            rows[name],
+            keys=tuple(keys.get(name, ())),
+            **counts.get(name, {}),
+        )
+        write_text(spark, path_of(path, name), encode_verdict(verdict))
+
+
+def note_end(spark: SparkSession, path: str, end_lsn: int) -> None:
+    """A snapshot has ended as a whole: tables without a verdict are not in this mirror."""
+    write_text(spark, ended_path(path), encode_lsn(end_lsn))
+
+
+def note_reached(spark: SparkSession, path: str, commit_lsn: int) -> None:
+    write_text(spark, reached_path(path), encode_lsn(commit_lsn))
+
+
+def _differences(
+    spark: SparkSession, path: str, ended: Mapping[str, Window]
+) -> tuple[dict[str, dict[str, Any]], dict[str, list[Difference]]]:
+    """By table: how many of each kind, and the first of them. A key that is read twice counts once."""
+    begun = [(name, each.snapshot_id, each.begin_lsn) for name, each in ended.items() if each.purpose == VERIFY]
+    if not begun or not exists(spark, differences_path(path)):
+        return {}, {}
+    windows = spark.createDataFrame([*begun], "table string, snapshot_id string, begin_lsn long")
+    found = spark.read.format("delta").load(differences_path(path))
+    own = found.join(f.broadcast(windows), ["table", "snapshot_id"]).where("commit_lsn > begin_lsn")
+    # Without a key each row is told by itself.
+    rows = f.count_distinct("key") + f.count_if(f.col("key").isNull())
+    counts: dict[str, dict[str, Any]] = {}
+    for row in own.groupBy("table", "kind").agg(rows.alias("rows")).collect():
+        counts.setdefault(row["table"], {})[_COUNTS[row["kind"]]] = row["rows"]
+    keys: dict[str, list[Difference]] = {}
+    chosen = own.select("table", "kind", "key", "columns").distinct().orderBy("table", "kind", "key")
+    for row in chosen.limit(MOST_KEYS).collect() if counts else ():
+        keys.setdefault(row["table"], []).append(Difference(row["kind"], row["key"], tuple(row["columns"])))
+    return counts, keys

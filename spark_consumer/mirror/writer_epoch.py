@@ -1,0 +1,110 @@
+"""One writer a mirror: whoever opened it last.
+
+Each writer takes an epoch, a Delta transaction version of the manifest: a number above that of the writer before, and from the
+clock, so that two never have the same. A writer that finds another epoch than its own stops. Delta itself refuses the second of
+two commits that were begun at once for one application id, and a commit during which the writer changes (`held`). Who appends to
+`changes` has an epoch there, and who merges one in the manifest: a job has both, unless `walgate merge` has taken the second.
+That notes at its end that its epoch is given back: the job takes the second again.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+from delta.exceptions import ConcurrentTransactionException, DeltaConcurrentModificationException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_consumer.errors import MirrorError
+from spark_consumer.mirror.delta.delta_append import Superseded
+from spark_consumer.mirror.delta.delta_table import APPLICATION, exists, transaction_version, transaction_versions
+from spark_consumer.mirror.delta.merge import write_once
+from spark_consumer.mirror.paths import changes_path, manifest_path
+from spark_consumer.mirror.storage_format import FORM, refuse_newer
+
+WRITER = "walgate-writer"
+_GIVEN_BACK = "walgate-writer-ended"
+"""Its version is the epoch of a writer that has ended and leaves the mirror to the one before it."""
+CONFLICTS = (ConcurrentTransactionException, Superseded)
+"""What a write raises where another writer has the mirror now."""
+_ATTEMPTS = 5
+
+
+def claim(spark: SparkSession, path: str, nothing: DataFrame) -> int:
+    """Takes the mirror over; its epoch. `nothing`: no row, in the columns of the manifest, which is made where there is none."""
+    return _claim(spark, path, manifest_path(path), nothing)
+
+
+def claim_appends(spark: SparkSession, path: str, nothing: DataFrame) -> int:
+    """The same of the right to append to `changes`, which is there."""
+    return _claim(spark, path, changes_path(path), nothing)
+
+
+def _claim(spark: SparkSession, path: str, location: str, nothing: DataFrame) -> int:
+    for _ in range(_ATTEMPTS):
+        before = transaction_version(spark, location, WRITER) if exists(spark, location) else None
+        epoch = max((before or 0) + 1, time.time_ns())
+        try:
+            write_once(nothing, location, "append", epoch, application=WRITER, merge_schema=True)
+        except DeltaConcurrentModificationException:
+            continue
+        if transaction_version(spark, location, WRITER) == epoch:
+            return epoch
+    raise taken_over(path)
+
+
+def give_back(spark: SparkSession, path: str, epoch: int, nothing: DataFrame) -> None:
+    """Leaves the mirror to the writer before; nothing where another one has it by now. `nothing`: as for `claim`."""
+    location = manifest_path(path)
+    for _ in range(_ATTEMPTS):
+        if transaction_version(spark, location, WRITER) != epoch:
+            return
+        with suppress(DeltaConcurrentModificationException):
+            write_once(nothing, location, "append", epoch, application=_GIVEN_BACK, merge_schema=True)
+            return
+
+
+def is_given_back(spark: SparkSession, path: str) -> bool:
+    writer, ended = transaction_versions(spark, manifest_path(path), WRITER, _GIVEN_BACK)
+    return writer == ended
+
+
+def held(epoch: int) -> dict[str, int]:
+    """What a commit of the writer expects to be noted (direct.append)."""
+    return {WRITER: epoch}
+
+
+def check(spark: SparkSession, path: str, epoch: int) -> None:
+    """Raises TakenOver where another writer has the mirror now."""
+    if transaction_version(spark, manifest_path(path), WRITER) != epoch:
+        raise taken_over(path)
+
+
+def check_appends(spark: SparkSession, path: str, epoch: int, appended_lsn: int | None = None) -> None:
+    """Raises TakenOver where another writer appends now, or has appended behind `appended_lsn` (-1: anything)."""
+    writer, appended = transaction_versions(spark, changes_path(path), WRITER, APPLICATION)
+    if writer != epoch or appended_lsn not in (None, -1 if appended is None else appended):
+        raise taken_over(path)
+
+
+def check_form(spark: SparkSession, path: str) -> None:
+    """Raises MirrorError where this release does not know the form of the mirror."""
+    location = manifest_path(path)
+    refuse_newer(path, transaction_version(spark, location, FORM) if exists(spark, location) else None)
+
+
+def note_form(spark: SparkSession, path: str, form: int, nothing: DataFrame) -> None:
+    """From now on releases that do not know this form refuse the mirror; once. `nothing`: as for `claim`."""
+    write_once(nothing, manifest_path(path), "append", form, application=FORM, merge_schema=True)
+
+
+class TakenOver(MirrorError):
+    """Another writer has the mirror now."""
+
+
+def taken_over(path: str) -> TakenOver:
+    return TakenOver(
+        f"another writer has taken over the mirror at {path}: this writer is stopping",
+        hint="Only one process can write to a mirror: the one that was started last. If the other process is the one that should "
+        "write, do not restart this one. Otherwise, stop the other process, then restart this one.",
+    )

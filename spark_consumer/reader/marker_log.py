@@ -1,0 +1,109 @@
+"""The committed transactions between two positions of the transaction topic, kept in memory while a query looks at them: with
+the notices among them (manifest.NOTICES).
+
+A streaming query asks for the same stretch twice (how far to go, then what to read) and for the next one soon after, so what
+has been read is kept as one interval [start, end) without a hole, and forgotten from below when Spark has committed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from spark_consumer.reader.broker import Broker
+from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder
+
+_LOOK_BACK = 256
+STEP = 50_000  # markers read at once where the end is not known: 60 MB and a second
+
+
+class MarkerLog:
+    """Committed transactions by marker offset. Raises what Broker and MarkerDecoder raise."""
+
+    def __init__(self, broker: Broker, topic: str, decoder: MarkerDecoder) -> None:
+        self._broker = broker
+        self._topic = topic
+        self._decoder = decoder
+        self._start = self._end = 0
+        self._transactions: list[CommittedTransaction] = []
+
+    def bounds(self, *, patience_s: float | None = None) -> tuple[int, int]:
+        """First marker offset kept by Kafka, and the one behind the last. `patience_s`: as of Broker.offsets."""
+        return self._broker.offsets(self._topic, patience_s=patience_s)
+
+    def between(self, start: int, end: int) -> list[CommittedTransaction]:
+        """Transactions whose committing marker lies in [start, end), in commit order."""
+        if not self._start <= start <= self._end:
+            self._transactions.clear()
+            self._start = self._end = start
+        if end > self._end:
+            self._transactions.extend(self._fetch(self._end, end))
+            self._end = end
+        return [transaction for transaction in self._transactions if start <= transaction.marker_offset < end]
+
+    def walk(self, start: int, end: int) -> Iterator[CommittedTransaction]:
+        """The same, read step by step and not kept."""
+        for place in range(start, end, STEP):
+            yield from self._fetch(place, min(place + STEP, end))
+
+    def forget_before(self, position: int) -> None:
+        self._start = max(self._start, min(position, self._end))
+        self._transactions = [
+            transaction for transaction in self._transactions if transaction.marker_offset >= position
+        ]
+
+    def _fetch(self, start: int, end: int) -> list[CommittedTransaction]:
+        found = []
+        for offsets, values in self._broker.read(self._topic, 0, start, end - 1):
+            for offset, value in zip(offsets, values, strict=True):
+                transaction = self._decoder.decode(offset, value)
+                if transaction is not None:
+                    found.append(transaction)
+        return found
+
+    def first_where(self, holds: Callable[[CommittedTransaction], bool]) -> int:
+        """Position of the first transaction for which `holds`, which must hold for all later ones too: the end of the topic where
+        there is none. Reads a few markers at about log2(n) places."""
+        low, high = self.bounds()
+        end = high
+        while low < high:
+            middle = (low + high) // 2
+            transaction = self.first_between(middle, high, notices=False)
+            if transaction is None:
+                high = middle
+            elif holds(transaction):
+                high = middle
+                end = transaction.marker_offset
+            else:
+                low = transaction.marker_offset + 1
+        return end
+
+    def before_notices(self, position: int, after_lsn: int) -> int:
+        """Position of the first of the notices directly before `position` whose LSN is above `after_lsn`."""
+        low, _ = self.bounds()
+        place = position
+        while place > low:
+            start = max(low, place - _LOOK_BACK)
+            for entry in reversed(self._fetch(start, place)):
+                if not entry.is_notice or entry.commit_lsn <= after_lsn:
+                    return position
+                position = entry.marker_offset
+            place = start
+        return position
+
+    def newest_lsn(self, end: int) -> int:
+        """Commit LSN of the last transaction before `end`, as far as the last markers tell; 0: they have none."""
+        last = self._transactions if end == self._end else []
+        if not last:
+            low, _ = self.bounds()
+            last = self._fetch(max(low, end - _LOOK_BACK), end)
+        return next((entry.commit_lsn for entry in reversed(last) if not entry.is_notice), 0)
+
+    def first_between(self, start: int, end: int, *, notices: bool = True) -> CommittedTransaction | None:
+        width = 64
+        while start < end:
+            found = [each for each in self._fetch(start, min(start + width, end)) if notices or not each.is_notice]
+            if found:
+                return found[0]
+            start += width
+            width *= 4
+        return None

@@ -1,0 +1,74 @@
+"""What the markers say about tables, beside the changes: bounds and chunks of snapshots, tables that were left out, gaps.
+
+A sign stands where its marker does: at a commit LSN, behind the changes of that transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from spark_consumer.reader.markers import CommittedTransaction
+from spark_consumer.tables import TableName
+
+SNAPSHOT_BEGIN, SNAPSHOT_END, SNAPSHOT_CHUNK = "SNAPSHOT_BEGIN", "SNAPSHOT_END", "SNAPSHOT_CHUNK"
+EXCLUDED, SKIP, GAP = "EXCLUDED", "SKIP", "GAP"
+MARKER_OFFSET = "marker_offset"
+KINDS = (SNAPSHOT_BEGIN, SNAPSHOT_END, SNAPSHOT_CHUNK, EXCLUDED, SKIP, GAP)
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """`kind`: one of KINDS. `table` None: all of them. `facts`: the marker's own, and its offset, for JSON: who stores signs
+    keeps their order with them, since those of one transaction have one commit LSN."""
+
+    kind: str
+    table: TableName | None
+    commit_lsn: int
+    ordinal: int
+    commit_time_us: int | None
+    xid: int
+    marker_offset: int
+    facts: dict[str, Any]
+
+
+def signs_of(transactions: Iterable[CommittedTransaction], wants: Callable[[TableName], bool]) -> list[Sign]:
+    """Of the tables that `wants` chooses, and of all together."""
+    found = [sign for transaction in transactions for sign in _signs(transaction)]
+    return [sign for sign in found if sign.table is None or wants(sign.table)]
+
+
+def _signs(transaction: CommittedTransaction) -> list[Sign]:
+    ordinal = transaction.event_count
+    found = []
+    snapshot = transaction.snapshot
+    if snapshot is not None:
+        table = TableName(snapshot.namespace, snapshot.name) if snapshot.relation_oid else None
+        kind = transaction.kind if transaction.is_notice else SNAPSHOT_CHUNK
+        found.append(_sign(transaction, kind, table, ordinal, asdict(snapshot)))
+    elif transaction.is_notice:
+        facts = {"detail": transaction.detail, "end_lsn": transaction.end_lsn}
+        found.append(_sign(transaction, transaction.kind, None, ordinal, facts))
+    for place, each in enumerate(transaction.excluded):
+        if each.relation_oid:  # the others are logical messages
+            table = TableName(each.namespace, each.name)
+            found.append(_sign(transaction, EXCLUDED, table, ordinal + place, asdict(each)))
+    return found
+
+
+def _sign(
+    transaction: CommittedTransaction, kind: str, table: TableName | None, ordinal: int, facts: dict[str, Any]
+) -> Sign:
+    # Delivery goes on at `end_lsn`, which may be that of the next commit: a gap ends just before it.
+    at = transaction.end_lsn - 1 if kind == GAP and transaction.end_lsn else transaction.commit_lsn
+    return Sign(
+        kind,
+        table,
+        at,
+        ordinal,
+        transaction.commit_time_us,
+        transaction.xid,
+        transaction.marker_offset,
+        {**facts, MARKER_OFFSET: transaction.marker_offset},
+    )

@@ -1,0 +1,98 @@
+"""What a log collector gets: one object a line whoever speaks, and no value of a variable."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gateway.observe.logs import Repeats
+
+SPEAKS = """
+import logging, sys, warnings
+import structlog
+from gateway.observe.logs import set_up_logs
+
+set_up_logs(*sys.argv[1:])
+structlog.get_logger().info("started", hint="")
+structlog.get_logger().warning("again", hint="do this", table="café")
+logging.getLogger("aiokafka.conn").warning("lost %s", "broker 1")
+logging.getLogger("asyncio").info("not worth a line")
+warnings.warn("old\\nthing", DeprecationWarning, stacklevel=1)
+
+def row(secret):
+    raise KeyError("broken")
+
+row("s3" + "cret")
+"""
+
+
+def spoken(*arguments: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", SPEAKS, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    assert "s3cret" not in done.stderr
+    return done.stderr.splitlines()
+
+
+def test_each_line_is_an_object_also_of_libraries_and_of_the_last_error() -> None:
+    found: list[dict[str, Any]] = [json.loads(line) for line in spoken("json")]
+    assert [(each["event"], each["level"]) for each in found[:3]] == [
+        ("started", "info"),
+        ("again", "warning"),
+        ("lost broker 1", "warning"),
+    ]
+    assert "hint" not in found[0] and found[1]["hint"] == "do this" and found[1]["table"] == "café"
+    assert found[2]["logger"] == "aiokafka.conn"
+    assert "DeprecationWarning: old\nthing" in found[3]["event"]
+    assert found[4]["event"] == "defect" and "KeyError: 'broken'" in found[4]["exception"]
+    assert len(found) == 5 and all(each["timestamp"].endswith("Z") for each in found)
+
+
+def test_the_level_is_the_least_that_is_said() -> None:
+    assert [json.loads(line)["event"] for line in spoken("json", "error")] == ["defect"]
+
+
+def test_a_person_reads_lines_without_an_empty_hint() -> None:
+    lines = spoken("console")
+    assert "started" in lines[0] and "hint" not in lines[0]
+    assert "lost broker 1" in lines[2]
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_colours_are_for_a_terminal_that_wants_them(no_color: bool) -> None:
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    subprocess.run(
+        [sys.executable, "-c", SPEAKS, "console"],
+        stderr=theirs,
+        env=environment | ({"NO_COLOR": "1"} if no_color else {}),
+        timeout=60,
+        check=False,
+    )
+    os.close(theirs)
+    said = os.read(ours, 1 << 16)
+    os.close(ours)
+    assert b"started" in said
+    assert (b"\x1b[" not in said) is no_color
+
+
+def test_what_repeats_is_told_ever_more_seldom() -> None:
+    repeats = Repeats()
+    told = [repeats.again(f"no answer from port {1000 + n}", f"12:{n:02}") for n in range(20)]
+    assert [n + 1 for n, each in enumerate(told) if each is not None] == [1, 2, 4, 8, 16]
+    assert told[0] == {} and told[15] == {"times": 16, "since": "12:00"}
+    assert repeats.again("another reason", "13:00") == {}
+    assert repeats.again("another reason", "13:01") == {"times": 2, "since": "13:00"}
+    repeats.forget()
+    assert repeats.again("another reason", "14:00") == {}

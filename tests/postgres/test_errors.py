@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import asyncpg
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gateway.errors import Defect, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.postgres.errors import (
+    _TABLE,
+    LossReported,
+    classify,
+    classify_exception,
+    classify_in_stream,
+    classify_notice,
+)
+from gateway.postgres.server_message import ServerMessage
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "kind"),
+    [
+        ("08006", Retry), ("08P01", StopForOperator), ("28P01", RetrySlowly), ("28000", RetrySlowly), ("42501", RetrySlowly),
+        ("57P01", Retry), ("57P02", Retry), ("57P03", Retry), ("57014", Retry), ("57P04", Retry), ("40001", Retry),
+        ("40P01", Retry), ("53100", RetrySlowly), ("53200", RetrySlowly), ("53300", RetrySlowly), ("53400", RetrySlowly),
+        ("42704", Retry), ("55006", Retry), ("55000", RetrySlowly), ("58P01", RetrySlowly),
+        ("58P02", RetrySlowly),
+        ("25006", RetrySlowly), ("22023", StopForOperator), ("0A000", RetrySlowly), ("42P01", Defect),
+        ("XX000", RetrySlowly), ("3D000", RetrySlowly), ("42601", StopForOperator),
+    ],
+)  # fmt: skip
+def test_sqlstate_decides_what_happens_next(sqlstate: str, kind: type[WalgateError]) -> None:
+    error = classify(ServerMessage("ERROR", sqlstate, "text"), "start")
+    assert type(error) is kind
+    assert f"start: ERROR {sqlstate}" in error.message
+    assert kind is Retry or error.hint
+
+
+@given(st.text(st.sampled_from("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"), min_size=5, max_size=5))
+def test_unknown_sqlstates_stop(sqlstate: str) -> None:
+    assume(sqlstate not in _TABLE and sqlstate[:2] not in _TABLE)
+    assert type(classify(ServerMessage("ERROR", sqlstate, "text"), "start")) is Defect
+
+
+@given(
+    st.sampled_from(sorted(code for code in _TABLE if len(code) == 2)), st.text("0123456789PX", min_size=3, max_size=3)
+)
+def test_a_code_that_is_not_listed_is_one_of_its_class(kind: str, rest: str) -> None:
+    assume(kind + rest not in _TABLE)
+    expected, hint = _TABLE[kind]
+    error = classify(ServerMessage("ERROR", kind + rest, "text"), "start")
+    assert (type(error), error.hint) == (expected, hint)
+
+
+def test_error_that_nobody_has_thought_of_needs_a_person() -> None:
+    assert type(classify(ServerMessage("ERROR", "P0001", "text", hint="do so"), "start")) is Defect
+    assert classify(ServerMessage("ERROR", "P0001", "text", hint="do so"), "start").hint == "do so"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'can no longer access replication slot "s"',
+        'cannot read from logical replication slot "s"',
+        'can no longer get changes from replication slot "s"',
+    ],
+)
+def test_whether_a_slot_is_lost_the_next_start_judges(text: str) -> None:
+    assert type(classify(ServerMessage("ERROR", "55000", text), "start")) is Retry
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "binary", "kind"),
+    [
+        ("42704", False, Retry),
+        ("42883", True, NeedsText),
+        ("42883", False, Defect),
+        ("57P01", True, Retry),
+    ],
+)
+def test_the_stream_knows_more_of_some_codes(sqlstate: str, binary: bool, kind: type[WalgateError]) -> None:
+    error = classify_in_stream(ServerMessage("ERROR", sqlstate, "text"), "stream", binary=binary)
+    assert type(error) is kind
+    assert f"ERROR {sqlstate}: text" in error.message
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "message"),
+    [
+        ("XX000", "invalid memory alloc request size 1080000003"),
+        ("54000", "out of memory"),  # to 17
+        ("54000", "string buffer exceeds maximum allowed length (1073741823 bytes)"),
+        ("54000", "Zeichenkettenpuffer überschreitet die maximale Länge"),
+    ],
+)
+def test_row_that_is_too_large_gets_a_way_out(sqlstate: str, message: str) -> None:
+    error = classify(ServerMessage("ERROR", sqlstate, message), "read")
+    assert type(error) is StopForOperator and "source.binary" in error.hint
+
+
+SKIPPED = ServerMessage("WARNING", "55000", "skipped", file="pgoutput.c", routine="LoadPublications")
+STANDBY_DOWN = ServerMessage("WARNING", "55000", "no active_pid", file="slot.c", routine="StandbySlotsHaveCaughtup")
+STANDBY_GONE = replace(STANDBY_DOWN, sqlstate="22023", message="does not exist")
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (SKIPPED, LossReported),
+        (replace(SKIPPED, message="Publikation ausgelassen"), LossReported),
+        (ServerMessage("WARNING", "57P02", "terminating connection", file="postgres.c", routine="quickdie"), Retry),
+        (STANDBY_DOWN, None),
+        (STANDBY_GONE, None),
+        (ServerMessage("WARNING", "01000", "hm", file="x.c", routine="y"), None),
+    ],
+)
+def test_a_warning_is_judged_by_where_the_server_raises_it(
+    said: ServerMessage, kind: type[WalgateError] | None
+) -> None:
+    error = classify_notice(said, "read")
+    assert (None if error is None else type(error)) is kind
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "routine", "kind"),
+    [
+        ("42704", "get_publication_oid", LossReported),
+        ("42704", "ReplicationSlotAcquire", Retry),
+        ("58P01", "WalSndSegmentOpen", LossReported),
+        ("58P01", "ReorderBufferRestoreChanges", RetrySlowly),
+    ],
+)
+def test_an_error_within_the_stream_that_means_a_loss_is_judged_by_the_next_start(
+    sqlstate: str, routine: str, kind: type[WalgateError]
+) -> None:
+    said = ServerMessage("ERROR", sqlstate, "text", routine=routine)
+    assert type(classify_in_stream(said, "stream", binary=True)) is kind
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (asyncpg.InvalidPasswordError("no"), RetrySlowly),
+        (asyncpg.CannotConnectNowError("starting up"), Retry),
+        (ConnectionRefusedError(111, "refused"), Retry),
+        (TimeoutError(), Retry),
+        (asyncpg.InterfaceError("connection is closed"), Retry),
+        (asyncpg.InternalClientError("another operation is in progress"), Retry),
+        (asyncpg.ClientConfigurationError("bad DSN"), Defect),
+        (asyncpg.ConnectionDoesNotExistError("gone"), Retry),
+        (ConnectionError("PostgreSQL server rejected SSL upgrade"), RetrySlowly),
+        (asyncpg.TargetServerAttributeNotMatched("no host is a primary"), RetrySlowly),
+        (KeyError("x"), Defect),
+        (Retry("already"), Retry),
+    ],
+)
+def test_exceptions_of_driver_and_socket_are_classified(raised: BaseException, kind: type[WalgateError]) -> None:
+    assert type(classify_exception(raised, "connection")) is kind
+
+
+def test_arguments_that_the_driver_refuses_are_not_quoted() -> None:
+    assert "geheim" not in str(classify_exception(asyncpg.ClientConfigurationError("bad DSN 'geheim'"), "connection"))

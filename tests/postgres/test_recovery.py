@@ -1,0 +1,90 @@
+"""A server that has changed its timeline, or that is no primary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import asyncpg
+
+from gateway.errors import DataGap, RetrySlowly
+from gateway.local import Postgres
+from gateway.postgres.connection import connect_replication, connect_sql
+from gateway.postgres.load_facts import load_facts
+from gateway.postgres.slot import create_slot
+from gateway.postgres.start_replication import pgoutput_options
+from gateway.startup.facts import Expected, Stored
+from gateway.startup.findings import OperatorWarning
+from gateway.startup.position_checks import check_progress
+from gateway.startup.server_checks import check_left_behind
+from gateway.startup.timeline_checks import check_promotion
+from gateway.transactions.position import Position
+from schemas.lsn import Lsn
+
+StartPostgres = Callable[..., Awaitable[Postgres]]
+
+
+async def started_with(server: Postgres, signal_file: str) -> None:
+    """Stop, and start as archive recovery (recovery.signal) or as a standby (standby.signal)."""
+    await server.stop()
+    path = server.data_folder / signal_file
+    path.touch()
+    owner = server.data_folder.stat()
+    os.chown(path, owner.st_uid, owner.st_gid)
+    await server.start()
+
+
+async def with_slot(server: Postgres) -> Lsn:
+    sql = await connect_sql(server.dsn, search_path="public")
+    try:
+        await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+        return await create_slot(sql, "s", version_num=180000)
+    finally:
+        sql.terminate()
+
+
+async def until_primary(sql: asyncpg.Connection) -> None:
+    while await sql.fetchval("SELECT pg_is_in_recovery()"):
+        await sql.execute("SELECT pg_sleep(0.05)")
+
+
+async def test_new_timeline_is_seen_at_once_and_told_from_a_loss(start_postgres: StartPostgres) -> None:
+    server = await start_postgres(settings={"restore_command": "false"})
+    resume_lsn = await with_slot(server)
+    await started_with(server, "recovery.signal")
+    sql = await connect_sql(server.dsn, search_path="public")
+    stream = await connect_replication(server.dsn)
+    try:
+        await until_primary(sql)
+        facts = await load_facts(sql, "s", ["p"])
+        identity = await stream.identify()
+        assert facts.server.timeline == identity.timeline == 2
+        expected = Expected("s", ("p",), timeline=1)
+        assert list(check_left_behind(facts, expected)) == []
+        history = await stream.timeline_history(2)
+        (kept,) = check_promotion(resume_lsn, 1, 2, history)
+        assert isinstance(kept, OperatorWarning)
+        (lost,) = check_promotion(facts.server.flush_lsn, 1, 2, history)
+        assert isinstance(lost, DataGap)
+        await stream.start("s", resume_lsn, pgoutput_options(180000, ["p"]))
+    finally:
+        await stream.close()
+        sql.terminate()
+
+
+async def test_facts_of_a_standby_are_read(start_postgres: StartPostgres) -> None:
+    server = await start_postgres()
+    resume_lsn = await with_slot(server)
+    await started_with(server, "standby.signal")
+    sql = await connect_sql(server.dsn, search_path="public")
+    try:
+        facts = await load_facts(sql, "s", ["p"])
+        assert facts.server.in_recovery and facts.server.timeline == 1
+        assert facts.server.flush_lsn >= resume_lsn
+        ahead = Position("1", 1, "postgres", "s", "cdc", ("p",), "1.0", "ACTIVE", 1, Lsn(facts.server.flush_lsn + 1))
+        stored = Stored({ahead.key: ahead}, marker_topic_used=True, moment=1)
+        (error,) = check_progress(facts, stored, replace(facts, moment=2), ahead)
+        assert type(error) is RetrySlowly
+    finally:
+        sql.terminate()

@@ -1,0 +1,67 @@
+"""The monitor's own figures, and that a defect of it freezes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import pytest
+
+from gateway.config.settings import Settings
+from gateway.observe.status import SlotStatus
+from gateway.observe.status_board import Board
+from gateway.runtime import monitor as module
+from gateway.runtime.monitor import Monitor, alarm_level, growth_rate, wal_held
+
+MB = 1 << 20
+
+
+def slot(safe_wal_bytes: int | None = None) -> SlotStatus:
+    return SlotStatus("s", None, 100, 200, "reserved", safe_wal_bytes)
+
+
+def test_the_nearer_limit_counts_and_tells_when_it_is_reached() -> None:
+    held = wal_held(slot(safe_wal_bytes=90 * MB), 10 * MB, 2.0 * MB, 40 * MB)
+    assert (held.limit_bytes, held.limit_by, held.seconds_to_full) == (40 * MB, "source.wal_budget_bytes", 15.0)
+    held = wal_held(slot(safe_wal_bytes=20 * MB), 10 * MB, 2.0 * MB, 40 * MB)
+    assert (held.limit_bytes, held.limit_by, held.seconds_to_full) == (30 * MB, "max_slot_wal_keep_size", 10.0)
+
+
+def test_without_a_limit_or_without_growth_nothing_is_foretold() -> None:
+    assert wal_held(slot(), 10 * MB, 2.0 * MB, None).limit_bytes is None
+    assert wal_held(slot(), 10 * MB, 0.0, 40 * MB).seconds_to_full is None
+    assert wal_held(slot(), 50 * MB, 0.0, 40 * MB).seconds_to_full == 0.0
+
+
+@pytest.mark.parametrize(
+    ("held", "rate", "level"),
+    [(1, 0.0, 0), (9, 100.0, 0), (11, 0.01, 0), (11, 0.03, 1), (50, 0.0, 1), (80, 0.0, 2), (50, 0.2, 2), (95, 0.0, 3)],
+)  # fmt: skip
+def test_the_alarm_grows_with_the_share_and_with_the_haste(held: int, rate: float, level: int) -> None:
+    assert alarm_level(wal_held(slot(), held * MB, rate * MB, 100 * MB)) == level
+
+
+def test_the_rate_is_that_of_the_window() -> None:
+    assert growth_rate(deque([(0.0, 100), (10.0, 400), (20.0, 300)])) == 10.0
+    assert growth_rate(deque([(5.0, 100)])) == 0.0
+
+
+async def test_a_defect_of_a_watch_is_told_and_the_watch_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    values: dict[str, Any] = {"source": {"dsn": "postgresql://u@127.0.0.1:1/d"}}
+    board = Board()
+    monitor = Monitor(Settings(**values), board)
+    tries = 0
+
+    async def broken() -> None:
+        nonlocal tries
+        tries += 1
+        raise ValueError("a row's value")
+
+    monkeypatch.setattr(module, "_AGAIN_S", (0.01, 0.01))
+    task = asyncio.create_task(monitor._keep("kafka", broken))
+    async with asyncio.timeout(10):
+        while tries < 3:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    assert board.part("kafka").up is False and board.part("kafka").error == "the monitor failed: ValueError"

@@ -1,0 +1,43 @@
+"""Many relations that are announced together."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.errors import Retry
+from gateway.pgoutput import Relation, ReplicaIdentity
+from gateway.runtime.relation_registrar import Announcer
+from tests.snapshot.test_resume import DESCRIPTION
+
+RELATIONS = [(Relation(None, oid, "public", f"t{oid}", ReplicaIdentity.DEFAULT, ()), None) for oid in range(50)]
+
+
+async def test_once_the_registry_has_failed_no_other_relation_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would wait as long for it."""
+    tried = 0
+
+    async def nothing(*_: object) -> None: ...
+
+    async def described(*_: object) -> tuple[Any, None]:
+        return DESCRIPTION, None
+
+    async def registered(*_: object) -> None:
+        nonlocal tried
+        tried += 1
+        number = tried
+        await asyncio.sleep(0)
+        raise Retry(f"no answer to {number}")
+
+    for name, stub in {
+        "_make_topics": nothing,
+        "_look": nothing,
+        "_described": described,
+        "_registered": registered,
+    }.items():
+        monkeypatch.setattr(Announcer, name, stub)
+    with pytest.raises(Retry, match="no answer to 1$"):
+        await Announcer.__new__(Announcer).announce_all(RELATIONS)
+    assert tried <= 8

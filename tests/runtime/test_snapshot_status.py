@@ -1,0 +1,21 @@
+"""`walgate snapshot status` and the status page count the same tables."""
+
+from __future__ import annotations
+
+from gateway.runtime.snapshot_status import status_lines, told
+from gateway.snapshot.stored_state import KNOWN, RESELECT, States, StreamState, TableState
+
+
+def test_rows_that_are_read_again_are_no_unfinished_table() -> None:
+    tables = [
+        TableState(1, "public", "b", "id", status="READING"),
+        TableState(2, "public", "again", "", RESELECT, "READING"),
+        TableState(3, "public", "known", "", status=KNOWN),
+        TableState(4, "public", "a", "id", status="DONE"),
+    ]
+    states = States(StreamState(), {table.relation_oid: table for table in tables})
+    assert told(states).left == 1
+    assert [table.table for table in told(states).tables] == ["public.b"]
+    first, *rest = status_lines(states)
+    assert first == "snapshots of 2 tables were started; 1 is unfinished"
+    assert [line.partition(":")[0] for line in rest] == ["public.a", "public.b"]

@@ -1,0 +1,89 @@
+"""What `walgate status` prints of a board, word for word where somebody looks for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.cli.status_text import render
+from gateway.errors import Retry
+from gateway.observe.status import GapSeen, Holder, SlotStatus, WalHeld
+from gateway.observe.status_board import Board
+from gateway.observe.table_status import QuarantinedTable, SnapshotStatus, TableSnapshot
+
+TABLE = TableSnapshot("public.orders", "READING", "REPLACE", 1200, 3, 4)
+
+
+def printed(board: Board) -> str:
+    return render({**board.snapshot().as_json(), "asked": "gateway"})
+
+
+def lines(text: str) -> dict[str, str]:
+    """The first of each title."""
+    return {line[:13].strip(): line[14:] for line in reversed(text.splitlines()) if line[:13].strip()}
+
+
+def test_what_is_left_out_read_again_or_lost_is_told() -> None:
+    board = Board(slot_name="s", prefix="cdc")
+    board.quarantined = (QuarantinedTable("public.poison", "a value cannot be read", 0x16B374D8),)
+    board.gap = GapSeen(0x100, 0x200, "a budget")
+    board.watch_snapshot(lambda: SnapshotStatus(paused=True, left=1, tables=(TABLE,)))
+    board.leave()  # what was known is kept
+    text = printed(board)
+    told = lines(text)
+    assert told["quarantine"] == "public.poison, since 0/16B374D8: a value cannot be read"
+    assert told["last gap"].startswith("changes between 0/100 and 0/200 were lost: a budget")
+    assert told["snapshot"] == "unfinished tables: 1, paused"
+    assert "public.orders: reading, REPLACE, 1,200 rows in 3 chunks" in text and "walgate readmit" in text
+
+
+def test_tables_have_rates_and_the_newest_schema() -> None:
+    clock = iter(range(0, 1000, 20))
+    board = Board(monotonic=lambda: float(next(clock)))
+    board.sample_rates()
+    board.count("cdc.public.orders", 100, 9000)
+    board.sample_rates()
+    board.announced("public.orders", 4, 7)
+    board.announced("public.orders", 5, 8)
+    board.announced("public.items", 3, 2, known_since=False)
+    text = printed(board)
+    assert "cdc.public.orders: 100 records, 8.8 kB, " in text and ", 0/s" not in text
+    assert "public.orders: schema 5, 8 columns, since " in text and "schema 4" not in text
+    assert "public.items: schema 3, 2 columns\n" in text + "\n"
+
+
+def test_long_lists_are_cut_and_say_so() -> None:
+    board = Board()
+    for number in range(20):
+        board.count(f"t{number}", 1, 1)
+    board.quarantined = tuple(QuarantinedTable(f"public.t{number}", "r", 1) for number in range(15))
+    text = printed(board)
+    assert "and 8 more" in text and "and 3 more" in text
+
+
+def test_who_is_away_and_who_holds_is_named_with_the_remedy() -> None:
+    board = Board()
+    board.part_is_down("registry", Retry("no answer", hint="is it up?"), "http://r")
+    board.blockers = (Holder("prepared", "forgotten", since=1.0, remedy="ROLLBACK PREPARED"),)
+    text = printed(board)
+    assert "DOWN for" in text and "at http://r: no answer" in text and "is it up?" in text
+    assert "blocked by    prepared transaction 'forgotten'" in text and "ROLLBACK PREPARED" in text
+
+
+def test_an_error_that_is_over_gives_no_advice() -> None:
+    moment = iter(float(n) for n in range(100))
+    board = Board(clock=lambda: next(moment))
+    board.failed(Retry("another gateway took over", hint="stop one of them"))
+    assert "took over" in lines(printed(board))["last error"] and "stop one of them" in printed(board)
+    board.wait_for("")
+    told = lines(printed(board))["last error"]
+    assert told.endswith("(over): another gateway took over") and "stop one of them" not in printed(board)
+
+
+@pytest.mark.parametrize(
+    ("rate", "told"), [(2048.0, "growing by 2.0 kB/s"), (-2048.0, "shrinking by 2.0 kB/s"), (0.0, "not growing")]
+)
+def test_wal_grows_shrinks_or_stays(rate: float, told: str) -> None:
+    board = Board()
+    board.slot = SlotStatus("s", 1, 0, 0, "reserved", None)
+    board.held = WalHeld(4096, rate)
+    assert lines(printed(board))["WAL retained"] == f"4.0 kB, {told}"

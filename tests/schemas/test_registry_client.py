@@ -1,0 +1,279 @@
+"""A real registry: ids, compatibility, attributes, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka.schema_registry import AsyncSchemaRegistryClient, Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from gateway.events.row_encoder import RowEncoder
+from gateway.local import Registry
+from schemas.change_schema import change_schema, key_schema
+from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryMissing, RegistryRefused, RegistryUnavailable
+from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
+from schemas.registry_client import RegistryClient
+from schemas.relation import ColumnDescription
+from schemas.topic_names import value_subject
+from tests import stock_registry
+from tests.events.rows import EVERYDAY, wire_row
+from tests.events.rows import relation as everyday_relation
+from tests.events.test_row_encoder import CONTEXT, encode, new
+from tests.schemas.relations import column, numeric_typmod, relation
+
+INTEGER = relation(column("id", "int8", key=True), column("c", "int4"))
+WIDER = relation(column("id", "int8", key=True), column("c", "int8"), column("more", "text"))
+TEXT = relation(column("id", "int8", key=True), column("c", "text"))
+
+
+@asynccontextmanager
+async def client(url: str, **options: object) -> AsyncIterator[RegistryClient]:
+    made = RegistryClient(url, **options)  # type: ignore[arg-type]
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@pytest.mark.integration
+async def test_every_kind_of_schema_is_taken_and_comes_back_with_its_attributes(
+    registry: Registry, topic_prefix: str
+) -> None:
+    everyday = change_schema(everyday_relation(), topic_prefix)
+    key = key_schema(everyday_relation(), topic_prefix)
+    assert key is not None
+    async with client(registry.url) as schemas, client(registry.url) as reader:
+        for number, schema in enumerate((everyday, key, POSITION, TRANSACTION_MARKER, LOGICAL_MESSAGE)):
+            schema_id = await schemas.register(f"{topic_prefix}.{number}-value", schema)
+            assert await schemas.register(f"{topic_prefix}.{number}-value", schema) == schema_id
+            found = await reader.schema(schema_id)
+            assert found.get("pg.relation") == schema.get("pg.relation")
+            assert [field["name"] for field in found["fields"]] == [field["name"] for field in schema["fields"]]
+        stored = await reader.schema(await schemas.register(f"{topic_prefix}.0-value", everyday))
+    (before,) = (field["type"][1] for field in stored["fields"] if field["name"] == "before")
+    (expected,) = (field["type"][1] for field in everyday["fields"] if field["name"] == "before")
+    assert [field["pg.type"] for field in before["fields"]] == [field["pg.type"] for field in expected["fields"]]
+
+
+@pytest.mark.integration
+async def test_clients_that_make_a_subject_at_the_same_moment_get_one_id(registry: Registry, topic_prefix: str) -> None:
+    """As gateways do with that of the position, when they start for the first time together."""
+    schema = change_schema(INTEGER, topic_prefix)
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(client(registry.url)) for _ in range(4)]
+        for number in range(10):
+            subject = f"{topic_prefix}.{number}-value"
+            assert len(set(await asyncio.gather(*(one.register(subject, schema) for one in clients)))) == 1
+
+
+@pytest.mark.integration
+async def test_backward_compatibility_is_set_on_a_new_subject(registry: Registry, topic_prefix: str) -> None:
+    subject = value_subject(f"{topic_prefix}.public.orders")
+    async with client(registry.url) as schemas:
+        first = await schemas.register(subject, change_schema(INTEGER, topic_prefix))
+        second = await schemas.register(subject, change_schema(WIDER, topic_prefix))
+    assert first != second
+    async with AsyncSchemaRegistryClient(stock_registry.settings(registry.url)) as confluent:
+        assert await confluent.get_compatibility(subject) == "BACKWARD"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (INTEGER, TEXT, r"column c changed from int4 \(int\) to text \(string\)"),
+        (
+            relation(column("c", "numeric", numeric_typmod(10, 2))),
+            relation(column("c", "numeric", numeric_typmod(10, 4))),
+            r"column c changed from numeric \(decimal\(10,2\)\) to numeric \(decimal\(10,4\)\)",
+        ),
+    ],
+    ids=["refused by the registry", "refused by us alone"],
+)
+async def test_an_incompatible_change_stops_or_is_registered_as_settings_say(
+    registry: Registry, topic_prefix: str, old: object, new: object, message: str
+) -> None:
+    subject = value_subject(f"{topic_prefix}.public.orders")
+    old_schema, new_schema = (change_schema(each, topic_prefix) for each in (old, new))  # type: ignore[arg-type]
+    async with client(registry.url) as strict, client(registry.url, on_incompatible="register") as lenient:
+        first = await strict.register(subject, old_schema)
+        with pytest.raises(IncompatibleSchema, match=r"public\.orders: .*" + message) as caught:
+            await strict.register(subject, new_schema)
+        assert "schemas.on_incompatible" in caught.value.hint
+        second = await lenient.register(subject, new_schema)
+        assert second != first
+    async with client(registry.url) as restarted:
+        # Rows of before are sent again after a restart: neither version may stop it.
+        assert await restarted.register(subject, old_schema) == first
+        assert await restarted.register(subject, new_schema) == second
+    async with AsyncSchemaRegistryClient(stock_registry.settings(registry.url)) as confluent:
+        assert await confluent.get_compatibility(subject) == "BACKWARD"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("is_registered", [False, True])
+async def test_compatibility_that_a_killed_gateway_left_off_is_set_again(
+    registry: Registry, topic_prefix: str, is_registered: bool
+) -> None:
+    """It was killed after it had switched compatibility off, before or after the new version."""
+    subject = value_subject(f"{topic_prefix}.public.orders")
+    old, new = (change_schema(each, topic_prefix) for each in (INTEGER, TEXT))
+    async with (
+        client(registry.url, on_incompatible="register") as schemas,
+        AsyncSchemaRegistryClient(stock_registry.settings(registry.url)) as confluent,
+    ):
+        await schemas.register(subject, old)
+        await confluent.set_compatibility(subject, "NONE")
+        if is_registered:
+            await confluent.register_schema(subject, Schema(json.dumps(new), "AVRO"))
+        async with client(registry.url, on_incompatible="register") as restarted:
+            schema_id = await restarted.register(subject, new)
+        assert (await confluent.get_latest_version(subject)).schema_id == schema_id
+        assert await confluent.get_compatibility(subject) == "BACKWARD"
+
+
+@pytest.mark.integration
+async def test_a_version_that_is_not_in_force_does_not_bind(registry: Registry, topic_prefix: str) -> None:
+    """What a rolled back transaction registered is the newest; the change is compatible with what rows really have."""
+    subject = value_subject(f"{topic_prefix}.public.orders")
+    narrow = relation(column("id", "int8", key=True))
+    in_force, void, new = (change_schema(each, topic_prefix) for each in (narrow, INTEGER, TEXT))
+    async with client(registry.url) as schemas:
+        await schemas.register(subject, in_force)
+        await schemas.register(subject, void, in_force)
+        with pytest.raises(IncompatibleSchema):
+            await schemas.register(subject, new)
+        await schemas.register(subject, new, in_force)
+        with pytest.raises(IncompatibleSchema):
+            await schemas.register(subject, change_schema(WIDER, topic_prefix), new)
+    async with AsyncSchemaRegistryClient(stock_registry.settings(registry.url)) as confluent:
+        assert await confluent.get_compatibility(subject) == "BACKWARD"
+
+
+@pytest.mark.integration
+async def test_a_dropped_column_that_comes_back_is_compared_with_what_it_was(
+    registry: Registry, topic_prefix: str
+) -> None:
+    """The version between lacks it: neither it nor the registry's BACKWARD, which looks at one version, forbids another type."""
+    subject = value_subject(f"{topic_prefix}.public.orders")
+
+    def schema(*columns: ColumnDescription) -> dict[str, Any]:
+        return change_schema(relation(column("id", "int8", key=True), *columns), topic_prefix)
+
+    note = column("note", "text")
+    without = schema(note)
+    async with client(registry.url) as schemas, client(registry.url, on_incompatible="register") as lenient:
+        for version in (schema(column("c", "date")), schema(), without):
+            await schemas.register(subject, version)
+        for in_force in (None, without):
+            with pytest.raises(IncompatibleSchema, match=r"column c changed from date \(date\) to int4 \(int\)"):
+                await schemas.register(subject, schema(note, column("c", "int4")), in_force)
+        await schemas.register(subject, schema(note, column("other", "int4")), without)
+        await schemas.register(subject, schema(note, column("other", "int4"), column("c", "date")))
+        # Once let through, the newest version that has it counts.
+        await lenient.register(subject, schema(note, column("c", "int4")))
+        await schemas.register(subject, schema())
+        await schemas.register(subject, schema(note, column("c", "int8")))
+
+
+@pytest.mark.integration
+async def test_a_stock_deserializer_reads_our_records(registry: Registry, topic_prefix: str) -> None:
+    description = everyday_relation()
+    topic = f"{topic_prefix}.public.orders"
+    async with client(registry.url) as schemas:
+        schema_id = await schemas.register(value_subject(topic), change_schema(description, topic_prefix))
+    row = (5, None, "text", None, None, True, "")
+    _, value, _ = encode(RowEncoder(description, schema_id, 1), "insert", new(wire_row(EVERYDAY, row, binary=True)))
+    with SchemaRegistryClient(stock_registry.settings(registry.url)) as confluent:
+        deserializer = AvroDeserializer(confluent)
+        event = await asyncio.to_thread(deserializer, value, SerializationContext(topic, MessageField.VALUE))
+    assert event["xid"] == CONTEXT.xid
+    assert tuple(event["after"].values()) == row
+
+
+async def test_no_registry_there_means_try_again() -> None:
+    async with client("http://127.0.0.1:1", timeout_s=2) as schemas:
+        with pytest.raises(RegistryUnavailable):
+            await schemas.register("t-value", POSITION)
+        with pytest.raises(RegistryUnavailable):
+            await schemas.schema(1)
+
+
+@asynccontextmanager
+async def answering(answer: bytes | None, seen: list[bytes] | None = None) -> AsyncIterator[str]:
+    """An HTTP server that gives one answer, or none, to everything: no local registry can be made to give these."""
+    end, served = asyncio.Event(), list[asyncio.Task[None] | None]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(asyncio.current_task())
+        request = await reader.readuntil(b"\r\n\r\n")
+        if seen is not None:
+            seen.append(request)
+        if answer is None:
+            await end.wait()
+        else:
+            writer.write(answer)
+            await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        end.set()
+        server.close()
+        await asyncio.gather(*(task for task in served if task is not None), return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        ("302 Found", RegistryMissing),
+        ("401 Unauthorized", RegistryDenied),
+        ("403 Forbidden", RegistryDenied),
+        ("404 Not Found", RegistryMissing),
+        ("422 Unprocessable", RegistryRefused),
+        ("429 Too Many Requests", RegistryUnavailable),
+        ("500 Internal Server Error", RegistryUnavailable),
+        ("503 Service Unavailable", RegistryUnavailable),
+    ],
+)
+async def test_an_answer_is_classed_by_its_status(status: str, error: type[Exception]) -> None:
+    answer = f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+    async with answering(answer) as url, client(url) as schemas:
+        with pytest.raises(error, match=f"{url}/subjects/t-value") as caught:
+            await schemas.register("t-value", POSITION)
+    assert type(caught.value) is error or error is RegistryRefused
+
+
+async def test_a_registry_without_its_path_says_which_one(registry: Registry) -> None:
+    """Apicurio at its root: an answer of its own, which is no Confluent API's."""
+    async with client(f"http://127.0.0.1:{registry.port}") as schemas:
+        with pytest.raises(RegistryMissing, match="404, but not in the format") as caught:
+            await schemas.latest("t-value")
+    assert "/apis/ccompat/v7" in caught.value.hint and "{" not in caught.value.message
+
+
+async def test_a_registry_that_does_not_answer_in_time_is_unavailable() -> None:
+    async with answering(None) as url, client(url, timeout_s=0.2) as schemas:
+        with pytest.raises(RegistryUnavailable):
+            await schemas.register("t-value", POSITION)
+
+
+async def test_credentials_are_sent_and_never_shown() -> None:
+    seen: list[bytes] = []
+
+    answer = b"HTTP/1.1 401 Unauthorized\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    async with answering(answer, seen) as url, client(url, username="me", password="hidden one") as schemas:
+        with pytest.raises(RegistryRefused) as caught:
+            await schemas.register("t-value", POSITION)
+    assert base64.b64encode(b"me:hidden one") in seen[0]
+    assert "hidden" not in str(caught.value)

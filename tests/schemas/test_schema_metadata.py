@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from schemas.change_schema import change_schema
+from schemas.relation import Attribute, Kind, MissingValue, TypeFacts
+from schemas.schema_metadata import recorded_attributes, recorded_key, recorded_oid, recorded_relation, recorded_types
+from tests.schemas.relations import array_of, built_in, column, numeric_typmod, relation
+
+MOOD = TypeFacts(20001, "public", "mood", Kind.ENUM, labels=("sad", "glad"))
+PRICE = TypeFacts(20002, "public", "price", Kind.DOMAIN, base=built_in("numeric"), base_typmod=numeric_typmod(8, 2))
+PATH = TypeFacts(20003, "public", "path", Kind.DOMAIN, base=array_of(built_in("int4")))
+PAIR = TypeFacts(
+    20004, "public", "pair", Kind.COMPOSITE, attributes=(Attribute("m", MOOD, -1), Attribute("a b", PRICE, -1))
+)
+GONE = TypeFacts(20005, "", "", Kind.UNKNOWN)
+
+
+def test_facts_of_every_kind_come_back_from_the_schema_as_they_were() -> None:
+    types = [MOOD, PRICE, PATH, PAIR, array_of(MOOD), GONE, built_in("text")]
+    columns = [column(f"c{number}", facts) for number, facts in enumerate(types)]
+    schema = json.loads(json.dumps(change_schema(relation(*columns), "cdc")))
+    found = recorded_types(schema)
+    assert [found[facts.oid] for facts in types] == types
+    assert found[built_in("int4").oid] == built_in("int4")
+
+
+def test_the_key_comes_back_by_its_true_names() -> None:
+    description = replace(relation(column("a b", "int4", key=True), column("c", "text")), oid=4711)
+    schema = change_schema(description, "cdc")
+    assert recorded_key(schema) == ["a b"]
+    assert recorded_oid(schema) == 4711
+
+
+def test_numbers_come_back_where_they_were_known() -> None:
+    known = replace(column("a b", "int4"), attnum=3, missing=MissingValue(b"\0", "NaN"))
+    plain = replace(column("b", "int4"), attnum=4)
+    found = recorded_attributes(change_schema(relation(column("c", "text"), known, plain), "cdc"))
+    assert found == {"a b": (3, known.missing), "b": (4, None)}
+    assert recorded_attributes({}) == {}
+
+
+def test_the_relation_comes_back_by_its_true_name() -> None:
+    schema = change_schema(relation(column("a", "int4"), name="odd name"), "cdc")
+    assert recorded_relation(schema) == ("public", "odd name")
+
+
+def test_a_field_that_has_no_type_recorded_is_passed_over() -> None:
+    schema = json.loads(json.dumps(change_schema(relation(column("a", "int4"), column("b", "text")), "cdc")))
+    (before,) = (field for field in schema["fields"] if field["name"] == "before")
+    del before["type"][1]["fields"][0]["pg.type"]
+    assert set(recorded_types(schema)) == {built_in("text").oid}
+
+
+def test_a_schema_of_somebody_else_records_nothing() -> None:
+    schema = {"type": "record", "name": "Other", "fields": [{"name": "x", "type": "int"}]}
+    assert (recorded_types(schema), recorded_key(schema), recorded_oid(schema)) == ({}, [], None)
+    assert recorded_relation(schema) is None

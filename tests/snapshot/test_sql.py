@@ -1,0 +1,55 @@
+"""The SQL of a chunk: names and values are quoted, and text is PostgreSQL's own."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import fastavro
+
+from gateway.snapshot.rules.ctid_ranges import TidRange
+from gateway.snapshot.sql import column_list, key_condition, lock, qualified, select_keys, select_range
+
+KEY: Any = fastavro.parse_schema(
+    {
+        "type": "record",
+        "name": "Key",
+        "fields": [{"name": "a", "type": ["null", "string"]}, {"name": "b", "type": ["null", "long"]}],
+    }
+)
+
+
+def avro(a: str, b: int) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, KEY, {"a": a, "b": b})
+    return out.getvalue()
+
+
+def test_a_range_has_its_bounds_and_the_filter() -> None:
+    leaf = qualified('we"ird', "t")
+    assert leaf == '"we""ird"."t"'
+    assert select_range("x", leaf, TidRange(0, 0, 64 << 16), "n > 1") == (
+        'SELECT x FROM ONLY "we""ird"."t" WHERE ctid >= \'(0,0)\' AND ctid < \'(64,0)\' AND (n > 1)'
+    )
+    assert select_range("x", leaf, TidRange(0, 64 << 16), "").endswith("WHERE ctid >= '(64,0)'")
+
+
+def test_columns_without_a_decoder_come_as_their_output_functions_print_them() -> None:
+    assert column_list(["a", "b"], [True, False]) == (
+        '"a", CASE WHEN "b" IS DISTINCT FROM NULL THEN pg_catalog.concat("b") END'
+    )
+
+
+def test_keys_are_quoted_and_cast() -> None:
+    keys = [avro("it's \\ one", 1), avro("two", -2)]
+    condition = key_condition([("A", "character varying(20)"), ("b", "bigint")], KEY, keys)
+    assert condition == (
+        '("A", "b") IN (SELECT v0::character varying(20), v1::bigint FROM unnest('
+        "ARRAY['it''s \\ one', 'two']::text[], ARRAY['1', '-2']::text[]) AS given (v0, v1))"
+    )
+    assert select_keys("x", "t", condition, "f").endswith(" AND (f)")
+
+
+def test_locks() -> None:
+    assert lock(["a", "b"]) == "LOCK TABLE ONLY a, ONLY b IN ACCESS SHARE MODE"
+    assert lock(["a"], only=False, share=True) == "LOCK TABLE a IN SHARE MODE"

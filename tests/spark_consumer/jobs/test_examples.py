@@ -1,0 +1,130 @@
+"""The examples run, and do what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from schemas.relation import ReplicaIdentity
+from spark_consumer.source.rows import decode, feed, last_states, versions
+from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, relation
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+
+def example(name: str) -> ModuleType:
+    path = Path(__file__).parents[3] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_transfers_add_up_to_zero_in_every_batch(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    balances = relation("balances", {"id": INT8, "balance": (NUMERIC, NUMERIC_12_2)}, ("id",), ReplicaIdentity.FULL)
+    table = feeder.table(balances)
+    opening = feeder.begin()
+    for number in range(4):
+        opening.insert(table, {"id": number, "balance": Decimal("100.00")})
+    opening.commit()
+    for turn in range(12):
+        transfer = feeder.begin(streamed=turn % 3 == 0)
+        amount = Decimal(turn) + Decimal("0.25")
+        for key, sign in ((turn % 4, -1), ((turn + 1) % 4, 1)):
+            old = table.rows[key,]
+            transfer.update(table, old, {**old, "balance": old["balance"] + sign * amount})
+        transfer.commit()
+        feeder.kafka_commit()
+    seen: list[Decimal] = []
+    options = feeder.options(table="public.balances", maxChangesPerTrigger="5")
+    run = example("balanced_transfers").watch
+    run(spark, options, str(tmp_path), lambda _, balance: seen.append(balance), availableNow=True).awaitTermination()
+    assert len(seen) > 3 and set(seen) == {Decimal(0)}
+
+
+def test_versions_and_last_states_tell_the_history_of_rows(spark: SparkSession, feeder: Feeder) -> None:
+    people = feeder.table(relation("people", {"id": INT8, "name": TEXT, "note": TEXT}, ("id",)))
+    first: dict[str, Any] = {"id": 1, "name": "a", "note": "long"}
+    steps: list[Any] = [
+        lambda t: t.insert(people, first),
+        lambda t: t.update(people, first, {**first, "name": "b"}, unchanged=("note",)),
+        lambda t: t.insert(people, {"id": 2, "name": "x", "note": None}),
+        lambda t: t.delete(people, people.rows[2,]),
+        lambda t: t.update(people, people.rows[1,], {"id": 3, "name": "b", "note": "short"}),
+    ]
+    for step in steps:
+        transaction = feeder.begin()
+        step(transaction)
+        transaction.commit()
+    feeder.kafka_commit()
+    options = feeder.options(table="public.people")
+    found = example("row_versions").row_versions(spark, options, ["id"]).orderBy("id", "valid_from").collect()
+    assert [(row.id, row.name, row.note, row.valid_to is None) for row in found] == [
+        (1, "a", "long", False), (1, "b", "long", False), (2, "x", None, False), (3, "b", "short", True),
+    ]  # fmt: skip
+    raw = spark.read.format("walgate").options(**feeder.options()).load()
+    last = decode(raw, "public.people", feeder.options()).transform(last_states, ["id"])
+    assert [row.asDict() for row in last.collect()] == list(people.rows.values())
+    fed = spark.read.format("walgate").options(**options).load().transform(feed, ["id"]).collect()
+    assert sorted((row.id, row._op) for row in fed) == [
+        (1, "DELETE"), (1, "INSERT"), (1, "UPDATE"), (2, "DELETE"), (2, "INSERT"), (3, "UPDATE"),
+    ]  # fmt: skip
+    newest = {row.id: row._op for row in sorted(fed, key=lambda row: row._sequence)}
+    assert newest == {1: "DELETE", 2: "DELETE", 3: "UPDATE"}
+
+
+def test_a_truncate_ends_the_versions_before_it(spark: SparkSession) -> None:
+    kinds = "op string, commit_lsn long, commit_time timestamp, ordinal long, old_key struct<id:long>, "
+    kinds += "before struct<id:long>, after struct<id:long>, unchanged array<string>"
+    steps = [
+        ("INSERT", 1),
+        ("INSERT", 2),
+        ("DELETE", 2),
+        ("TRUNCATE", None),
+        ("INSERT", 1),
+        ("TRUNCATE", None),
+        ("INSERT", 3),
+    ]
+    moments = [datetime(2026, 1, day, tzinfo=UTC) for day in range(1, len(steps) + 1)]
+    rows: list[tuple[Any, ...]] = [
+        (op, lsn, moments[lsn], 0, (key,) if op == "DELETE" else None, None, (key,) if op == "INSERT" else None, [])
+        for lsn, (op, key) in enumerate(steps)
+    ]
+    found = spark.createDataFrame(rows, kinds).transform(versions, ["id"]).orderBy("valid_from").toArrow().to_pylist()
+    days = [(row["id"], row["valid_from"].day, row["valid_to"] and row["valid_to"].day) for row in found]
+    assert days == [(1, 1, 4), (2, 2, 3), (1, 5, 6), (3, 7, None)]
+
+
+WITHOUT_SPARK = """
+import asyncio, runpy, sys
+sys.modules.update(dict.fromkeys(["numpy", "pandas", "pyarrow", "pyspark", "py4j"]))  # as if they were not installed
+follow = runpy.run_path(sys.argv[1])["follow"]
+asyncio.run(follow(*sys.argv[2:5], 1))
+"""
+
+
+async def test_transactions_are_followed_without_spark_and_what_belongs_to_it(feeder: Feeder) -> None:
+    people = await asyncio.to_thread(feeder.table, relation("people", {"id": INT8}, ("id",)))
+    transaction = feeder.begin()
+    for number in range(3):
+        transaction.insert(people, {"id": number})
+    await asyncio.to_thread(transaction.commit)
+    await asyncio.to_thread(feeder.kafka_commit)
+    program = Path(__file__).parents[3] / "examples" / "follow_transactions.py"
+    words = [str(program), feeder.bootstrap_servers, feeder.registry_url, feeder.prefix]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WITHOUT_SPARK, *words, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    assert output.decode().strip().endswith(f"xid {transaction.xid}: 3 x INSERT public.people")

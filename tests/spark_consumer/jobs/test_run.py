@@ -1,0 +1,297 @@
+"""A job as its operator meets it: what it waits for, what ends it, what it says. Without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from spark_consumer.errors import BatchInterrupted, MirrorError, told_by
+from spark_consumer.jobs.run import Run
+from spark_consumer.mirror.report import BatchReport
+from spark_consumer.source.options import parse_options
+from tests.gateway_process import COMMAND
+from tests.spark_consumer.jobs.test_jobs import foreign_folder
+
+NEEDED = {"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://127.0.0.1:1"}
+# As Spark 4.2.0 gives them, shortened.
+OF_A_TASK = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] An
+error occurred
+Traceback (most recent call last):
+  File "mirror/batch.py", line 104, in apply
+    found = look_at(raw)
+  File "broker.py", line 110, in _chunks
+    raise TransactionIncomplete(
+    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+pyspark.errors.exceptions.captured.PythonException: An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "broker.py", line 110, in _chunks
+    raise TransactionIncomplete(
+spark_consumer.errors.TransactionIncomplete: cdc.public.items[1]: no record at offset 1 for 5 s, but a manifest reaches to 40
+The topic is shorter than its manifests say, or the broker is slow: see the option noProgressTimeout.
+ SQLSTATE: 39000 SQLSTATE: XXKST
+=== Streaming Query ===
+Identifier: walgate mirror [id = 1, runId = 2]
+"""
+OF_THE_DRIVER = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception:
+[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed
+when Python streaming data source perform latestOffset: Traceback (most recent call last):
+  File "broker.py", line 77, in offsets
+cimpl.KafkaException: KafkaError{code=_ALL_BROKERS_DOWN}
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "source.py", line 170, in latestOffset
+spark_consumer.errors.SourceUnavailable: Kafka did not return the offsets of cdc.transaction[0]: _ALL_BROKERS_DOWN
+\tat org.apache.spark.api.python.PythonStreamingSourceRunner.latestOffset(PythonStreamingSourceRunner.scala:1)
+"""
+
+
+def test_an_error_of_ours_is_found_in_what_spark_says() -> None:
+    assert told_by(OF_A_TASK) == (
+        "TransactionIncomplete: cdc.public.items[1]: no record at offset 1 for 5 s, but a manifest reaches to 40\n"
+        "The topic is shorter than its manifests say, or the broker is slow: see the option noProgressTimeout."
+    )
+    assert told_by(OF_THE_DRIVER) == (
+        "SourceUnavailable: Kafka did not return the offsets of cdc.transaction[0]: _ALL_BROKERS_DOWN"
+    )
+    assert told_by("[STREAM_FAILED] Query terminated with exception: Java heap space") is None
+
+
+@dataclass
+class Query:
+    """Ends with `text` as its error, or by itself."""
+
+    text: str | None = None
+    lastProgress: Any = None
+
+    def awaitTermination(self, _: float) -> bool:
+        if self.text is not None:
+            raise StreamingQueryException(self.text)
+        return True
+
+
+@dataclass
+class Clock:
+    pauses: list[float] = field(default_factory=list)
+
+    def wait(self, pause_s: float) -> bool:
+        self.pauses.append(pause_s)
+        return False
+
+
+def run(monkeypatch: pytest.MonkeyPatch, queries: list[Query], *, outages: bool = True) -> list[float]:
+    """Pauses between the queries."""
+    made = Run(parse_options(NEEDED, streaming=True), None, "lines")
+    clock = Clock()
+    monkeypatch.setattr(made.stopping, "wait", clock.wait)
+    made.keep_up(lambda: queries.pop(0), outages=outages)
+    return clock.pauses
+
+
+def test_a_query_whose_servers_were_away_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queries = [Query(OF_THE_DRIVER) for _ in range(8)]
+    assert run(monkeypatch, [*queries, Query()]) == [2, 4, 8, 16, 32, 60, 60, 60]
+    assert "trying again in 2 s: SourceUnavailable: Kafka did not return the offsets" in capsys.readouterr().out
+
+
+def test_a_query_whose_python_process_did_not_start_in_time_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --once too, which does not wait for servers."""
+    slow = Query(
+        "[STREAM_FAILED] Query terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
+    )
+    assert run(monkeypatch, [slow, slow, Query()], outages=False) == [2, 4]
+    assert "trying again in 2 s: Python worker failed to connect back" in capsys.readouterr().out
+    with pytest.raises(StreamingQueryException):
+        run(monkeypatch, [Query(OF_THE_DRIVER), Query()], outages=False)
+
+
+@dataclass
+class Endless(Query):
+    """Until it is stopped."""
+
+    is_stopped: bool = False
+
+    def awaitTermination(self, _: float) -> bool:
+        return False
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+def test_what_fails_beside_the_query_ends_it_though_no_batch_comes() -> None:
+    def fails() -> None:
+        raise MirrorError("a merge failed")
+
+    made, query = Run(parse_options(NEEDED, streaming=True), None, "lines"), Endless()
+    made.check = fails
+    with pytest.raises(MirrorError, match="a merge failed"):
+        made.watch(query)
+    assert query.is_stopped
+
+
+def test_a_merge_that_is_made_again_is_waited_for_until_one_succeeds() -> None:
+    made = Run(parse_options(NEEDED, streaming=True), None, "lines")
+    made.retrying(OSError("storage is down"), 5.0)
+    status, _ = made.status.answer("/readyz")
+    assert status == 503 and made.status.last_error is not None
+    made.report(BatchReport(0, 16, 1, 1, {"public.t": 1}, 0.1))
+    made.report(BatchReport(0, 16, 1, 1, {"public.t": 1}, 0.1, is_merge=True))
+    assert made.status.answer("/readyz")[0] == 200
+
+
+def test_tables_are_merged_up_to_where_a_merge_has_come() -> None:
+    made = Run(parse_options(NEEDED, streaming=True), None, "lines")
+
+    def merged_lsn(report: BatchReport) -> float:
+        made.report(report)
+        return made.status.values["walgate_job_merged_lsn"]
+
+    changes = {"public.t": 1}
+    assert merged_lsn(BatchReport(0, 16, 1, 1, changes, 0.1)) == 0
+    assert merged_lsn(BatchReport(0, 20, 0, 0, {}, 0.0)) == 0  # transactions without changes
+    assert merged_lsn(BatchReport(0, 16, 1, 1, changes, 0.1, is_merge=True)) == 16
+
+
+def test_a_query_that_failed_is_not_ready_again_until_a_batch_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ready = Run(parse_options(NEEDED, streaming=True), None, "lines"), list[int]()
+
+    @dataclass
+    class Fails(Query):
+        def awaitTermination(self, _: float) -> bool:
+            ready.append(made.status.answer("/readyz")[0])
+            if len(ready) == 4:
+                made.report(BatchReport(0, 16, 1, 1, {"public.t": 1}, 0.1))
+                ready.append(made.status.answer("/readyz")[0])
+                return True
+            raise StreamingQueryException(OF_THE_DRIVER)
+
+    monkeypatch.setattr(made.stopping, "wait", lambda _: False)
+    made.keep_up(Fails)
+    assert ready == [200, 503, 503, 503, 200]
+
+
+def test_a_mirror_that_has_everything_already_ends_at_once() -> None:
+    """Everything was appended before it was killed: no batch comes that would say so."""
+    made = Run(parse_options(NEEDED, streaming=True), 100, "lines")
+    made.begins_behind(100)
+    query = Endless()
+    made.watch(query)
+    assert query.is_stopped
+
+
+def test_the_error_of_a_batch_becomes_short_only_where_the_query_was_stopped() -> None:
+    """What Spark makes of it: tests/spark_consumer/jobs/test_jobs.py."""
+
+    @dataclass
+    class Stopped(Query):
+        def awaitTermination(self, _: float) -> bool:
+            made.stopping.set()
+            with pytest.raises(ValueError, match="the batch's own"):
+                batch(None, 1)
+            return False
+
+        def stop(self) -> None:
+            with pytest.raises(BatchInterrupted):
+                batch(None, 1)
+
+    def apply(_frame: object, _number: int) -> None:
+        raise ValueError("the batch's own")
+
+    made = Run(parse_options(NEEDED, streaming=True), None, "lines")
+    batch = made.interruptible(apply)
+    made.watch(Stopped())
+
+
+@pytest.mark.parametrize("text", [OF_A_TASK, "[STREAM_FAILED] Java heap space"])
+def test_another_error_ends_the_job(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    with pytest.raises(StreamingQueryException):
+        run(monkeypatch, [Query(text), Query()])
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--option", "kafka.ssl.ca.locatoin=/ca.pem"], "ssl.ca.locatoin"),
+        (["--option", "maxChangesPerTriger=5"], "Did you mean maxChangesPerTrigger?"),
+        (["--on-recreated", "stp"], "--on-recreated must be"),
+        (["--http", "9000"], "HOST:PORT"),
+    ],
+)
+def test_a_mistyped_option_is_named_before_anything_is_downloaded(words: list[str], named: str, tmp_path: Path) -> None:
+    servers = [
+        "--bootstrap-servers",
+        "127.0.0.1:1",
+        "--registry",
+        "http://127.0.0.1:1",
+        "--to",
+        str(tmp_path / "mirror"),
+    ]
+    environment = os.environ | {"WALGATE_CACHE": str(tmp_path / "cache"), "WALGATE_REPOSITORY": str(tmp_path / "none")}
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.cli.main", "mirror", *servers, *words],
+        env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode in (1, 2) and named in done.stderr, done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("java", "said"),
+    [
+        (
+            None,
+            "walgate: Spark needs Java, but {home}/bin/java does not exist (JAVA_HOME is {home}): set JAVA_HOME to ",
+        ),
+        (
+            "echo 'openjdk version \"11.0.2\" 2019' >&2; exit 1",
+            "walgate: Spark needs Java 17 or later, but {home}/bin/java is Java 11: ",
+        ),
+        (
+            '[ "$1" != -version ] || { echo \'java version "21"\'; exit; }; echo "Error: no memory" >&2; exit 1',
+            "walgate: {home}/bin/java ended while Spark was starting: Error: no memory",
+        ),
+    ],
+    ids=["none", "old", "other"],
+)
+def test_a_java_that_spark_cannot_use_is_told_in_one_line(java: str | None, said: str, tmp_path: Path) -> None:
+    if java is not None:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "java").write_text(f"#!/bin/sh\n{java}\n")
+        (tmp_path / "bin" / "java").chmod(0o755)
+    environment = os.environ | {"JAVA_HOME": str(tmp_path)}
+    environment.pop("WALGATE_SPARK_SETUP", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "spark_consumer", "merge", "--path", str(tmp_path / "mirror")],
+        env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith(said.format(home=tmp_path)), done.stderr
+
+
+async def test_sigterm_ends_the_job_that_walgate_started(tmp_path: Path) -> None:
+    """`walgate mirror` is the job: there is no child that lives on, and holds the end of the pipe. Packages of the working
+    directory are not ours."""
+    words = ["--bootstrap-servers", "127.0.0.1:1", "--registry", "http://127.0.0.1:1", "--to", "/nowhere"]
+    process = await asyncio.create_subprocess_exec(
+        *(COMMAND[0], "mirror", *words), stdout=asyncio.subprocess.PIPE, cwd=foreign_folder(tmp_path / "mirror")
+    )
+    assert process.stdout is not None
+    waiting = await process.stdout.readline()
+    assert b"waiting for cdc.transaction: Kafka did not return" in waiting
+    assert b"Connection refused" in waiting
+    process.terminate()
+    await asyncio.wait_for(process.stdout.read(), 30)
+    assert await process.wait() == 0

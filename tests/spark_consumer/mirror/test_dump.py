@@ -1,0 +1,70 @@
+"""`walgate dump`, which needs no Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+
+from schemas.change_schema import change_schema
+from spark_consumer.errors import MirrorError
+from spark_consumer.mirror.delta.delta_files import DeltaFiles, open_delta
+from spark_consumer.mirror.delta.delta_table import DELETION_VECTORS
+from spark_consumer.mirror.delta.dump import DumpedTable, newest
+from spark_consumer.mirror.table_schema import TableShape
+from tests.spark_consumer.feeder import INT8, TEXT, relation
+
+
+@pytest.mark.parametrize(
+    ("columns", "special"),
+    [
+        (["id", "_special"], "_special"),
+        (["special", "_special", "is_special", "____________"], "_special"),
+        (["_special", "id", "__special"], "__special"),
+        (["__special", "id", "_special", "___special"], "___special"),
+    ],
+)
+def test_a_column_of_the_source_is_not_taken_for_the_special_texts(columns: list[str], special: str) -> None:
+    table = DumpedTable("public.t", 1, DeltaFiles(Path(), columns={name: name for name in columns}))
+    assert table.special == special
+    assert table.columns == [name for name in columns if name != special]
+
+
+@pytest.mark.parametrize("names", [(), ("_special",), ("__special",), ("___special", "_special", "special")])
+def test_the_column_of_special_texts_is_found_again(names: tuple[str, ...]) -> None:
+    described = relation("items", {"id": INT8, **dict.fromkeys(names, TEXT)}, ("id",))
+    shape = TableShape.of(change_schema(described, "cdc"))
+    columns = {name: name for name in (*shape.columns, shape.special_column)}
+    assert DumpedTable("public.items", 1, DeltaFiles(Path(), columns=columns)).columns == ["id", *names]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "deleted",
+    [
+        "id in (3, 70000, 199999)",
+        "id % 3 = 0",
+        "id between 1000 and 150000",
+        "id % 3 = 0 or id between 70000 and 140000",
+    ],
+)
+def test_rows_in_a_deletion_vector_are_not_there(spark: SparkSession, tmp_path: Path, deleted: str) -> None:
+    """Bitmaps in all their forms: places, bits and runs."""
+    location = str(tmp_path / "table")
+    rows = spark.range(0, 200_000, 1, 1)
+    rows.write.format("delta").options(**DELETION_VECTORS).save(location)
+    table = DeltaTable.forPath(spark, location)
+    table.delete(deleted)
+    table.delete("id = 5")  # another vector in the place of the first
+    found = open_delta(Path(location))
+    assert all(vector is not None for vector in found.files.values())
+    held = pa.concat_tables(found.batches())["id"].to_pylist()
+    assert held == [row.id for row in rows.where(f"not ({deleted}) and id != 5").collect()]
+
+
+def test_a_folder_without_a_mirror_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MirrorError, match=f"there is no mirror at {tmp_path}"):
+        newest(tmp_path)

@@ -1,0 +1,302 @@
+"""Mirrors on real parts: after any workload the Delta tables are what the source's tables are."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_consumer.changelog.writer import Changelog
+from spark_consumer.errors import MirrorError
+from spark_consumer.lsn import format_lsn
+from spark_consumer.mirror import batch_contents, manifest, merge_batch, unmerged_overlay, versions
+from spark_consumer.mirror.delta.dump import dump_json
+from spark_consumer.mirror.paths import table_path
+from spark_consumer.mirror.report import BatchReport
+from spark_consumer.reader.registry import Registry, SchemaCache
+from spark_consumer.tables import TableName
+from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Table, relation
+from tests.spark_consumer.mirrors import merge_waiting, merging_mirror, waiting_mirror
+from tests.spark_consumer.queries import run_to_end
+from tests.spark_consumer.workload import VISITS, Workload
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+NUMERIC_20 = (NUMERIC, (20 << 16) + 4)
+ACCOUNTS = relation("accounts", {"id": INT8, "owner": TEXT, "note": TEXT}, ("id",))
+
+
+def run_mirror(spark: SparkSession, feeder: Feeder, path: Path, **options: str) -> list[BatchReport]:
+    """A mirror that starts, takes what is there now as one batch, merges it, and ends."""
+    reports: list[BatchReport] = []
+    mirror = waiting_mirror(str(path), SchemaCache(Registry({"url": feeder.registry_url})), reports.append)
+    mirror.apply(spark.read.format("walgate").options(**feeder.options(**options)).load(), 0)
+    merge_waiting(spark, mirror)
+    return reports
+
+
+def stream_mirror(spark: SparkSession, feeder: Feeder, path: Path, limit: int) -> list[BatchReport]:
+    """A streaming query that takes what is there now, in batches."""
+    reports: list[BatchReport] = []
+    mirror = merging_mirror(str(path), SchemaCache(Registry({"url": feeder.registry_url})), reports.append)
+    stream = spark.readStream.format("walgate").options(**feeder.options(maxChangesPerTrigger=str(limit))).load()
+    writer = stream.writeStream.foreachBatch(mirror.apply).option("checkpointLocation", f"{path}/checkpoint")
+    run_to_end(writer)
+    mirror.stop()
+    return reports
+
+
+def mirrored(spark: SparkSession, path: Path, table: Table) -> dict[Any, dict[str, Any]]:
+    rows = versions.read(spark, str(path))[table.name].toArrow().to_pylist()
+    return {table.key(row): {name: value for name, value in row.items() if name != "_special"} for row in rows}
+
+
+def test_a_mirror_equals_the_source_after_each_kind_of_change(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    accounts = feeder.table(ACCOUNTS)
+    first = feeder.begin()
+    for number in range(20):
+        first.insert(accounts, {"id": number, "owner": f"owner {number}", "note": "long " * 10})
+    first.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path, accounts) == accounts.rows
+    second = feeder.begin()
+    second.update(accounts, accounts.rows[3,], {**accounts.rows[3,], "owner": "changed"}, unchanged=("note",))
+    second.update(accounts, accounts.rows[4,], {**accounts.rows[4,], "id": 400}, unchanged=("note",))
+    second.update(accounts, accounts.rows[5,], {**accounts.rows[5,], "id": 500, "note": "short"})
+    second.delete(accounts, accounts.rows[6,])
+    second.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path, accounts) == accounts.rows
+    third = feeder.begin()
+    third.truncate(accounts)
+    third.insert(accounts, {"id": 1, "owner": "new", "note": None})
+    third.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path, accounts) == accounts.rows == {(1,): {"id": 1, "owner": "new", "note": None}}
+
+
+@pytest.mark.long
+def test_a_mirror_equals_the_source_after_a_random_workload(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    workload = Workload(feeder, 7)
+    for _ in range(40):
+        workload.step()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    for _ in range(40):
+        workload.step()
+    workload.finish()
+    reports = stream_mirror(spark, feeder, tmp_path, 250)
+    assert len(reports) > 1 and reports[-1].commit_lsn == feeder.truth[-1].commit_lsn
+    for table in (workload.customers, workload.orders):
+        assert mirrored(spark, tmp_path, table) == table.rows
+    logged = (
+        versions.read(spark, str(tmp_path))["public.visits"].orderBy("_commit_lsn", "_ordinal").toArrow().to_pylist()
+    )
+    expected = [{"op": row["op"], "page": row.get("page")} for row in workload.visits.log]
+    assert [{"op": row["_op"], "page": row["page"]} for row in logged] == expected
+
+
+@pytest.mark.parametrize(
+    ("batch_here", "tables_here"),
+    [(False, False), (False, True), (True, False)],
+    ids=["spark", "table_here", "batch_here"],
+)
+def test_a_large_batch_is_folded_to_the_same_rows(
+    spark: SparkSession,
+    feeder: Feeder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    batch_here: bool,
+    tables_here: bool,
+) -> None:
+    """A batch that is too large for this process may have tables that fit, and tables of one that fits may have many columns."""
+    if not batch_here:
+        monkeypatch.setattr(merge_batch, "look_at", lambda raw, _: (batch_contents.batch_content(raw), None))
+        monkeypatch.setattr(unmerged_overlay, "READ_HERE", 1_000_000 if tables_here else 0)
+        monkeypatch.setattr(unmerged_overlay, "look_at", merge_batch.look_at)
+    if not tables_here:
+        monkeypatch.setattr(batch_contents, "_SMALL_CELLS", 0)
+    workload = Workload(feeder, 11)
+    for _ in range(40):
+        workload.step()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    for _ in range(30):
+        workload.step()
+    workload.finish()
+    run_mirror(spark, feeder, tmp_path)
+    for table in (workload.customers, workload.orders):
+        assert mirrored(spark, tmp_path, table) == table.rows
+
+
+@pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+def test_rows_from_before_the_start_come_with_their_first_update(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_changes: int
+) -> None:
+    """But for values that it does not send, which are null until another update does."""
+    monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
+    accounts = feeder.table(ACCOUNTS)
+    before = feeder.begin()
+    for number in range(6):
+        before.insert(accounts, {"id": number, "owner": f"owner {number}", "note": "a long one"})
+    start = before.commit()
+    first = feeder.begin()
+    first.update(accounts, accounts.rows[0,], {**accounts.rows[0,], "owner": "changed"})
+    first.update(accounts, accounts.rows[1,], {**accounts.rows[1,], "owner": "changed"}, unchanged=("note",))
+    first.delete(accounts, accounts.rows[2,])
+    first.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path, startingPosition=f"lsn:{start}")
+    unsent = {**accounts.rows[1,], "note": None}
+    assert mirrored(spark, tmp_path, accounts) == {(0,): accounts.rows[0,], (1,): unsent}
+    second = feeder.begin()
+    second.update(accounts, accounts.rows[1,], accounts.rows[1,])
+    second.update(accounts, accounts.rows[3,], {**accounts.rows[3,], "owner": "changed"}, unchanged=("note",))
+    second.update(accounts, accounts.rows[4,], {**accounts.rows[4,], "id": 40}, unchanged=("note",))
+    second.delete(accounts, accounts.rows[5,])
+    second.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path, startingPosition=f"lsn:{start}")
+    unsent_rows = {(key,): {**accounts.rows[key,], "note": None} for key in (3, 40)}
+    assert mirrored(spark, tmp_path, accounts) == {**accounts.rows, **unsent_rows}
+
+
+def test_a_batch_that_runs_again_changes_nothing(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    accounts, visits = feeder.table(ACCOUNTS), feeder.table(VISITS)
+    transaction = feeder.begin()
+    transaction.insert(accounts, {"id": 1, "owner": "a", "note": None})
+    transaction.insert(visits, {"page": "/", "seconds": 1.0})
+    transaction.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    shutil.rmtree(tmp_path / "manifest")  # as if the crash had come before the picture
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path, accounts) == accounts.rows
+    assert versions.read(spark, str(tmp_path))["public.visits"].count() == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+def test_a_new_checkpoint_that_cuts_batches_elsewhere_loses_nothing(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_changes: int
+) -> None:
+    monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
+    accounts, items = feeder.table(ACCOUNTS), feeder.table(relation("items", {"id": INT8}, ("id",)))
+    first = feeder.begin()
+    first.insert(accounts, {"id": 1, "owner": "a", "note": "a long one"})
+    first.insert(items, {"id": 1})
+    first.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    middle = feeder.begin()
+    middle.update(accounts, accounts.rows[1,], {**accounts.rows[1,], "owner": "b"}, unchanged=("note",))
+    middle_lsn = middle.commit()
+    second = feeder.begin()
+    second.update(accounts, accounts.rows[1,], {**accounts.rows[1,], "id": 2}, unchanged=("note",))
+    second.truncate(items)
+    second.insert(items, {"id": 2})
+    second_lsn = second.commit()
+    feeder.kafka_commit()
+    with monkeypatch.context() as crash:
+        crash.setattr(manifest, "record", lambda *_: 1 / 0)  # the tables are written, the picture is not
+        with pytest.raises(ZeroDivisionError):
+            run_mirror(spark, feeder, tmp_path)
+    shutil.rmtree(tmp_path / "changes")  # a release that had none was killed, and its checkpoint was lost
+    with pytest.raises(MirrorError, match="micro-batches now end at other LSNs") as refused:
+        run_mirror(spark, feeder, tmp_path, endingPosition=f"lsn:{middle_lsn}")
+    assert f"with --merge-every inf until its micro-batches have reached {format_lsn(second_lsn)}, then" in str(
+        refused.value
+    )
+    third = feeder.begin()
+    third.insert(items, {"id": 3})
+    third.update(accounts, accounts.rows[2,], {**accounts.rows[2,], "owner": "c"}, unchanged=("note",))
+    third.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path, accounts) == accounts.rows == {(2,): {"id": 2, "owner": "c", "note": "a long one"}}
+    assert mirrored(spark, tmp_path, items) == items.rows
+
+
+def test_a_table_that_another_writer_made_is_refused(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    accounts = feeder.table(ACCOUNTS)
+    transaction = feeder.begin()
+    transaction.insert(accounts, {"id": 1, "owner": "a", "note": None})
+    transaction.commit()
+    feeder.kafka_commit()
+    location = table_path(str(tmp_path), TableName("public", "accounts"))
+    spark.range(3).write.format("delta").save(location)
+    with pytest.raises(MirrorError, match="was not created by walgate-mirror"):
+        run_mirror(spark, feeder, tmp_path)
+    changelog = Changelog(str(tmp_path), "delta", SchemaCache(Registry({"url": feeder.registry_url})))
+    with pytest.raises(MirrorError, match="was not created by walgate-changelog"):
+        changelog.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
+    assert spark.read.format("delta").load(location).columns == ["id"]
+    assert spark.read.format("delta").load(location).count() == 3
+
+
+def test_columns_come_and_go_and_change_their_type(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    old = feeder.table(ACCOUNTS)
+    first = feeder.begin()
+    first.insert(old, {"id": 1, "owner": "a", "note": "n"})
+    first.insert(old, {"id": 2, "owner": "b", "note": None})
+    first.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    new = feeder.alter(old, relation("accounts", {"id": NUMERIC_20, "owner": TEXT, "odd name;": TEXT}, ("id",)))
+    new.rows = {(Decimal(key),): {**row, "id": Decimal(key)} for (key,), row in new.rows.items()}
+    second = feeder.begin()
+    second.update(new, new.rows[Decimal(1),], {"id": Decimal(1), "owner": "c", "odd name;": "x"})
+    second.insert(new, {"id": Decimal(3), "owner": None, "odd name;": None})
+    second.delete(new, new.rows[Decimal(2),])
+    second.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path, new) == new.rows
+
+
+def test_special_values_stay_beside_their_column(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    prices = feeder.table(relation("prices", {"id": INT8, "price": (NUMERIC, NUMERIC_12_2), "text": TEXT}, ("id",)))
+    first = feeder.begin()
+    first.insert(prices, {"id": 1, "price": None, "text": "a"}, special={"price": "NaN"})
+    first.insert(prices, {"id": 2, "price": Decimal("1.50"), "text": "b"})
+    first.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    second = feeder.begin()
+    second.update(prices, prices.rows[1,], {"id": 1, "price": None, "text": "c"}, unchanged=("price",))
+    second.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    out = io.StringIO()
+    dump_json(tmp_path, ["public.prices"], out)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert lines[0]["columns"] == ["id", "price", "text"]
+    assert sorted(lines[1:]) == [["1", "NaN", "c"], ["2", "1.50", "b"]]
+
+
+def test_a_picture_shows_all_tables_behind_one_commit(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    accounts = feeder.table(ACCOUNTS)
+    lsns = []
+    for number in range(2):
+        transaction = feeder.begin()
+        transaction.insert(accounts, {"id": number, "owner": None, "note": None})
+        lsns.append(transaction.commit())
+        feeder.kafka_commit()
+        run_mirror(spark, feeder, tmp_path)
+    assert versions.read(spark, str(tmp_path), at=lsns[1] - 1)["public.accounts"].count() == 1
+    assert versions.read(spark, str(tmp_path), at=format_lsn(lsns[1]))["public.accounts"].count() == 2
+    with pytest.raises(MirrorError, match="begins at"):
+        versions.read(spark, str(tmp_path), at=lsns[0] - 1)

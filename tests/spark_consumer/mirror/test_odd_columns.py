@@ -1,0 +1,137 @@
+"""Mirrors of tables with odd columns: a key that is NaN, names with dots, columns that go, with what was not sent of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+
+from schemas.relation import RelationDescription, ReplicaIdentity
+from spark_consumer.mirror import batch_contents, versions
+from spark_consumer.mirror.paths import table_path
+from spark_consumer.tables import TableName
+from tests.spark_consumer.feeder import FLOAT8, INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Row, Table, relation
+from tests.spark_consumer.mirror.test_mirror import ACCOUNTS, mirrored, run_mirror
+from tests.spark_consumer.mirror.test_replica_identity import commit
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+PRICE = (NUMERIC, NUMERIC_12_2)
+
+
+@pytest.fixture(params=[batch_contents.SMALL_CHANGES, 0])
+def fold(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes are folded in this process, or by Spark."""
+    monkeypatch.setattr(batch_contents, "SMALL_CHANGES", request.param)
+
+
+def numbered(description: RelationDescription, *numbers: int) -> RelationDescription:
+    """With these attnums."""
+    columns = zip(description.columns, numbers, strict=True)
+    return replace(description, columns=tuple(replace(column, attnum=number) for column, number in columns))
+
+
+@pytest.mark.usefixtures("fold")
+def test_a_key_that_is_not_a_number_stays_where_it_is(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    """NaN is equal to NaN, and -0 to 0, also where every update brings the old row."""
+    points = feeder.table(relation("points", {"x": FLOAT8, "n": INT8, "note": TEXT}, ("x", "n"), ReplicaIdentity.FULL))
+    rows: list[Row] = [{"x": x, "n": n, "note": "a"} for x in (math.nan, 0.0, 1.5) for n in (1, 2)]
+    commit(feeder, points, *((None, row) for row in rows))
+    run_mirror(spark, feeder, tmp_path)
+    second = feeder.begin()
+    for row in rows[::2]:
+        second.update(points, row, {**row, "note": "b"})
+        second.update(points, {**row, "note": "b"}, {**row, "x": -row["x"], "note": "c"})
+    second.delete(points, rows[1])
+    second.commit()
+    feeder.kafka_commit()
+    run_mirror(spark, feeder, tmp_path)
+    found = versions.read(spark, str(tmp_path))[points.name].toArrow().to_pylist()
+    expected = [("-1.5", 1, "c"), ("0.0", 1, "c"), ("0.0", 2, "a"), ("1.5", 2, "a"), ("nan", 1, "c")]
+    assert sorted((repr(row["x"] + 0.0), row["n"], row["note"]) for row in found) == expected
+
+
+@pytest.mark.usefixtures("fold")
+def test_a_value_that_was_not_sent_and_whose_column_is_dropped_stops_no_merge(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    old = feeder.table(ACCOUNTS)
+    commit(feeder, old, *((None, {"id": number, "owner": "a", "note": "a long one"}) for number in range(3)))
+    run_mirror(spark, feeder, tmp_path)
+    second = feeder.begin()
+    second.update(old, old.rows[0,], {**old.rows[0,], "owner": "b"}, unchanged=("note",))
+    second.update(old, old.rows[1,], {**old.rows[1,], "id": 10}, unchanged=("note",))
+    second.commit()
+    new = feeder.alter(old, relation("accounts", {"id": INT8, "owner": TEXT}, ("id",)))
+    commit(feeder, new, (new.rows[2,], {"id": 2, "owner": "c"}))
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path, new) == new.rows
+    assert new.rows == {(key,): {"id": key, "owner": owner} for key, owner in ((0, "b"), (10, "a"), (2, "c"))}
+
+
+@pytest.mark.parametrize("key", [("id",), ()], ids=["rows", "log"])
+def test_a_column_that_comes_back_has_no_special_value_of_the_former_one(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, key: tuple[str, ...]
+) -> None:
+    """Neither of a row from before, nor of one that came in the batch in which the column went."""
+    old = feeder.table(numbered(relation("prices", {"id": INT8, "odd": PRICE, "price": PRICE}, key), 1, 2, 3))
+
+    def insert(table: Table, number: int, **special: str) -> None:
+        transaction = feeder.begin()
+        row = {column.name: None for column in table.description.columns}
+        transaction.insert(table, {**row, "id": number}, special=special)
+        transaction.commit()
+        feeder.kafka_commit()
+
+    def special() -> dict[int, dict[str, str]]:
+        rows = versions.read(spark, str(tmp_path))["public.prices"].toArrow().to_pylist()
+        assert all(row.get("price") is None for row in rows)
+        assert key == () or [] not in [row["_special"] for row in rows]
+        return {row["id"]: dict(row["_special"] or ()) for row in rows}
+
+    insert(old, 1, price="NaN")
+    insert(old, 2, price="NaN", odd="NaN")
+    insert(old, 3)
+    run_mirror(spark, feeder, tmp_path)
+    insert(old, 4, price="NaN")
+    less = feeder.alter(old, numbered(relation("prices", {"id": INT8, "odd": PRICE}, key), 1, 2))
+    insert(less, 5, odd="NaN")
+    run_mirror(spark, feeder, tmp_path)
+    expected = {1: {}, 2: {"odd": "NaN"}, 3: {}, 4: {}, 5: {"odd": "NaN"}}
+    assert special() == expected
+    more = feeder.alter(less, numbered(old.description, 1, 2, 4))
+    insert(more, 6, price="NaN")
+    run_mirror(spark, feeder, tmp_path)
+    assert special() == {**expected, 6: {"price": "NaN"}}
+
+
+def test_an_added_column_has_nothing_of_what_an_older_release_left(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    less = relation("prices", {"id": INT8}, ("id",))
+    table = feeder.table(less)
+    commit(feeder, table, (None, {"id": 1}))
+    run_mirror(spark, feeder, tmp_path)
+    location = table_path(str(tmp_path), TableName("public", "prices"))
+    DeltaTable.forPath(spark, location).update(set={"_special": "map('price', 'NaN')"})
+    more = feeder.alter(table, relation("prices", {"id": INT8, "price": PRICE}, ("id",)))
+    commit(feeder, more, (None, {"id": 2, "price": None}))
+    run_mirror(spark, feeder, tmp_path)
+    rows = versions.read(spark, str(tmp_path))["public.prices"].collect()
+    assert sorted((row["id"], row["price"], row["_special"]) for row in rows) == [(1, None, None), (2, None, None)]
+
+
+@pytest.mark.usefixtures("fold")
+def test_columns_may_begin_with_a_dot(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    dots = feeder.table(relation("dots", {"id": INT8, ".id": INT8, ".note": TEXT}, (".id",)))
+    commit(feeder, dots, *((None, {"id": 1, ".id": number, ".note": str(number)}) for number in range(3)))
+    run_mirror(spark, feeder, tmp_path)
+    zero, one, two = (dots.rows[number,] for number in range(3))
+    commit(feeder, dots, (zero, {**zero, "id": 2}), (one, {**one, ".id": 10}), (two, None))
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path, dots) == dots.rows
+    assert dots.rows == {(0,): {"id": 2, ".id": 0, ".note": "0"}, (10,): {"id": 1, ".id": 10, ".note": "1"}}

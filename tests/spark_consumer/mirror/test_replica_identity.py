@@ -1,0 +1,351 @@
+"""Changes of a relation's replica identity, and mirrors that cannot be right: each is mirrored exactly, or refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from schemas.change_schema import change_schema
+from schemas.relation import ReplicaIdentity, TypeFacts
+from spark_consumer.errors import MirrorError
+from spark_consumer.mirror import versions
+from spark_consumer.mirror.delta.dump import newest
+from spark_consumer.mirror.fold.replica_identity import (
+    change_of_key,
+    check_log_names,
+    first_positions,
+    schema_ids_behind,
+)
+from spark_consumer.mirror.paths import kept_path, table_path
+from spark_consumer.mirror.report import BatchReport
+from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableShape
+from spark_consumer.reader.registry import Registry, SchemaCache
+from spark_consumer.tables import TableName
+from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Row, Table, relation
+from tests.spark_consumer.mirror.test_mirror import run_mirror
+from tests.spark_consumer.mirrors import merging_mirror
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+ITEMS = TableName("public", "items")
+COLUMNS: dict[str, TypeFacts | tuple[TypeFacts, int]] = {"id": INT8, "name": TEXT}
+LOG = relation("items", COLUMNS, (), ReplicaIdentity.FULL)
+KEYED = relation("items", COLUMNS, ("id",))
+BY_ID = relation("items", {"id": INT8, "code": INT8}, ("id",))
+BY_CODE = relation("items", {"id": INT8, "code": INT8}, ("code",))
+
+
+def records(*places: tuple[int, int, int]) -> pa.Table:
+    """Of (schema_id, commit_lsn, ordinal)."""
+    return pa.table(dict(zip(("schema_id", "commit_lsn", "ordinal"), zip(*places, strict=True), strict=True)))
+
+
+def keys(schema_id: int) -> tuple[str, ...]:
+    """Schemas 1 and 2 have one key, the others are logs."""
+    return ("id",) if schema_id < 3 else ()
+
+
+@pytest.mark.parametrize(
+    ("places", "cut"),
+    [
+        ([(1, 10, 0), (2, 10, 1), (1, 20, 0)], None),
+        ([(1, 10, 0), (2, 20, 0), (3, 30, 0), (1, 40, 0)], 30),
+        ([(3, 10, 0), (4, 20, 0), (2, 30, 0), (2, 30, 1)], 30),
+        ([(1, 10, 0), (1, 20, 0), (3, 20, 1)], 20),
+    ],
+)
+def test_a_batch_is_cut_at_the_first_transaction_with_another_key(
+    places: list[tuple[int, int, int]], cut: int | None
+) -> None:
+    assert change_of_key(ITEMS, first_positions(records(*places)), keys) == cut
+
+
+def test_two_keys_in_one_transaction_are_refused() -> None:
+    first = first_positions(records((1, 20, 0), (3, 20, 1)))
+    with pytest.raises(MirrorError, match=r"public\.items .* within one transaction, at 0/14"):
+        change_of_key(ITEMS, first, keys)
+
+
+def commit(feeder: Feeder, table: Table, *changes: tuple[Row | None, Row | None]) -> int:
+    """A transaction of (old, new) rows."""
+    made = feeder.begin()
+    for old, new in changes:
+        if old is None:
+            assert new is not None
+            made.insert(table, new)
+        elif new is None:
+            made.delete(table, old)
+        else:
+            made.update(table, old, new)
+    commit_lsn = made.commit()
+    feeder.kafka_commit()
+    return commit_lsn
+
+
+def item(number: int, name: str) -> Row:
+    return {"id": number, "name": name}
+
+
+def both(number: int, code: int | None) -> Row:
+    return {"id": number, "code": code}
+
+
+def mirrored(spark: SparkSession, path: Path) -> list[dict[str, Any]]:
+    rows = versions.read(spark, str(path))["public.items"].drop("_special").toArrow().to_pylist()
+    return sorted(rows, key=lambda row: (row["id"], str(row)))
+
+
+def dumped(path: Path) -> list[tuple[str | None, ...]]:
+    (found,) = newest(path)
+    return sorted(found.rows())
+
+
+def test_a_log_that_gets_a_key_becomes_the_rows_it_adds_up_to(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """In one batch, which is cut."""
+    log = feeder.table(LOG)
+    commit(feeder, log, (None, item(1, "a")), (None, item(2, "b")), (None, item(2, "b")), (None, item(5, "e")))
+    commit(feeder, log, (item(1, "a"), item(1, "a2")), (item(2, "b"), None), (item(5, "e"), None))
+    keyed = feeder.alter(log, KEYED)
+    keyed.rows = {(1,): item(1, "a2"), (2,): item(2, "b")}
+    commit(feeder, keyed, (None, item(3, "c")), (item(2, "b"), item(2, "b2")))
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path) == [item(1, "a2"), item(2, "b2"), item(3, "c")]
+
+
+def test_a_log_that_does_not_add_up_gets_no_key(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    log = feeder.table(relation("items", COLUMNS, (), ReplicaIdentity.NOTHING))
+    commit(feeder, log, (None, item(1, "a")), (None, item(2, "b")), (item(2, "b"), None))
+    run_mirror(spark, feeder, tmp_path)
+    with pytest.raises(MirrorError, match=r"rows of public\.items cannot be computed from its append-only table"):
+        dumped(tmp_path)
+    commit(feeder, feeder.alter(log, KEYED), (None, item(3, "c")))
+    with pytest.raises(MirrorError, match=r"public\.items .* cannot be computed from its append-only table"):
+        run_mirror(spark, feeder, tmp_path)
+
+
+@pytest.mark.long
+def test_rows_whose_key_goes_become_the_beginning_of_a_log(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    keyed = feeder.table(KEYED)
+    commit(feeder, keyed, (None, item(1, "a")), (None, item(2, "b")), (None, item(3, "c")))
+    run_mirror(spark, feeder, tmp_path)
+    log = feeder.alter(keyed, LOG)
+    commit(feeder, log, (item(1, "a"), item(1, "a2")), (item(2, "b"), None))
+    run_mirror(spark, feeder, tmp_path)
+    assert dumped(tmp_path) == [("1", "a2"), ("3", "c")]
+    words = [row["_op"] for row in versions.read(spark, str(tmp_path))["public.items"].orderBy("_commit_lsn").collect()]
+    assert sorted(words) == ["DELETE", "READ", "READ", "READ", "UPDATE", "UPDATE_BEFORE"] and words[:3] == ["READ"] * 3
+    back = feeder.alter(log, KEYED)
+    back.rows = {(1,): item(1, "a2"), (3,): item(3, "c")}
+    commit(feeder, back, (item(3, "c"), None))
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path) == [item(1, "a2")]
+
+
+def test_spark_finds_the_first_records_of_each_schema_too(spark: SparkSession) -> None:
+    found = records((1, 10, 3), (2, 20, 0), (2, 20, 2), (1, 30, 0))
+    assert first_positions(spark.createDataFrame(found)) == first_positions(found) == {1: (10, 3), 2: (20, 0)}
+
+
+def test_changes_under_an_old_key_and_a_new_one_may_be_in_one_batch(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    by_id = feeder.table(BY_ID)
+    commit(feeder, by_id, *((None, both(number, number * 10)) for number in (1, 2, 3)))
+    run_mirror(spark, feeder, tmp_path)
+    commit(feeder, by_id, (both(1, 10), None), (both(2, 20), both(2, 21)))
+    by_code = feeder.alter(by_id, BY_CODE)
+    by_code.rows = {(21,): both(2, 21), (30,): both(3, 30)}
+    commit(feeder, by_code, (None, both(4, 40)), (both(3, 30), both(5, 30)))
+    assert sum(report.changes for report in run_mirror(spark, feeder, tmp_path) if not report.is_merge) == 4
+    assert mirrored(spark, tmp_path) == [both(2, 21), both(4, 40), both(5, 30)]
+
+
+def test_a_key_that_old_rows_do_not_have_is_refused_until_they_are_copied(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """A column with a default becomes the key: the stream does not say its values."""
+    old = feeder.table(relation("items", {"id": INT8}, ("id",)))
+    commit(feeder, old, (None, {"id": 1}), (None, {"id": 2}))
+    run_mirror(spark, feeder, tmp_path)
+    new = feeder.alter(old, BY_CODE)
+    new.rows = {(10,): both(1, 10), (20,): both(2, 20)}
+    commit(feeder, new, (both(2, 20), both(3, 20)))
+    for _ in range(2):
+        with pytest.raises(
+            MirrorError, match=r"public\.items now has the key 'code', but .* has rows with a null or duplicate key"
+        ):
+            run_mirror(spark, feeder, tmp_path)
+    copy = spark.createDataFrame([(1, 10), (3, 20)], "id long, code long").selectExpr(
+        "*", "cast(null as map<string, string>) as _special"
+    )
+    copy.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(
+        f"{tmp_path}/tables/public/items"
+    )
+    commit(feeder, new, (both(1, 10), None))
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path) == [both(3, 20)]
+
+
+def test_a_mirror_takes_fewer_tables_and_refuses_more(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    items, others = feeder.table(KEYED), feeder.table(relation("others", COLUMNS, ("id",)))
+    third, third_name = feeder.table(relation("third", {"id": INT8}, ("id",))), TableName("public", "third")
+    commit(feeder, others, (None, item(1, "a")))
+    commit(feeder, items, (None, item(1, "a")))
+    commit(feeder, third, (None, {"id": 1}))
+    schemas = SchemaCache(Registry({"url": feeder.registry_url}))
+
+    def run(tables: str, *told: TableName) -> versions.MirrorVersion:
+        frame = spark.read.format("walgate").options(**feeder.options(**({"tables": tables} if tables else {}))).load()
+        merging_mirror(str(tmp_path), schemas, tables=told).apply(frame, 0)
+        return versions.read(spark, str(tmp_path))
+
+    assert set(run("public.items,public.third", ITEMS, third_name)) == {"public.items", "public.third"}
+    commit(feeder, items, (None, item(2, "b")))
+    assert {name: frame.count() for name, frame in run("public.items", ITEMS).items()} == {"public.items": 2}
+    with pytest.raises(MirrorError, match="every other table is new to the mirror"):
+        run("")
+    with pytest.raises(MirrorError, match=r"public\.third is new to the mirror"):
+        run("", ITEMS, third_name)
+    with pytest.raises(MirrorError, match=r"public\.others is new to the mirror .* which has already reached \w+/\w+"):
+        run("public.items,public.others", ITEMS)  # the mirror is told less than the reader
+
+
+def test_columns_that_differ_by_case_are_refused_by_name(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    items = feeder.table(relation("items", {"id": INT8, "Name": TEXT, "name": TEXT}, ("id",)))
+    commit(feeder, items, (None, {"id": 1, "Name": "A", "name": "b"}))
+    with pytest.raises(MirrorError, match=r"public\.items has the columns 'Name', 'name'"):
+        run_mirror(spark, feeder, tmp_path)
+
+
+@pytest.mark.parametrize(("key", "names"), [(("id",), LOG_COLUMNS), ((), LOG_COLUMNS[:1])])
+def test_columns_named_like_those_of_a_log_are_refused(key: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """Such a table would be read as a log, and a log would have a column twice."""
+    described = relation("items", COLUMNS | dict.fromkeys(names, TEXT), key, ReplicaIdentity.FULL)
+    with pytest.raises(MirrorError, match=r"public\.items has the columns '_op'"):
+        check_log_names(ITEMS, TableShape.of(change_schema(described, "cdc")))
+
+
+def test_rows_of_a_relation_that_is_gone_go_or_stay_as_somebody_said(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """PostgreSQL does not send DROP TABLE."""
+
+    def run(on_recreated: str) -> tuple[str, ...]:
+        reports: list[BatchReport] = []
+        schemas = SchemaCache(Registry({"url": feeder.registry_url}))
+        mirror = merging_mirror(str(tmp_path), schemas, reports.append, on_recreated=on_recreated)
+        mirror.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
+        return reports[-1].notes
+
+    first = feeder.table(KEYED)
+    commit(feeder, first, (None, item(1, "a")), (None, item(2, "b")))
+    run_mirror(spark, feeder, tmp_path)
+    second, third, fourth, fifth = (feeder.alter(first, replace(KEYED, oid=KEYED.oid + n)) for n in (1, 2, 3, 4))
+    made = feeder.begin()  # TRUNCATE, DROP, CREATE and INSERT in one transaction
+    made.update(first, item(1, "a"), item(1, "a2"))
+    made.truncate(first)
+    made.insert(second, item(3, "c"))
+    made.commit()
+    feeder.kafka_commit()
+    commit(feeder, second, (item(3, "c"), None))
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path) == []
+    commit(feeder, third, (None, item(4, "d")))  # nothing was left
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path) == [item(4, "d")]
+    commit(feeder, fourth, (None, item(5, "e")))
+    with pytest.raises(MirrorError, match=r"public\.items was dropped and recreated"):
+        run("stop")
+    location = table_path(str(tmp_path), ITEMS)
+    spark.read.format("delta").load(location).where("id > 5").write.format("delta").mode("overwrite").save(location)
+    run("stop")
+    assert mirrored(spark, tmp_path) == [item(5, "e")]
+    commit(feeder, fifth, (None, item(6, "f")))
+    assert "dropped and recreated" in run("keep-as")[0]
+    assert mirrored(spark, tmp_path) == [item(6, "f")]
+    kept = spark.read.format("delta").load(kept_path(str(tmp_path), ITEMS, fourth.description.oid))
+    assert [row["id"] for row in kept.collect()] == [5]
+    log = feeder.alter(first, replace(LOG, oid=KEYED.oid + 5))
+    commit(feeder, log, (None, item(7, "g")))
+    assert run("empty") and dumped(tmp_path) == [("7", "g")]
+
+
+@pytest.mark.parametrize("key", [("id",), ()])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_table_that_was_made_anew_may_have_a_column_of_another_type(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, key: tuple[str, ...], at_once: bool
+) -> None:
+    """What its rows had there cannot be cast, and goes with them."""
+    before = relation("items", COLUMNS, key, ReplicaIdentity.DEFAULT if key else ReplicaIdentity.FULL)
+    first = feeder.table(before)
+    commit(feeder, first, (None, item(1, "a")))
+    run_mirror(spark, feeder, tmp_path)
+    columns = before.columns[0], replace(before.columns[1], facts=INT8)
+    second = feeder.alter(first, replace(before, oid=before.oid + 1, columns=columns))
+    commit(feeder, first, (None, item(2, "b")))
+    if not at_once:
+        run_mirror(spark, feeder, tmp_path)
+    commit(feeder, second, (None, {"id": 3, "name": 7}))
+    run_mirror(spark, feeder, tmp_path)
+    assert dumped(tmp_path) == [("3", "7")]
+    commit(feeder, second, (None, {"id": 4, "name": 8}))
+    run_mirror(spark, feeder, tmp_path)
+    assert dumped(tmp_path) == [("3", "7"), ("4", "8")]
+
+
+def test_the_type_of_a_column_may_change_behind_a_truncate(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    first = feeder.table(KEYED)
+    commit(feeder, first, (None, item(1, "a")))
+    run_mirror(spark, feeder, tmp_path)
+    made = feeder.begin()
+    made.truncate(first)
+    made.commit()
+    second = feeder.alter(first, replace(KEYED, columns=(KEYED.columns[0], replace(KEYED.columns[1], facts=INT8))))
+    commit(feeder, second, (None, {"id": 3, "name": 7}))
+    run_mirror(spark, feeder, tmp_path)
+    assert dumped(tmp_path) == [("3", "7")]
+
+
+@pytest.mark.parametrize("form", ["Arrow", "Spark"])
+def test_what_lies_behind_a_truncate_is_known(spark: SparkSession, form: str) -> None:
+    found: Any = records((1, 10, 0), (1, 20, 3), (2, 20, 4), (2, 20, 5), (3, 30, 0))
+    if form == "Spark":
+        found = spark.createDataFrame(found)
+    assert sorted(schema_ids_behind(found, (20, 4))) == [2, 3]
+    assert schema_ids_behind(found, (30, 0)) == []
+
+
+def test_a_relation_that_gets_its_former_name_back_is_refused(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """Its rows from before went when another relation had the name: they are not to be missed silently."""
+    first = feeder.table(KEYED)
+    commit(feeder, first, *((None, {"id": number, "name": "old"}) for number in range(3)))
+    run_mirror(spark, feeder, tmp_path)
+    other = feeder.alter(first, replace(KEYED, oid=KEYED.oid + 1))
+    commit(feeder, other, (None, {"id": 50, "name": "other"}))
+    run_mirror(spark, feeder, tmp_path)
+    commit(feeder, first, (None, {"id": 10, "name": "back"}))
+    with pytest.raises(Exception, match="another table was renamed to this name") as caught:
+        run_mirror(spark, feeder, tmp_path)
+    assert "--exclude" in str(caught.value) and "--on-recreated=empty" not in str(caught.value)
+
+
+def test_a_table_that_was_there_by_another_name_is_reported(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    commit(feeder, feeder.table(KEYED), (None, {"id": 1, "name": "old"}))
+    run_mirror(spark, feeder, tmp_path)
+    commit(feeder, feeder.table(replace(KEYED, name="renamed")), (None, {"id": 2, "name": "new"}))
+    reports: list[BatchReport] = []
+    mirror = merging_mirror(str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})), reports.append)
+    mirror.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
+    said = "public.renamed: it was public.items before, and the rows from before are only there"
+    assert any(said in note for report in reports for note in report.notes), reports

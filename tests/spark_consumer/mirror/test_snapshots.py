@@ -1,0 +1,309 @@
+"""Snapshots, exclusions and gaps in a mirror on real parts: markers and records as a gateway writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from schemas.relation import ReplicaIdentity
+from schemas.verification import decode_verdict, verdict_path
+from spark_consumer.errors import MirrorError
+from spark_consumer.mirror import batch_contents, versions
+from spark_consumer.mirror.paths import differences_path
+from spark_consumer.mirror.report import BatchReport
+from spark_consumer.reader.registry import Registry, SchemaCache
+from tests.spark_consumer.feeder import FLOAT8, INT8, TEXT, Feeder, Row, Table, relation
+from tests.spark_consumer.mirrors import merge_waiting, waiting_mirror
+from tests.spark_consumer.queries import run_to_end
+from tests.spark_consumer.workload import VISITS
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+ACCOUNTS = relation("accounts", {"id": INT8, "owner": TEXT, "note": TEXT}, ("id",))
+ITEMS = relation("items", {"id": INT8}, ("id",))
+CALLS = relation("calls", {"page": TEXT, "seconds": FLOAT8}, (), ReplicaIdentity.FULL)
+
+
+def account(number: int, owner: str = "a", note: str | None = "n") -> Row:
+    return {"id": number, "owner": owner, "note": note}
+
+
+class Reader:
+    """A mirror as `walgate mirror` runs it: each call of `take` is a query that takes what is there now."""
+
+    def __init__(self, spark: SparkSession, feeder: Feeder, path: Path) -> None:
+        self.spark, self.feeder, self.path = spark, feeder, path
+        self.merges = True  # what was appended, in the end
+
+    def take(self, limit: int = 100_000) -> list[BatchReport]:
+        reports: list[BatchReport] = []
+        self.feeder.kafka_commit()
+        mirror = waiting_mirror(
+            str(self.path), SchemaCache(Registry({"url": self.feeder.registry_url})), reports.append
+        )
+        options = self.feeder.options(maxChangesPerTrigger=str(limit), includeMarkers="true")
+        stream = self.spark.readStream.format("walgate").options(**options).load()
+        writer = stream.writeStream.foreachBatch(mirror.apply).option("checkpointLocation", f"{self.path}/checkpoint")
+        run_to_end(writer)
+        if self.merges:
+            merge_waiting(self.spark, mirror)
+        else:
+            mirror.finish(self.spark, merge=False)
+        return reports
+
+    def picture(self) -> versions.MirrorVersion:
+        return versions.read(self.spark, str(self.path))
+
+    def rows(self, table: Table) -> dict[Any, Row]:
+        rows = self.picture()[table.name].toArrow().to_pylist()
+        return {table.key(row): {name: value for name, value in row.items() if name != "_special"} for row in rows}
+
+
+@pytest.fixture
+def reader(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> Reader:
+    return Reader(spark, feeder, tmp_path)
+
+
+def in_one_transaction(feeder: Feeder, *changes: Callable[[Any], Any]) -> int:
+    transaction = feeder.begin()
+    for change in changes:
+        change(transaction)
+    return transaction.commit()
+
+
+@pytest.mark.parametrize("merges", [False, True], ids=["appended", "merged"])
+@pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+def test_a_table_is_in_a_picture_from_the_end_of_its_snapshot_on(
+    reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int, merges: bool
+) -> None:
+    """And a READ brings the columns that an UPDATE before it did not send."""
+    monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
+    reader.merges = merges
+    accounts, items, visits = feeder.table(ACCOUNTS), feeder.table(ITEMS), feeder.table(VISITS)
+    feeder.bound("SNAPSHOT_BEGIN", None, "FILL")
+    feeder.bound("SNAPSHOT_BEGIN", accounts, "FILL")
+    accounts.rows = {(number,): account(number) for number in range(5)}
+    in_one_transaction(
+        feeder,
+        lambda t: t.update(accounts, account(1), account(1, "b"), unchanged=("note",)),
+        lambda t: t.delete(accounts, account(2)),
+        lambda t: t.insert(items, {"id": 1}),
+    )
+    feeder.marker({"kind": "UNKNOWN", "xid": 0, "marker_lsn": feeder.next_lsn()})
+    feeder.chunk(accounts, [accounts.rows[number,] for number in (0, 1, 3)], "FILL")
+    reader.take()
+    assert not reader.picture() and reader.picture().filling == ["public.accounts", "public.items"]
+    with pytest.raises(MirrorError, match="the snapshot of public.accounts is not complete yet"):
+        reader.picture()["public.accounts"]
+    in_one_transaction(feeder, lambda t: t.update(accounts, account(3), account(3, "c")))
+    feeder.chunk(accounts, [accounts.rows[4,]], "FILL")
+    feeder.bound("SNAPSHOT_END", accounts, "FILL", rows=4)
+    feeder.chunk(visits, [{"page": "/", "seconds": 1.0}], "FILL")
+    reader.take()
+    assert reader.rows(accounts) == accounts.rows
+    assert accounts.rows == {(0,): account(0), (1,): account(1, "b"), (3,): account(3, "c"), (4,): account(4)}
+    assert reader.picture().filling == ["public.items", "public.visits"]
+    feeder.bound("SNAPSHOT_END", None, "FILL")
+    assert reader.take()  # markers alone are a batch
+    assert reader.rows(items) == items.rows and not reader.picture().filling
+    log = reader.picture()["public.visits"].orderBy("_commit_lsn", "_ordinal").collect()
+    assert [(row["_op"], row["_ordinal"]) for row in log] == [("TRUNCATE", -1), ("READ", 0)]
+
+
+@pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+def test_replace_deletes_the_keys_that_had_no_change(
+    reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
+) -> None:
+    """After a gap: rows went, came and changed without an event. Until its end the table is stale."""
+    monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
+    accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
+    inserts = [lambda t, n=n: t.insert(accounts, account(n)) for n in range(8)]
+    in_one_transaction(feeder, *inserts, lambda t: t.insert(items, {"id": 1}))
+    reader.take()
+    in_one_transaction(feeder, lambda t: t.insert(accounts, account(100)))  # known, and lost like the others
+    lost = feeder.next_lsn()
+    feeder.marker(
+        {"kind": "GAP", "xid": 0, "marker_lsn": lost, "end_lsn": feeder.next_lsn(), "detail": "the slot was lost"}
+    )
+    reports = reader.take()
+    assert reader.picture().stale == dict.fromkeys(["public.accounts", "public.items"], "the slot was lost")
+    assert "are lost" in reports[-1].notes[0]
+    accounts.rows = {(n,): account(n, "changed") for n in (0, 1, 2, 3)}
+    begin_lsn = feeder.bound("SNAPSHOT_BEGIN", None, "FILL")
+    feeder.bound("SNAPSHOT_BEGIN", accounts, "REPLACE", lsn=begin_lsn)
+    feeder.chunk(accounts, [accounts.rows[0,], accounts.rows[1,]], "REPLACE")
+    reader.take()
+    in_one_transaction(
+        feeder,
+        lambda t: t.update(accounts, accounts.rows[2,], {**accounts.rows[2,], "id": 20}),
+        lambda t: t.insert(accounts, account(30)),
+        lambda t: t.delete(accounts, accounts.rows[1,]),
+    )
+    feeder.chunk(accounts, [accounts.rows[3,]], "REPLACE")
+    reader.take()
+    in_one_transaction(feeder, lambda t: t.update(accounts, accounts.rows[3,], account(3, "once more")))
+    feeder.bound("SNAPSHOT_END", accounts, "REPLACE", rows=3)
+    in_one_transaction(feeder, lambda t: t.insert(accounts, account(31)))
+    feeder.bound("SNAPSHOT_BEGIN", items, "REPLACE")
+    end_lsn = feeder.bound("SNAPSHOT_END", items, "REPLACE")
+    feeder.bound("SNAPSHOT_END", None, "FILL", lsn=end_lsn)  # one transaction ends both
+    items.rows.clear()
+    reader.take()
+    assert reader.rows(accounts) == accounts.rows and sorted(accounts.rows) == [(0,), (3,), (20,), (30,), (31,)]
+    assert reader.rows(items) == {} and not reader.picture().stale
+
+
+@pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+def test_verify_reports_each_difference_and_writes_nothing(
+    reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
+) -> None:
+    monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
+    accounts = feeder.table(ACCOUNTS)
+    in_one_transaction(feeder, *(lambda t, n=n: t.insert(accounts, account(n)) for n in range(6)))
+    reader.take()
+    held = dict(accounts.rows)
+    source = {n: account(n) for n in (0, 1, 2, 3)} | {1: account(1, "changed"), 7: account(7, note=None)}
+    feeder.bound("SNAPSHOT_BEGIN", accounts, "VERIFY", "two")
+    in_one_transaction(feeder, lambda t: t.update(accounts, account(2), account(2, "b")))
+    in_one_transaction(feeder, lambda t: t.delete(accounts, account(5)))
+    source[2] = account(2, "b")
+    feeder.chunk(accounts, [source[n] for n in (0, 1, 2)], "VERIFY", "two")
+    in_one_transaction(feeder, lambda t: t.update(accounts, account(3), account(3, "behind")))
+    feeder.chunk(accounts, [source[7], account(3, "behind")], "VERIFY", "two")
+    feeder.bound("SNAPSHOT_END", accounts, "VERIFY", "two", rows=5)
+    reports = reader.take()
+    found = reader.spark.read.format("delta").load(differences_path(str(reader.path))).collect()
+    assert sorted((row.kind, row.key, tuple(row.columns)) for row in found) == [
+        ("CHANGED", '{"id":1}', ("owner",)), ("MISSING", '{"id":7}', ()), ("SURPLUS", '{"id":4}', ()),
+    ]  # fmt: skip
+    assert {row.snapshot_id for row in found} == {"two"} and sum(report.differences for report in reports) == 3
+    verdict = decode_verdict(Path(verdict_path(str(reader.path), "public.accounts")).read_bytes())
+    assert (verdict.purpose, verdict.snapshot_id, verdict.row_count) == ("VERIFY", "two", 5)
+    assert (verdict.changed, verdict.missing, verdict.surplus) == (1, 1, 1)
+    assert sorted((each.kind, each.key, each.columns) for each in verdict.keys) == [
+        ("CHANGED", '{"id":1}', ("owner",)), ("MISSING", '{"id":7}', ()), ("SURPLUS", '{"id":4}', ()),
+    ]  # fmt: skip
+    expected = {key: row for key, row in held.items() if key != (5,)}
+    assert reader.rows(accounts) == expected | {(2,): account(2, "b"), (3,): account(3, "behind")}
+
+
+def visit(page: str, seconds: float | None = 1.0) -> Row:
+    return {"page": page, "seconds": seconds}
+
+
+@pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+def test_a_table_without_key_is_compared_as_a_multiset_of_rows(
+    reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
+) -> None:
+    monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
+    calls = feeder.table(CALLS)
+    held = [visit("a"), visit("a"), visit("b"), visit("b"), visit("c", None)]
+    in_one_transaction(feeder, *(lambda t, row=row: t.insert(calls, row) for row in held))
+
+    def differences(snapshot_id: str, rows: list[Row]) -> tuple[int, int, int]:
+        feeder.bound("SNAPSHOT_BEGIN", calls, "VERIFY", snapshot_id)
+        if rows:
+            feeder.chunk(calls, rows, "VERIFY", snapshot_id)
+        feeder.bound("SNAPSHOT_END", calls, "VERIFY", snapshot_id, rows=len(rows))
+        reader.take()
+        verdict = decode_verdict(Path(verdict_path(str(reader.path), "public.calls")).read_bytes())
+        assert verdict.snapshot_id == snapshot_id and all(each.key is None for each in verdict.keys)
+        return verdict.changed, verdict.missing, verdict.surplus
+
+    assert differences("equal", held[::-1]) == (0, 0, 0)
+    assert differences("other", [visit("a"), visit("b"), visit("b"), visit("b"), visit("d")]) == (0, 2, 2)
+    assert differences("none", []) == (0, 0, 5)
+    in_one_transaction(feeder, *(lambda t, row=row: t.delete(calls, row) for row in held[1:]))
+    feeder.bound("SNAPSHOT_BEGIN", calls, "VERIFY", "emptied")
+    in_one_transaction(feeder, lambda t: t.insert(calls, visit("a")))  # behind the chunk, which had no row
+    feeder.bound("SNAPSHOT_END", calls, "VERIFY", "emptied")
+    in_one_transaction(feeder, lambda t: t.insert(calls, visit("new")))
+    reader.take()
+    verdict = decode_verdict(Path(verdict_path(str(reader.path), "public.calls")).read_bytes())
+    assert (verdict.snapshot_id, verdict.surplus) == ("emptied", 1)
+
+
+@pytest.mark.parametrize("key", [("id",), ()], ids=["rows", "log"])
+def test_columns_with_names_of_the_comparison_are_compared_as_all_others(
+    reader: Reader, feeder: Feeder, key: tuple[str, ...]
+) -> None:
+    odd = feeder.table(relation("odd", {"id": INT8, "There": TEXT, "held": INT8}, key, ReplicaIdentity.FULL))
+    rows: list[Row] = [{"id": 1, "There": "a", "held": 3}, {"id": 2, "There": None, "held": None}]
+    in_one_transaction(feeder, *(lambda t, row=row: t.insert(odd, row) for row in rows))
+    reader.take()
+    for snapshot_id, held, differences in (("equal", None, 0), ("other", 4, 1 if key else 2)):
+        feeder.bound("SNAPSHOT_BEGIN", odd, "VERIFY", snapshot_id)
+        feeder.chunk(odd, [rows[0], {**rows[1], "held": held}], "VERIFY", snapshot_id)
+        feeder.bound("SNAPSHOT_END", odd, "VERIFY", snapshot_id, rows=2)
+        reports = reader.take()
+        assert sum(report.differences for report in reports) == differences
+
+
+def test_hundreds_of_chunks_are_one_comparison_and_no_plan_grows_with_them(reader: Reader, feeder: Feeder) -> None:
+    accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
+    in_one_transaction(feeder, *(lambda t, n=n: t.insert(accounts, account(n)) for n in range(400)))
+    reader.take()
+    feeder.bound("SNAPSHOT_BEGIN", accounts, "VERIFY")
+    for number in range(1, 400):
+        feeder.chunk(accounts, [account(number, "b" if number % 100 == 0 else "a")], "VERIFY")
+        if number % 100 == 50:
+            transaction = feeder.begin()
+            transaction.insert(items, {"id": number})
+            transaction.commit()
+    in_one_transaction(feeder, lambda t: t.update(accounts, account(7), account(7, "later")))
+    feeder.bound("SNAPSHOT_END", accounts, "VERIFY", rows=399)
+    reports = reader.take()
+    verdict = decode_verdict(Path(verdict_path(str(reader.path), "public.accounts")).read_bytes())
+    assert (verdict.changed, verdict.missing, verdict.surplus, verdict.row_count) == (3, 0, 1, 399)
+    assert [report.changes for report in reports if report.is_merge] == [399 + 4, 1], (
+        "it is cut before the change of a row that was compared"
+    )
+    assert reader.rows(items) == items.rows and len(items.rows) == 4
+
+
+def test_an_excluded_table_stands_still_until_it_was_replaced(reader: Reader, feeder: Feeder) -> None:
+    accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
+    in_one_transaction(feeder, lambda t: t.insert(accounts, account(1)), lambda t: t.insert(items, {"id": 1}))
+    in_one_transaction(feeder, lambda t: t.insert(accounts, account(2)))
+    before = dict(accounts.rows)
+    excluded = {
+        "relation_oid": accounts.description.oid, "schema": "public", "name": "accounts", "topic": accounts.topic,
+        "event_count": 3, "reason": "a row is too large",
+    }  # fmt: skip
+    transaction = feeder.begin()
+    transaction.insert(items, {"id": 2})
+    transaction.commit(damage=lambda marker: marker["manifest"].update(excluded=[excluded]))
+    reports = reader.take()
+    assert reader.rows(accounts) == before and reader.rows(items) == items.rows
+    assert reader.picture().stale == {"public.accounts": "a row is too large"}
+    assert any("is not updated" in note for report in reports for note in report.notes)
+    feeder.bound("SNAPSHOT_BEGIN", accounts, "REPLACE")
+    feeder.chunk(accounts, [account(3)], "REPLACE")
+    reader.take()
+    assert reader.rows(accounts) == before
+    feeder.bound("SNAPSHOT_END", accounts, "REPLACE", rows=1)
+    reader.take()
+    assert reader.rows(accounts) == {(3,): account(3)} and not reader.picture().stale
+
+
+def test_signs_are_rows_of_the_raw_form_where_they_are_asked_for(spark: SparkSession, feeder: Feeder) -> None:
+    accounts = feeder.table(ACCOUNTS)
+    feeder.bound("SNAPSHOT_BEGIN", accounts, "FILL")
+    lsn = feeder.chunk(accounts, [account(1)], "FILL")
+    feeder.bound("SNAPSHOT_END", accounts, "FILL", rows=1)
+    feeder.kafka_commit()
+    raw = spark.read.format("walgate").options(**feeder.options(includeMarkers="true")).load()
+    assert [row.op for row in raw.orderBy("commit_lsn", "ordinal").collect()] == [
+        "SNAPSHOT_BEGIN", "READ", "SNAPSHOT_CHUNK", "SNAPSHOT_END",
+    ]  # fmt: skip
+    typed = spark.read.format("walgate").options(**feeder.options(table="public.accounts")).load().collect()
+    assert [(row.op, row.commit_lsn, row.after.owner) for row in typed] == [("READ", lsn, "a")]
+    assert spark.read.format("walgate-transactions").options(**feeder.options()).load().count() == 1
+    other = spark.newSession()  # in which nothing was registered
+    assert other.read.format("walgate").options(**feeder.options(table="public.accounts")).load().count() == 1
+    behind = feeder.options(includeMarkers="true", startingPosition=f"lsn:{lsn}")
+    assert [row.op for row in spark.read.format("walgate").options(**behind).load().collect()] == ["SNAPSHOT_END"]

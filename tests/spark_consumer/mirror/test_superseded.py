@@ -1,0 +1,224 @@
+"""Two that merge one mirror at the same moment, each where the other could do most harm: rows are neither doubled nor lost."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delta.exceptions import ConcurrentAppendException
+from pyspark.sql import SparkSession
+
+from spark_consumer.errors import MirrorError
+from spark_consumer.jvm import cloned
+from spark_consumer.mirror import changes, manifest, merge_batch, snapshot_keys, versions
+from spark_consumer.mirror.append_batch import AppendingMirror, merge_once
+from spark_consumer.mirror.delta import write_table
+from spark_consumer.mirror.merge_batch import Mirror
+from spark_consumer.mirror.paths import seen_path
+from spark_consumer.reader.registry import Registry, SchemaCache
+from spark_consumer.tables import TableName
+from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
+from tests.spark_consumer.mirrors import merging_mirror
+from tests.spark_consumer.workload import VISITS
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+ITEMS = relation("items", {"id": INT8, "name": TEXT}, ("id",))
+WAIT_S = 300
+
+
+class Scene:
+    def __init__(self, spark: SparkSession, feeder: Feeder, path: Path) -> None:
+        self.spark, self.feeder, self.path = spark, feeder, str(path)
+        schemas = SchemaCache(Registry({"url": feeder.registry_url}))
+        self.appending = AppendingMirror(self.path, schemas, merge_every_s=math.inf)
+        self.items, self.visits = feeder.table(ITEMS), feeder.table(VISITS)
+
+    def append(self) -> None:
+        self.take(self.appending)
+
+    def take(self, mirror: AppendingMirror) -> None:
+        self.feeder.kafka_commit()
+        options = self.feeder.options(includeMarkers="true")
+        mirror.apply(self.spark.read.format("walgate").options(**options).load(), 0)
+
+    def merge(self) -> None:
+        """As `walgate merge` in another process."""
+        merge_once(cloned(self.spark), self.path, lambda _: None)
+
+    def insert(self, first: int, last: int) -> int:
+        """One transaction, appended; its commit LSN."""
+        transaction = self.feeder.begin()
+        for number in range(first, last + 1):
+            transaction.insert(self.items, {"id": number, "name": "a"})
+            transaction.insert(self.visits, {"page": f"/{number}", "seconds": 1.0})
+        commit_lsn = transaction.commit()
+        self.append()
+        return commit_lsn
+
+    def replace(self, table: Table, rows: list[dict[str, Any]]) -> None:
+        self.feeder.bound("SNAPSHOT_BEGIN", table, "REPLACE")
+        self.feeder.chunk(table, rows, "REPLACE")
+        self.feeder.bound("SNAPSHOT_END", table, "REPLACE", rows=len(rows))
+
+    def found(self) -> tuple[list[int], list[str]]:
+        version = versions.read(self.spark, self.path)
+        return (
+            sorted(row.id for row in version["public.items"].collect()),
+            sorted(row.page for row in version["public.visits"].collect()),
+        )
+
+
+@pytest.fixture
+def scene(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> Scene:
+    return Scene(spark, feeder, tmp_path)
+
+
+def expected(last: int) -> tuple[list[int], list[str]]:
+    return list(range(1, last + 1)), [f"/{number}" for number in range(1, last + 1)]
+
+
+@pytest.mark.parametrize("tables", ["there", "new"])
+def test_a_merge_that_was_prepared_before_another_wrote_looks_again(scene: Scene, tables: str) -> None:
+    """The first writes its tables between the moment when the second has looked at them and its own writes."""
+    scene.insert(1, 1)
+    if tables == "there":
+        scene.merge()
+        scene.insert(2, 2)
+    write = write_table.write
+    stands, second_stands, first_is_done = threading.Event(), threading.Event(), threading.Event()
+    first = cloned(scene.spark)
+
+    def waits(session: SparkSession, *rest: Any) -> None:
+        if session is first:
+            stands.set()
+            assert second_stands.wait(WAIT_S)
+        else:
+            second_stands.set()
+            assert first_is_done.wait(WAIT_S)
+        write(session, *rest)
+
+    def merge_first() -> None:
+        try:
+            merge_once(first, scene.path, lambda _: None)
+        finally:
+            first_is_done.set()
+
+    with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(1) as beside:
+        patched.setattr(merge_batch, "write", waits)
+        early = beside.submit(merge_first)
+        assert stands.wait(WAIT_S)
+        scene.insert(3 if tables == "there" else 2, 3)
+        scene.merge()
+        with pytest.raises(MirrorError, match="another writer has taken over"):
+            early.result()
+    assert scene.found() == expected(3)
+    scene.insert(4, 4)
+    scene.merge()
+    assert scene.found() == expected(4)
+
+
+def test_who_was_followed_within_a_snapshot_deletes_nothing(scene: Scene) -> None:
+    """The keys that came in the snapshot are gone when the first goes on: another has taken its end in."""
+    scene.insert(1, 5)
+    scene.merge()
+    scene.replace(scene.items, list(scene.items.rows.values()))
+    scene.append()
+    write_tables: Callable[..., None] = Mirror._write_tables
+    stood: list[bool] = []
+
+    def stalls(mirror: Mirror, *rest: Any) -> None:
+        if not stood:
+            stood.append(True)
+            scene.merge()
+        write_tables(mirror, *rest)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Mirror, "_write_tables", stalls)
+        with pytest.raises(MirrorError, match="another writer has taken over"):
+            scene.merge()
+    assert scene.found() == expected(5)
+    scene.insert(6, 6)
+    scene.merge()
+    assert scene.found() == expected(6)
+
+
+def test_a_conflict_at_the_end_of_a_snapshot_is_met_again(scene: Scene) -> None:
+    schemas = SchemaCache(Registry({"url": scene.feeder.registry_url}))
+    mirror = merging_mirror(scene.path, schemas)
+    transaction = scene.feeder.begin()
+    for number in range(1, 6):
+        transaction.insert(scene.items, {"id": number, "name": "a"})
+    transaction.commit()
+    scene.take(mirror)
+    delete_surplus, calls = snapshot_keys.delete_surplus, []
+
+    def meets(*rest: Any) -> None:
+        calls.append(rest)
+        if len(calls) == 1:
+            raise ConcurrentAppendException("OPTIMIZE was here")
+        delete_surplus(*rest)
+
+    scene.replace(scene.items, [scene.items.rows[number,] for number in range(1, 5)])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(snapshot_keys, "delete_surplus", meets)
+        scene.take(mirror)
+    assert len(calls) == 2
+    # Keys of a snapshot that began again, or that were left by a crash, go with the next start; those of one in progress stay.
+    lsn = scene.feeder.bound("SNAPSHOT_BEGIN", scene.items, "REPLACE", "two")
+    scene.feeder.chunk(scene.items, [scene.items.rows[1,]], "REPLACE", "two")
+    scene.take(mirror)
+    in_progress, left = (seen_path(scene.path, TableName("public", "items"), at) for at in (lsn, 1))
+    seen_by = scene.spark.read.format("delta").load(in_progress)
+    seen_by.write.format("delta").save(left)
+    scene.take(merging_mirror(scene.path, schemas))
+    assert Path(in_progress).is_dir() and not Path(left).exists()
+    assert sorted(row.id for row in versions.read(scene.spark, scene.path)["public.items"].collect()) == [1, 2, 3, 4]
+
+
+def test_a_snapshot_in_which_the_key_changed_deletes_nothing_and_says_so(scene: Scene) -> None:
+    reports: list[str] = []
+    schemas = SchemaCache(Registry({"url": scene.feeder.registry_url}))
+    mirror = merging_mirror(scene.path, schemas, lambda report: reports.extend(report.notes))
+    by_id = scene.feeder.table(relation("codes", {"id": INT8, "code": INT8}, ("id",)))
+    transaction = scene.feeder.begin()
+    for number in range(5):
+        transaction.insert(by_id, {"id": number, "code": 100 + number})
+    transaction.commit()
+    scene.take(mirror)
+    scene.feeder.bound("SNAPSHOT_BEGIN", by_id, "REPLACE")
+    scene.feeder.chunk(by_id, list(by_id.rows.values()), "REPLACE")
+    by_code = scene.feeder.alter(by_id, relation("codes", {"id": INT8, "code": INT8}, ("code",)))
+    transaction = scene.feeder.begin()
+    transaction.insert(by_code, {"id": 7, "code": 107})
+    transaction.commit()
+    scene.feeder.bound("SNAPSHOT_END", by_code, "REPLACE", rows=5)
+    scene.take(mirror)
+    found = versions.read(scene.spark, scene.path)["public.codes"]
+    assert sorted(row.id for row in found.collect()) == [0, 1, 2, 3, 4, 7]
+    assert any("public.codes: its key changed while its snapshot was read" in note for note in reports), reports
+
+
+def test_an_unpruned_change_below_the_oldest_version_is_no_picture(scene: Scene) -> None:
+    """Upkeep was stopped between the two tables that it prunes, and a reader looked at one before and at the other after."""
+    lsns = []
+    for number in range(1, 7):
+        lsns.append(scene.insert(number, number))
+        if not number % 2:
+            scene.merge()
+    assert versions.read(scene.spark, scene.path, at=lsns[2])["public.items"].count() == 3
+    changes.prune(scene.spark, scene.path, lsns[1])
+    manifest.prune(scene.spark, scene.path, lsns[1])
+    kept = changes.pinned(scene.spark, scene.path)
+    changes.prune(scene.spark, scene.path, lsns[3])
+    assert versions.read(scene.spark, scene.path, at=lsns[2])["public.items"].count() == 2  # the last merge before it
+    manifest.prune(scene.spark, scene.path, lsns[3])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(changes, "pinned", lambda *_: kept)
+        with pytest.raises(MirrorError, match="the mirror begins at"):
+            versions.read(scene.spark, scene.path, at=lsns[2])

@@ -1,0 +1,131 @@
+"""What the signs of snapshots, exclusions and gaps make of a mirror's tables, without Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spark_consumer.mirror.report import notes_of
+from spark_consumer.mirror.table_states import (
+    Mark,
+    Standing,
+    advance,
+    first_cut,
+    first_unreadable,
+    unfinished,
+    verified_chunks,
+)
+
+
+def mark(kind: str, lsn: int, table: str | None = "public.a", **facts: Any) -> Mark:
+    return Mark(kind, table, lsn, 0, {"snapshot_id": "one", "purpose": "FILL", "reason": "it is poison", **facts})
+
+
+def test_a_table_is_filling_from_the_beginning_of_its_snapshot_to_the_end() -> None:
+    begun, _ = advance(Standing(), [mark("SNAPSHOT_BEGIN", 10)])
+    assert begun.filling == {"public.a"} and begun.open["public.a"].begin_lsn == 10
+    again, _ = advance(begun, [mark("SNAPSHOT_BEGIN", 20)])
+    assert again.open["public.a"].begin_lsn == 20
+    ended, windows = advance(again, [mark("SNAPSHOT_END", 30)])
+    assert not ended.filling and not ended.open and windows["public.a"].begin_lsn == 20
+
+
+def test_a_table_whose_rows_come_within_a_snapshot_of_all_is_not_complete() -> None:
+    whole, _ = advance(Standing(), [mark("SNAPSHOT_BEGIN", 10, None), mark("SNAPSHOT_BEGIN", 11, "public.b")])
+    done, _ = advance(whole, [mark("SNAPSHOT_END", 12, "public.b")])
+    for name in ("public.a", "public.b"):
+        done.meet(name)
+    assert done.filling == {"public.a"}
+    ended, _ = advance(done, [mark("SNAPSHOT_END", 20, None)])
+    assert not ended.filling and not ended.done
+
+
+def test_an_excluded_table_stands_still_until_it_was_replaced() -> None:
+    frozen, _ = advance(Standing(), [mark("EXCLUDED", 10)])
+    assert frozen.stale(["public.a", "public.b"]) == {"public.a": "it is poison"}
+    begun, _ = advance(frozen, [mark("SNAPSHOT_BEGIN", 20, purpose="REPLACE")])
+    assert begun.stale(["public.a"])
+    ended, _ = advance(begun, [mark("SNAPSHOT_END", 30, purpose="REPLACE")])
+    assert not ended.stale(["public.a"])
+
+
+def test_a_gap_makes_every_table_stale_until_it_was_replaced_and_a_verify_does_not_help() -> None:
+    gap, _ = advance(Standing(), [mark("GAP", 10, None, detail="the slot was lost")])
+    verified, _ = advance(gap, [mark("SNAPSHOT_END", 20, "public.a", purpose="VERIFY")])
+    assert verified.stale(["public.a", "public.b"]) == dict.fromkeys(["public.a", "public.b"], "the slot was lost")
+    again = [mark("SNAPSHOT_BEGIN", 25, purpose="REPLACE"), mark("SNAPSHOT_END", 30, purpose="REPLACE")]
+    replaced, _ = advance(verified, again)
+    assert replaced.stale(["public.a", "public.b"]) == {"public.b": "the slot was lost"}
+    assert Standing.of(replaced.text()) == replaced
+
+
+def test_a_snapshot_that_had_begun_before_a_gap_does_not_repair_its_table() -> None:
+    begun, _ = advance(Standing(), [mark("SNAPSHOT_BEGIN", 5), mark("GAP", 10, None, detail="the slot was lost")])
+    ended, _ = advance(Standing.of(begun.text()), [mark("SNAPSHOT_END", 20)])
+    assert ended.stale(["public.a"]) == {"public.a": "the slot was lost"} and not ended.filling
+    again, _ = advance(
+        ended, [mark("SNAPSHOT_BEGIN", 30, purpose="REPLACE"), mark("SNAPSHOT_END", 40, purpose="REPLACE")]
+    )
+    assert not again.stale(["public.a"])
+
+
+@pytest.mark.parametrize(
+    "ending", [mark("SNAPSHOT_END", 20, None), mark("SNAPSHOT_BEGIN", 20, None, snapshot_id="two")]
+)
+def test_a_snapshot_that_was_cancelled_is_over(ending: Mark) -> None:
+    """By its own sign, or because the next one begins, where the gateway is one that did not tell."""
+    begun = [
+        mark("SNAPSHOT_BEGIN", 10, None),
+        mark("SNAPSHOT_BEGIN", 11, "public.b", purpose="VERIFY"),
+        mark("SNAPSHOT_BEGIN", 12),
+    ]
+    made, ended = advance(Standing(), [*begun, ending])
+    assert list(made.open) == ["public.a"] and made.filling == {"public.a"} and not ended
+    made, _ = advance(made, [mark("SNAPSHOT_END", 30, None, snapshot_id="two")])
+    made.meet("public.c")
+    assert made.filling == {"public.a"} and not made.whole
+
+
+def test_the_last_table_ends_with_its_snapshot_in_whatever_order_they_are_stored() -> None:
+    """The gateway ends both in one transaction, and a table sorted by name has the end of all first."""
+    begun = [mark("SNAPSHOT_BEGIN", 10, None), mark("SNAPSHOT_BEGIN", 10, purpose="REPLACE")]
+    ends = [mark("SNAPSHOT_END", 20, None), mark("SNAPSHOT_END", 20, purpose="REPLACE")]
+    gap = Standing(gap="x", gap_lsn=5)
+    for stored in ([*begun, *ends], [*ends, *begun]):
+        marks = sorted(stored, key=lambda each: each.place)
+        made, ended = advance(gap, marks)
+        assert list(ended) == ["public.a"] and made.repaired == {"public.a"} and not unfinished(gap, marks)
+    wrong = [*begun, *ends]
+    made, ended = advance(gap, wrong)
+    assert not ended and not made.repaired
+    assert list(unfinished(gap, wrong)) == ["public.a"]
+    first, second = notes_of(wrong, ended, unfinished(gap, wrong))
+    assert "is over before its rows were complete" in first and "has not read its beginning" in second
+
+
+def test_a_table_that_stood_still_still_does_where_the_beginning_of_its_snapshot_was_not_read() -> None:
+    """Which rows are no longer in the source is not known then."""
+    frozen = Standing(frozen={"public.a": "it is poison"})
+    made, ended = advance(frozen, [mark("SNAPSHOT_END", 20, purpose="REPLACE")])
+    assert not ended and made.stale(["public.a"]) == {"public.a": "it is poison"}
+
+
+def test_batches_are_cut_before_exclusions_and_where_a_table_begins_once_more() -> None:
+    assert first_cut(Standing(), [mark("EXCLUDED", 10)], 5, 20) == 10
+    assert first_cut(Standing(), [mark("EXCLUDED", 10)], 10, 20) is None
+    assert first_cut(Standing(frozen={"public.a": "it is poison"}), [mark("EXCLUDED", 10)], 5, 20) is None
+    chunks = [mark("SNAPSHOT_CHUNK", 10, purpose="VERIFY"), mark("SNAPSHOT_CHUNK", 12)]
+    assert first_cut(Standing(), chunks, 5, 20) is None and verified_chunks(chunks) == chunks[:1]
+    twice = [mark("SNAPSHOT_END", 10), mark("SNAPSHOT_BEGIN", 12)]
+    assert first_cut(Standing(), twice, 5, 20) == 12
+
+
+def test_pictures_between_merges_end_where_a_snapshot_takes_rows_away() -> None:
+    filled = [mark("SNAPSHOT_BEGIN", 10), mark("SNAPSHOT_END", 20)]
+    assert first_unreadable(Standing(), filled) is None
+    assert first_unreadable(Standing(frozen={"public.a": "it is poison"}), filled) == 20
+    assert first_unreadable(Standing(), [mark("EXCLUDED", 15), mark("SNAPSHOT_END", 20)]) == 20
+    assert first_unreadable(Standing(), [mark("SNAPSHOT_END", 20, purpose="REPLACE")]) == 20
+    assert first_unreadable(Standing(), [mark("SNAPSHOT_END", 20, purpose="VERIFY"), mark("GAP", 30, None)]) is None
+    assert first_unreadable(Standing(), [mark("SNAPSHOT_END", 20, None, purpose="REPLACE")]) is None

@@ -1,0 +1,220 @@
+"""How far a query goes, and whether the topic is still the one in which it counted: on a transaction topic in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from spark_consumer.errors import MarkerError, OptionError, RangeExpired
+from spark_consumer.reader import backlog
+from spark_consumer.reader.broker import Broker
+from spark_consumer.reader.marker_log import STEP, MarkerLog
+from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder, Range
+from spark_consumer.reader.planning import first_complete
+from spark_consumer.reader.positions import Position, check_continues, parse_position, resolve
+from spark_consumer.source import datasource
+from spark_consumer.source.datasource import BatchReader, StreamReader, TransactionShape, TransactionTask, _Planner
+from spark_consumer.source.options import parse_options
+from tests.spark_consumer.logs import transaction
+
+
+@dataclass(frozen=True)
+class Topic(Broker):
+    """`lsns`: commit LSN of the marker at each offset; 0: of another kind."""
+
+    lsns: list[int] = field(default_factory=list)
+    low: list[int] = field(default_factory=lambda: [0])
+    reads: list[tuple[int, int]] = field(default_factory=list)
+
+    def offsets(self, topic: str, partition: int = 0, *, patience_s: float | None = None) -> tuple[int, int]:
+        return self.low[0], len(self.lsns)
+
+    def read(
+        self, topic: str, partition: int, first_offset: int, last_offset: int, *, skip_tombstones: bool = False
+    ) -> Iterator[tuple[list[int], list[bytes]]]:
+        self.reads.append((first_offset, last_offset))
+        offsets = list(range(first_offset, last_offset + 1))
+        yield offsets, [self.lsns[offset].to_bytes(8, "big") for offset in offsets]
+
+
+class Decoder(MarkerDecoder):
+    def decode(self, offset: int, value: bytes) -> CommittedTransaction | None:
+        lsn = int.from_bytes(value, "big")
+        made = replace(transaction(1, 700, (), (), 1), marker_offset=offset, commit_lsn=lsn, commit_time_us=lsn)
+        return made if lsn else None
+
+
+def reader(topic: Topic) -> StreamReader:
+    """Of a query that begins, or goes on after a restart."""
+    options = parse_options({"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://unused"}, streaming=True)
+    planner = _Planner(options, TransactionShape(options))
+    planner._log = MarkerLog(topic, "cdc.transaction", Decoder({}, "cdc.transaction"))
+    return StreamReader(planner)
+
+
+def topic_of(*lsns: int) -> Topic:
+    return Topic({}, lsns=list(lsns))
+
+
+def test_a_query_goes_on_behind_its_last_transaction() -> None:
+    topic = topic_of(10, 0, 20)
+    stands = reader(topic).latestOffset({"position": 0, "commit_lsn": 0}, ReadAllAvailable())
+    assert stands == {"position": 3, "commit_lsn": 20}
+    topic.lsns.extend([0, 30])
+    assert reader(topic).latestOffset(stands, ReadAllAvailable()) == {"position": 5, "commit_lsn": 30}
+
+
+def test_a_topic_that_became_shorter_is_refused() -> None:
+    running = reader(topic := topic_of(10, 20, 30))
+    stands = running.latestOffset({"position": 0, "commit_lsn": 0}, ReadAllAvailable())
+    topic.lsns[:] = [40]
+    with pytest.raises(
+        MarkerError, match=r"(?s)commit_lsn 0/1E at offset 3 of the marker topic.*topic ends at 1.*recreated"
+    ):
+        running.latestOffset(stands, ReadAllAvailable())
+
+
+@pytest.mark.parametrize("at_its_place", [25, 40, 0])
+def test_a_topic_with_another_marker_there_is_refused(at_its_place: int) -> None:
+    """Also where the commit LSNs go on to rise."""
+    with pytest.raises(MarkerError, match="recreated"):
+        reader(topic_of(21, 22, at_its_place, 50)).latestOffset({"position": 3, "commit_lsn": 30}, ReadAllAvailable())
+
+
+def test_a_planned_batch_is_not_read_from_another_topic() -> None:
+    start, end = {"position": 1, "commit_lsn": 10}, {"position": 3, "commit_lsn": 30}
+    assert len(reader(topic_of(10, 20, 30)).partitions(start, end)) == 1
+    with pytest.raises(MarkerError, match="recreated"):
+        reader(topic_of(35, 36, 37, 38)).partitions(start, end)
+
+
+def test_a_marker_that_retention_took_is_not_asked_for() -> None:
+    topic = topic_of(10, 20, 30)
+    topic.low[0] = 2
+    found = reader(topic).latestOffset({"position": 2, "commit_lsn": 20}, ReadAllAvailable())
+    assert found == {"position": 3, "commit_lsn": 30}
+
+
+def test_a_backlog_is_not_loaded_beyond_the_limit() -> None:
+    topic = topic_of(*range(1, 4 * STEP))
+    found = reader(topic).latestOffset({"position": 0, "commit_lsn": 0}, ReadMaxRows(STEP + 5))
+    assert found == {"position": STEP + 5, "commit_lsn": STEP + 5}
+    assert topic.reads == [(0, STEP - 1), (STEP, 2 * STEP - 1)]
+
+
+def test_a_micro_batch_of_tiny_transactions_has_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasource, "_TRANSACTIONS_PER_TRIGGER", 3)
+    found = reader(topic_of(*range(1, 9))).latestOffset({"position": 0, "commit_lsn": 0}, ReadMaxRows(100))
+    assert found == {"position": 3, "commit_lsn": 3}
+
+
+def test_the_notices_of_one_transaction_are_in_one_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who keeps a commit LSN as the place that was reached would leave out those of a later one."""
+    monkeypatch.setattr(datasource, "_TRANSACTIONS_PER_TRIGGER", 2)
+    first, second = (replace(transaction(1, 700, (), (), 1), commit_lsn=lsn) for lsn in (10, 30))
+    notices = [replace(first, kind="SNAPSHOT_END", commit_lsn=20) for _ in range(3)]
+    for most in (0, 100):
+        assert datasource.admit([first, *notices, second], most) == [first, *notices]
+
+
+def test_a_batch_read_plans_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory does not grow with the transactions, but with the plan."""
+    monkeypatch.setattr(datasource, "STEP", 4)
+    planner = reader(topic := topic_of(*range(1, 11)))._planner
+    tasks = BatchReader(planner).partitions()
+    steps = [task.transactions for task in tasks if isinstance(task, TransactionTask)]
+    assert [[one.commit_lsn for one in step] for step in steps] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
+    assert topic.reads == [(0, 3), (4, 7), (8, 9)]
+    assert not planner.log._transactions
+    topic.lsns[5] = 3
+    with pytest.raises(MarkerError, match="does not come after"):
+        BatchReader(reader(topic)._planner).partitions()
+
+
+def test_the_end_of_the_topic_is_reported_with_its_commit_lsn() -> None:
+    topic = topic_of(10, 20, 0)
+    running = reader(topic)
+    assert running.reportLatestOffset() == {"position": 3, "commit_lsn": 20}
+    running.latestOffset({"position": 0, "commit_lsn": 0}, ReadAllAvailable())
+    topic.reads.clear()
+    assert running.reportLatestOffset() == {"position": 3, "commit_lsn": 20} and topic.reads == []
+
+
+@pytest.mark.parametrize(("count", "changes"), [(0, 0), (5, 5), (6, 6), (30, 30)])
+def test_what_waits_is_counted_or_judged_by_both_ends(
+    monkeypatch: pytest.MonkeyPatch, count: int, changes: int
+) -> None:
+    monkeypatch.setattr(backlog, "SAMPLE", 3)
+    topic = topic_of(7, *range(11, 11 + count))
+    log = MarkerLog(topic, "cdc.transaction", Decoder({}, "cdc.transaction"))
+    found = backlog.backlog(log, 1, 1 + count)
+    assert found == backlog.Backlog(changes, 10 + count if count else None)
+    assert sum(last + 1 - first for first, last in topic.reads) == min(count, 6)
+
+
+def test_a_time_is_found_without_loading_the_topic() -> None:
+    topic = topic_of(*range(1, 4 * STEP))
+    log = MarkerLog(topic, "cdc.transaction", Decoder({}, "cdc.transaction"))
+    assert resolve(Position("time", 70_000), log) == 70_000
+    assert max(last - first for first, last in topic.reads) < STEP
+    assert not log._transactions
+
+
+def test_the_first_transaction_that_is_complete_is_found() -> None:
+    ranges = [[("a", 0)], [("a", 5), ("b", 0)], [("b", 3)], [("a", 9), ("b", 7)]]
+    transactions = [
+        transaction(number, 700, (), tuple(Range(topic, 0, first, first, 1) for topic, first in items))
+        for number, items in enumerate(ranges)
+    ]
+    kept = {("a", 0): 5, ("b", 0): 4}
+
+    def first_kept(topic: str, partition: int) -> int:
+        return kept[topic, partition]
+
+    assert first_complete(transactions, lambda _: True, first_kept) == 3
+    assert first_complete(transactions, lambda topic: topic == "a", first_kept) == 1
+    assert first_complete(transactions[3:], lambda _: True, first_kept) is None
+
+
+@pytest.mark.parametrize(
+    ("low", "start"),
+    [
+        (0, "lsn:0/1"),  # nothing was ever removed
+        (1, "earliest"),  # what the mirror has was removed
+        (2, "earliest"),  # but for its last transaction
+        (2, "latest, nothing new"),
+        (2, "lsn:0/1E"),
+        (2, "time:1970-01-01T00:00:00.000030Z"),
+        (5, "marker:5"),  # a person has said so
+    ],
+)
+def test_a_mirror_with_a_new_checkpoint_goes_on_where_it_stands(low: int, start: str) -> None:
+    """It has 10, 20 and 30."""
+    later = () if start.endswith("nothing new") else (0, 40, 50, 0)
+    log = MarkerLog(replace(topic_of(10, 20, 30, *later), low=[low]), "cdc.transaction", Decoder({}, "cdc.transaction"))
+    check_continues(parse_position("startingPosition", start.partition(",")[0]), 30, log)
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", "lsn:0/1E", "time:1970-01-01T00:00:00.000030Z"])
+@pytest.mark.parametrize(("low", "lsns"), [(3, (10, 20, 30, 40, 50)), (4, (10, 20, 30, 0, 40)), (3, (10, 20, 30))])
+def test_a_mirror_does_not_go_on_behind_what_retention_may_have_removed(
+    low: int, lsns: tuple[int, ...], start: str
+) -> None:
+    """Whether another one came between 30 and the first that is left, nothing tells."""
+    log = MarkerLog(replace(topic_of(*lsns), low=[low]), "cdc.transaction", Decoder({}, "cdc.transaction"))
+    with pytest.raises(
+        RangeExpired, match=rf"begins at offset {low}, .*\n.* --starting-position marker:{low}, "
+    ) as caught:
+        check_continues(parse_position("startingPosition", start), 30, log)
+    assert "all changes up to 0/1E" in str(caught.value)
+    check_continues(Position("marker", low), 30, log)
+
+
+@pytest.mark.parametrize("start", ["latest", "lsn:0/28", "time:1970-01-01T00:00:00.000040Z", "marker:5"])
+def test_a_new_checkpoint_does_not_begin_behind_changes_that_a_mirror_lacks(start: str) -> None:
+    log = MarkerLog(topic_of(10, 20, 30, 0, 40, 50), "cdc.transaction", Decoder({}, "cdc.transaction"))
+    with pytest.raises(OptionError, match=r"after the transaction at 0/28, which it would miss\nRestart without"):
+        check_continues(parse_position("startingPosition", start), 30, log)

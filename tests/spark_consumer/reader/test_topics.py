@@ -1,0 +1,92 @@
+"""A table is known by its true name, whatever name its topic has."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from pyspark.sql import SparkSession
+
+from schemas.topic_names import message_topic, topic_names, transaction_topic, value_subject
+from spark_consumer.errors import SourceUnavailable
+from spark_consumer.reader.registry import Registry
+from spark_consumer.reader.topics import table_of_topic, topic_of_table
+from spark_consumer.reader.transactions import TransactionReader
+from spark_consumer.source.rows import decode
+from spark_consumer.tables import TableName
+from tests import stock_registry
+from tests.spark_consumer.feeder import INT8, Feeder, relation
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+def fill(feeder: Feeder) -> dict[str, str]:
+    """One transaction with a row in each of three tables; table -> topic."""
+    names = {
+        "public.plain": topic_names(feeder.prefix, "public", "plain")[0],
+        "public.заказы клиентов": topic_names(feeder.prefix, "public", "заказы клиентов")[1],
+        "public.chosen": f"{feeder.prefix}.chosen-name",
+    }
+    transaction = feeder.begin()
+    for number, (name, topic) in enumerate(names.items()):
+        table = feeder.table(relation(name.partition(".")[2], {"id": INT8}, ("id",)), topic)
+        transaction.insert(table, {"id": number})
+    transaction.change(None, "MESSAGE")
+    transaction.commit()
+    feeder.kafka_commit()
+    return names
+
+
+def test_tables_are_found_by_their_true_names(spark: SparkSession, feeder: Feeder) -> None:
+    names = fill(feeder)
+    options = feeder.options()
+    raw = spark.read.format("walgate").options(**options).load()
+    assert {(row["table"], row["topic"]) for row in raw.select("table", "topic").collect()} == set(names.items())
+    (transaction,) = spark.read.format("walgate-transactions").options(**options).load().collect()
+    assert transaction["tables"] == sorted(names)
+    some = spark.read.format("walgate").options(**options, tables="public.chosen,public.plain").load()
+    assert some.count() == 2
+    for number, table in enumerate(names):
+        typed = spark.read.format("walgate").options(**options, table=table).load()
+        assert [row["after"]["id"] for row in typed.collect()] == [number]
+        assert [row["after"]["id"] for row in decode(raw, table, options).collect()] == [number]
+    with pytest.raises(Exception, match=r"(?s)SourceUnavailable.*no schema of public\.absent"):
+        spark.read.format("walgate").options(**options, table="public.absent").load()
+
+
+async def test_a_reader_without_spark_tells_the_true_name_too(feeder: Feeder) -> None:
+    names = await asyncio.to_thread(fill, feeder)
+    async with TransactionReader(feeder.bootstrap_servers, feeder.registry_url, prefix=feeder.prefix) as reader:
+        transaction = await anext(aiter(reader))
+        tables = [change.table async for change in transaction.changes()]
+    assert tables == [*map(TableName.parse, ("public.plain", "public.заказы клиентов", "public.chosen")), None]
+    assert [str(table) for table in tables if table] == list(names)
+
+
+def test_topics_and_tables_lead_to_each_other(feeder: Feeder) -> None:
+    names = fill(feeder)
+    registry = Registry({"url": feeder.registry_url})
+    for name, topic in names.items():
+        assert table_of_topic(registry, feeder.prefix, topic) == TableName.parse(name)
+        assert topic_of_table(registry, feeder.prefix, TableName.parse(name)) == topic
+    for topic in (transaction_topic(feeder.prefix), message_topic(feeder.prefix)):
+        assert table_of_topic(registry, feeder.prefix, topic) is None
+    with pytest.raises(SourceUnavailable, match="subject"):
+        table_of_topic(registry, feeder.prefix, f"{feeder.prefix}.nobody-knows")
+    with pytest.raises(SourceUnavailable):
+        topic_of_table(Registry({"url": "http://127.0.0.1:1", "max.retries": "0"}), feeder.prefix, TableName("a", "b"))
+
+
+@pytest.mark.long  # 1,100 schemas
+def test_a_registry_of_more_than_a_thousand_subjects_is_read_to_its_end(feeder: Feeder) -> None:
+    subjects = [f"{feeder.prefix}.t{number}-value" for number in range(1100)]
+    with (
+        closing(SchemaRegistryClient(stock_registry.settings(feeder.registry_url))) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        list(pool.map(lambda subject: client.register_schema(subject, Schema('"int"', "AVRO")), subjects))
+    expected = sorted([*subjects, value_subject(transaction_topic(feeder.prefix))])
+    assert Registry({"url": feeder.registry_url}).subjects(f"{feeder.prefix}.t") == expected

@@ -1,0 +1,202 @@
+"""The steps of the repairs, with prepared answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from gateway.errors import Retry, RetrySlowly, StopForOperator
+from gateway.events.manifest import Manifest
+from gateway.events.marker import Marker
+from gateway.startup.connect_offset import DebeziumOffset
+from gateway.startup.facts import Facts, Stored
+from gateway.startup.position_changes import accept_gap, adopt, adopt_from_debezium, readmit, skip
+from gateway.startup.start import CreateSlot, DropSlot, FenceFormer, FindWritten, Record, Step, Steps
+from gateway.transactions.position import Gap, Position
+from gateway.transactions.transaction import Prepared, Quarantined
+from schemas.lsn import Lsn
+from tests.startup.facts import ACTIVE, EXPECTED, FACTS, FRESH, STORED, with_server, with_slot, without_slot
+from tests.startup.script import Answer, carried_out
+
+CREATED: dict[type, Answer] = {CreateSlot: lambda _: Lsn(1900), FindWritten: lambda step: step.offset}
+BAD = Quarantined(7, "public", "bad", "cdc.public.bad", "a reason", 1200)
+
+
+def stored(position: Position = ACTIVE) -> Stored:
+    return replace(STORED, positions={position.key: position})
+
+
+def done(steps: Steps, facts: Facts = FACTS, known: Stored = STORED) -> tuple[Position, list[Step]]:
+    return carried_out(steps, facts, known, CREATED)
+
+
+def fresh(_: Facts) -> Position:
+    return FRESH
+
+
+def test_skip_records_the_commit_lsn_and_nothing_else() -> None:
+    position, steps = done(skip(fresh, Lsn(1600)))
+    assert position == replace(ACTIVE, skip_lsn=Lsn(1600)) and steps[-1] == Record(position)
+
+
+@pytest.mark.parametrize(("lsn", "said"), [(1499, "already been delivered"), (9_999_999, "nothing has been committed")])
+def test_skip_refuses_what_is_behind_the_position_or_not_written_yet(lsn: int, said: str) -> None:
+    with pytest.raises(StopForOperator, match=said):
+        done(skip(fresh, Lsn(lsn)))
+
+
+def test_readmit_takes_out_one_table_and_says_so_in_a_marker() -> None:
+    other = replace(BAD, relation_oid=8, name="other")
+    position, steps = done(readmit(fresh, "public.bad"), known=stored(replace(ACTIVE, quarantined=(BAD, other))))
+    assert (position.quarantined, position.epoch) == ((other,), ACTIVE.epoch + 1)
+    assert steps[-1] == Record(position, (Marker("EPOCH", 0, ACTIVE.resume_lsn, detail="readmitted public.bad"),))
+    with pytest.raises(StopForOperator, match="is not in quarantine"):
+        done(readmit(fresh, "public.bad"))
+
+
+def test_a_gap_is_accepted_only_where_there_is_one() -> None:
+    for facts in (FACTS, with_slot(wal_status="unreserved")):
+        with pytest.raises(StopForOperator, match="can still be read through slot"):
+            done(accept_gap(fresh, EXPECTED), facts)
+
+
+def test_a_slot_that_is_gone_is_created_and_one_that_is_lost_is_dropped_before() -> None:
+    prepared = Prepared("gid", 5, 1400, None, Manifest(1))
+    for facts, drops in ((without_slot(), False), (with_slot(wal_status="lost"), True)):
+        position, steps = done(accept_gap(fresh, EXPECTED), facts, stored(replace(ACTIVE, prepared=(prepared,))))
+        assert (position.resume_lsn, position.epoch, position.prepared) == (1900, ACTIVE.epoch + 1, ())
+        assert (DropSlot() in steps, CreateSlot() in steps) == (drops, True)
+        record = steps[-1]
+        assert isinstance(record, Record)
+        (gap,) = record.markers
+        assert (gap.kind, gap.marker_lsn, gap.end_lsn) == ("GAP", ACTIVE.resume_lsn, 1900) and gap.detail
+
+
+@pytest.mark.parametrize(
+    ("repair", "facts"),
+    [
+        (lambda: accept_gap(fresh, EXPECTED), with_slot(wal_status="lost")),
+        (lambda: accept_gap(fresh, EXPECTED, until_now=True), FACTS),
+        (lambda: skip(fresh, Lsn(1600)), FACTS),
+        (lambda: readmit(fresh, "public.bad"), FACTS),
+    ],
+)
+def test_a_database_that_was_renamed_is_repaired_under_its_new_name(repair: Callable[[], Steps], facts: Facts) -> None:
+    """Its position has the new name before the slot is dropped: afterwards nothing would show that the database was renamed."""
+    known = replace(ACTIVE, quarantined=(BAD,))
+    former = replace(known, database="former")
+    position, steps = done(repair(), facts, stored(former))
+    renamed, *rest = [step for step in steps if isinstance(step, (Record, DropSlot))]
+    assert renamed == Record(known, forgets=former.key)
+    again, as_ever = done(repair(), facts, stored(known))
+    assert (position, rest) == (again, [step for step in as_ever if isinstance(step, (Record, DropSlot))])
+
+
+def test_a_slot_that_was_moved_goes_on_where_it_is() -> None:
+    position, steps = done(accept_gap(fresh, EXPECTED), with_slot(confirmed_flush_lsn=Lsn(1700)))
+    assert position.resume_lsn == 1700 and CreateSlot() not in steps
+
+
+def test_a_release_is_recorded_where_the_slot_was_moved_on_and_nowhere_else() -> None:
+    def recorded(facts: Facts) -> tuple[Position, list[Record]]:
+        position, steps = done(accept_gap(fresh, EXPECTED, released="a budget"), facts)
+        return position, [step for step in steps if isinstance(step, Record)]
+
+    position, (record,) = recorded(with_slot(confirmed_flush_lsn=Lsn(1700)))
+    assert position.gap == Gap(ACTIVE.resume_lsn, Lsn(1700), "a budget")
+    assert [(one.kind, one.end_lsn, one.detail) for one in record.markers] == [("GAP", 1700, "a budget")]
+    for facts in (FACTS, without_slot(), with_slot(wal_status="lost")):
+        assert recorded(facts) == (ACTIVE, [])
+
+
+def test_a_repair_needs_the_gateways_own_position() -> None:
+    for known, said in (
+        (Stored({}, marker_topic_used=False), "no resume LSN is stored for slot s"),
+        (stored(FRESH), "no resume LSN is stored"),  # only an intent
+        (stored(replace(ACTIVE, prefix="other")), "are written with the topic prefix 'other'"),
+    ):
+        with pytest.raises(StopForOperator, match=said):
+            done(skip(fresh, Lsn(1600)), known=known)
+
+
+def test_everything_before_now_is_given_up_only_on_demand() -> None:
+    position, steps = done(accept_gap(fresh, EXPECTED, until_now=True))
+    assert position.resume_lsn == 1900
+    assert steps.index(DropSlot()) < steps.index(CreateSlot()) < steps.index(steps[-1])
+
+
+def test_what_a_marker_cannot_repair_is_refused() -> None:
+    for facts, known, said in (
+        (without_slot(), replace(STORED, marker_topic_used=False), "was deleted and recreated"),
+        (with_slot(plugin="wal2json"), STORED, "wal2json"),
+        (with_server(flush_lsn=Lsn(1200)), STORED, "would repeat"),
+    ):
+        with pytest.raises(StopForOperator, match=said):
+            done(accept_gap(fresh, EXPECTED, until_now=True), facts, known)
+    with pytest.raises(RetrySlowly, match="is a standby"):
+        done(accept_gap(fresh, EXPECTED, until_now=True), with_server(in_recovery=True))
+    with pytest.raises(Retry, match="in use by process") as refused:
+        done(accept_gap(fresh, EXPECTED, until_now=True), with_slot(active_pid=77))
+    assert refused.value.hint.startswith("stop the gateway")
+
+
+def test_an_upgraded_server_takes_over_the_position_and_the_old_key_ends() -> None:
+    former = replace(ACTIVE, system_identifier="17")
+    facts = with_slot(confirmed_flush_lsn=Lsn(1700))
+    position, steps = done(adopt(fresh, EXPECTED, "17"), facts, stored(former))
+    assert (position.key, position.resume_lsn, position.epoch) == (FRESH.key, 1700, former.epoch + 1)
+    record = steps[-1]
+    assert isinstance(record, Record) and record.forgets == former.key
+    assert FenceFormer("17") in steps
+
+
+def test_another_server_is_not_adopted() -> None:
+    former = replace(ACTIVE, system_identifier="17")
+    for facts, known, said in (
+        (without_slot(), stored(former), "has no slot"),
+        (with_slot(confirmed_flush_lsn=Lsn(1400)), stored(former), "is not an upgrade of the one"),
+        (with_server(version_num=160000), stored(former), "only in 17 and later"),
+        (FACTS, stored(replace(former, prefix="other")), "prefix 'other'"),
+        (FACTS, Stored({former.key: former, ACTIVE.key: ACTIVE}, marker_topic_used=True), "already has a resume LSN"),
+        (FACTS, STORED, "no resume LSN is stored"),
+    ):
+        with pytest.raises(StopForOperator, match=said):
+            done(adopt(fresh, EXPECTED, "17"), facts, known)
+
+
+NONE_STORED = Stored({}, marker_topic_used=False)
+OFFSET = DebeziumOffset(Lsn(1700), Lsn(1600), 77)
+
+
+def test_a_connectors_slot_goes_on_within_the_transaction_in_which_it_stopped() -> None:
+    position, steps = done(adopt_from_debezium(fresh, EXPECTED, OFFSET), known=NONE_STORED)
+    assert (position.state, position.epoch, position.key) == ("ACTIVE", 0, FRESH.key)
+    assert (position.resume_lsn, position.last_commit_lsn) == (1600, 1599)
+    assert (position.written_xid, position.written_lsn) == (77, 1700)
+    assert steps[-1] == Record(position)
+
+
+def test_after_a_snapshot_the_slot_goes_on_where_it_was_made() -> None:
+    """The offset is where the server was when the tables were read: what committed in between is in the slot alone."""
+    position, _ = done(
+        adopt_from_debezium(fresh, EXPECTED, replace(OFFSET, written_xid=0, of_snapshot=True)), known=NONE_STORED
+    )
+    assert (position.resume_lsn, position.written_xid, position.written_lsn) == (1000, 0, 0)
+
+
+def test_a_connector_whose_place_is_not_the_slots_is_not_adopted() -> None:
+    other = replace(ACTIVE, slot="other")
+    for facts, known, offset, said in (
+        (without_slot(), NONE_STORED, OFFSET, "the slot does not exist"),
+        (with_slot(confirmed_flush_lsn=Lsn(1701)), NONE_STORED, OFFSET, "outdated, or another process"),
+        (with_server(flush_lsn=Lsn(1650)), NONE_STORED, OFFSET, "belongs to another server"),
+        (FACTS, NONE_STORED, replace(OFFSET, of_snapshot=True, in_snapshot=True), "has not finished its snapshot"),
+        (FACTS, STORED, OFFSET, "already has a resume LSN"),
+        (FACTS, stored(other), OFFSET, "belongs to slot other"),
+    ):
+        with pytest.raises(StopForOperator, match=said):
+            done(adopt_from_debezium(fresh, EXPECTED, offset), facts, known)
+    with pytest.raises(Retry, match="in use by process"):
+        done(adopt_from_debezium(fresh, EXPECTED, OFFSET), with_slot(active_pid=77), NONE_STORED)

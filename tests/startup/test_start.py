@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.startup.facts import Facts, Stored, SystemIdentity
+from gateway.startup.server_notices import LeftOut, Reported, WalRemoved
+from gateway.startup.start import (
+    BeginEpoch,
+    CreateSlot,
+    Fence,
+    Identify,
+    Look,
+    PrepareKafka,
+    ProveFence,
+    ReadPositions,
+    Step,
+    TimelineHistory,
+    WriteIntent,
+    start,
+)
+from gateway.startup.timeline_checks import LeftBehind
+from gateway.transactions.position import Position
+from schemas.lsn import Lsn
+from tests.startup.facts import ACTIVE, EXPECTED, FACTS, FRESH, STORED, with_server, with_slot, without_slot
+from tests.startup.script import IDENTITY, Answer, carried_out
+
+NOTHING_STORED = Stored({}, marker_topic_used=False)
+INTENT_STORED = Stored({FRESH.key: FRESH}, marker_topic_used=False)
+SLOT_CREATED: dict[type, Answer] = {CreateSlot: lambda _: Lsn(1900)}
+
+
+def started(
+    facts: Facts,
+    stored: Stored,
+    *,
+    adopt_slot: bool = False,
+    fresh: Position = FRESH,
+    reported: Reported | None = None,
+    answers: dict[type, Answer] | None = None,
+    identity: SystemIdentity = IDENTITY,
+    done: list[Step] | None = None,
+) -> tuple[Position, list[Step]]:
+    steps = start(EXPECTED, lambda _: fresh, adopt_slot=adopt_slot, reported=reported)
+    return carried_out(steps, facts, stored, answers, identity=identity, done=done)
+
+
+def kinds(steps: list[Step]) -> list[type]:
+    return [type(step) for step in steps]
+
+
+def test_a_known_slot_goes_on_from_its_position_in_a_new_epoch() -> None:
+    position, steps = started(FACTS, STORED, fresh=replace(FRESH, publications=("a", "b")))
+    assert kinds(steps) == [Look, PrepareKafka, Look, Fence, Look, ReadPositions, Look, Identify, BeginEpoch]
+    assert (position.resume_lsn, position.epoch, position.publications) == (1500, 5, ("a", "b"))
+    assert steps[-1] == BeginEpoch(position)
+
+
+def test_a_first_start_writes_its_intent_and_creates_the_slot() -> None:
+    position, steps = started(without_slot(), NOTHING_STORED, answers=SLOT_CREATED)
+    assert kinds(steps)[-4:] == [WriteIntent, CreateSlot, Identify, BeginEpoch]
+    assert (position.resume_lsn, position.epoch, position.state) == (1900, 1, "ACTIVE")
+
+
+def test_a_crash_between_intent_and_slot_creates_the_slot_now() -> None:
+    _, steps = started(without_slot(), INTENT_STORED, answers=SLOT_CREATED)
+    assert kinds(steps)[-3:] == [CreateSlot, Identify, BeginEpoch]
+
+
+def test_a_crash_between_slot_and_epoch_goes_on_from_the_slot() -> None:
+    position, steps = started(FACTS, INTENT_STORED)
+    assert position.resume_lsn == 1000
+    assert kinds(steps)[-3:] == [Look, Identify, BeginEpoch]
+
+
+def test_a_slot_that_another_process_is_creating_is_waited_for() -> None:
+    with pytest.raises(Retry, match="is being created"):
+        started(with_slot(confirmed_flush_lsn=None), INTENT_STORED)
+
+
+def test_a_slot_without_a_position_is_adopted_only_on_demand() -> None:
+    with pytest.raises(StopForOperator, match="it is not known which changes have been consumed through it"):
+        started(FACTS, NOTHING_STORED)
+    position, _ = started(FACTS, NOTHING_STORED, adopt_slot=True)
+    assert position.resume_lsn == 1000
+
+
+@pytest.mark.parametrize("other", [replace(ACTIVE, slot="other"), replace(ACTIVE, system_identifier="8")])
+def test_a_prefix_of_another_slot_is_refused(other: Position) -> None:
+    with pytest.raises(StopForOperator, match="belongs to slot"):
+        started(without_slot(), Stored({other.key: other}, marker_topic_used=True))
+
+
+def test_an_upgraded_server_is_told_how_to_take_over() -> None:
+    former = replace(ACTIVE, system_identifier="17")
+    stored = Stored({former.key: former}, marker_topic_used=True)
+    with pytest.raises(StopForOperator, match="belongs to slot") as caught:
+        started(with_slot(confirmed_flush_lsn=Lsn(1700)), stored)
+    assert "walgate adopt --from-system 17" in caught.value.hint
+    with pytest.raises(StopForOperator, match="belongs to slot") as caught:
+        started(without_slot(), stored)
+    assert "adopt" not in caught.value.hint
+
+
+def test_a_database_that_was_renamed_keeps_its_position() -> None:
+    former = replace(ACTIVE, database="former")
+    stored = Stored({former.key: former}, marker_topic_used=True)
+    position, steps = started(FACTS, stored)
+    assert (position.database, position.resume_lsn, position.epoch) == ("shop", ACTIVE.resume_lsn, ACTIVE.epoch + 1)
+    assert steps[-1] == BeginEpoch(position, former.key)
+
+
+@pytest.mark.parametrize(
+    ("facts", "former"),
+    [
+        (without_slot(), replace(ACTIVE, database="former")),
+        (with_slot(confirmed_flush_lsn=Lsn(1501)), replace(ACTIVE, database="former")),
+        (FACTS, replace(ACTIVE, database="former", slot="other")),
+        (FACTS, replace(ACTIVE, database="former", system_identifier="72")),
+    ],
+)
+def test_nothing_but_the_slot_itself_shows_that_a_database_was_renamed(facts: Facts, former: Position) -> None:
+    with pytest.raises(StopForOperator, match="belongs to slot"):
+        started(facts, Stored({former.key: former}, marker_topic_used=True))
+
+
+def test_a_slot_keeps_its_prefix() -> None:
+    with pytest.raises(StopForOperator, match="are written with the topic prefix 'cdc'"):
+        started(FACTS, STORED, fresh=replace(FRESH, prefix="other"))
+
+
+@pytest.mark.parametrize("facts", [FACTS, without_slot()])
+def test_a_prefix_with_markers_of_a_lost_position_is_refused(facts: Facts) -> None:
+    with pytest.raises(StopForOperator, match="has been used before"):
+        started(facts, Stored({}, marker_topic_used=True), adopt_slot=True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "stored", "said"),
+    [
+        (without_slot(), STORED, "no longer exists; changes up to 0/5DC were delivered"),
+        (with_slot(confirmed_flush_lsn=Lsn(1501)), STORED, "another process advanced the slot by 1 bytes of WAL"),
+        (with_slot(wal_status="lost"), STORED, "has been invalidated"),
+        (with_slot(invalidation_reason="wal_removed"), STORED, "has been invalidated: wal_removed"),
+        (with_slot(wal_status="lost", conflicting=True), STORED, "conflicted"),
+        (with_server(flush_lsn=Lsn(1499)), STORED, "the server is in an earlier state"),
+        (FACTS, replace(STORED, marker_topic_used=False), "the topic was deleted and recreated"),
+    ],
+)
+def test_a_gap_is_named_only_by_a_gateway_that_still_owns_the_fence(facts: Facts, stored: Stored, said: str) -> None:
+    done: list[Step] = []
+    with pytest.raises(DataGap, match=said):
+        started(facts, stored, done=done)
+    assert kinds(done)[-1] is ProveFence
+
+    def taken_over(_: Step) -> None:
+        raise Retry("fenced")
+
+    with pytest.raises(Retry, match="fenced"):
+        started(facts, stored, answers={ProveFence: taken_over})
+
+
+@pytest.mark.parametrize("look", [1, 2, 4])
+@pytest.mark.parametrize("gone", [with_slot(confirmed_flush_lsn=Lsn(1900)), with_slot(wal_status="lost")])
+def test_nothing_is_judged_while_another_process_holds_the_slot(look: int, gone: Facts) -> None:
+    assert gone.slot is not None
+    held = replace(gone, slot=replace(gone.slot, active_pid=99))
+    looks = iter([held if number == look else gone for number in range(1, 5)])
+    done: list[Step] = []
+    with pytest.raises(Retry, match="in use by process 99"):
+        started(FACTS, STORED, answers={Look: lambda _: next(looks)}, done=done)
+    assert (Fence in kinds(done)) == (look == 4), "a stand-by that waits fences no gateway"
+
+
+def test_a_server_that_a_failover_left_behind_is_waited_for() -> None:
+    stored = Stored({ACTIVE.key: replace(ACTIVE, timeline=2)}, marker_topic_used=True)
+    with pytest.raises(RetrySlowly, match="is an old primary"):
+        started(without_slot(), stored)
+
+
+PROMOTED_AFTER = "1\t0/600\tno recovery target specified\n"
+PROMOTED_BEFORE = "1\t0/500\tno recovery target specified\n"
+
+
+def replaying(timeline: int, system: str = "71") -> SystemIdentity:
+    return SystemIdentity(system, timeline, Lsn(2000), "shop")
+
+
+def test_a_standby_whose_primary_was_promoted_is_the_same_server() -> None:
+    """Its catalog still says the former timeline, until the next restartpoint."""
+    standby = with_server(in_recovery=True)
+    history: dict[type, Answer] = {TimelineHistory: lambda _: PROMOTED_AFTER}
+    position, _ = started(standby, STORED, answers=history, identity=replaying(2))
+    assert position.timeline == 2
+    unread, _ = started(standby, INTENT_STORED, identity=replaying(2))
+    assert unread.timeline == 2
+
+
+@pytest.mark.parametrize(
+    ("facts", "timeline", "identity", "history", "kind"),
+    [
+        (FACTS, 1, replaying(2), "", Retry),
+        (with_server(in_recovery=True), 1, replaying(1, "72"), "", Retry),
+        (with_server(in_recovery=True), 1, replaying(2), PROMOTED_BEFORE, DataGap),
+        (with_server(in_recovery=True), 2, replaying(1), "", LeftBehind),
+    ],
+    ids=["another primary", "another system", "a promotion with a loss", "a standby left behind"],
+)
+def test_another_sender_is_refused(
+    facts: Facts, timeline: int, identity: SystemIdentity, history: str, kind: type[WalgateError]
+) -> None:
+    stored = Stored({ACTIVE.key: replace(ACTIVE, timeline=timeline)}, marker_topic_used=True)
+    with pytest.raises(kind) as caught:
+        started(facts, stored, answers={TimelineHistory: lambda _: history}, identity=identity)
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(("publications", "now"), [(FACTS.publications, "recreated"), ({}, "still do not exist: p")])
+def test_left_out_changes_are_a_gap_once_something_was_delivered(publications: Any, now: str) -> None:
+    facts = replace(FACTS, publications=publications)
+    with pytest.raises(DataGap, match=f"cannot send changes.*{now}"):
+        started(facts, STORED, reported=LeftOut("skipped", ends_stream=False))
+
+
+def test_an_adopted_slot_that_is_older_than_its_publication_has_lost_nothing() -> None:
+    nothing = Stored({ACTIVE.key: replace(ACTIVE, last_commit_lsn=Lsn(0))}, marker_topic_used=True)
+    started(FACTS, nothing, adopt_slot=True, reported=LeftOut("skipped", ends_stream=False))
+    with pytest.raises(StopForOperator, match="was created before its publication") as caught:
+        started(FACTS, nothing, adopt_slot=True, reported=LeftOut("does not exist", ends_stream=True))
+    assert not isinstance(caught.value, DataGap)
+    with pytest.raises(DataGap, match="cannot send changes"):
+        started(FACTS, nothing, reported=LeftOut("skipped", ends_stream=False))
+
+
+@pytest.mark.parametrize(
+    ("times", "resume_lsn", "is_certain"), [(1, 1500, False), (2, 1500, False), (3, 1500, True), (3, 1400, False)]
+)
+def test_removed_wal_is_a_gap_when_it_is_missed_again_and_again(times: int, resume_lsn: int, is_certain: bool) -> None:
+    reported = WalRemoved("requested WAL segment has already been removed", resume_lsn, times)
+    if is_certain:
+        with pytest.raises(DataGap, match="has removed WAL"):
+            started(FACTS, STORED, reported=reported)
+    else:
+        started(FACTS, STORED, reported=reported)

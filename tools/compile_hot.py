@@ -1,0 +1,120 @@
+"""`python compile_hot.py [--if-possible] FOLDER`: copies of gateway and schemas, with the hot modules compiled by mypyc.
+
+The same source, so equal bytes (tests/compiled); Python takes a compiled module before the source beside it. Needs the packages
+of REQUIREMENTS, a C compiler and half a minute; with --if-possible nothing is made where that is not there, and the reason is
+said. Prints the compiled modules. `hatch_build.py` puts them into a wheel; to run them from the folder:
+
+    PYTHONPATH=FOLDER python -P -m gateway.cli.main run
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).parent
+REQUIREMENTS = ("mypy>=2.4,<2.5", "setuptools>=80")
+"""mypy's version decides which librt the compiled modules can be loaded with: that of pyproject.toml."""
+HOT_MODULES = (
+    "gateway/events/transaction_context.py",
+    "gateway/debezium/row_encoder.py",
+    "gateway/debezium/source_block.py",
+    "gateway/events/manifest.py",
+    "gateway/events/marker.py",
+    "gateway/events/row_encoder.py",
+    "gateway/kafka/batches.py",
+    "gateway/pgoutput/cursor.py",
+    "gateway/pgoutput/letters.py",
+    "gateway/pgoutput/row.py",
+    "gateway/pgoutput/transaction.py",
+    "gateway/pgoutput/tuple_data.py",
+    "gateway/postgres/copy_frames.py",
+    "gateway/postgres/receive_buffer.py",
+    "gateway/runtime/pump.py",
+    "gateway/snapshot/copy_decoder.py",
+    "gateway/snapshot/rules/staleness.py",
+    "gateway/snapshot/change_tracking.py",
+    "gateway/snapshot/rules/visibility.py",
+    "gateway/transactions/commit_policy.py",
+    "gateway/debezium/machine.py",
+    "gateway/transactions/machine.py",
+    "gateway/transactions/transaction.py",
+    "gateway/debezium/connect_times.py",
+    "gateway/values/dates.py",
+    "gateway/values/integers.py",
+    "gateway/values/numeric.py",
+    "gateway/values/column_readers.py",
+    "gateway/values/row_readers.py",
+    "gateway/values/special_values.py",
+    "gateway/values/text.py",
+    "schemas/varint.py",
+)
+"""What a row passes through (bench/encode.py)."""
+
+_SETUP = """
+from mypyc.build import mypycify
+from setuptools import setup
+
+options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
+setup(
+    name="walgate-compiled",
+    packages=[],
+    ext_modules=mypycify([*options, *{modules!r}], opt_level="3", debug_level="0"),
+    script_args=["--quiet", "build_ext", "--inplace"],
+)
+"""
+
+
+def compile_hot_modules(folder: Path) -> list[Path]:
+    """The compiled modules in `folder`. Raises CalledProcessError; the compiler has said why on standard error."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for package in ("gateway", "schemas"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(ROOT / package, folder / package, dirs_exist_ok=True, ignore=ignored)
+    command = [sys.executable, "-c", _SETUP.format(modules=list(HOT_MODULES))]
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    shutil.rmtree(folder / "build", ignore_errors=True)
+    return compiled_modules(folder)
+
+
+def compiled_modules(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in (".so", ".pyd"))
+
+
+def missing() -> str:
+    """What this computer lacks for compiling; empty: nothing that one could know before."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    if shutil.which(compiler) is None:
+        return f"there is no C compiler ({compiler})"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Python's C headers are not installed"
+    return next((f"{name} is not installed" for name in ("mypyc", "setuptools") if find_spec(name) is None), "")
+
+
+def compile_if_possible(folder: Path) -> list[Path]:
+    """The compiled modules; none where it cannot be done, which is said on standard error."""
+    reason = missing()
+    if not reason:
+        print("compiling the modules that every row passes through, which takes half a minute", file=sys.stderr)
+        try:
+            return compile_hot_modules(folder)
+        except subprocess.CalledProcessError:
+            reason = "the compiler failed"
+    print(f"not compiled: {reason}. Plain Python does the same with twice the CPU time.", file=sys.stderr)
+    return []
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--if-possible", action="store_true")
+    arguments = parser.parse_args()
+    for module in (compile_if_possible if arguments.if_possible else compile_hot_modules)(arguments.folder):
+        print(module)
