@@ -16,7 +16,7 @@ from typing import Any
 
 from aiokafka.producer.message_accumulator import BatchBuilder
 from rich.console import Console
-from rich.table import Table
+from rich.table import TableProgress
 
 from bench.workloads import PUBLICATION, W1, W1_ROWS, W4, W4_ROWS
 from gateway.config.settings import ErrorSettings
@@ -34,15 +34,15 @@ from gateway.pgoutput import Relation
 from gateway.pgoutput.letters import ROW_MESSAGES
 from gateway.postgres.connection import connect_replication
 from gateway.postgres.copy_frames import XLOG_DATA, split
-from gateway.postgres.receive_buffer import Inbox
+from gateway.postgres.receive_buffer import ReceiveBuffer
 from gateway.postgres.start_replication import pgoutput_options
 from gateway.relations.describe import describe
 from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, TYPES_QUERY, read_key, read_types
 from gateway.runtime.pump import Pump
-from gateway.runtime.quarantine import TableErrors
+from gateway.runtime.quarantine import QuarantinePolicy
 from gateway.snapshot.change_tracking import Tracking
-from gateway.snapshot.rules.staleness import Judge
-from gateway.snapshot.rules.table_progress import Table as SnapshotTable
+from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.table_progress import TableProgress as SnapshotTable
 from gateway.snapshot.rules.visibility import Visibility
 from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.machine import TransactionMachine
@@ -134,7 +134,7 @@ async def capture(
 
 def receive(captured: Capture) -> list[bytes]:
     """Bytes into the inbox as a socket gives them, out as whole frames."""
-    inbox = Inbox(lambda kind, body: True, lambda lsn, reply: None)
+    inbox = ReceiveBuffer(lambda kind, body: True, lambda lsn, reply: None)
     _fill(inbox, COPY_BOTH)
     rest = memoryview(captured.data)
     taken = []
@@ -144,7 +144,7 @@ def receive(captured: Capture) -> list[bytes]:
     return taken
 
 
-def _fill(inbox: Inbox, data: bytes | memoryview) -> int:
+def _fill(inbox: ReceiveBuffer, data: bytes | memoryview) -> int:
     """What fits, which is how much a busy connection gives at once."""
     space = inbox.space()
     count = min(len(space), len(data))
@@ -214,7 +214,7 @@ class _SnapshotAnnouncer(_Announcer):
 
     def __init__(self, captured: Capture, machine: TransactionMachine) -> None:
         super().__init__(captured, lambda _: _Nowhere())
-        self._tracking = Tracking(machine, Judge(Visibility(3, 4), 0), lambda *message: None)
+        self._tracking = Tracking(machine, StalenessJudge(Visibility(3, 4), 0), lambda *message: None)
 
     async def announce(
         self, relation: Relation, earlier: RelationVersion | None, xid: int | None = None
@@ -247,7 +247,7 @@ def _machine(outlet: Callable[[str], Any]) -> TransactionMachine:
 def _pump_of(machine: TransactionMachine, writer: BatchWriter, announcer: Any) -> Pump:
     stand: Any = _Stand()
     position = Position("1", 1, "bench", "bench", "bench", (PUBLICATION,), "1")
-    errors = TableErrors(ErrorSettings(), ".".join, records_exclusions=True)
+    errors = QuarantinePolicy(ErrorSettings(), ".".join, records_exclusions=True)
     return Pump(stand, stand, machine, writer, announcer, stand, position, 4, table_errors=errors)
 
 
@@ -378,7 +378,7 @@ def main() -> None:
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
     others = "encode, Debezium's", "ratio", "more under a snapshot"
-    table = Table("us of CPU a row", *(name for name, _ in STAGES), "sum", *others)
+    table = TableProgress("us of CPU a row", *(name for name, _ in STAGES), "sum", *others)
     for captured in captures:
         *sums, debezium, under_snapshot = measure(captured, arguments.repeat)
         steps = [late - early for early, late in zip([0.0, *sums], sums, strict=False)]

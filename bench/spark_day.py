@@ -114,7 +114,7 @@ def scale_upkeep(hour_s: float) -> None:
     maintenance._vacuum = vacuum
 
 
-def merge(spark: Any, keeper: maintenance.Upkeep, path: str, lsn: int) -> None:
+def merge(spark: Any, keeper: maintenance.Maintenance, path: str, lsn: int) -> None:
     location = table_path(path, ITEMS)
     properties = {} if delta_table.exists(spark, location) else delta_table.properties(["id"], deletion_vectors=True)
     rows = to_frame(spark, pa.table({"id": pa.array([lsn], pa.int64())}))
@@ -122,7 +122,7 @@ def merge(spark: Any, keeper: maintenance.Upkeep, path: str, lsn: int) -> None:
         write_once(rows, location, "append", lsn, properties=properties)
     tables = {str(ITEMS): delta_table.version(spark, location)}
     keeper.note_version(location, tables[str(ITEMS)] - 1, tables[str(ITEMS)])
-    manifest.record(spark, path, replace(manifest.Picture.before_all(), commit_lsn=lsn, tables=tables))
+    manifest.record(spark, path, replace(manifest.RecordedVersion.before_all(), commit_lsn=lsn, tables=tables))
 
 
 def measure(spark: Any, path: str) -> dict[str, float]:
@@ -144,7 +144,7 @@ def run(hour_s: float, share: int) -> None:
     scale_upkeep(hour_s)
     with tempfile.TemporaryDirectory(prefix="walgate-bench-") as path:
         changes.create(spark, path)
-        batches, keeper = Batches(spark, path), maintenance.Upkeep(path, HOURS * hour_s)
+        batches, keeper = Batches(spark, path), maintenance.Maintenance(path, HOURS * hour_s)
         figures: list[dict[str, float]] = []
         began = time.monotonic()
         for hour in range(1, HOURS + 1):

@@ -16,7 +16,7 @@ from typing import Any
 import uvloop
 
 from gateway.cli.main import app
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 from gateway.runtime.monitor import Monitor
 
 INTERVAL_S = 1.0
@@ -72,7 +72,7 @@ async def _write(path: Path) -> None:
 def main() -> None:
     _count_callbacks()
     _count_monitor(Path(os.environ[SPENT_PATH]))
-    Board.count = _timed("counts", Board.count)  # type: ignore[method-assign]
+    StatusBoard.count = _timed("counts", StatusBoard.count)  # type: ignore[method-assign]
     uvloop.new_event_loop = asyncio.new_event_loop  # type: ignore[assignment]
     app()
 

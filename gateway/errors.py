@@ -77,5 +77,5 @@ class DataGap(StopForOperator):
     """The stream cannot be continued without losing changes."""
 
 
-class Defect(StopForOperator):
+class InternalError(StopForOperator):
     """What the gateway does not raise on purpose. It is only chained, for its own text may quote a row's value."""

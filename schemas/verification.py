@@ -29,7 +29,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TableVerification:
     """`table`: schemas.topic_names.format_relation. `row_count`: rows that the snapshot has read. `changed`, `missing` and `surplus`
     are of a VERIFY, in rows; `keys` are the first of them. LSNs: of SNAPSHOT_BEGIN and SNAPSHOT_END."""
 
@@ -65,16 +65,16 @@ def reached_path(path: str) -> str:
     return f"{path}/verdicts/reached.json"
 
 
-def encode_verdict(verdict: Verdict) -> str:
+def encode_verdict(verdict: TableVerification) -> str:
     return json.dumps(asdict(verdict)) + "\n"
 
 
-def decode_verdict(text: bytes) -> Verdict:
+def decode_verdict(text: bytes) -> TableVerification:
     """Raises ValueError; also where only a part of the file was written yet."""
     try:
         facts = json.loads(text)
         keys = tuple(Difference(each["kind"], each["key"], tuple(each["columns"])) for each in facts.pop("keys"))
-        return Verdict(**facts, keys=keys)
+        return TableVerification(**facts, keys=keys)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError("not a verdict") from error
 

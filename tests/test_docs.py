@@ -15,7 +15,7 @@ from gateway.events.manifest import Manifest
 from gateway.events.marker import encode_markers
 from gateway.events.row_encoder import RowEncoder
 from gateway.observe.metrics import REGISTRY, show
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import Relation, decode
 from gateway.pgoutput.letters import ROW_MESSAGES
 from gateway.relations.describe import describe
@@ -101,7 +101,7 @@ def test_every_field_is_named() -> None:
 
 
 def test_every_metric_is_named() -> None:
-    show(Board())
+    show(StatusBoard())
     page = _page("operations")
     named = set(re.findall(r"`(walgate_[a-z_]+)", page))
     exported = {family.name + "_total" * (family.type == "counter") for family in REGISTRY.collect()}

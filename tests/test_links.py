@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.observe import metrics
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -73,7 +73,7 @@ def test_messages_of_the_index_are_those_of_the_code() -> None:
 
 def test_every_metric_has_its_place_in_the_index() -> None:
     """Those that an alert asks for lead to it."""
-    metrics.show(Board())
+    metrics.show(StatusBoard())
     exported = {family.name + "_total" * (family.type == "counter") for family in metrics.REGISTRY.collect()}
     named = set(re.findall(r"`(walgate_\w+)`", (ROOT / "docs/symptoms.md").read_text("utf-8")))
     asked = set(

@@ -15,12 +15,12 @@ from typing import Final
 
 import asyncpg
 
-from gateway.cli.check_report import Area, Checked, outcome_of
+from gateway.cli.check_report import Area, CheckResult, outcome_of
 from gateway.config.settings import Settings
 from gateway.errors import WalgateError
 from gateway.kafka.cluster_facts import kafka_facts
 from gateway.kafka.durability import Durability, cautions
-from gateway.kafka.listener_probe import look_at_listener
+from gateway.kafka.listener_probe import probe_listener
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.topics import Topics
 from gateway.observe.http_client import ask_status
@@ -55,21 +55,21 @@ _TIMEOUT_S: Final = 10.0
 _LOOKED_AT_TABLES: Final = 200
 
 
-async def run_check(settings: Settings) -> list[Checked]:
+async def run_check(settings: Settings) -> list[CheckResult]:
     return await _Check(settings).run()
 
 
 class _Check:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._checked: list[Checked] = []
+        self._checked: list[CheckResult] = []
         self._facts: Facts | None = None
         self._registry_answers = False
         self._moment = 0
         self._expected = expected_of(settings)
 
-    async def run(self) -> list[Checked]:
-        self._checked.append(Checked("settings", "ok", "all settings are valid"))
+    async def run(self) -> list[CheckResult]:
+        self._checked.append(CheckResult("settings", "ok", "all settings are valid"))
         await self._http()
         await self._postgresql()
         kafka = await self._kafka()
@@ -85,11 +85,11 @@ class _Check:
             told = for_provider(finding, provider)
             outcome = outcome_of(finding)
             is_fine = is_fine and outcome == "warning"
-            self._checked.append(Checked(area, outcome, told.message, told.hint))
+            self._checked.append(CheckResult(area, outcome, told.message, told.hint))
         return is_fine
 
     def _ok(self, area: Area, message: str) -> None:
-        self._checked.append(Checked(area, "ok", message))
+        self._checked.append(CheckResult(area, "ok", message))
 
     def _next_moment(self) -> int:
         self._moment += 1
@@ -179,7 +179,7 @@ class _Check:
             await stream.close()
         if identity.system_identifier != facts.server.system_identifier:
             self._checked.append(
-                Checked(
+                CheckResult(
                     "postgresql",
                     "waits",
                     "the replication connection and the regular connection reached different servers",
@@ -214,7 +214,7 @@ class _Check:
     async def _kafka(self) -> KafkaFacts | None:
         kafka, expected = self._settings.kafka, self._kafka_expected()
         addresses = [part.strip() for part in kafka.bootstrap_servers.split(",")]
-        listeners = [await look_at_listener(address, kafka) for address in addresses]
+        listeners = [await probe_listener(address, kafka) for address in addresses]
         if not self._add("kafka", check_bootstrap(listeners, expected)):
             return None
         topics = Topics(kafka, expected.marker_topic, set(), lambda _: None)
@@ -231,7 +231,7 @@ class _Check:
             return None
         for address in advertised:
             if address not in addresses:
-                listener = await look_at_listener(address, kafka, advertised=True)
+                listener = await probe_listener(address, kafka, advertised=True)
                 self._add("kafka", check_listener(listener, expected))
         for check in (check_refusals, check_brokers, check_topics):
             self._add("kafka", check(facts, expected))

@@ -17,7 +17,7 @@ EXIT_STOPS: Final = 78
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckResult:
     """One line of the report. warning: the gateway runs; waits: a start would wait for the repair; stops: it would end (78)."""
 
     area: Area
@@ -32,13 +32,13 @@ def outcome_of(finding: Finding) -> Outcome:
     return "stops" if isinstance(finding, (StopForOperator, DataGap)) else "waits"
 
 
-def exit_code(checked: Iterable[Checked]) -> int:
+def exit_code(checked: Iterable[CheckResult]) -> int:
     """0: a start would run; 1: it would wait for a repair; 78: an operator must decide, or a setting must change."""
     outcomes = {each.outcome for each in checked}
     return EXIT_STOPS if "stops" in outcomes else EXIT_WAITS if "waits" in outcomes else 0
 
 
-def as_json(checked: list[Checked]) -> dict[str, Any]:
+def as_json(checked: list[CheckResult]) -> dict[str, Any]:
     return {"exit_code": exit_code(checked), "findings": [asdict(each) for each in checked]}
 
 
@@ -46,7 +46,7 @@ _TITLES: Final[dict[Area, str]] = {"resume_lsn": "resume LSN"}
 _MARKS: Final[dict[Outcome, str]] = {"ok": "ok", "warning": "WARNING", "waits": "WAITS", "stops": "STOPS"}
 
 
-def render(checked: list[Checked]) -> str:
+def render(checked: list[CheckResult]) -> str:
     """For people: what is well in a line, what is not with its remedy below."""
     lines = []
     for area in AREAS:

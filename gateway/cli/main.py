@@ -136,9 +136,9 @@ def tail(
         usage_error("tail: --from-beginning needs --topics: PostgreSQL sends only new changes")
     with command():
         from gateway.cli.tail.commands import tail_messages, tail_records
-        from gateway.cli.tail.filters import Chosen
+        from gateway.cli.tail.filters import MessageFilter
 
-        chosen = Chosen(tables or (), operations or ())
+        chosen = MessageFilter(tables or (), operations or ())
         if topics:
             kafka, registry = load_reading_settings(config)
             asyncio.run(
@@ -242,7 +242,7 @@ def check(
     try:
         checked = asyncio.run(run_check(load_settings(config)))
     except WalgateError as error:
-        checked = [report.Checked("settings", "stops", error.message, error.hint)]
+        checked = [report.CheckResult("settings", "stops", error.message, error.hint)]
     print(json.dumps(report.as_json(checked)) if as_json else report.render(checked))
     raise SystemExit(report.exit_code(checked))
 

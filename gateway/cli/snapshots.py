@@ -139,11 +139,11 @@ def _send_command(config: Path | None, command: str, tables: Sequence[str] = (),
         settings = load_settings(config)
         _check_commands(settings, purpose)
         from gateway.postgres.credentials import login_of
-        from gateway.snapshot.commands import NotACommand, emit_command, encode_command, unpublished
+        from gateway.snapshot.commands import InvalidCommand, emit_command, encode_command, unpublished
 
         try:
             text = encode_command(command, tables, purpose, settings.source.slot)
-        except NotACommand as error:
+        except InvalidCommand as error:
             raise StopForOperator(f"snapshot {command}: {error}") from None
         login = login_of(settings.source)
         if tables and (unknown := asyncio.run(unpublished(login, settings.source.publications, tables))):

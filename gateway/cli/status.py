@@ -20,14 +20,14 @@ from gateway.config.settings import Settings
 from gateway.errors import WalgateError
 from gateway.kafka.errors import classify
 from gateway.kafka.last_commit import last_commit
-from gateway.kafka.position_topic import NotReadToItsEnd, read_positions
+from gateway.kafka.position_topic import ReadIncomplete, read_positions
 from gateway.kafka.producer import STOP_TIMEOUT_S
-from gateway.kafka.shutdown import say_goodbye
+from gateway.kafka.shutdown import close_with_timeout
 from gateway.kafka.topic_admin import TopicAdmin
 from gateway.observe.http_client import ask_status
 from gateway.observe.lag import Progress
 from gateway.observe.status import Counts
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 from gateway.postgres.connection import address_text, connect_sql
 from gateway.postgres.credentials import login_of
 from gateway.postgres.publication import published_tables
@@ -71,7 +71,7 @@ def show_status(settings: Settings, *, watch: bool, as_json: bool) -> int:
 
 
 async def _ask_servers(settings: Settings) -> dict[str, Any]:
-    board = Board(slot_name=settings.source.slot, prefix=settings.kafka.prefix)
+    board = StatusBoard(slot_name=settings.source.slot, prefix=settings.kafka.prefix)
     board.is_down()
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(_ask_postgresql(settings, board))
@@ -86,7 +86,7 @@ async def _ask_servers(settings: Settings) -> dict[str, Any]:
     return board.snapshot().as_json()
 
 
-def _without_answer(slot: str, board: Board, in_kafka: _InKafka) -> str:
+def _without_answer(slot: str, board: StatusBoard, in_kafka: _InKafka) -> str:
     """What is waited for where no gateway answers."""
     pid = board.slot.active_pid if board.slot else None
     if pid:
@@ -96,7 +96,7 @@ def _without_answer(slot: str, board: Board, in_kafka: _InKafka) -> str:
     return "a gateway: nothing is reading the slot"
 
 
-async def _ask_postgresql(settings: Settings, board: Board) -> list[tuple[str, str]]:
+async def _ask_postgresql(settings: Settings, board: StatusBoard) -> list[tuple[str, str]]:
     """(schema, table) of some published tables."""
     try:
         sql = await connect_sql(login_of(settings.source), timeout_s=_TIMEOUT_S)
@@ -126,7 +126,7 @@ class _InKafka:
     has_markers: bool = False
 
 
-async def _ask_kafka(settings: Settings, board: Board) -> _InKafka:
+async def _ask_kafka(settings: Settings, board: StatusBoard) -> _InKafka:
     """Of topics that do not exist, a client would wait for metadata; and a transaction that is still open is no broker that is
     down."""
     marker = transaction_topic(settings.kafka.prefix)
@@ -137,7 +137,7 @@ async def _ask_kafka(settings: Settings, board: Board) -> _InKafka:
         if POSITION_TOPIC in there:
             positions, _ = await read_positions(settings.kafka, POSITION_TOPIC, _TIMEOUT_S)
         return _InKafka(positions, marker in there)
-    except NotReadToItsEnd as error:
+    except ReadIncomplete as error:
         board.failed(error)
     except WalgateError as error:
         board.part_is_down("kafka", error, settings.kafka.bootstrap_servers)
@@ -153,7 +153,7 @@ async def _existing(settings: KafkaSettings, topics: list[str]) -> set[str]:
     except TimeoutError as error:
         raise classify(error, "connecting to Kafka") from error
     finally:
-        await say_goodbye(admin.close(), STOP_TIMEOUT_S)
+        await close_with_timeout(admin.close(), STOP_TIMEOUT_S)
 
 
 def _of_slot(values: Mapping[bytes, bytes], slot: str) -> list[tuple[bytes, bytes]]:
@@ -162,7 +162,7 @@ def _of_slot(values: Mapping[bytes, bytes], slot: str) -> list[tuple[bytes, byte
 
 
 async def _ask_registry(
-    settings: Settings, board: Board, values: Mapping[bytes, bytes], tables: list[tuple[str, str]]
+    settings: Settings, board: StatusBoard, values: Mapping[bytes, bytes], tables: list[tuple[str, str]]
 ) -> Position | None:
     """Shows the schemas of the tables, and returns the position of our slot."""
     registry = settings.registry
@@ -181,7 +181,7 @@ async def _ask_registry(
 
 
 async def _show_schemas(
-    settings: Settings, board: Board, client: RegistryClient, tables: list[tuple[str, str]]
+    settings: Settings, board: StatusBoard, client: RegistryClient, tables: list[tuple[str, str]]
 ) -> None:
     """When the tables came with them is not known here."""
     for namespace, name in tables:
@@ -197,7 +197,7 @@ def _column_count(schema: Mapping[str, Any]) -> int:
     return len(before["type"][1]["fields"])
 
 
-async def _ask_of_slot(settings: Settings, board: Board, position: Position, *, has_markers: bool) -> None:
+async def _ask_of_slot(settings: Settings, board: StatusBoard, position: Position, *, has_markers: bool) -> None:
     """What Kafka holds beside the position."""
     commit = None
     try:
@@ -205,14 +205,14 @@ async def _ask_of_slot(settings: Settings, board: Board, position: Position, *, 
             commit = await last_commit(settings.kafka, transaction_topic(position.prefix), _TIMEOUT_S)
         snapshot = told(await snapshot_states(settings, position.key))
         board.watch_snapshot(lambda: snapshot)
-    except NotReadToItsEnd as error:
+    except ReadIncomplete as error:
         board.failed(error)
     except WalgateError as error:
         board.part_is_down("kafka", error)
     _show_position(board, position, commit)
 
 
-def _show_position(board: Board, position: Position, commit: tuple[int, float] | None) -> None:
+def _show_position(board: StatusBoard, position: Position, commit: tuple[int, float] | None) -> None:
     lsn, moment = commit if commit is not None else (int(position.last_commit_lsn), None)
     show_position(board, position)
     progress = Progress(

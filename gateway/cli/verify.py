@@ -23,12 +23,12 @@ from gateway.runtime.snapshot_status import snapshot_states
 from gateway.runtime.stored_positions import quarantined_tables
 from gateway.snapshot.commands import emit_command, encode_command
 from gateway.snapshot.rules.table_progress import Status
-from gateway.snapshot.stored_state import KNOWN, States
+from gateway.snapshot.stored_state import KNOWN, StoredStates
 from gateway.startup.facts import PublicationFacts
 from gateway.transactions.position import position_key
 from schemas.lsn import Lsn
 from schemas.topic_names import counted, format_relation
-from schemas.verification import Verdict
+from schemas.verification import TableVerification
 
 POLL_S: Final = 1.0
 PROGRESS_S: Final = 5.0
@@ -39,17 +39,17 @@ EQUAL, DIFFERENT, UNDECIDED = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class VerificationResult:
     """`first`: the verdicts of the comparison; `repaired`: those of the tables that were replaced after it. `absent`: tables that
     the mirror does not have. `quarantined`: tables that were not compared."""
 
-    first: tuple[Verdict, ...]
-    repaired: tuple[Verdict, ...] = ()
+    first: tuple[TableVerification, ...]
+    repaired: tuple[TableVerification, ...] = ()
     absent: tuple[str, ...] = ()
     quarantined: tuple[str, ...] = ()
 
     @property
-    def last(self) -> dict[str, Verdict]:
+    def last(self) -> dict[str, TableVerification]:
         return {verdict.table: verdict for verdict in (*self.first, *self.repaired)}
 
     @property
@@ -67,7 +67,7 @@ async def verify(
     repair: bool,
     patience_s: float,
     tell: Callable[[str], None],
-) -> Outcome:
+) -> VerificationResult:
     """`patience_s`: how long neither the gateway nor the mirror may move. Raises WalgateError."""
     folder = MirrorFolder(mirror)
     source = settings.source
@@ -87,12 +87,12 @@ async def verify(
     first = await verification.run("VERIFY", sorted(tables.values())) if tables else []
     absent = sorted(set(tables.values()) - {verdict.table for verdict in first})
     different = [verdict.table for verdict in first if verdict.difference_count]
-    repaired: list[Verdict] = []
+    repaired: list[TableVerification] = []
     if repair and different:
         tell(f"tables with differences, which will be replaced: {', '.join(different)}")
         await verification.run("REPLACE", different)
         repaired = await verification.run("VERIFY", different)
-    return Outcome(tuple(first), tuple(repaired), tuple(absent), tuple(sorted(quarantined)))
+    return VerificationResult(tuple(first), tuple(repaired), tuple(absent), tuple(sorted(quarantined)))
 
 
 def choose_tables(publications: Mapping[str, PublicationFacts], patterns: Sequence[str]) -> dict[int, str]:
@@ -114,7 +114,7 @@ def choose_tables(publications: Mapping[str, PublicationFacts], patterns: Sequen
     return chosen
 
 
-def check_read(states: States, tables: Mapping[int, str]) -> None:
+def check_read(states: StoredStates, tables: Mapping[int, str]) -> None:
     """Raises Retry where the gateway still has to deliver rows of a table: it would not verify it."""
     unread = [name for oid, name in tables.items() if not _is_read(states, oid)]
     if unread:
@@ -124,7 +124,7 @@ def check_read(states: States, tables: Mapping[int, str]) -> None:
         )
 
 
-def _is_read(states: States, oid: int) -> bool:
+def _is_read(states: StoredStates, oid: int) -> bool:
     state = states.tables.get(oid)
     return state is not None and (state.status in (KNOWN, Status.DONE.value) or state.purpose == "VERIFY")
 
@@ -137,7 +137,7 @@ class _Verification:
     patience_s: float
     tell: Callable[[str], None]
 
-    async def run(self, purpose: str, tables: Sequence[str]) -> list[Verdict]:
+    async def run(self, purpose: str, tables: Sequence[str]) -> list[TableVerification]:
         """The verdicts of those tables that the mirror has. Raises Retry where nothing moves."""
         text = encode_command("start", tables, purpose, self.settings.source.slot)
         lsn = await emit_command(login_of(self.settings.source), text)
@@ -177,7 +177,7 @@ class _Verification:
             raise
         except WalgateError as error:
             self.tell(f"how far the gateway has read is unknown: {error.message}")
-            states = States()
+            states = StoredStates()
         own = {format_relation(state.schema, state.name): state for state in states.tables.values() if state.name}
         rows = {
             name: own[name].row_count
@@ -208,13 +208,13 @@ class _Waiting:
     purpose: str
     lsn: Lsn
     tables: set[str]
-    verdicts: list[Verdict]
+    verdicts: list[TableVerification]
     moved_at: float
     looked_at: float = 0.0
     seen: tuple[int, tuple[tuple[str, int], ...]] = (-1, ())
 
 
-def line_of(verdict: Verdict) -> str:
+def line_of(verdict: TableVerification) -> str:
     if not verdict.difference_count:
         return f"{verdict.table}: equal, {counted(verdict.row_count, 'row')} compared"
     kinds = f"{verdict.changed:,} changed, {verdict.missing:,} missing, {verdict.surplus:,} surplus"
@@ -222,7 +222,7 @@ def line_of(verdict: Verdict) -> str:
     return f"{verdict.table}: {differences} in {counted(verdict.row_count, 'row')} compared: {kinds}"
 
 
-def render(outcome: Outcome) -> str:
+def render(outcome: VerificationResult) -> str:
     lines = []
     repaired = {verdict.table: verdict for verdict in outcome.repaired}
     for verdict in outcome.first:
@@ -239,7 +239,7 @@ def render(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def as_json(outcome: Outcome) -> dict[str, Any]:
+def as_json(outcome: VerificationResult) -> dict[str, Any]:
     repaired = {verdict.table for verdict in outcome.repaired}
     return {
         "equal": outcome.exit_code == EQUAL,

@@ -14,7 +14,7 @@ from typing import Any, Final
 from gateway.debezium.connect_codec import encode_text
 from gateway.debezium.connect_type import ConnectType, Form
 from gateway.debezium.envelope_schema import CatalogColumn, ConnectColumn, ConnectRelation, with_default
-from gateway.values.special_values import NotRenderable, Special
+from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from schemas.relation import Kind
 
 _LITERAL = re.compile(r"'((?:[^']|'')*)'")
@@ -30,7 +30,15 @@ _GENERATED: Final = {
 """By type: what stands for a function's result, as PostgreSQL text. Other types have no defaults."""
 _FLOAT: Final = struct.Struct("<f")
 _GREATEST_FLOAT: Final = 3.4028234663852886e38
-_MALFORMED: Final = (ValueError, IndexError, OverflowError, InvalidOperation, struct.error, Special, NotRenderable)
+_MALFORMED: Final = (
+    ValueError,
+    IndexError,
+    OverflowError,
+    InvalidOperation,
+    struct.error,
+    UnrepresentableValue,
+    NotRenderable,
+)
 
 
 def with_defaults(relation: ConnectRelation, catalog: list[CatalogColumn]) -> ConnectRelation:

@@ -27,7 +27,7 @@ from gateway.values.column_readers import (
     Parts,
     Reader,
     Render,
-    Unusual,
+    SlowPathNeeded,
     always_unusual,
     read_with,
 )
@@ -207,7 +207,7 @@ def _read_required(read: Reader, fallback: bytes | None) -> Reader:
     def read_required(data: bytes, position: int, parts: Parts) -> int:
         if data[position] == KIND_NULL:
             if fallback is None:
-                raise Unusual
+                raise SlowPathNeeded
             parts.append(fallback)
             parts.extend(more)
             return position + 1

@@ -19,7 +19,7 @@ from uuid import UUID
 from gateway.debezium.connect_type import BinaryMode, ConnectType, Form
 from gateway.values.column_readers import AVRO_NULL, Encode, some_bytes
 from gateway.values.integers import bool_from_text
-from gateway.values.special_values import Special
+from gateway.values.special_values import UnrepresentableValue
 from schemas.varint import encode_long, encode_some_long
 
 _SOME: Final = b"\2"
@@ -44,7 +44,7 @@ def _unscaled(number: int) -> bytes:
 def _variable_decimal(value: bytes) -> bytes:
     """io.debezium.data.VariableScaleDecimal, without zeros at the end of its fraction. Special: NaN and the infinities."""
     if value in _NOT_FINITE:
-        raise Special
+        raise UnrepresentableValue
     whole, _, fraction = value.partition(b".")
     fraction = fraction.rstrip(b"0")
     return _SOME + encode_long(len(fraction)) + _unscaled(int(whole + fraction))

@@ -14,8 +14,8 @@ from typing import Final
 from librt.strings import read_i64_be
 
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL
-from gateway.values.column_readers import AVRO_NULL, NOTHING, Parts, Unusual, some_bytes
-from gateway.values.special_values import Special
+from gateway.values.column_readers import AVRO_NULL, NOTHING, Parts, SlowPathNeeded, some_bytes
+from gateway.values.special_values import UnrepresentableValue
 from schemas.varint import SOME_SMALL, encode_some_long
 
 INFINITY: Final = 1 << 70
@@ -208,7 +208,7 @@ def moment_in(per_second: int) -> Callable[[int], bytes]:
             return encode_some_long(infinite[micros])
         number = micros * per_second // 1_000_000
         if not -(1 << 63) <= number < 1 << 63:
-            raise Special
+            raise UnrepresentableValue
         return encode_some_long(number)
 
     return encode
@@ -241,7 +241,7 @@ def encode_duration(interval: tuple[int, int, int]) -> bytes:
     infinities."""
     micros, days, months = interval
     if abs(micros) == INFINITY:
-        raise Special
+        raise UnrepresentableValue
     hours, rest = _truncated(micros, 60 * _MINUTE_MICROS)
     minutes, rest = _truncated(rest, _MINUTE_MICROS)
     seconds = (((months * _MONTH_DAYS + days) * 24 + hours) * 60 + minutes) * 60 + rest / 1e6
@@ -252,7 +252,7 @@ def encode_duration_text(interval: tuple[int, int, int]) -> bytes:
     """io.debezium.time.Interval: every field is there. Special: the infinities."""
     micros, days, months = interval
     if abs(micros) == INFINITY:
-        raise Special
+        raise UnrepresentableValue
     years, months = _truncated(months, 12)
     hours, rest = _truncated(micros, 60 * _MINUTE_MICROS)
     minutes, rest = _truncated(rest, _MINUTE_MICROS)
@@ -296,7 +296,7 @@ class _Minutes(dict[int, bytes]):
         days, rest = divmod(minute, 1440)
         year = _civil(days)[0]
         if not 0 <= year <= 9999:
-            raise Special
+            raise UnrepresentableValue
         encoded = SOME_SMALL[27] + _day_text(days) + b"T%02d:%02d:" % (rest // 60, rest % 60)
         if len(self) >= _REMEMBERED:
             self.clear()
@@ -342,7 +342,7 @@ def read_moment_text(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == KIND_BINARY:
         since_2000: int = read_i64_be(data, position + 5)
         if since_2000 == (1 << 63) - 1 or since_2000 == -(1 << 63):
-            raise Special
+            raise UnrepresentableValue
         minute, rest = divmod(since_2000 + PG_EPOCH_MICROS, _MINUTE_MICROS)
         parts.append(_minutes[minute])
         second = rest // 1_000_000
@@ -362,4 +362,4 @@ def read_moment_text(data: bytes, position: int, parts: Parts) -> int:
         parts.append(NOTHING)
         parts.append(NOTHING)
         return position + 1
-    raise Unusual
+    raise SlowPathNeeded

@@ -21,7 +21,7 @@ from gateway.errors import Retry, StopForOperator
 from gateway.kafka.aiokafka_internals import Consumer
 from gateway.kafka.errors import READING, classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
-from gateway.kafka.shutdown import say_goodbye
+from gateway.kafka.shutdown import close_with_timeout
 from gateway.pgoutput import letters
 from gateway.postgres.connection import connect_sql, end_session
 from gateway.postgres.credentials import login_of
@@ -101,7 +101,7 @@ async def _written(
     except (KafkaError, OSError) as error:
         raise classify(error, "reading the connector's topics", READING) from error
     finally:
-        await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
+        await close_with_timeout(consumer.stop(), STOP_TIMEOUT_S)
     return found
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.debezium.json_encoder import JsonForm
-from gateway.debezium.machine import KeyedOutlet
+from gateway.debezium.machine import KeyedSink
 from gateway.errors import StopForOperator
 
 
-class JsonOutlet:
+class JsonSink:
     """Before `outlet`; both schemas are Avro's, of the records that come. A key has its partition by its JSON."""
 
-    def __init__(self, outlet: KeyedOutlet, key_schema: Any, value_schema: Any, *, with_schema: bool) -> None:
+    def __init__(self, outlet: KeyedSink, key_schema: Any, value_schema: Any, *, with_schema: bool) -> None:
         self._outlet = outlet
         self._key = None if key_schema is None else JsonForm(key_schema, with_schema=with_schema)
         self._value = JsonForm(value_schema, with_schema=with_schema)

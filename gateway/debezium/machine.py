@@ -37,19 +37,19 @@ from gateway.debezium.source_block import (
 from gateway.errors import StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker
-from gateway.events.transaction_context import Context
+from gateway.events.transaction_context import TransactionContext
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.pgoutput import BeginPrepare, Message, MessageHead, Origin, StreamStart, Truncate
 from gateway.pgoutput.letters import INSERT, UPDATE
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import (
     OWN_PREFIXES,
-    LeftOutMessage,
+    ChangeObserver,
+    ExcludedMessage,
     MessageTopic,
     Prepared,
     RelationVersion,
     Transaction,
-    Watch,
     tell,
 )
 from gateway.values.column_readers import some_bytes
@@ -63,7 +63,7 @@ _TICK_NS: Final = 500_000
 _NAMED_PREFIX: Final = 100
 
 
-class KeyedOutlet(Protocol):
+class KeyedSink(Protocol):
     """Where records of one topic go, partitioned as Kafka's own clients do it."""
 
     def append_hashed(self, key: bytes | None, value: bytes | None) -> None: ...
@@ -82,17 +82,17 @@ class DebeziumVersion:
     collection: str
     """`schema.table`"""
     encoder: DebeziumEncoder
-    outlet: KeyedOutlet
+    outlet: KeyedSink
 
 
 @dataclass(frozen=True, slots=True)
 class DebeziumTopics:
     """Beside those of relations. Frames are of the registered schemas; no `transactions`: none are written."""
 
-    messages: KeyedOutlet
+    messages: KeyedSink
     message_key_frame: bytes
     message_value_frame: bytes
-    transactions: KeyedOutlet | None = None
+    transactions: KeyedSink | None = None
     transaction_key_frame: bytes = b""
     transaction_value_frame: bytes = b""
 
@@ -155,7 +155,7 @@ class DebeziumMachine(TransactionMachine):
         self._written_ns = -_TICK_NS
         self._written_at = b""
         # Rows carry no context, and there are no manifests: these stand in their places.
-        self._context = Context(0, -1, epoch, None, None, None)
+        self._context = TransactionContext(0, -1, epoch, None, None, None)
         self._manifest = Manifest(epoch)
         self._block_head = _NO_BLOCK
         self._counts = _Counts()
@@ -286,8 +286,8 @@ class DebeziumMachine(TransactionMachine):
 
     # -- snapshots ------------------------------------------------------------------------------------------------------
 
-    def set_watch(self, watch: Watch | None) -> None:
-        super().set_watch(watch)
+    def set_observer(self, watch: ChangeObserver | None) -> None:
+        super().set_observer(watch)
         self._tracks = watch is not None and watch.is_tracking
 
     def _track(
@@ -329,12 +329,12 @@ class DebeziumMachine(TransactionMachine):
             append(*read(data, source, change_lsn))
             transaction.ordinal += 1
 
-    def owe(self, marker: Marker) -> None:
+    def add_pending_marker(self, marker: Marker) -> None:
         """It is not written, but what it stands for becomes durable as soon as it would have been."""
         self._owes = True
 
     @property
-    def owed_marker_count(self) -> int:
+    def pending_marker_count(self) -> int:
         return int(self._owes)
 
     def take_markers(self) -> list[Marker]:
@@ -455,7 +455,7 @@ class DebeziumMachine(TransactionMachine):
 
     def _leave_out(self, message: Message | MessageHead, transaction: Transaction | None, message_bytes: int) -> None:
         xid = 0 if transaction is None else transaction.xid
-        left_out = LeftOutMessage(xid, message.message_lsn, message.prefix[:_NAMED_PREFIX], message_bytes)
+        left_out = ExcludedMessage(xid, message.message_lsn, message.prefix[:_NAMED_PREFIX], message_bytes)
         self._message_topic.leave_out(left_out)
 
     # -- what does not come in this dialect ---------------------------------------------------------------------------

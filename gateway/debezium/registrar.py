@@ -19,12 +19,12 @@ from gateway.debezium.envelope_schema import (
     envelope_schema,
     key_schema,
 )
-from gateway.debezium.json_machine import JsonOutlet
+from gateway.debezium.json_machine import JsonSink
 from gateway.debezium.machine import DebeziumMachine, DebeziumTopics, DebeziumVersion
 from gateway.debezium.row_encoder import DebeziumEncoder, LeftOut
 from gateway.debezium.source_block import SourceNames
 from gateway.errors import StopForOperator, UnwritableRelation
-from gateway.kafka.batches import TopicOutlet
+from gateway.kafka.batches import TopicSink
 from gateway.observe import metrics
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, read_key
@@ -84,7 +84,7 @@ class DebeziumRelations:
         ]
 
     def announce(
-        self, relation: ConnectRelation, value_schema_id: int, key_schema_id: int | None, outlet: TopicOutlet
+        self, relation: ConnectRelation, value_schema_id: int, key_schema_id: int | None, outlet: TopicSink
     ) -> None:
         """Once its schemas are registered."""
         description = relation.description
@@ -96,7 +96,7 @@ class DebeziumRelations:
             self.versions[description.oid] = DebeziumVersion(collection, encoder, outlet)
         else:
             value, key = self.schemas_of(relation, outlet.topic)
-            in_json = JsonOutlet(outlet, key, value, with_schema=self._options.format_schemas_enable)
+            in_json = JsonSink(outlet, key, value, with_schema=self._options.format_schemas_enable)
             self.versions[description.oid] = DebeziumVersion(collection, encoder, in_json)
 
     @property

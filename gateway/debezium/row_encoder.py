@@ -24,9 +24,9 @@ from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, NEW_TUPLE, OLD_TUPLE
 from gateway.pgoutput.row import TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
 from gateway.values.column_codec import Codec
-from gateway.values.column_readers import NOTHING, Parts, Reader, Unusual, some_bytes
+from gateway.values.column_readers import NOTHING, Parts, Reader, SlowPathNeeded, some_bytes
 from gateway.values.row_readers import RowReaders
-from gateway.values.special_values import NotRenderable, Special
+from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from schemas.varint import CHUNK_BITS, CHUNK_MASK, HIGH, MORE, TWO_CHUNKS_END, encode_long
 from schemas.wire_format import frame
 
@@ -43,7 +43,15 @@ _SOME: Final = b"\2"
 _NULL: Final = b"\0"
 _CREATE, _UPDATE, _DELETE, _TRUNCATE, _READ = (some_bytes(letter)[1:] for letter in (b"c", b"u", b"d", b"t", b"r"))
 _MESSAGES: Final = {_CREATE: "Insert", _UPDATE: "Update", _READ: "COPY"}
-_NOT_PLAIN: Final = (Special, Unusual, NotRenderable, ValueError, IndexError, OverflowError, struct.error)
+_NOT_PLAIN: Final = (
+    UnrepresentableValue,
+    SlowPathNeeded,
+    NotRenderable,
+    ValueError,
+    IndexError,
+    OverflowError,
+    struct.error,
+)
 _MALFORMED: Final = (ValueError, IndexError, OverflowError, struct.error)
 _HEAD_BYTES: Final = 1 + 4
 
@@ -224,7 +232,7 @@ class DebeziumEncoder:
 
     def _read_tuple(self, data: bytes, position: int, parts: Parts) -> int:
         if read_i16_be(data, position + 1) != self._count:
-            raise Unusual
+            raise SlowPathNeeded
         place = position + 3
         for read in self._runs_of_keys if data[position] == KEY_TUPLE else self._runs:
             place = read(data, place, parts)
@@ -263,7 +271,7 @@ class DebeziumEncoder:
                 try:
                     if encode is not None:
                         encode(value.value)
-                except Special:
+                except UnrepresentableValue:
                     continue
                 except Exception:
                     return place_of_value(self.relation.description, part, index)
@@ -294,7 +302,7 @@ class DebeziumEncoder:
             if encode is None:
                 raise NotRenderable
             return encode(value.value)
-        except Special:
+        except UnrepresentableValue:
             return self._without(index, column, "its Kafka Connect type cannot represent the value")
         except (NotRenderable, *_MALFORMED) as error:
             raise unreadable_value(self.relation.description, part, index, error) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.events.transaction_context import Context
+from gateway.events.transaction_context import TransactionContext
 from schemas.varint import encode_long
 
 _MESSAGE = b"\0"
@@ -16,7 +16,7 @@ class LogicalMessageEncoder:
 
     def encode(
         self,
-        context: Context,
+        context: TransactionContext,
         change_lsn: int,
         ordinal: int,
         transactional: bool,

@@ -11,7 +11,7 @@ from typing import Final
 from gateway.events.row_encoder_slow import column_codec
 from gateway.relations.attributes import Attribute
 from gateway.values.column_readers import AVRO_NULL
-from gateway.values.special_values import NotRenderable, Special, special_text
+from gateway.values.special_values import NotRenderable, UnrepresentableValue, special_text
 from schemas.avro_types import value_type
 from schemas.relation import ColumnDescription, MissingValue, RelationDescription
 
@@ -44,7 +44,7 @@ def _encoded(column: ColumnDescription, text: bytes) -> MissingValue | None:
         return None
     try:
         return MissingValue(column_codec(value_type(column), column.protection).from_text(text))
-    except Special:
+    except UnrepresentableValue:
         return MissingValue(AVRO_NULL, special_text(text).decode())
     except _MALFORMED:
         return None

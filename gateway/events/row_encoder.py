@@ -20,14 +20,14 @@ from typing import Final
 from librt.strings import read_i16_be
 
 from gateway.events.row_encoder_slow import TupleCodec
-from gateway.events.transaction_context import Context
+from gateway.events.transaction_context import TransactionContext
 from gateway.pgoutput import Binary
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, KIND_UNCHANGED, NEW_TUPLE, OLD_TUPLE
 from gateway.pgoutput.row import TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
-from gateway.values.column_readers import NOTHING, Parts, Unusual, some_bytes
+from gateway.values.column_readers import NOTHING, Parts, SlowPathNeeded, some_bytes
 from gateway.values.row_readers import RowReaders
-from gateway.values.special_values import NotRenderable, Special
+from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from schemas.change_schema import BEFORE_PREFIX, OPERATIONS, field_names
 from schemas.relation import RelationDescription
 from schemas.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, HIGH, LAST, MORE, TWO_CHUNKS_END, encode_long
@@ -48,11 +48,19 @@ _FIRST_COLUMN: Final = 8
 """Parts of a record before its first column."""
 _SMALL_ORDINAL: Final = CHUNK >> 1
 _COPIED_HEAD: Final = [NOTHING] * (_FIRST_COLUMN - 1) + [_ONLY_AFTER]
-_OUTSIDE: Final = Context(0, -1, 0, None, None, None)
+_OUTSIDE: Final = TransactionContext(0, -1, 0, None, None, None)
 _HEAD_BYTES: Final = 1 + 4
 _HEAD_IN_STREAM_BYTES: Final = 1 + 4 + 4
 """What a row message has before its tuples: type, xid inside a stream, relation oid."""
-_NOT_PLAIN: Final = (Special, Unusual, NotRenderable, ValueError, IndexError, OverflowError, struct.error)
+_NOT_PLAIN: Final = (
+    UnrepresentableValue,
+    SlowPathNeeded,
+    NotRenderable,
+    ValueError,
+    IndexError,
+    OverflowError,
+    struct.error,
+)
 
 
 class RowEncoder:
@@ -95,12 +103,12 @@ class RowEncoder:
                 self._key_slice = slice(_FIRST_COLUMN + self._key_parts[0], _FIRST_COLUMN + self._key_parts[-1] + 1)
 
     def insert(
-        self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
+        self, data: bytes, position: int, end: int, context: TransactionContext, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes]:
         return self._only_new(self._insert_head, data, position, end, context, change_lsn, ordinal)
 
     def update(
-        self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
+        self, data: bytes, position: int, end: int, context: TransactionContext, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
         """The third is the DELETE under the old key, where the key has changed."""
         first = data[position] if position < end else -1
@@ -112,7 +120,7 @@ class RowEncoder:
         return self._update_slowly(data, position, end, context, change_lsn, ordinal)
 
     def delete(
-        self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
+        self, data: bytes, position: int, end: int, context: TransactionContext, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes]:
         envelope = self._envelope(self._delete_head, context, change_lsn, ordinal)
         if self._key_parts is not None and position < end and data[position] == OLD_TUPLE:
@@ -147,7 +155,7 @@ class RowEncoder:
             pass
         return self._only_new_slowly(_COPIED_HEAD, data, 0, end, _OUTSIDE, "COPY")
 
-    def truncate(self, context: Context, change_lsn: int, ordinal: int) -> bytes:
+    def truncate(self, context: TransactionContext, change_lsn: int, ordinal: int) -> bytes:
         envelope = self._envelope(self._truncate_head, context, change_lsn, ordinal)
         return b"".join([*envelope, _NULL, _NULL, _NULL, _NULL, _NO_TRAILING_FIELDS])
 
@@ -158,7 +166,14 @@ class RowEncoder:
     # -- the fast way -------------------------------------------------------------------------------------------------
 
     def _only_new(
-        self, head: bytes, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
+        self,
+        head: bytes,
+        data: bytes,
+        position: int,
+        end: int,
+        context: TransactionContext,
+        change_lsn: int,
+        ordinal: int,
     ) -> tuple[Key, bytes]:
         """A record with nothing but the new tuple.
 
@@ -185,7 +200,7 @@ class RowEncoder:
                     if self._only_key_part >= 0:
                         return self._key_frame + parts[self._only_key_part], b"".join(parts)  # type: ignore[operator]
                     return self._key_of_parts(parts, data, position), b"".join(parts)
-        except Unusual:
+        except SlowPathNeeded:
             with suppress(*_NOT_PLAIN):
                 return self._new_without_unchanged(parts[:_FIRST_COLUMN], data, position, end)
         except _NOT_PLAIN:
@@ -201,20 +216,20 @@ class RowEncoder:
         for index, read in enumerate(self._readers.columns):
             if data[place] == KIND_UNCHANGED and index not in self._tuples.hidden:
                 if self.description.columns[index].identity:
-                    raise Unusual
+                    raise SlowPathNeeded
                 unchanged.append(self._names[index])
                 parts += self._readers.nulls[index]
                 place += 1
             else:
                 place = read(data, place, parts)
         if place != end:
-            raise Unusual
+            raise SlowPathNeeded
         self.left_out_count += 1
         parts += _trailing_fields(unchanged, [])
         return self._key_of_parts(parts, data, position), b"".join(parts)
 
     def _update_with_old(
-        self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
+        self, data: bytes, position: int, end: int, context: TransactionContext, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
         """REPLICA IDENTITY FULL: every update brings its old tuple."""
         if self._key_parts is None:
@@ -240,7 +255,7 @@ class RowEncoder:
 
     def _read_tuple(self, data: bytes, position: int, parts: Parts) -> int:
         if read_i16_be(data, position + 1) != self._count:
-            raise Unusual
+            raise SlowPathNeeded
         place = position + 3
         for read in self._runs:
             place = read(data, place, parts)
@@ -258,7 +273,7 @@ class RowEncoder:
     # -- the slow path ------------------------------------------------------------------------------------------------
 
     def _only_new_slowly(
-        self, parts: list[bytes], data: bytes, position: int, end: int, context: Context, name: str
+        self, parts: list[bytes], data: bytes, position: int, end: int, context: TransactionContext, name: str
     ) -> tuple[Key, bytes]:
         cursor = _cursor(data, position, end, context, name)
         new = self._checked(read_new(cursor), cursor)
@@ -270,7 +285,7 @@ class RowEncoder:
         return key, b"".join([*parts, *row, *_trailing_fields(unchanged, special)])
 
     def _update_slowly(
-        self, data: bytes, position: int, end: int, context: Context, change_lsn: int, ordinal: int
+        self, data: bytes, position: int, end: int, context: TransactionContext, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
         """With a key or old tuple: `update` has seen that the new one is not the first."""
         cursor = _cursor(data, position, end, context, "Update")
@@ -301,7 +316,7 @@ class RowEncoder:
         return self._framed(new_key), value, moved
 
     def _delete_slowly(
-        self, envelope: list[bytes], data: bytes, position: int, end: int, context: Context
+        self, envelope: list[bytes], data: bytes, position: int, end: int, context: TransactionContext
     ) -> tuple[Key, bytes]:
         cursor = _cursor(data, position, end, context, "Delete")
         earlier = self._checked(read_earlier(cursor), cursor)
@@ -323,11 +338,11 @@ class RowEncoder:
     def _framed(self, key: list[bytes]) -> Key:
         return None if self._key_frame is None else self._key_frame + b"".join(key)
 
-    def _envelope(self, head: bytes, context: Context, change_lsn: int, ordinal: int) -> list[bytes]:
+    def _envelope(self, head: bytes, context: TransactionContext, change_lsn: int, ordinal: int) -> list[bytes]:
         return [head, context.identity, encode_long(change_lsn), encode_long(ordinal), context.commit]
 
 
-def _cursor(data: bytes, position: int, end: int, context: Context, name: str) -> Cursor:
+def _cursor(data: bytes, position: int, end: int, context: TransactionContext, name: str) -> Cursor:
     """At the first tuple of a row message."""
     return Cursor(data[position:end], 0, name, _HEAD_IN_STREAM_BYTES if context.in_stream else _HEAD_BYTES)
 

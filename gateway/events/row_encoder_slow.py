@@ -14,7 +14,7 @@ from gateway.values.column_codec import Codec, codec
 from gateway.values.column_readers import AVRO_NULL, some_bytes
 from gateway.values.column_rules import protected_codec
 from gateway.values.row_readers import RowReaders
-from gateway.values.special_values import NotRenderable, Special, special_text
+from gateway.values.special_values import NotRenderable, UnrepresentableValue, special_text
 from schemas.avro_types import ColumnType, key_type, value_type
 from schemas.change_schema import field_names
 from schemas.relation import Protect, Protection, RelationDescription
@@ -126,7 +126,7 @@ class TupleCodec:
             if encode is None:
                 raise NotRenderable
             return encode(value.value), None
-        except Special:
+        except UnrepresentableValue:
             if isinstance(value, Text):
                 return AVRO_NULL, special_text(value.value)
         except (NotRenderable, *_MALFORMED) as error:

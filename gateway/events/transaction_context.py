@@ -9,7 +9,7 @@ _NULL = b"\0"
 _NO_SUBXID = encode_long(-1)
 
 
-class Context:
+class TransactionContext:
     """Made once a transaction, so that a row only copies it.
 
     `identity` holds the envelope's xid, subxid and epoch; `commit` its commit_lsn, commit_time (microseconds since the

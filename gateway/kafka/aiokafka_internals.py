@@ -231,11 +231,11 @@ class ConnectError(KafkaConnectionError):  # type: ignore[misc]
         super().__init__("; ".join(f"{address}: {_words(error)}" for address, error in sorted(errors.items())))
 
 
-class LoginWanted(KafkaError):  # type: ignore[misc]
+class AuthenticationRequired(KafkaError):  # type: ignore[misc]
     """The broker took the connection and closed it at the first request that needs rights."""
 
 
-class NoTls(KafkaError):  # type: ignore[misc]
+class TlsRefused(KafkaError):  # type: ignore[misc]
     """The connection ended while TLS was begun on it."""
 
 
@@ -298,7 +298,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
                 try:
                     metadata = await connection.send(MetadataRequest([]))
                 except KafkaConnectionError as error:
-                    raise LoginWanted("it closed the connection after the first request") from error
+                    raise AuthenticationRequired("it closed the connection after the first request") from error
             if not metadata.brokers:
                 raise KafkaConnectionError("it does not know any broker yet")
             return metadata
@@ -330,7 +330,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             except (ConnectionResetError, ConnectionAbortedError) as error:
                 if self._ssl_context is None:
                     raise
-                raise NoTls("it closed the connection during the TLS handshake") from error
+                raise TlsRefused("it closed the connection during the TLS handshake") from error
         return connection
 
     async def _have_token(self) -> None:

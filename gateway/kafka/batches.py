@@ -115,13 +115,13 @@ class BatchWriter:
         self.ended_pieces = 0
         self.timestamp_ms = 0
         self.tick()
-        self._outlets: dict[str, TopicOutlet] = {}
+        self._outlets: dict[str, TopicSink] = {}
 
-    def outlet(self, topic: str, partition_count: int, owner: str) -> TopicOutlet:
+    def outlet(self, topic: str, partition_count: int, owner: str) -> TopicSink:
         """The outlet of a topic; `owner` names its relation in errors."""
         known = self._outlets.get(topic)
         if known is None:
-            known = self._outlets[topic] = TopicOutlet(self, topic, partition_count)
+            known = self._outlets[topic] = TopicSink(self, topic, partition_count)
         known.owner = owner
         return known
 
@@ -146,11 +146,11 @@ class BatchWriter:
 
 
 class PartitionBuffer:
-    """The open batch of one topic-partition; `TopicOutlet.append` puts the records in."""
+    """The open batch of one topic-partition; `TopicSink.append` puts the records in."""
 
     __slots__ = ("_builder", "_first", "_outlet", "_pieces", "_writer", "add", "count", "manifest", "partition")
 
-    def __init__(self, writer: BatchWriter, outlet: TopicOutlet, partition: int) -> None:
+    def __init__(self, writer: BatchWriter, outlet: TopicSink, partition: int) -> None:
         self._writer = writer
         self._outlet = outlet
         self.partition = partition
@@ -209,7 +209,7 @@ class PartitionBuffer:
         return self._outlet.too_large(f"makes a record of {size} bytes", size)
 
 
-class TopicOutlet:
+class TopicSink:
     """The partitions of one topic. Satisfies `gateway.transactions.transaction.Outlet`."""
 
     __slots__ = ("_buffers", "_count", "_writer", "owner", "topic")

@@ -14,7 +14,7 @@ from gateway.config.kafka import KafkaSettings
 from gateway.kafka.aiokafka_internals import Admin
 from gateway.kafka.errors import classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
-from gateway.kafka.shutdown import say_goodbye
+from gateway.kafka.shutdown import close_with_timeout
 from gateway.startup.kafka_checks import CLUSTER, KafkaExpected, KafkaFacts, Refused, TopicFacts
 
 TIMEOUT_S: Final = 15.0
@@ -41,7 +41,7 @@ async def kafka_facts(
             _look(admin, expected, list(topics), list(new), new_topic), "reading the cluster's metadata"
         )
     finally:
-        await say_goodbye(admin.close(), STOP_TIMEOUT_S)
+        await close_with_timeout(admin.close(), STOP_TIMEOUT_S)
 
 
 async def _limited(awaitable: Awaitable[T], doing: str) -> T:

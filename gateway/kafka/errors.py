@@ -23,7 +23,7 @@ from aiokafka.errors import (
 )
 
 from gateway.errors import Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.kafka.aiokafka_internals import ConnectError, LoginWanted, NoTls
+from gateway.kafka.aiokafka_internals import AuthenticationRequired, ConnectError, TlsRefused
 
 WRITING: Final = "Write and Describe"
 READING: Final = "Read and Describe"
@@ -130,10 +130,10 @@ def _diagnosis(error: BaseException) -> str:
             )
         case ssl.SSLError(reason=str(reason)) if "ALERT" in reason and "PROTOCOL_VERSION" not in reason:
             return _CERTIFICATE
-        case ssl.SSLError() | NoTls():
+        case ssl.SSLError() | TlsRefused():
             return _NO_TLS
         case asyncio.IncompleteReadError(expected=int(expected)) if expected >> 24 == _TLS_ALERT:
             return "this listener uses TLS: set kafka.security_protocol to SSL or SASL_SSL, or use another port"
-        case LoginWanted():
+        case AuthenticationRequired():
             return _LOGIN
     return ""

@@ -14,7 +14,7 @@ from gateway.config.kafka import KafkaSettings
 from gateway.kafka.aiokafka_internals import Consumer
 from gateway.kafka.errors import READING, classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
-from gateway.kafka.shutdown import say_goodbye
+from gateway.kafka.shutdown import close_with_timeout
 from schemas.records import TRANSACTION_MARKER
 from schemas.wire_format import FRAME_BYTES
 
@@ -48,7 +48,7 @@ async def last_commit(settings: KafkaSettings, marker_topic: str, timeout_s: flo
     except (KafkaError, OSError, TimeoutError) as error:
         raise classify(error, f"reading {marker_topic}", READING) from error
     finally:
-        await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
+        await close_with_timeout(consumer.stop(), STOP_TIMEOUT_S)
     return found
 
 

@@ -23,7 +23,7 @@ _MOST_BYTES: Final = 1 << 20
 _NOTHING: Final = (OSError, EOFError, asyncio.IncompleteReadError, ValueError, struct.error, TimeoutError)
 
 
-async def look_at_listener(address: str, settings: KafkaSettings, *, advertised: bool = False) -> ListenerFacts:
+async def probe_listener(address: str, settings: KafkaSettings, *, advertised: bool = False) -> ListenerFacts:
     """Never raises for what the other side does."""
     host, _, port = address.rpartition(":") if not address.endswith("]") and ":" in address else (address, "", "9092")
     host = host.strip("[]")

@@ -12,7 +12,7 @@ from gateway.errors import Retry
 from gateway.kafka.aiokafka_internals import Consumer
 from gateway.kafka.errors import READING, classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
-from gateway.kafka.shutdown import say_goodbye
+from gateway.kafka.shutdown import close_with_timeout
 from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
 
 _POLL_MS = 200
@@ -22,7 +22,7 @@ _NOT_TO_ITS_END = (
 )
 
 
-class NotReadToItsEnd(Retry):
+class ReadIncomplete(Retry):
     """A Kafka transaction may be open: that the broker does not answer is not said by it."""
 
 
@@ -36,7 +36,7 @@ async def read_positions(
 
     Read to the partition's true end. What is committed ends at the first transaction that is still open, which may be of
     another gateway that died: our own newer position would lie after it, and going on from an older one would double rows.
-    So such a transaction is waited for; the broker ends it after its timeout. Raises NotReadToItsEnd until then.
+    So such a transaction is waited for; the broker ends it after its timeout. Raises ReadIncomplete until then.
     """
     position, marker = TopicPartition(POSITION_TOPIC, 0), TopicPartition(marker_topic, 0)
     consumer = _consumer(settings, "read_committed")
@@ -47,19 +47,19 @@ async def read_positions(
             used = await _has_records(consumer, marker, ends[marker])
             newest = await _newest(consumer, position, ends[position])
     except TimeoutError as error:
-        raise NotReadToItsEnd(
+        raise ReadIncomplete(
             f"{POSITION_TOPIC} could not be read to its end within {timeout_s:.0f} s",
             hint=_NOT_TO_ITS_END,
         ) from error
     except (KafkaError, OSError) as error:
         raise classify(error, f"reading {POSITION_TOPIC}", READING) from error
     finally:
-        await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
+        await close_with_timeout(consumer.stop(), STOP_TIMEOUT_S)
     return newest, used
 
 
 async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dict[bytes, bytes]:
-    """The newest record of each key, of all slots; the topic must be there. Raises NotReadToItsEnd as `read_positions`."""
+    """The newest record of each key, of all slots; the topic must be there. Raises ReadIncomplete as `read_positions`."""
     place = TopicPartition(SNAPSHOT_TOPIC, 0)
     consumer = _consumer(settings, "read_committed")
     try:
@@ -68,14 +68,14 @@ async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dic
             await consumer.start()
             newest = await _newest(consumer, place, ends[place])
     except TimeoutError as error:
-        raise NotReadToItsEnd(
+        raise ReadIncomplete(
             f"{SNAPSHOT_TOPIC} could not be read to its end within {timeout_s:.0f} s",
             hint=_NOT_TO_ITS_END,
         ) from error
     except (KafkaError, OSError) as error:
         raise classify(error, f"reading {SNAPSHOT_TOPIC}", READING) from error
     finally:
-        await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
+        await close_with_timeout(consumer.stop(), STOP_TIMEOUT_S)
     return newest
 
 
@@ -114,7 +114,7 @@ async def _true_ends(settings: KafkaSettings, places: tuple[TopicPartition, ...]
         ends: dict[TopicPartition, int] = await consumer.end_offsets(list(places))
         return ends
     finally:
-        await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
+        await close_with_timeout(consumer.stop(), STOP_TIMEOUT_S)
 
 
 def _consumer(settings: KafkaSettings, isolation_level: str) -> Consumer:

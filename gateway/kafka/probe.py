@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaError, LeaderNotAvailableError, for_code
 from gateway.config.kafka import KafkaSettings
 from gateway.kafka.aiokafka_internals import Admin
 from gateway.kafka.errors import classify
-from gateway.kafka.shutdown import say_goodbye
+from gateway.kafka.shutdown import close_with_timeout
 from schemas.topic_names import POSITION_TOPIC
 
 _CLOSE_S: Final = 1.0
@@ -51,4 +51,4 @@ class KafkaProbe:
     async def close(self) -> None:
         admin, self._admin = self._admin, None
         if admin is not None:
-            await say_goodbye(admin.close(), _CLOSE_S)
+            await close_with_timeout(admin.close(), _CLOSE_S)

@@ -24,7 +24,7 @@ from gateway.errors import Retry
 from gateway.kafka.aiokafka_internals import DirectProducer
 from gateway.kafka.batches import RECORD_OVERHEAD_BYTES, Batch
 from gateway.kafka.errors import classify
-from gateway.kafka.shutdown import say_goodbye
+from gateway.kafka.shutdown import close_with_timeout
 
 MAX_PARTITION_RECORDS = 1 << 30
 """After so many records on one partition the producer is replaced."""
@@ -126,13 +126,13 @@ class Producer:
         """End the transaction that is open, if any: until it has ended, no other slot's gateway can read the position topic to
         its end. Sent once, and never by a producer that goes on."""
         if self._transactional.is_in_transaction:
-            await say_goodbye(self._transactional.abort_transaction(), STOP_TIMEOUT_S)
+            await close_with_timeout(self._transactional.abort_transaction(), STOP_TIMEOUT_S)
 
     async def abandon(self) -> None:
         """Give the producer up, whatever state it is in; never waits longer than STOP_TIMEOUT_S for each."""
         for producer in self._all:
             producer.stop_sending()
-            await say_goodbye(producer.client.close(), STOP_TIMEOUT_S)
+            await close_with_timeout(producer.client.close(), STOP_TIMEOUT_S)
             producer.client.release()
 
     async def _limited(self, awaitable: Awaitable[T], doing: str) -> T:

@@ -12,7 +12,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 
-async def say_goodbye(ending: Coroutine[Any, Any, object], timeout_s: float) -> None:
+async def close_with_timeout(ending: Coroutine[Any, Any, object], timeout_s: float) -> None:
     """Let `ending` run for so long, then go on without it: what cannot be closed is left to the process.
 
     `asyncio.timeout` is not enough: it cancels once and waits, and aiokafka's `close` takes that cancellation for the end of

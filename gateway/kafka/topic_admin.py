@@ -83,7 +83,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Existing:
+class ExistingTopics:
     """A topic that is there. `copies`: of the partition that has fewest."""
 
     partition_count: int
@@ -114,9 +114,9 @@ class TopicAdmin:
         except (KafkaError, OSError, TimeoutError) as error:
             raise classify(error, doing, right) from error
 
-    async def existing(self, topics: Sequence[str]) -> dict[str, Existing]:
+    async def existing(self, topics: Sequence[str]) -> dict[str, ExistingTopics]:
         """Asked for by name: a list of all leaves out what we may not describe, as if it were missing."""
-        there: dict[str, Existing] = {}
+        there: dict[str, ExistingTopics] = {}
         for some in _chunks(topics, ASKED_TOPICS):
             async with self._asking("listing topics"):
                 found = await self._admin.metadata(some)
@@ -127,7 +127,7 @@ class TopicAdmin:
                 if not facts["error_code"]:
                     partitions = facts["partitions"]
                     copies = min((len(partition["replicas"]) for partition in partitions), default=0)
-                    there[facts["topic"]] = Existing(len(partitions), copies)
+                    there[facts["topic"]] = ExistingTopics(len(partitions), copies)
         return there
 
     @property

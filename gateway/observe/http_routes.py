@@ -17,11 +17,11 @@ from starlette.routing import Route
 
 from gateway.observe.http_server import start_server
 from gateway.observe.metrics import REGISTRY
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 from gateway.observe.web_ui import page_routes
 
 
-def start_http(host: str, port: int, board: Board) -> int:
+def start_http(host: str, port: int, board: StatusBoard) -> int:
     """Serve until the process ends; returns the port (0 asks for a free one). Raises StopForOperator."""
 
     async def livez(_: Request) -> Response:

@@ -79,7 +79,7 @@ def _log_defect(kind: type[BaseException], error: BaseException, traceback: Trac
     structlog.get_logger().critical("defect", exc_info=(kind, error, traceback))
 
 
-class Repeats:
+class RepeatedMessages:
     """What comes again and again is told ever more seldom: the first times, then at the 4th, 8th, 16th, each with how often and
     since when."""
 

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.observe.status import STATES, Holder, Snapshot
-from gateway.observe.status_board import Board
+from gateway.observe.status import STATES, GatewayStatus, WalRetentionCause
+from gateway.observe.status_board import StatusBoard
 
 REGISTRY = CollectorRegistry()
 
@@ -112,7 +112,7 @@ GAUGES: Final[dict[str, str]] = {
 }
 
 
-def _values(board: Board, now: Snapshot) -> dict[str, float | None]:
+def _values(board: StatusBoard, now: GatewayStatus) -> dict[str, float | None]:
     wal = now.wal
     oldest = min((stream.since for stream in now.streamed_transactions), default=None)
     held_since = min((holder.since for holder in now.blockers if holder.since is not None), default=None)
@@ -142,10 +142,10 @@ def _values(board: Board, now: Snapshot) -> dict[str, float | None]:
     }
 
 
-class BoardCollector(Collector):
+class StatusCollector(Collector):
     """What is not known is NaN."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: StatusBoard) -> None:
         self._board = board
 
     def describe(self) -> Iterator[Metric]:
@@ -172,14 +172,14 @@ class BoardCollector(Collector):
         yield from _topics(self._board)
 
 
-def _server_now(now: Snapshot) -> float:
+def _server_now(now: GatewayStatus) -> float:
     return now.server_time if now.server_time is not None else now.time
 
 
-def _holders(now: Snapshot) -> Metric:
+def _holders(now: GatewayStatus) -> Metric:
     """Only the oldest of each sort, at most four: each process ID is a series of its own in Prometheus."""
     family = GaugeMetricFamily("walgate_blocker_seconds", HOLDER_TEXT, labels=["blocks", "kind", "blocker"])
-    oldest: dict[tuple[str, str], Holder] = {}
+    oldest: dict[tuple[str, str], WalRetentionCause] = {}
     for holder in sorted(now.blockers, key=lambda one: one.since or 0.0):
         if holder.kind in ("transaction", "prepared"):
             oldest.setdefault(("creation" if holder.blocks else "advance", holder.kind), holder)
@@ -189,7 +189,7 @@ def _holders(now: Snapshot) -> Metric:
     return family
 
 
-def _mirrors(now: Snapshot) -> Iterator[Metric]:
+def _mirrors(now: GatewayStatus) -> Iterator[Metric]:
     """Each of http.mirrors has its labels."""
     up = GaugeMetricFamily("walgate_mirror_up", "1 while a mirror answers, 0 while it does not.", labels=["mirror"])
     lag = GaugeMetricFamily("walgate_mirror_lag_seconds", MIRROR_LAG_TEXT, labels=["mirror"])
@@ -199,7 +199,7 @@ def _mirrors(now: Snapshot) -> Iterator[Metric]:
     yield from (up, lag)
 
 
-def _quarantined(now: Snapshot) -> Metric:
+def _quarantined(now: GatewayStatus) -> Metric:
     family = GaugeMetricFamily("walgate_quarantined_tables", "Tables in quarantine.", labels=["table"])
     names = [one.table for one in now.quarantined]
     for name in names[:TABLE_LABELS]:
@@ -209,7 +209,7 @@ def _quarantined(now: Snapshot) -> Metric:
     return family
 
 
-def _topics(board: Board) -> Iterator[Metric]:
+def _topics(board: StatusBoard) -> Iterator[Metric]:
     """Of 10,000 topics most share a label: dashboards and Prometheus itself suffer from the number of series."""
     for name, text, counted in (
         ("walgate_topic_records", "Records of a topic that are durable in Kafka.", board.topic_records),
@@ -226,14 +226,14 @@ def _topics(board: Board) -> Iterator[Metric]:
         yield family
 
 
-_collectors: list[BoardCollector] = []
+_collectors: list[StatusCollector] = []
 
 
-def show(board: Board) -> None:
+def show(board: StatusBoard) -> None:
     """From now on the metrics are those of `board`: a process has one."""
     for former in _collectors:
         REGISTRY.unregister(former)
-    _collectors[:] = [BoardCollector(board)]
+    _collectors[:] = [StatusCollector(board)]
     REGISTRY.register(_collectors[0])
 
 

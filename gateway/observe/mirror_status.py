@@ -82,7 +82,7 @@ def _moment(value: Any) -> float | None:
     return found
 
 
-class Commits:
+class CommitTimes:
     """Which commits were delivered of late: (LSN, commit time), in their order. Of those that come between two notes the newest
     is kept, so that a lag is short by at most the time between notes."""
 

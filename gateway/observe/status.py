@@ -1,6 +1,6 @@
 """What is known of the gateway at one moment, which metrics, /readyz, /status, the live page and `walgate status` share.
 
-`gateway/observe/status_board.py` makes a `Snapshot`. Times are Unix seconds.
+`gateway/observe/status_board.py` makes a `GatewayStatus`. Times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class GapSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class WalRetentionCause:
     """Somebody who keeps WAL or old rows from being removed, or lets us wait. `kind`: transaction, prepared, slot, standby;
     `pid` 0: no process. `retained_bytes`: WAL since its oldest LSN, None: not known. `blocks`: our slot's creation waits for
     it."""
@@ -106,7 +106,7 @@ class SlotStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class WalHeld:
+class RetainedWal:
     """WAL that the server keeps for the slot. `limit_by`: the setting that the limit comes from. `seconds_to_full`: at the rate
     of the last minute, None where it does not grow or nothing limits it."""
 
@@ -149,7 +149,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class GatewayStatus:
     """All of it at one moment. LSNs are integers; 0: not known. `waiting_for` is "" while the stream is read and delivered."""
 
     time: float
@@ -178,9 +178,9 @@ class Snapshot:
     in_flight_bytes: int
     streamed_transactions: tuple[OpenStream, ...]
     prepared_transactions: int
-    wal: WalHeld | None
+    wal: RetainedWal | None
     slot: SlotStatus | None
-    blockers: tuple[Holder, ...]
+    blockers: tuple[WalRetentionCause, ...]
     topics: tuple[TopicCount, ...]
     """Those with most records first."""
     records_per_s: float

@@ -14,22 +14,22 @@ from typing import Final
 
 from gateway.errors import WalgateError
 from gateway.observe.lag import Progress, ReadProgress, WalClock, lag
-from gateway.observe.mirror_status import Commits, MirrorStatus
+from gateway.observe.mirror_status import CommitTimes, MirrorStatus
 from gateway.observe.status import (
     PARTS,
     TITLES,
     Counts,
     GapSeen,
-    Holder,
+    GatewayStatus,
     LastError,
     PartName,
     PartStatus,
+    RetainedWal,
     SchemaSeen,
     SlotStatus,
-    Snapshot,
     State,
     TopicCount,
-    WalHeld,
+    WalRetentionCause,
 )
 from gateway.observe.table_status import QuarantinedTable, Rates, SnapshotStatus
 
@@ -43,7 +43,7 @@ _NEEDED: Final[tuple[PartName, ...]] = ("postgresql", "kafka")
 """Without the registry a stream goes on until the next new schema."""
 
 
-class Board:
+class StatusBoard:
     """Made once for the process. `clock`, `monotonic`: for tests."""
 
     def __init__(
@@ -61,17 +61,17 @@ class Board:
         self._state: tuple[State, float] = ("starting", clock())
         self._awaits = "the first start"
         self._waiting_since: float | None = clock()
-        self._blocked_by: tuple[Holder, ...] = ()
+        self._blocked_by: tuple[WalRetentionCause, ...] = ()
         self._progress: ReadProgress | None = None
         self._last_progress = Progress()
         self._counts: Callable[[], Counts] = Counts
         self._parts: dict[PartName, PartStatus] = {name: PartStatus(name, since=clock()) for name in PARTS}
         self._mirrors: dict[str, MirrorStatus] = {}
-        self._commits = Commits()
+        self._commits = CommitTimes()
         self.wal = WalClock()
         self.slot: SlotStatus | None = None
-        self.held: WalHeld | None = None
-        self.blockers: tuple[Holder, ...] = ()
+        self.held: RetainedWal | None = None
+        self.blockers: tuple[WalRetentionCause, ...] = ()
         self.last_error: LastError | None = None
         self.error_count = 0
         self._recent_errors: deque[LastError] = deque(maxlen=RECENT_ERRORS)
@@ -98,7 +98,7 @@ class Board:
             self._blocked_by = ()
         self._enter("waiting" if what else "streaming", now)
 
-    def blocked_by(self, holders: tuple[Holder, ...]) -> None:
+    def blocked_by(self, holders: tuple[WalRetentionCause, ...]) -> None:
         """The creation of the slot waits for these."""
         self._blocked_by = holders
 
@@ -230,7 +230,7 @@ class Board:
     def state(self) -> State:
         return self._state[0]
 
-    def snapshot(self, listed_topics: int = LISTED_TOPICS) -> Snapshot:
+    def snapshot(self, listed_topics: int = LISTED_TOPICS) -> GatewayStatus:
         """With so many of the topics that have most records: of 10,000, they take most of the time."""
         clock = self._monotonic()
         progress, counts = self.progress(), self._counts()
@@ -240,7 +240,7 @@ class Board:
         waiting_for = self.waiting_for()
         known = {(one.kind, one.title) for one in self._blocked_by}
         blockers = self._blocked_by + tuple(one for one in self.blockers if (one.kind, one.title) not in known)
-        return Snapshot(
+        return GatewayStatus(
             time=self._clock(),
             version=self._version,
             slot_name=self._slot_name,

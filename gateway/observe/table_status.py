@@ -20,7 +20,7 @@ class QuarantinedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class TableSnapshot:
+class TableSnapshotStatus:
     """A table that is being read, or is to be. `stale_rows`: read and left out, since the stream had changed them."""
 
     table: str
@@ -37,7 +37,7 @@ class SnapshotStatus:
 
     paused: bool = False
     left: int = 0
-    tables: tuple[TableSnapshot, ...] = ()
+    tables: tuple[TableSnapshotStatus, ...] = ()
 
 
 class Rates:

@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 
 INTERVAL_S: Final = 1.0
 HISTORY_INTERVAL_S: Final = 2.0
@@ -36,11 +36,11 @@ SHOWN_TOPICS: Final = 100
 Point = tuple[float, float | None, int | None]
 
 
-def page_routes(board: Board) -> list[Route]:
+def page_routes(board: StatusBoard) -> list[Route]:
     """Begins to keep the history, in a thread of its own: it goes on while the gateway's loop does not answer."""
     history: deque[Point] = deque(maxlen=HISTORY_POINTS)
     threading.Thread(target=_keep, args=(board, history), name="history", daemon=True).start()
-    shared = _Shared(board)
+    shared = _SharedStatus(board)
 
     async def page(_: Request) -> Response:
         html, policy = _page()
@@ -60,10 +60,10 @@ def page_routes(board: Board) -> list[Route]:
     return [Route("/", page), Route("/events", events)]
 
 
-class _Shared:
+class _SharedStatus:
     """The text of one status, for all who ask within half an interval."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: StatusBoard) -> None:
         self._board = board
         self._text = ""
         self._made_at = -INTERVAL_S
@@ -76,12 +76,12 @@ class _Shared:
         return self._text
 
 
-def _shown(board: Board) -> dict[str, Any]:
+def _shown(board: StatusBoard) -> dict[str, Any]:
     counts = list(board.topic_records.values())  # at once: the gateway's loop adds to it
     return board.snapshot(SHOWN_TOPICS).as_json() | {"topic_count": len(counts), "records": sum(counts)}
 
 
-def _keep(board: Board, history: deque[Point]) -> None:
+def _keep(board: StatusBoard, history: deque[Point]) -> None:
     while True:
         board.sample_rates()
         held = board.held

@@ -7,7 +7,7 @@ Why each is there, and what would make it unnecessary:
   (authentication.py). Unnecessary when it can refuse the one and does the other.
 * `parse_dsn`, `open_with_tls`, `is_wanted`. asyncpg gives all hosts of a DSN one time limit and one error (login.py).
   Unnecessary when each host has its own.
-* `transport_of`, `HandedOver`. asyncpg does not know CopyBoth, and sets no keepalive (connection.py). Unnecessary with
+* `transport_of`, `TransportHandover`. asyncpg does not know CopyBoth, and sets no keepalive (connection.py). Unnecessary with
   replication connections in asyncpg.
 * `address_of`. Which of the hosts was taken is documented nowhere. Unnecessary with a public attribute.
 """
@@ -91,7 +91,7 @@ def address_of(connection: asyncpg.Connection) -> Address:
     return address
 
 
-class HandedOver(asyncpg.Connection):  # type: ignore[misc]  # asyncpg's own stubs are partial
+class TransportHandover(asyncpg.Connection):  # type: ignore[misc]  # asyncpg's own stubs are partial
     """A connection whose transport can be taken away."""
 
     def hand_over(self, successor: asyncio.BufferedProtocol) -> None:

@@ -14,7 +14,7 @@ FROM ({query}) AS found
 _NEVER: Final = object()
 
 
-class Repeated:
+class CachedQuery:
     """One query. Its rows come when they are not those of the last time: the server compares their digest."""
 
     def __init__(self) -> None:

@@ -15,8 +15,8 @@ from typing import Any, Final
 import asyncpg
 
 from gateway.errors import Retry, WalgateError
-from gateway.postgres.asyncpg_internals import Address, HandedOver, address_of, transport_of
-from gateway.postgres.credentials import Login
+from gateway.postgres.asyncpg_internals import Address, TransportHandover, address_of, transport_of
+from gateway.postgres.credentials import Credentials
 from gateway.postgres.errors import DRIVER_ERRORS
 from gateway.postgres.login import log_in, shown
 from gateway.postgres.receive_buffer import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW
@@ -45,7 +45,7 @@ PINNED_SETTINGS: Final = {
 
 
 async def connect_sql(
-    login: Login | str, *, timeout_s: float = 30.0, search_path: str = "", avoid: Sequence[Address] = ()
+    login: Credentials | str, *, timeout_s: float = 30.0, search_path: str = "", avoid: Sequence[Address] = ()
 ) -> asyncpg.Connection:
     """An ordinary connection for catalog queries, which may take a minute each. Raises classified errors.
 
@@ -93,7 +93,7 @@ async def end_session(sql: asyncpg.Connection) -> None:
 
 
 async def connect_replication(
-    login: Login | str,
+    login: Credentials | str,
     *,
     timeout_s: float = 30.0,
     avoid: Sequence[Address] = (),
@@ -115,7 +115,7 @@ async def connect_replication(
         doing,
         settings,
         timeout_s=timeout_s,
-        connection_class=HandedOver,
+        connection_class=TransportHandover,
         statement_cache_size=0,
         avoid=avoid,
     )
@@ -142,8 +142,8 @@ def address_text(connection: asyncpg.Connection) -> str:
     return shown(address_of(connection))
 
 
-def _login(login: Login | str) -> Login:
-    return Login(login) if isinstance(login, str) else login
+def _login(login: Credentials | str) -> Credentials:
+    return Credentials(login) if isinstance(login, str) else login
 
 
 def _detect_dead_peer(connected: Any, silence_limit_s: float) -> None:

@@ -15,7 +15,7 @@ COMMAND_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class Credentials:
     """Whom to log in to, and as whom. `password_command` or `password_file` stand in place of a password in the DSN."""
 
     dsn: str = field(repr=False)
@@ -40,8 +40,8 @@ class Login:
         return None
 
 
-def login_of(source: SourceSettings) -> Login:
-    return Login(source.dsn.get_secret_value(), source.password_command, source.password_file)
+def login_of(source: SourceSettings) -> Credentials:
+    return Credentials(source.dsn.get_secret_value(), source.password_command, source.password_file)
 
 
 def _read(path: Path) -> bytes:

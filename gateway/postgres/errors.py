@@ -13,7 +13,7 @@ import ssl
 
 import asyncpg
 
-from gateway.errors import UNTIL_NOW, Defect, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.errors import UNTIL_NOW, InternalError, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.postgres.server_message import ServerMessage
 from gateway.startup.server_notices import LeftOut, NoticeKind, Reported, WalRemoved, kind_of
 
@@ -122,7 +122,7 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
         )
     known = _TABLE.get(said.sqlstate) or _TABLE.get(said.sqlstate[:2])
     if known is None:
-        return Defect(text, hint=said.hint or _UNKNOWN)
+        return InternalError(text, hint=said.hint or _UNKNOWN)
     kind, hint = known
     return kind(text, hint=hint or said.hint)
 
@@ -209,6 +209,8 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
     if isinstance(error, asyncpg.InterfaceError):
         # "connection is closed" and the like; wrong arguments are also a ValueError, which quotes them.
         return (
-            Defect(f"{doing}: {type(error).__name__}", hint=_UNKNOWN) if isinstance(error, ValueError) else Retry(text)
+            InternalError(f"{doing}: {type(error).__name__}", hint=_UNKNOWN)
+            if isinstance(error, ValueError)
+            else Retry(text)
         )
-    return Defect(text, hint=_UNKNOWN)
+    return InternalError(text, hint=_UNKNOWN)

@@ -22,7 +22,7 @@ from gateway.errors import Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.postgres import asyncpg_internals
 from gateway.postgres.asyncpg_internals import Address, SessionAttribute, SSLMode, SSLNegotiation
 from gateway.postgres.authentication import LoginProtocol, is_local
-from gateway.postgres.credentials import Login
+from gateway.postgres.credentials import Credentials
 from gateway.postgres.dsn import check_dsn, take_channel_binding
 from gateway.postgres.errors import DRIVER_ERRORS, NOT_WANTED, classify_exception
 
@@ -53,7 +53,7 @@ class _OtherTransport(Exception):
 
 
 async def log_in(
-    login: Login,
+    login: Credentials,
     doing: str,
     settings: dict[str, str],
     *,
@@ -101,7 +101,7 @@ def _joined(failures: list[WalgateError]) -> WalgateError:
 
 
 async def _read_dsn(
-    login: Login,
+    login: Credentials,
     doing: str,
     settings: dict[str, str],
     options: dict[str, Any],

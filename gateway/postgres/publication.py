@@ -11,7 +11,7 @@ from typing import Any, Final
 import asyncpg
 
 from gateway.names import quote_identifier
-from gateway.postgres.cached_query import Repeated
+from gateway.postgres.cached_query import CachedQuery
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.startup.facts import PublicationFacts, PublishedColumn, PublishedRelation
@@ -230,13 +230,13 @@ async def publication_facts(
     return parse_publications([json.loads(row[0]) for row in publications], [json.loads(row[0]) for row in relations])
 
 
-class PublicationLook:
+class PublicationLoader:
     """`publication_facts` again and again, of the same names: the loop is not held by what has not changed."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = list(names)
         self._turn = asyncio.Lock()
-        self._relations = Repeated()
+        self._relations = CachedQuery()
         self._publications: list[dict[str, Any]] = []
         self._facts: dict[str, PublicationFacts] = {}
 
@@ -247,11 +247,11 @@ class PublicationLook:
                 async with transaction(sql, isolation="repeatable_read", readonly=True):
                     publications = [json.loads(row[0]) for row in await sql.fetch(PUBLICATION_QUERY, self._names)]
                     if publications != self._publications:
-                        self._relations = Repeated()
+                        self._relations = CachedQuery()
                     query = relation_query(sql.get_server_version().major)
                     relations = await self._relations.fetch(sql, query, self._names)
             except DRIVER_ERRORS as error:
-                self._relations = Repeated()
+                self._relations = CachedQuery()
                 raise classify_exception(error, "querying the publications") from error
             if relations is not None:
                 self._publications = publications

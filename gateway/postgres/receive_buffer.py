@@ -49,7 +49,7 @@ _SIZE: Final = struct.Struct("!q")
 _DRAINED_LENGTH: Final = PAYLOAD_AT - 1 + HEAD_BYTES
 
 
-class Inbox:
+class ReceiveBuffer:
     """`on_control(kind, body)` returns False to end the stream there: what follows is dropped.
 
     Raises FrameError from `add`. A message larger than `capacity` makes the buffer grow by doubling, as its bytes come, up to

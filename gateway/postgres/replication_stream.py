@@ -22,7 +22,7 @@ from typing import Final, cast
 from gateway.errors import Retry, StopForOperator, WalgateError
 from gateway.postgres.copy_frames import FrameError, standby_status
 from gateway.postgres.errors import LossReported, classify, classify_in_stream, classify_notice
-from gateway.postgres.receive_buffer import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW, Inbox
+from gateway.postgres.receive_buffer import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW, ReceiveBuffer
 from gateway.postgres.server_message import ServerMessage, parse_server_message
 from gateway.postgres.start_replication import start_command, temporary_slot_command
 from gateway.startup.facts import SystemIdentity
@@ -64,7 +64,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         self.backend_pid = backend_pid
         self._place = place
         self._clock = clock
-        self._inbox = Inbox(self._control, self._keepalive, capacity, largest_row, largest_message)
+        self._inbox = ReceiveBuffer(self._control, self._keepalive, capacity, largest_row, largest_message)
         self._state = State.READY
         self._transport: asyncio.Transport | None = None
         self._failure: WalgateError | None = None
@@ -223,7 +223,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
             self.on_reply_request()
 
     def _control(self, kind: int, body: bytes) -> bool:
-        """One whole message. False ends the stream there, see `Inbox`."""
+        """One whole message. False ends the stream there, see `ReceiveBuffer`."""
         try:
             error = self._handle(chr(kind), body)
         except FrameError as wrong:

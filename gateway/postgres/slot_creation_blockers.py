@@ -13,7 +13,7 @@ import structlog
 
 from gateway.errors import WalgateError
 from gateway.postgres.connection import connect_sql
-from gateway.postgres.credentials import Login
+from gateway.postgres.credentials import Credentials
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 
 log = structlog.get_logger()
@@ -37,7 +37,7 @@ SELECT * FROM (
 
 
 @dataclass(frozen=True, slots=True)
-class Blocker:
+class SlotCreationBlocker:
     """A transaction that another session waits for. None: not known, or not ours to see. `gid`: it is prepared, and `pid` 0."""
 
     pid: int
@@ -63,20 +63,20 @@ def _ago(seconds: float | None) -> str:
     return "at an unknown time" if seconds is None else f"{seconds:.0f} s ago"
 
 
-async def blockers(sql: asyncpg.Connection, waiting_pid: int) -> tuple[Blocker, ...]:
+async def blockers(sql: asyncpg.Connection, waiting_pid: int) -> tuple[SlotCreationBlocker, ...]:
     """Of a session that waits; none when it does not wait for a transaction. Raises classified errors."""
     try:
-        return tuple(Blocker(*row) for row in await sql.fetch(_QUERY, waiting_pid))
+        return tuple(SlotCreationBlocker(*row) for row in await sql.fetch(_QUERY, waiting_pid))
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "looking for blocking transactions") from error
 
 
 @asynccontextmanager
 async def naming_blockers(
-    login: Login | str,
+    login: Credentials | str,
     waiting_pid: int,
     wait_for: Callable[[str], None],
-    blocked_by: Callable[[tuple[Blocker, ...]], None] = lambda _: None,
+    blocked_by: Callable[[tuple[SlotCreationBlocker, ...]], None] = lambda _: None,
 ) -> AsyncIterator[None]:
     """While the body waits within PostgreSQL as process `waiting_pid`, `wait_for` and `blocked_by` hear for whom; the log does
     when that changes. By a connection of its own; what fails here leaves the body alone."""
@@ -90,10 +90,10 @@ async def naming_blockers(
 
 
 async def _watch(
-    login: Login | str,
+    login: Credentials | str,
     waiting_pid: int,
     wait_for: Callable[[str], None],
-    blocked_by: Callable[[tuple[Blocker, ...]], None],
+    blocked_by: Callable[[tuple[SlotCreationBlocker, ...]], None],
 ) -> None:
     known: frozenset[tuple[int, str | None]] = frozenset()
     while True:
@@ -118,11 +118,11 @@ async def _watch(
             log.debug("blockers_unknown", reason=error.message)
 
 
-def _hint(found: tuple[Blocker, ...]) -> str:
+def _hint(found: tuple[SlotCreationBlocker, ...]) -> str:
     return remedy(found[0])
 
 
-def remedy(first: Blocker) -> str:
+def remedy(first: SlotCreationBlocker) -> str:
     if first.gid is not None:
         return "if it was forgotten, run COMMIT PREPARED or ROLLBACK PREPARED in its database"
     return f"wait for it to end, or end its session, which rolls it back: SELECT pg_terminate_backend({first.pid})"

@@ -6,10 +6,10 @@ from typing import Final
 
 import asyncpg
 
-from gateway.observe.status import Holder, SlotStatus
+from gateway.observe.status import SlotStatus, WalRetentionCause
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.slot import slot_facts
-from gateway.postgres.slot_creation_blockers import Blocker, remedy
+from gateway.postgres.slot_creation_blockers import SlotCreationBlocker, remedy
 
 OLD_S: Final = 5.0
 """A transaction is no news before."""
@@ -63,7 +63,7 @@ async def read_clock(sql: asyncpg.Connection, timeout_s: float) -> tuple[float, 
     return float(row[0]), int(row[1])
 
 
-async def holders(sql: asyncpg.Connection, slot: str) -> tuple[Holder, ...]:
+async def holders(sql: asyncpg.Connection, slot: str) -> tuple[WalRetentionCause, ...]:
     """Raises classified errors."""
     try:
         rows = await sql.fetch(_HOLDERS, slot, OLD_S, _HELD_LEAST)
@@ -72,9 +72,9 @@ async def holders(sql: asyncpg.Connection, slot: str) -> tuple[Holder, ...]:
     return tuple(_holder(row) for row in rows)
 
 
-def _holder(row: asyncpg.Record) -> Holder:
+def _holder(row: asyncpg.Record) -> WalRetentionCause:
     kind, name, pid, user, application, state, since, query_since, xmin_age, held = row
-    return Holder(
+    return WalRetentionCause(
         kind=kind,
         name=name,
         pid=pid,
@@ -117,9 +117,9 @@ async def slot_status(sql: asyncpg.Connection, name: str) -> SlotStatus | None:
     )
 
 
-def holder_of(blocker: Blocker, now: float) -> Holder:
+def holder_of(blocker: SlotCreationBlocker, now: float) -> WalRetentionCause:
     """Whom the creation of the slot waits for. `now`: Unix seconds."""
-    return Holder(
+    return WalRetentionCause(
         kind="prepared" if blocker.gid is not None else "transaction",
         name=blocker.gid or "",
         pid=blocker.pid,

@@ -13,13 +13,13 @@ import structlog
 
 from gateway.config.settings import Settings
 from gateway.errors import Retry
-from gateway.observe.logs import Repeats
-from gateway.observe.status_board import Board
+from gateway.observe.logs import RepeatedMessages
+from gateway.observe.status_board import StatusBoard
 from gateway.postgres.connection import connect_sql, end_session
 from gateway.postgres.credentials import login_of
-from gateway.runtime.bootstrap import Start
-from gateway.runtime.restart_state import SessionMemory
-from gateway.runtime.source_catalog import Catalog
+from gateway.runtime.bootstrap import Bootstrap
+from gateway.runtime.restart_state import RestartState
+from gateway.runtime.source_catalog import SourceCatalog
 from gateway.startup.facts import Expected
 from gateway.startup.position_changes import FreshPosition
 from gateway.startup.start import Steps
@@ -36,7 +36,7 @@ Repair = Callable[[FreshPosition, Expected], Steps]
 
 async def repair(settings: Settings, steps: Repair) -> Position:
     """The new position, durable. Raises WalgateError."""
-    repeats = Repeats()
+    repeats = RepeatedMessages()
     for _ in range(_ATTEMPTS - 1):
         try:
             return await _attempt(settings, steps)
@@ -52,7 +52,7 @@ async def _attempt(settings: Settings, steps: Repair) -> Position:
     async with AsyncExitStack() as stack:
         sql = await connect_sql(login_of(settings.source))
         stack.push_async_callback(end_session, sql)
-        memory = SessionMemory()
-        start = Start(settings, memory, stack, Board())
-        catalog = Catalog(sql, settings, memory.next_moment, memory.logged)
+        memory = RestartState()
+        start = Bootstrap(settings, memory, stack, StatusBoard())
+        catalog = SourceCatalog(sql, settings, memory.next_moment, memory.logged)
         return await start.carry_out(catalog, steps(start.fresh_position, catalog.expected))

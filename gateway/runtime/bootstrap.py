@@ -25,22 +25,22 @@ from gateway.kafka.batches import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWrite
 from gateway.kafka.delivery import Delivery, Frames
 from gateway.kafka.position_topic import read_positions, read_snapshot_states
 from gateway.kafka.producer import Producer
-from gateway.kafka.shutdown import say_goodbye, to_the_end
+from gateway.kafka.shutdown import close_with_timeout, to_the_end
 from gateway.kafka.topics import Topics
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 from gateway.postgres.connection import connect_replication
 from gateway.postgres.credentials import login_of
 from gateway.postgres.replication_stream import ReplicationStream
-from gateway.postgres.slot_creation_blockers import Blocker, naming_blockers
+from gateway.postgres.slot_creation_blockers import SlotCreationBlocker, naming_blockers
 from gateway.postgres.wal_retention import holder_of
 from gateway.runtime.fixed_topics import FixedSchemas, debezium_topics, open_message_topic, register_fixed_schemas
-from gateway.runtime.relation_registrar import Announcer
-from gateway.runtime.restart_state import SessionMemory
+from gateway.runtime.relation_registrar import RelationRegistrar
+from gateway.runtime.restart_state import RestartState
 from gateway.runtime.snapshot_status import load_states
-from gateway.runtime.source_catalog import Catalog
+from gateway.runtime.source_catalog import SourceCatalog
 from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect
 from gateway.schema_registry import classified_schema_errors
-from gateway.snapshot.stored_state import States, of_slot
+from gateway.snapshot.stored_state import StoredStates, of_slot
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.start import (
     BeginEpoch,
@@ -50,7 +50,7 @@ from gateway.startup.start import (
     FenceFormer,
     FindWritten,
     Identify,
-    Look,
+    LoadFacts,
     LookAtPositions,
     PrepareKafka,
     ProveFence,
@@ -77,10 +77,10 @@ log = structlog.get_logger()
 CLOSE_TIMEOUT_S = 2.0
 
 
-class Start:
+class Bootstrap:
     """One start. `board` is told what it waits for. After `run`, the attributes are there."""
 
-    catalog: Catalog
+    catalog: SourceCatalog
     topics: Topics
     registry: RegistryClient
     producer: Producer
@@ -91,7 +91,7 @@ class Start:
     stream: ReplicationStream
     snapshot_frame: bytes
 
-    def __init__(self, settings: Settings, memory: SessionMemory, stack: AsyncExitStack, board: Board) -> None:
+    def __init__(self, settings: Settings, memory: RestartState, stack: AsyncExitStack, board: StatusBoard) -> None:
         self._settings = settings
         self._memory = memory
         self._stack = stack
@@ -100,7 +100,7 @@ class Start:
         self._debezium: DebeziumRelations | None = None
         self._login = login_of(settings.source)
 
-    async def run(self, catalog: Catalog) -> Position:
+    async def run(self, catalog: SourceCatalog) -> Position:
         """Up to START_REPLICATION. Raises WalgateError."""
         steps = start(
             catalog.expected,
@@ -111,7 +111,7 @@ class Start:
         )
         return await self.carry_out(catalog, steps)
 
-    async def carry_out(self, catalog: Catalog, steps: Steps) -> Position:
+    async def carry_out(self, catalog: SourceCatalog, steps: Steps) -> Position:
         """Of a start or of a repair (gateway/startup/position_changes.py). Raises WalgateError."""
         self.catalog = catalog
         answer: Any = None
@@ -125,7 +125,7 @@ class Start:
 
     async def _carry_out(self, step: Step) -> Any:
         match step:
-            case Look():
+            case LoadFacts():
                 return await self.catalog.look()
             case PrepareKafka():
                 failpoint("after_preflight")
@@ -183,7 +183,7 @@ class Start:
                 self.catalog.warn(warnings)
         return None
 
-    def _note_blockers(self, found: tuple[Blocker, ...]) -> None:
+    def _note_blockers(self, found: tuple[SlotCreationBlocker, ...]) -> None:
         now = time.time()
         self._board.blocked_by(tuple(holder_of(blocker, now) for blocker in found))
 
@@ -282,14 +282,16 @@ class Start:
         policy = CommitPolicy(kafka.memory_bytes, kafka.commit_interval_ms / 1000)
         self.delivery = Delivery(self.producer, self.writer, frames, markers, policy, self._board.count)
 
-    def announcer(self, sql: asyncpg.Connection, position: Position) -> Announcer:
+    def announcer(self, sql: asyncpg.Connection, position: Position) -> RelationRegistrar:
         """One that asks on a connection of its own."""
         if self._settings.writes_debezium:
             options, optional = self._settings.debezium.options(), self._memory.optional_fields
             self._debezium = DebeziumRelations(sql, options, optional)
         return self._announcer(sql, position, self._debezium)
 
-    def snapshot_announcer(self, sql: asyncpg.Connection, position: Position, machine: TransactionMachine) -> Announcer:
+    def snapshot_announcer(
+        self, sql: asyncpg.Connection, position: Position, machine: TransactionMachine
+    ) -> RelationRegistrar:
         """For relations whose rows are read: what they are encoded with is not what their changes are."""
         if not isinstance(machine, DebeziumMachine):
             return self._announcer(sql, position, None)
@@ -297,8 +299,10 @@ class Start:
         machine.snapshot_versions = relations.versions
         return self._announcer(sql, position, relations)
 
-    def _announcer(self, sql: asyncpg.Connection, position: Position, debezium: DebeziumRelations | None) -> Announcer:
-        return Announcer(
+    def _announcer(
+        self, sql: asyncpg.Connection, position: Position, debezium: DebeziumRelations | None
+    ) -> RelationRegistrar:
+        return RelationRegistrar(
             sql,
             self.registry,
             self.topics,
@@ -310,7 +314,7 @@ class Start:
             debezium=debezium,
         )
 
-    async def snapshot_states(self, position: Position) -> States:
+    async def snapshot_states(self, position: Position) -> StoredStates:
         """After the fence: no other gateway writes them any more."""
         values = of_slot(position.key, await self._snapshot_values())
         with classified_schema_errors():
@@ -359,4 +363,4 @@ class Start:
 
 
 async def close(closing: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    await say_goodbye(closing(), CLOSE_TIMEOUT_S)
+    await close_with_timeout(closing(), CLOSE_TIMEOUT_S)

@@ -9,13 +9,13 @@ import structlog
 from gateway.config.settings import Settings
 from gateway.debezium.connect_type import DebeziumOptions
 from gateway.debezium.envelope_schema import MESSAGE_KEY, TRANSACTION_KEY, TRANSACTION_VALUE, Schema, message_schema
-from gateway.debezium.json_machine import JsonOutlet
-from gateway.debezium.machine import DebeziumTopics, KeyedOutlet
+from gateway.debezium.json_machine import JsonSink
+from gateway.debezium.machine import DebeziumTopics, KeyedSink
 from gateway.events.logical_message import LogicalMessageEncoder
-from gateway.kafka.batches import BatchWriter, TopicOutlet
+from gateway.kafka.batches import BatchWriter, TopicSink
 from gateway.kafka.topics import Topics
 from gateway.observe import metrics
-from gateway.transactions.transaction import LeftOutMessage, MessageTopic
+from gateway.transactions.transaction import ExcludedMessage, MessageTopic
 from schemas.lsn import Lsn
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
 from schemas.registry_client import RegistryClient
@@ -85,17 +85,17 @@ def debezium_topics(
     return DebeziumTopics(messages, *frames, transactions, frame(schemas.transaction_key), frame(schemas.transaction))
 
 
-def _message_outlet(topic: str, topics: Topics, writer: BatchWriter) -> TopicOutlet:
+def _message_outlet(topic: str, topics: Topics, writer: BatchWriter) -> TopicSink:
     return writer.outlet(topic, topics.partition_count(topic), "logical messages")
 
 
-def _with_format(outlet: TopicOutlet, key: Schema, value: Schema, options: DebeziumOptions) -> KeyedOutlet:
+def _with_format(outlet: TopicSink, key: Schema, value: Schema, options: DebeziumOptions) -> KeyedSink:
     if options.format == "avro":
         return outlet
-    return JsonOutlet(outlet, key, value, with_schema=options.format_schemas_enable)
+    return JsonSink(outlet, key, value, with_schema=options.format_schemas_enable)
 
 
-def _log_left_out(message: LeftOutMessage) -> None:
+def _log_left_out(message: ExcludedMessage) -> None:
     metrics.MESSAGES_EXCLUDED.inc()
     log.warning(
         "message_excluded",

@@ -26,8 +26,8 @@ from gateway.kafka.probe import KafkaProbe
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.observe.http_client import ask_json
 from gateway.observe.mirror_status import MirrorStatus, read_mirror
-from gateway.observe.status import TITLES, PartName, SlotStatus, WalHeld
-from gateway.observe.status_board import Board
+from gateway.observe.status import TITLES, PartName, RetainedWal, SlotStatus
+from gateway.observe.status_board import StatusBoard
 from gateway.postgres.connection import address_text, connect_sql
 from gateway.postgres.credentials import login_of
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
@@ -52,7 +52,7 @@ _AGAIN_S: Final = (0.5, 5.0)
 
 
 class Monitor:
-    def __init__(self, settings: Settings, board: Board) -> None:
+    def __init__(self, settings: Settings, board: StatusBoard) -> None:
         self._settings = settings
         self._board = board
         self._login = login_of(settings.source)
@@ -130,7 +130,7 @@ class Monitor:
         self._board.held = None if slot is None or not slot.restart_lsn else self._measure(slot, lsn)
         self._board.blockers = await holders(sql, self._settings.source.slot)
 
-    def _measure(self, slot: SlotStatus, lsn: int) -> WalHeld:
+    def _measure(self, slot: SlotStatus, lsn: int) -> RetainedWal:
         held, now = max(lsn - slot.restart_lsn, 0), time.monotonic()
         self._held.append((now, held))
         while self._held[0][0] < now - RATE_WINDOW_S:
@@ -139,7 +139,7 @@ class Monitor:
         self._warn(found)
         return found
 
-    def _warn(self, wal: WalHeld) -> None:
+    def _warn(self, wal: RetainedWal) -> None:
         """Each time it gets worse, and again each minute while it is bad."""
         level, now = alarm_level(wal), time.monotonic()
         if level > self._alarm[0] or (level and now - self._alarm[1] >= ALARM_AGAIN_S):
@@ -220,7 +220,7 @@ class Monitor:
             log.warning("service_down", service=TITLES[name], reason=error.message, hint=error.hint)
 
 
-async def watch_mirror(url: str, board: Board) -> None:
+async def watch_mirror(url: str, board: StatusBoard) -> None:
     """Until cancelled."""
     board.mirror(MirrorStatus(url))
     while True:
@@ -228,7 +228,7 @@ async def watch_mirror(url: str, board: Board) -> None:
         await asyncio.sleep(PROBE_INTERVAL_S)
 
 
-async def ask_mirror(url: str, board: Board) -> None:
+async def ask_mirror(url: str, board: StatusBoard) -> None:
     """What it says, onto the board."""
     try:
         found = read_mirror(url, await asyncio.to_thread(ask_json, f"{url}/status"))
@@ -237,7 +237,7 @@ async def ask_mirror(url: str, board: Board) -> None:
     board.mirror(found)
 
 
-def alarm_level(wal: WalHeld) -> int:
+def alarm_level(wal: RetainedWal) -> int:
     """0: none; 1: half of the limit, or full within an hour; 2: four fifths, ten minutes; 3: 95 %, a minute."""
     if wal.limit_bytes is None:
         return 0
@@ -254,7 +254,7 @@ def growth_rate(held: deque[tuple[float, int]]) -> float:
     return (last - first) / (ended - begun) if ended > begun else 0.0
 
 
-def wal_held(slot: SlotStatus, held: int, rate: float, budget_bytes: int | None) -> WalHeld:
+def wal_held(slot: SlotStatus, held: int, rate: float, budget_bytes: int | None) -> RetainedWal:
     """`budget_bytes`: source.wal_budget_bytes. The server's own limit is max_slot_wal_keep_size, as safe_wal_size tells it."""
     limits = [(budget_bytes, "source.wal_budget_bytes")] if budget_bytes is not None else []
     if slot.safe_wal_bytes is not None:
@@ -263,4 +263,4 @@ def wal_held(slot: SlotStatus, held: int, rate: float, budget_bytes: int | None)
     seconds = None
     if limit is not None and (rate > 0 or held >= limit):
         seconds = max(limit - held, 0) / rate if rate > 0 else 0.0
-    return WalHeld(held, rate, limit, by, seconds, slot.wal_status)
+    return RetainedWal(held, rate, limit, by, seconds, slot.wal_status)

@@ -20,7 +20,7 @@ from gateway.failpoints import failpoint
 from gateway.kafka.batches import BatchWriter
 from gateway.kafka.delivery import Delivery
 from gateway.observe import metrics
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import (
     Begin,
     Commit,
@@ -43,8 +43,8 @@ from gateway.pgoutput.transaction import begin_at, commit_at
 from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, XLOG_DATA, FrameError, drained_size, split
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.standby_status import StandbyStatus
-from gateway.runtime.quarantine import TableErrors
-from gateway.runtime.relation_registrar import Announcer
+from gateway.runtime.quarantine import QuarantinePolicy
+from gateway.runtime.relation_registrar import RelationRegistrar
 from gateway.runtime.stream_status import StreamStatus
 from gateway.transactions.commit_policy import Filling
 from gateway.transactions.error_context import add_context
@@ -116,15 +116,15 @@ class Pump:
         feedback: StandbyStatus,
         machine: TransactionMachine,
         writer: BatchWriter,
-        announcer: Announcer,
+        announcer: RelationRegistrar,
         delivery: Delivery,
         position: Position,
         protocol_version: int,
         careful_until: Lsn = _NOWHERE,
         *,
-        board: Board | None = None,
+        board: StatusBoard | None = None,
         snapshot: HandOver | None = None,
-        table_errors: TableErrors,
+        table_errors: QuarantinePolicy,
     ) -> None:
         self._stream = stream
         self._feedback = feedback
@@ -149,7 +149,7 @@ class Pump:
         self._failed = False
         self._settled = asyncio.Event()
         self._delivery = delivery
-        self._status = StreamStatus(board or Board(), feedback, machine, delivery, position)
+        self._status = StreamStatus(board or StatusBoard(), feedback, machine, delivery, position)
 
     async def run(self) -> None:
         try:
@@ -200,7 +200,7 @@ class Pump:
         self._more_at_hand = len(data) >= BEHIND_BYTES
         self._close_if_due()
         await self._delivery.room()
-        while self._policy.waits_for_kafka(self._machine.owed_marker_count, kafka_is_free=self._delivery.is_free):
+        while self._policy.waits_for_kafka(self._machine.pending_marker_count, kafka_is_free=self._delivery.is_free):
             await self._delivery.commit_done()
 
     async def _read(self) -> bytes:
@@ -363,13 +363,13 @@ class Pump:
         return Filling(
             machine.at_boundary,
             machine.undelivered_count > 0
-            or machine.owed_marker_count > 0
+            or machine.pending_marker_count > 0
             or writer.has_records
             or delivery.holds_unclosed,
             delivery.is_free,
             unclosed_bytes,
             len(writer.open),
-            machine.owed_marker_count,
+            machine.pending_marker_count,
             time.monotonic() - self._closed_at,
             self._more_at_hand,
             self._stopping,
@@ -400,7 +400,7 @@ class Pump:
     @property
     def is_settled(self) -> bool:
         """Everything that was received and can be durable is durable."""
-        return self._machine.at_boundary and self._delivery.is_quiet and self._machine.owed_marker_count == 0
+        return self._machine.at_boundary and self._delivery.is_quiet and self._machine.pending_marker_count == 0
 
     def _keepalive(self, end_lsn: int, *, reply_requested: bool) -> None:
         """The idle rule: with nothing pending, what the server has read may become our position - durable first, as the

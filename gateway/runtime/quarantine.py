@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from gateway.config.settings import ErrorSettings
-from gateway.errors import Defect, Retry, StopForOperator, UnwritableRelation
+from gateway.errors import InternalError, Retry, StopForOperator, UnwritableRelation
 from gateway.events.errors import KeyNotSent, UnreadableValue
 from gateway.kafka.batches import RecordTooLarge
 from gateway.kafka.topics import Name
@@ -16,14 +16,14 @@ from gateway.snapshot.table_errors import UnwritableTable
 from gateway.transactions.transaction import Quarantined
 from schemas.lsn import Lsn
 
-_OF_TABLE: Final = (UnwritableRelation, PgOutputError, Defect)
+_OF_TABLE: Final = (UnwritableRelation, PgOutputError, InternalError)
 _REASONS: Final[dict[type, str]] = {
     UnwritableRelation: "its schema was rejected",
     RecordTooLarge: "a row is larger than kafka.max_record_bytes",
     UnreadableValue: "a value cannot be read",
     KeyNotSent: "a row was received without its key",
     PgOutputError: "a row message cannot be read",
-    Defect: "a bug in the gateway",
+    InternalError: "a bug in the gateway",
 }
 """For readers of the manifest, and for the operator: no names, no values."""
 
@@ -37,7 +37,7 @@ class QuarantineRelation(Retry):
         self.relation = relation
 
 
-class TableErrors:
+class QuarantinePolicy:
     """`topic_of`: where the rows of a table go. `records_exclusions`: readers see what was left out."""
 
     def __init__(self, rules: ErrorSettings, topic_of: Callable[[Name], str], *, records_exclusions: bool) -> None:

@@ -73,7 +73,7 @@ class _Catalog:
     attributes: dict[int, list[Attribute]]
 
 
-class Announcer:
+class RelationRegistrar:
     """Raises WalgateError: PostgreSQL, registry or Kafka not there, or a schema that is not compatible."""
 
     def __init__(

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from gateway.postgres.asyncpg_internals import Address
 from gateway.startup.findings import OperatorWarning
 from gateway.startup.server_notices import Reported
-from gateway.startup.wal_budget import Released
+from gateway.startup.wal_budget import ReleasedWal
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import Quarantined
 from schemas.lsn import Lsn
 
 
 @dataclass(slots=True)
-class SessionMemory:
+class RestartState:
     seen_topics: set[str] = field(default_factory=set)
     logged: set[OperatorWarning] = field(default_factory=set)
     text_only: bool = False
@@ -34,7 +34,7 @@ class SessionMemory:
     moment: int = 0
     position: Position | None = None
     """With which the last session began."""
-    released: Released | None = None
+    released: ReleasedWal | None = None
     """WAL that was given up, and Kafka does not know yet."""
     release_again_at: float = 0.0
     """Monotonic time before which the slot is not moved on again."""

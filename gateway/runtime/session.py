@@ -19,7 +19,7 @@ from gateway.events.errors import NeedsOptional
 from gateway.failpoints import failpoint
 from gateway.kafka.delivery import TransactionTimedOut
 from gateway.kafka.producer import Producer
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import Relation
 from gateway.postgres.asyncpg_internals import address_of
 from gateway.postgres.connection import connect_sql, leave_with
@@ -28,17 +28,17 @@ from gateway.postgres.errors import LossReported
 from gateway.postgres.server_message import ServerMessage
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.postgres.start_replication import pgoutput_options, protocol_version
-from gateway.runtime.bootstrap import Start
+from gateway.runtime.bootstrap import Bootstrap
 from gateway.runtime.column_rules import unused_rules
 from gateway.runtime.pump import Pump, ReadWhole, WholeFirst
-from gateway.runtime.quarantine import QuarantineRelation, TableErrors
-from gateway.runtime.restart_state import SessionMemory
-from gateway.runtime.source_catalog import Catalog
+from gateway.runtime.quarantine import QuarantinePolicy, QuarantineRelation
+from gateway.runtime.restart_state import RestartState
+from gateway.runtime.source_catalog import SourceCatalog
 from gateway.runtime.stream_status import show_position
 from gateway.runtime.tasks import run_together
 from gateway.runtime.wal_budget import WalBudget
 from gateway.snapshot.chunk_reader import connect_reader
-from gateway.snapshot.coordinator import Snapshot
+from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.startup.periodic_check import check_held
 from gateway.startup.server_notices import LeftOut, WalRemoved
 from gateway.startup.timeline_checks import LeftBehind
@@ -56,7 +56,7 @@ _NAMED_TABLES = 10
 class Session:
     """Reads and writes `memory`."""
 
-    def __init__(self, settings: Settings, board: Board, memory: SessionMemory) -> None:
+    def __init__(self, settings: Settings, board: StatusBoard, memory: RestartState) -> None:
         self.is_streaming = False
         self._settings = settings
         self._board = board
@@ -117,11 +117,11 @@ class Session:
         failpoint("before_preflight")
         self._sql = sql = await self._connect_sql(stack)
         reads_new_tables = settings.snapshot.mode == "initial"
-        catalog = Catalog(sql, settings, memory.next_moment, memory.logged, reads_new_tables=reads_new_tables)
+        catalog = SourceCatalog(sql, settings, memory.next_moment, memory.logged, reads_new_tables=reads_new_tables)
         budget = WalBudget(settings, memory, self._board)
         await budget.keep(catalog)
         await budget.record(catalog)
-        start = Start(settings, memory, stack, self._board)
+        start = Bootstrap(settings, memory, stack, self._board)
         position = memory.position = await start.run(catalog)
         self._resume_lsn = position.resume_lsn
         catalog.warn(unused_rules(settings.columns, catalog.facts.publications.values()))
@@ -131,7 +131,9 @@ class Session:
         announcer = start.announcer(await self._connect_sql(stack), position)
         await announcer.prepare(catalog.relations)
         machine = start.machine(position)
-        table_errors = TableErrors(settings.errors, announcer.topic_of, records_exclusions=machine.records_exclusions)
+        table_errors = QuarantinePolicy(
+            settings.errors, announcer.topic_of, records_exclusions=machine.records_exclusions
+        )
         with table_errors.of_snapshot():
             snapshot = await self._snapshot(stack, start, machine, position)
         feedback = await self._start_stream(start, machine, position)
@@ -222,8 +224,8 @@ class Session:
         return sql
 
     async def _snapshot(
-        self, stack: AsyncExitStack, start: Start, machine: TransactionMachine, position: Position
-    ) -> Snapshot | None:
+        self, stack: AsyncExitStack, start: Bootstrap, machine: TransactionMachine, position: Position
+    ) -> SnapshotCoordinator | None:
         settings = self._settings
         if not settings.takes_snapshots:
             return None
@@ -240,7 +242,7 @@ class Session:
 
         sql = await connect_reader(login_of(settings.source))
         stack.callback(sql.terminate)
-        snapshot = Snapshot(
+        snapshot = SnapshotCoordinator(
             settings,
             sql,
             machine,
@@ -257,7 +259,7 @@ class Session:
         await snapshot.prepare()
         return snapshot
 
-    async def _start_stream(self, start: Start, machine: TransactionMachine, position: Position) -> StandbyStatus:
+    async def _start_stream(self, start: Bootstrap, machine: TransactionMachine, position: Position) -> StandbyStatus:
         source, memory = self._settings.source, self._memory
         failpoint("before_start_replication")
         # In a stream the commit LSN of a transaction is not known, which position.skip_lsn names.

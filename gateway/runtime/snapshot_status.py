@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from gateway.config.settings import Settings
 from gateway.kafka.position_topic import read_snapshot_states
 from gateway.kafka.topic_admin import TopicAdmin
-from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus, TableSnapshot
+from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus, TableSnapshotStatus
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.credentials import login_of
 from gateway.postgres.load_facts import load_facts
 from gateway.runtime.stored_positions import quarantined_tables
 from gateway.schema_registry import open_registry
 from gateway.snapshot.rules.table_progress import Status
-from gateway.snapshot.stored_state import KNOWN, RESELECT, States, TableState, decode_states, of_slot, writer_ids
+from gateway.snapshot.stored_state import KNOWN, RESELECT, StoredStates, TableState, decode_states, of_slot, writer_ids
 from gateway.transactions.position import position_key
 from gateway.transactions.transaction import Quarantined
 from schemas.errors import RegistryRefused
@@ -22,7 +22,7 @@ from schemas.registry_client import RegistryClient
 from schemas.topic_names import SNAPSHOT_TOPIC, counted
 
 
-async def snapshot_status(settings: Settings) -> tuple[States, tuple[Quarantined, ...]]:
+async def snapshot_status(settings: Settings) -> tuple[StoredStates, tuple[Quarantined, ...]]:
     """Without any snapshot: empty states. Asks PostgreSQL who it is. Raises WalgateError."""
     source = settings.source
     sql = await connect_sql(login_of(source))
@@ -35,13 +35,13 @@ async def snapshot_status(settings: Settings) -> tuple[States, tuple[Quarantined
     return states, await quarantined_tables(settings, key) if states.stream else ()
 
 
-async def snapshot_states(settings: Settings, position_key: bytes) -> States:
+async def snapshot_states(settings: Settings, position_key: bytes) -> StoredStates:
     """Raises WalgateError."""
     admin = TopicAdmin(settings.kafka)
     await admin.start()
     try:
         if not await admin.existing([SNAPSHOT_TOPIC]):
-            return States()
+            return StoredStates()
     finally:
         await admin.close()
     values = of_slot(position_key, await read_snapshot_states(settings.kafka, settings.kafka.delivery_timeout_s))
@@ -49,7 +49,7 @@ async def snapshot_states(settings: Settings, position_key: bytes) -> States:
         return await load_states(values, client)
 
 
-async def load_states(values: Mapping[bytes, bytes], client: RegistryClient) -> States:
+async def load_states(values: Mapping[bytes, bytes], client: RegistryClient) -> StoredStates:
     """Of one slot, from its records. Raises StopForOperator and SchemaError."""
     writers = {}
     for number in writer_ids(values.values()):
@@ -61,11 +61,11 @@ async def load_states(values: Mapping[bytes, bytes], client: RegistryClient) -> 
     return decode_states(values, writers)
 
 
-def told(states: States) -> SnapshotStatus:
+def told(states: StoredStates) -> SnapshotStatus:
     """For the status: what is not done."""
     left = [state for state in _started(states) if state.status != Status.DONE.value]
     tables = tuple(
-        TableSnapshot(
+        TableSnapshotStatus(
             f"{state.schema}.{state.name}",
             state.status,
             state.purpose,
@@ -78,7 +78,7 @@ def told(states: States) -> SnapshotStatus:
     return SnapshotStatus(states.stream is not None and states.stream.paused, len(left), tables)
 
 
-def status_lines(states: States, quarantined: Sequence[Quarantined] = ()) -> Iterator[str]:
+def status_lines(states: StoredStates, quarantined: Sequence[Quarantined] = ()) -> Iterator[str]:
     if states.stream is None:
         yield "no snapshot was taken for this slot"
         return
@@ -100,7 +100,7 @@ def status_lines(states: States, quarantined: Sequence[Quarantined] = ()) -> Ite
         yield f"{table.full_name}: in quarantine, not read until walgate readmit"
 
 
-def _started(states: States) -> list[TableState]:
+def _started(states: StoredStates) -> list[TableState]:
     """Without those of which only rows are read that UPDATEs left values out of."""
     found = (s for s in states.tables.values() if s.name and s.status != KNOWN and s.purpose != RESELECT)
     return sorted(found, key=lambda state: (state.schema, state.name))

@@ -13,7 +13,7 @@ from gateway.config.settings import Settings
 from gateway.failpoints import failpoint
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.load_facts import load_facts
-from gateway.postgres.publication import PublicationLook, tables_that_held_rows
+from gateway.postgres.publication import PublicationLoader, tables_that_held_rows
 from gateway.postgres.slot import advance_slot, create_slot, drop_slot, slot_facts
 from gateway.relations.type_catalog import TYPES_QUERY, read_types, unknown_type
 from gateway.startup.facts import Expected, Facts, ServerFacts, SlotFacts, published_types
@@ -42,7 +42,7 @@ def expected_of(settings: Settings) -> Expected:
     )
 
 
-class Catalog:
+class SourceCatalog:
     """`sql` is a connection of the session. `moment` gives the next moment of the process; warnings are logged once, and kept in
     `logged`."""
 
@@ -61,7 +61,7 @@ class Catalog:
         self._logged = logged
         self._reads_new_tables = reads_new_tables
         self._facts: Facts | None = None
-        self.publications = PublicationLook(settings.source.publications)
+        self.publications = PublicationLoader(settings.source.publications)
         self.expected = expected_of(settings)
 
     async def look(self) -> Facts:

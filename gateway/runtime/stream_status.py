@@ -15,7 +15,7 @@ from gateway.kafka.delivery import Delivery
 from gateway.observe import metrics
 from gateway.observe.lag import Progress
 from gateway.observe.status import Counts, GapSeen, OpenStream
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 from gateway.observe.table_status import QuarantinedTable
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.transactions.machine import TransactionMachine
@@ -40,7 +40,7 @@ class _Closed:
     marked: tuple[int, int]
 
 
-def show_position(board: Board, position: Position) -> None:
+def show_position(board: StatusBoard, position: Position) -> None:
     """What a position tells beside LSNs."""
     gap = position.gap
     board.epoch = position.epoch
@@ -55,7 +55,7 @@ class StreamStatus:
 
     def __init__(
         self,
-        board: Board,
+        board: StatusBoard,
         feedback: StandbyStatus,
         machine: TransactionMachine,
         delivery: Delivery,

@@ -32,10 +32,10 @@ from gateway.errors import Retry, RetrySlowly, WalgateError
 from gateway.failpoints import failpoint
 from gateway.observe import metrics
 from gateway.observe.http_client import authority
-from gateway.observe.logs import Repeats
-from gateway.observe.status_board import Board
+from gateway.observe.logs import RepeatedMessages
+from gateway.observe.status_board import StatusBoard
 from gateway.runtime.monitor import Monitor
-from gateway.runtime.restart_state import SessionMemory
+from gateway.runtime.restart_state import RestartState
 from gateway.runtime.session import Session
 from gateway.runtime.tasks import cancel
 
@@ -71,7 +71,9 @@ async def serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, _log_tasks)
     _tune_garbage_collection()
-    board = Board(slot_name=settings.source.slot, prefix=settings.kafka.prefix, version=package_version("walgate"))
+    board = StatusBoard(
+        slot_name=settings.source.slot, prefix=settings.kafka.prefix, version=package_version("walgate")
+    )
     metrics.show(board)
     if settings.http.port is not None:
         from gateway.observe.http_routes import start_http  # not at the top: the server takes a tenth of the start
@@ -92,11 +94,11 @@ def _is_watched(settings: Settings) -> bool:
     return settings.http.port is not None or source.heartbeat_interval_s > 0 or source.wal_budget_bytes is not None
 
 
-async def _sessions(settings: Settings, board: Board, stop: asyncio.Event) -> None:
+async def _sessions(settings: Settings, board: StatusBoard, stop: asyncio.Event) -> None:
     """One after another."""
     backoff = Backoff()
-    repeats = Repeats()
-    memory = SessionMemory()
+    repeats = RepeatedMessages()
+    memory = RestartState()
     while not stop.is_set():
         begun = time.monotonic()
         session = Session(settings, board, memory)

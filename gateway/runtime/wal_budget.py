@@ -17,16 +17,16 @@ import structlog
 from gateway.config.settings import Settings
 from gateway.errors import Retry
 from gateway.observe import metrics
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 from gateway.postgres.credentials import login_of
-from gateway.runtime.bootstrap import Start
-from gateway.runtime.restart_state import SessionMemory
-from gateway.runtime.source_catalog import Catalog
+from gateway.runtime.bootstrap import Bootstrap
+from gateway.runtime.restart_state import RestartState
+from gateway.runtime.source_catalog import SourceCatalog
 from gateway.snapshot.commands import emit_command, encode_command
 from gateway.startup.facts import Facts
 from gateway.startup.position_changes import accept_gap
 from gateway.startup.slot_checks import check_holder
-from gateway.startup.wal_budget import Released, release_to, retained_bytes, seen
+from gateway.startup.wal_budget import ReleasedWal, release_to, retained_bytes, seen
 from schemas.lsn import Lsn
 
 log = structlog.get_logger()
@@ -38,7 +38,7 @@ AGAIN_S: Final = 30.0
 class WalBudget:
     """One for each session. `memory` holds what Kafka was not told yet."""
 
-    def __init__(self, settings: Settings, memory: SessionMemory, board: Board) -> None:
+    def __init__(self, settings: Settings, memory: RestartState, board: StatusBoard) -> None:
         self._settings = settings
         self._memory = memory
         self._board = board
@@ -55,7 +55,7 @@ class WalBudget:
                 "slot then retains WAL until max_slot_wal_keep_size is exceeded or the disk is full",
             )
 
-    async def keep(self, catalog: Catalog) -> None:
+    async def keep(self, catalog: SourceCatalog) -> None:
         """Between two streams: move the slot on where it must be."""
         memory = self._memory
         if self._bytes is None or time.monotonic() < memory.release_again_at:
@@ -71,9 +71,9 @@ class WalBudget:
         assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
         before = memory.released
         if before is None:
-            memory.released = Released(facts.slot.confirmed_flush_lsn, end_lsn)
+            memory.released = ReleasedWal(facts.slot.confirmed_flush_lsn, end_lsn)
         elif before.end_lsn != end_lsn:
-            memory.released = Released(before.first_lsn, end_lsn, told_lsn=before.told_lsn)
+            memory.released = ReleasedWal(before.first_lsn, end_lsn, told_lsn=before.told_lsn)
         await catalog.advance_slot(end_lsn)
         after = await catalog.look()
         memory.release_again_at = time.monotonic() + AGAIN_S
@@ -113,14 +113,14 @@ class WalBudget:
             return None
         return release_to(facts, self._memory.position, self._memory.released, self._bytes)
 
-    async def record(self, catalog: Catalog) -> None:
+    async def record(self, catalog: SourceCatalog) -> None:
         """What was released, as a marker GAP and in the position, and the snapshot that brings the rows again. Raises Retry while
         Kafka does not answer."""
         memory = self._memory
         if memory.released is None:
             return
         async with AsyncExitStack() as stack:
-            start = Start(self._settings, memory, stack, self._board)
+            start = Bootstrap(self._settings, memory, stack, self._board)
             steps = accept_gap(start.fresh_position, catalog.expected, released=memory.released.reason)
             position = await start.carry_out(catalog, steps)
         log.error(

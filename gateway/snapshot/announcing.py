@@ -9,7 +9,7 @@ from gateway.pgoutput import Relation
 from gateway.transactions.transaction import RelationVersion
 
 
-class Announce(Protocol):
+class RegisterRelations(Protocol):
     async def __call__(
         self, relations: Sequence[tuple[Relation, RelationVersion | None]]
     ) -> list[tuple[RelationVersion, str]]:

@@ -9,8 +9,8 @@ import asyncpg
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.snapshot.change_tracking import Listening, Tracking
-from gateway.snapshot.rules.staleness import Judge
-from gateway.snapshot.rules.table_progress import Table
+from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import LOOK, NEW_XID
 from gateway.snapshot.stored_state import StreamState
@@ -21,34 +21,34 @@ _EVERY_XID = 1 << 62
 OnMessage = Callable[[str, bytes, int, bool], object | None]
 
 
-class Noting:
+class ChangeRecorder:
     """`judge` is there while they are. `on_message`: of logical messages, at all times."""
 
     def __init__(self, sql: asyncpg.Connection, machine: TransactionMachine, on_message: OnMessage) -> None:
         self._sql = sql
         self._machine = machine
         self._on_message = on_message
-        self.judge: Judge | None = None
+        self.judge: StalenessJudge | None = None
         self._tracking: Tracking | None = None
 
     def listen(self) -> None:
         """Nothing is noted any more, or yet."""
-        self._machine.set_watch(Listening(self._on_message))
+        self._machine.set_observer(Listening(self._on_message))
         self.judge = self._tracking = None
 
-    async def start(self, durable: StreamState | None) -> Judge:
+    async def start(self, durable: StreamState | None) -> StalenessJudge:
         """From now on, unless they are already. `durable`: what an earlier session has written."""
         if self.judge is not None:
             return self.judge
         visibility = parse_visibility(await self._fetch(LOOK))
         goes_on = durable is not None and durable.is_active and self._machine.transaction_count == 0
         if durable is not None and goes_on:
-            judge = Judge(visibility, durable.floor, durable.unseen)
+            judge = StalenessJudge(visibility, durable.floor, durable.unseen)
         else:
-            judge = Judge(visibility, _EVERY_XID)
+            judge = StalenessJudge(visibility, _EVERY_XID)
         self.judge = judge
         self._tracking = Tracking(self._machine, judge, self._on_message)
-        self._machine.set_watch(self._tracking)
+        self._machine.set_observer(self._tracking)
         if judge.floor == _EVERY_XID:
             # Whoever was received before has a lower id than one that is new now.
             try:
@@ -70,7 +70,7 @@ class Noting:
             raise classify_exception(error, "snapshot") from error
         return found
 
-    def begin(self, relation_oid: int, table: Table, schema_ids: Sequence[int]) -> None:
+    def begin(self, relation_oid: int, table: TableProgress, schema_ids: Sequence[int]) -> None:
         assert self._tracking is not None
         self._tracking.begin(relation_oid, table, list(schema_ids))
 

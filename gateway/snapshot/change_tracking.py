@@ -18,8 +18,8 @@ from typing import Final
 from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
 from gateway.snapshot.rules import staleness as judging
-from gateway.snapshot.rules.staleness import Judge
-from gateway.snapshot.rules.table_progress import MAX_AGAIN, Table
+from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.table_progress import MAX_AGAIN, TableProgress
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import RelationVersion, Transaction
 from schemas.wire_format import FRAME_BYTES
@@ -32,7 +32,7 @@ _NOWHERE: Final[deque[bytes | None]] = deque(maxlen=0)
 class Tracked:
     """A relation whose changes are noted. `schema_ids`: all that its changes were ever encoded with, as far as is known."""
 
-    table: Table
+    table: TableProgress
     schema_ids: set[int] = field(default_factory=set)
 
 
@@ -47,7 +47,7 @@ class Tracking:
     def __init__(
         self,
         machine: TransactionMachine,
-        judge: Judge,
+        judge: StalenessJudge,
         on_message: Callable[[str, bytes, int, bool], object | None],
     ) -> None:
         self.judge = judge
@@ -59,16 +59,16 @@ class Tracking:
         self._notes: dict[int, dict[int, list[Note]]] = {}
         """Of transactions that have not ended: xid -> relation oid -> notes. A relation without notes was changed too."""
 
-    def begin(self, relation_oid: int, table: Table, schema_ids: Iterable[int]) -> None:
+    def begin(self, relation_oid: int, table: TableProgress, schema_ids: Iterable[int]) -> None:
         """The changes of the relation are noted from here on; the table has its `track`."""
         in_force = self.machine.in_force(relation_oid)
         known = {*schema_ids} if in_force is None else {*schema_ids, in_force.schema_id}
         self.relations[relation_oid] = Tracked(table, known)
-        self.machine.set_watch(self)
+        self.machine.set_observer(self)
 
     def end(self, relation_oid: int) -> None:
         self.relations.pop(relation_oid, None)
-        self.machine.set_watch(self)
+        self.machine.set_observer(self)
 
     # -- the machine's side -----------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class Listening:
 class TrackedChanges:
     """Satisfies `gateway.transactions.transaction.Changes`."""
 
-    def __init__(self, tracking: Tracking, relation_oid: int, table: Table, left_out_count: int) -> None:
+    def __init__(self, tracking: Tracking, relation_oid: int, table: TableProgress, left_out_count: int) -> None:
         self._tracking = tracking
         self._relation_oid = relation_oid
         self._table = table

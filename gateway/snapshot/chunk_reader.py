@@ -14,10 +14,10 @@ import asyncpg
 from gateway.errors import WalgateError
 from gateway.failpoints import failpoint
 from gateway.postgres.connection import connect_sql, end_session, transaction
-from gateway.postgres.credentials import Login
+from gateway.postgres.credentials import Credentials
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
-from gateway.snapshot.copy_decoder import CopiedRows
-from gateway.snapshot.read_plan import Recipe, fingerprint
+from gateway.snapshot.copy_decoder import CopyDecoder
+from gateway.snapshot.read_plan import ReadPlan, fingerprint
 from gateway.snapshot.rules.ctid_ranges import Leaf, TidRange, cut, halves
 from gateway.snapshot.rules.table_progress import Chunk
 from gateway.snapshot.rules.visibility import parse_visibility
@@ -33,24 +33,24 @@ _SHARED_STEP_BYTES: Final = 1 << 13
 round takes as long as the steps within it (docs/performance.md, SL)."""
 
 
-class Outdated(WalgateError):
+class RelationChanged(WalgateError):
     """The relation is not what its snapshot was begun with: it begins again."""
 
 
-class NotYet(WalgateError):
+class SnapshotTooOld(WalgateError):
     """A transaction that the snapshot must see has not ended, or the chunk counts no more."""
 
 
-class TooMuch(WalgateError):
+class ChunkTooLarge(WalgateError):
     """More in the chunk than should be held."""
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class ReadChunk:
     """A chunk that was read: its rows wait for its commit to come in the stream. `xid`: of the wire."""
 
     chunk: Chunk
-    recipe: Recipe
+    recipe: ReadPlan
     rows: list[tuple[bytes | None, bytes]]
     """None any more when it was handed over."""
     byte_count: int = 0
@@ -62,7 +62,7 @@ class Waiting:
         self.row_count = len(self.rows)
 
 
-async def connect_reader(login: Login) -> asyncpg.Connection:
+async def connect_reader(login: Credentials) -> asyncpg.Connection:
     """Raises classified errors."""
     sql = await connect_sql(login)
     try:
@@ -84,13 +84,13 @@ def new_id() -> str:
 async def read_chunk(
     sql: asyncpg.Connection,
     chunk: Chunk,
-    recipe: Recipe,
+    recipe: ReadPlan,
     publications: list[str],
-    waits: Callable[[str, Waiting], None],
+    waits: Callable[[str, ReadChunk], None],
     turn: asyncio.Lock | None = None,
-) -> Waiting:
+) -> ReadChunk:
     """`waits(id, waiting)` is called before the stream can bring it. `turn`: where other transactions come in the stream; one
-    reader encodes in a round of the event loop. Raises Outdated, NotYet, TooMuch, what the encoders raise and what the driver
+    reader encodes in a round of the event loop. Raises Outdated, SnapshotTooOld, ChunkTooLarge, what the encoders raise and what the driver
     raises; `sql` is closed then, if it was left within a COPY or a statement."""
     table = chunk.table
     async with transaction(sql, isolation="repeatable_read"):
@@ -105,16 +105,16 @@ async def read_chunk(
             None if leaf is None else leaf.oid,
         )
         if row is None or fingerprint(row) != recipe.surveyed.fingerprint:
-            raise Outdated("the relation has changed")
+            raise RelationChanged("the relation has changed")
         table_blocks = row["blocks"] or 0
         if chunk.range is not None:
             table.leave(chunk, *cut(chunk.range, table.sizer.blocks, table_blocks))
         if not table.taken(chunk, parse_visibility(row["snapshot"])):
-            raise NotYet("a transaction that the snapshot must see has not ended")
+            raise SnapshotTooOld("a transaction that the snapshot must see has not ended")
         failpoint("chunk_snapshot_taken")
         copied = await _copy(sql, chunk, recipe, table_blocks, turn)
         failpoint("chunk_read")
-        waiting = Waiting(chunk, recipe, copied.rows, copied.byte_count)
+        waiting = ReadChunk(chunk, recipe, copied.rows, copied.byte_count)
         number = new_id()
         waits(number, waiting)
         waiting.xid = int(await sql.fetchval(EMIT, number)) & 0xFFFFFFFF
@@ -124,10 +124,10 @@ async def read_chunk(
 
 
 async def _copy(
-    sql: asyncpg.Connection, chunk: Chunk, recipe: Recipe, table_blocks: int, turn: asyncio.Lock | None
-) -> CopiedRows:
+    sql: asyncpg.Connection, chunk: Chunk, recipe: ReadPlan, table_blocks: int, turn: asyncio.Lock | None
+) -> CopyDecoder:
     sizer = chunk.table.sizer
-    copied = CopiedRows(recipe.version.encoder, recipe.is_binary, keeps_tuples=recipe.keeps_tuples)
+    copied = CopyDecoder(recipe.version.encoder, recipe.is_binary, keeps_tuples=recipe.keeps_tuples)
     rest = None if chunk.range is None else halves(chunk.range, table_blocks)[1]
     wanted = frozenset(chunk.keys if not recipe.finds_keys else ())
     step_bytes = _STEP_BYTES if turn is None else _SHARED_STEP_BYTES
@@ -141,7 +141,7 @@ async def _copy(
         if wanted:
             copied.keep(wanted)
         elif copied.byte_count > _MOST_BYTES_FACTOR * sizer.most_bytes and (rest is not None or len(chunk.keys) > 1):
-            raise TooMuch("a chunk has too many bytes")
+            raise ChunkTooLarge("a chunk has too many bytes")
 
     try:
         await sql.copy_from_query(_query(chunk, recipe), output=feed, format="binary", timeout=_COPY_TIMEOUT_S)
@@ -151,7 +151,7 @@ async def _copy(
     except BaseException as error:
         if not isinstance(error, asyncpg.PostgresError):
             await end_session(sql)
-        if isinstance(error, TooMuch):
+        if isinstance(error, ChunkTooLarge):
             sizer.too_much()
             if chunk.range is not None:
                 chunk.table.leave(chunk, *halves(chunk.range, table_blocks))
@@ -165,18 +165,18 @@ async def _copy(
     return copied
 
 
-def _leaf(chunk: Chunk, recipe: Recipe) -> Leaf | None:
+def _leaf(chunk: Chunk, recipe: ReadPlan) -> Leaf | None:
     return None if chunk.range is None else recipe.surveyed.leaves[chunk.range.leaf]
 
 
-def _lock(chunk: Chunk, recipe: Recipe) -> str:
+def _lock(chunk: Chunk, recipe: ReadPlan) -> str:
     surveyed = recipe.surveyed
     if chunk.range is None:
         return lock([surveyed.relation_name], only=not surveyed.is_partitioned, share=chunk.is_locked)
     return lock(list(dict.fromkeys([surveyed.relation_name, surveyed.leaf_names[chunk.range.leaf]])))
 
 
-def _query(chunk: Chunk, recipe: Recipe) -> str:
+def _query(chunk: Chunk, recipe: ReadPlan) -> str:
     surveyed = recipe.surveyed
     assert surveyed.row_filter is not None
     found: TidRange | None = chunk.range

@@ -18,7 +18,7 @@ import structlog
 
 from gateway.config.settings import Settings
 from gateway.postgres.connection import connect_sql
-from gateway.postgres.credentials import Login
+from gateway.postgres.credentials import Credentials
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.transactions.transaction import COMMAND_PREFIX
 from schemas.lsn import Lsn
@@ -32,7 +32,7 @@ _PUBLISHED: Final = "SELECT schemaname, tablename FROM pg_catalog.pg_publication
 _EMIT: Final = "SELECT pg_catalog.pg_logical_emit_message(true, $1::text, $2::text)::text"
 
 
-class NotACommand(ValueError):
+class InvalidCommand(ValueError):
     """Its text says why. Whoever emitted it may be anybody, so that the gateway only tells it."""
 
 
@@ -47,16 +47,16 @@ class Command:
 
 
 def parse_command(content: bytes) -> Command:
-    """Raises NotACommand."""
+    """Raises InvalidCommand."""
     try:
         found = json.loads(content)
     except ValueError:
-        raise NotACommand("not valid JSON") from None
+        raise InvalidCommand("not valid JSON") from None
     if not isinstance(found, dict) or not found.keys() <= {"command", "tables", "purpose", "slot"}:
-        raise NotACommand("not an object with only the fields command, tables, purpose and slot")
+        raise InvalidCommand("not an object with only the fields command, tables, purpose and slot")
     tables = found.get("tables", [])
     if not isinstance(tables, list):
-        raise NotACommand("tables is not a list")
+        raise InvalidCommand("tables is not a list")
     names = [parse_relation(name) if isinstance(name, str) else None for name in tables]
     command = Command(
         found.get("command", "start"),
@@ -65,9 +65,9 @@ def parse_command(content: bytes) -> Command:
         found.get("slot", ""),
     )
     if None in names:
-        raise NotACommand("a table name does not have the form schema.table")
+        raise InvalidCommand("a table name does not have the form schema.table")
     if command.command not in COMMANDS or command.purpose not in PURPOSES or not isinstance(command.slot, str):
-        raise NotACommand("an unknown command or purpose")
+        raise InvalidCommand("an unknown command or purpose")
     return command
 
 
@@ -76,7 +76,7 @@ def accepted(content: bytes, settings: Settings, *, in_stream: bool) -> Command 
     refused, which is told."""
     try:
         command = parse_command(content)
-    except NotACommand as error:
+    except InvalidCommand as error:
         log.warning("command_not_understood", reason=str(error))
         return None
     if command.slot not in ("", settings.source.slot):
@@ -128,7 +128,7 @@ def choose(
 
 
 def encode_command(command: str, tables: Sequence[str], purpose: str, slot: str) -> str:
-    """Raises NotACommand."""
+    """Raises InvalidCommand."""
     body: dict[str, object] = {"command": command, "slot": slot}
     if tables:
         body["tables"] = list(tables)
@@ -139,7 +139,7 @@ def encode_command(command: str, tables: Sequence[str], purpose: str, slot: str)
     return text
 
 
-async def unpublished(login: Login, publications: Sequence[str], tables: Sequence[str]) -> dict[str, str]:
+async def unpublished(login: Credentials, publications: Sequence[str], tables: Sequence[str]) -> dict[str, str]:
     """Those of these tables (schema.table) that are in none of the publications, each with the published one that was probably
     meant or "". Raises classified errors."""
     sql: asyncpg.Connection = await connect_sql(login)
@@ -158,7 +158,7 @@ async def unpublished(login: Login, publications: Sequence[str], tables: Sequenc
     }
 
 
-async def emit_command(login: Login, text: str) -> Lsn:
+async def emit_command(login: Credentials, text: str) -> Lsn:
     """Where it is in the WAL: what it begins, begins behind that. Raises classified errors."""
     sql: asyncpg.Connection = await connect_sql(login)
     try:

@@ -28,24 +28,24 @@ from gateway.kafka.delivery import Delivery
 from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
-from gateway.postgres.publication import PublicationLook
-from gateway.snapshot.announcing import Announce
-from gateway.snapshot.change_recorder import Noting
-from gateway.snapshot.chunk_reader import Waiting, new_id
+from gateway.postgres.publication import PublicationLoader
+from gateway.snapshot.announcing import RegisterRelations
+from gateway.snapshot.change_recorder import ChangeRecorder
+from gateway.snapshot.chunk_reader import ReadChunk, new_id
 from gateway.snapshot.commands import Command, accepted, choose
 from gateway.snapshot.discovery import Discovery
-from gateway.snapshot.emit_chunk import HandingOver
-from gateway.snapshot.pending_chunks import Arriving, Mark
-from gateway.snapshot.progress_log import Progress, tell_quarantined
-from gateway.snapshot.read_plan import Recipe, Surveyed
-from gateway.snapshot.reader_tasks import Readers
-from gateway.snapshot.recipes import Recipes
-from gateway.snapshot.reselecting import Reselecting, has_its_keys
+from gateway.snapshot.emit_chunk import ChunkEmitter
+from gateway.snapshot.pending_chunks import ChunkMark, PendingChunks
+from gateway.snapshot.progress_log import ProgressLog, tell_quarantined
+from gateway.snapshot.read_plan import ReadPlan, Surveyed
+from gateway.snapshot.reader_tasks import ReaderTasks
+from gateway.snapshot.recipes import ReadPlans
+from gateway.snapshot.reselecting import Reselection, has_its_keys
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.sql import EMIT
-from gateway.snapshot.stored_state import KNOWN, States, TableState
-from gateway.snapshot.table_task import Reading
-from gateway.snapshot.table_tasks import Readings
+from gateway.snapshot.stored_state import KNOWN, StoredStates, TableState
+from gateway.snapshot.table_task import TableTask
+from gateway.snapshot.table_tasks import TableTasks
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import COMMAND_PREFIX
 
@@ -56,7 +56,7 @@ MOST_AT_ONCE: Final = 50
 TICK_S: Final = 0.5
 
 
-class Snapshot:
+class SnapshotCoordinator:
     """One session's. `is_first`: nothing was delivered before this session, so that all tables are new. Raises WalgateError."""
 
     def __init__(
@@ -65,14 +65,14 @@ class Snapshot:
         sql: asyncpg.Connection,
         machine: TransactionMachine,
         delivery: Delivery,
-        announce: Announce,
-        states: States,
+        announce: RegisterRelations,
+        states: StoredStates,
         *,
         position_key: bytes,
         frame: bytes,
         is_first: bool,
         text_only: bool,
-        publications: PublicationLook,
+        publications: PublicationLoader,
         is_behind_gap: bool = False,
     ) -> None:
         """`is_behind_gap`: changes were lost since the last transaction."""
@@ -84,23 +84,23 @@ class Snapshot:
         self._is_first = is_first
         self._is_behind_gap = is_behind_gap
         reselects = settings.writes_debezium and settings.debezium.reselect_unavailable_values
-        self._arriving = Arriving()
-        self._noting = Noting(sql, machine, self._on_message)
-        self._readings = Readings(states, self._noting, machine.quarantined, position_key=position_key, frame=frame)
-        self._recipes = Recipes(settings, sql, machine, announce, text_only=text_only)
-        self._reselecting = Reselecting(
+        self._arriving = PendingChunks()
+        self._noting = ChangeRecorder(sql, machine, self._on_message)
+        self._readings = TableTasks(states, self._noting, machine.quarantined, position_key=position_key, frame=frame)
+        self._recipes = ReadPlans(settings, sql, machine, announce, text_only=text_only)
+        self._reselecting = Reselection(
             settings.snapshot, machine, self._noting, self._readings, self._arriving.wake, is_on=reselects
         )
         self._discovery = Discovery(
             settings.snapshot, sql, publications, self._readings,
             is_first=is_first, is_late=states.stream is None and not is_first,
         )  # fmt: skip
-        self._readers = Readers(settings, self._readings, self._recipes, self._arriving)
-        self._handing_over = HandingOver(
+        self._readers = ReaderTasks(settings, self._readings, self._recipes, self._arriving)
+        self._handing_over = ChunkEmitter(
             settings.snapshot, machine, delivery, self._arriving, self._noting, self._readings, self._readers,
             self._reselecting,
         )  # fmt: skip
-        self._progress = Progress()
+        self._progress = ProgressLog()
         self._discovered_at = self._begun_at = self._ended_at = self._looked_at = -1e9
 
     def status(self) -> SnapshotStatus:
@@ -147,9 +147,9 @@ class Snapshot:
             self._go_on(self._readings.by_oid[made.surveyed.relation.relation_oid], made)
         log.info("snapshot_resumed", tables=len(self._readings.by_oid), snapshot_id=self._readings.snapshot_id)
 
-    def _reading(self, state: TableState) -> Reading:
+    def _reading(self, state: TableState) -> TableTask:
         segments = self._states.keys.get(state.relation_oid, {})
-        return Reading(state, encoded=state, void_segments=list(segments), misses_keys=True)
+        return TableTask(state, encoded=state, void_segments=list(segments), misses_keys=True)
 
     def _take_up(self, state: TableState, surveyed: Surveyed) -> bool:
         """Whether it may go on where it was. Behind a gap, rows that were read may have changed, or gone, without an event."""
@@ -161,7 +161,7 @@ class Snapshot:
             reading.state = replace(state, purpose="REPLACE")
         return under_way and not self._is_behind_gap and state.fingerprint == surveyed.fingerprint
 
-    def _go_on(self, reading: Reading, made: Recipe) -> None:
+    def _go_on(self, reading: TableTask, made: ReadPlan) -> None:
         judge = self._noting.judge
         assert judge is not None
         segments = self._states.keys.get(reading.oid, {})
@@ -182,9 +182,9 @@ class Snapshot:
 
     async def hand_over(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         """The transaction of a chunk, of a mark, or of a command is about to be committed in the state machine."""
-        if isinstance(arrived, Mark):
+        if isinstance(arrived, ChunkMark):
             self._handing_over.mark(arrived, commit_lsn, end_lsn, commit_time)
-        elif isinstance(arrived, Waiting):
+        elif isinstance(arrived, ReadChunk):
             await self._handing_over.chunk(arrived, commit_lsn)
         elif isinstance(arrived, Command):
             if arrived.command == "cancel":
@@ -257,7 +257,7 @@ class Snapshot:
             if readings.snapshot_id and not self._arriving.is_ending and not readings.has_tables:
                 self._arriving.is_ending = True
                 await self._note()
-                await self._mark(Mark("end", [], is_last=True))
+                await self._mark(ChunkMark("end", [], is_last=True))
             elif self._noting.judge is not None and not (
                 readings.by_oid or readings.snapshot_id or self._reselecting.is_on
             ):
@@ -332,7 +332,7 @@ class Snapshot:
                 reason = "its table access method is not heap, so it cannot be read in ranges of blocks"
                 log.warning("table_read_in_one_transaction", table=reading.full_name, reason=reason)
         if begun:
-            await self._mark(Mark("begin", begun))
+            await self._mark(ChunkMark("begin", begun))
 
     async def _end_some(self) -> None:
         complete = [
@@ -357,13 +357,13 @@ class Snapshot:
                 table.status = Status.ENDING
                 ended.append(reading)
         if ended:
-            await self._mark(Mark("end", ended, is_last=self._readings.are_all(ended)))
+            await self._mark(ChunkMark("end", ended, is_last=self._readings.are_all(ended)))
 
-    def _begin_again(self, reading: Reading) -> None:
+    def _begin_again(self, reading: TableTask) -> None:
         reading.begin_again()
         self._arriving.wake.set()
 
-    async def _mark(self, mark: Mark) -> None:
+    async def _mark(self, mark: ChunkMark) -> None:
         number = new_id()
         mark.begin()
         try:

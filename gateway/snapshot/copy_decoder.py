@@ -21,7 +21,7 @@ _HEADER_BYTES: Final = len(_SIGNATURE) + 4
 _NULL: Final = b"n"
 
 
-class CopiedRows:
+class CopyDecoder:
     """Feed it the data in pieces of any size. `rows`: (framed key, rest of the READ event) of each.
 
     `is_binary`: for each column, whether its value comes in binary form; else it is PostgreSQL's text. `keeps_tuples`: in place

@@ -7,16 +7,16 @@ from dataclasses import replace
 import asyncpg
 
 from gateway.config.settings import SnapshotSettings
-from gateway.postgres.cached_query import Repeated
+from gateway.postgres.cached_query import CachedQuery
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
-from gateway.postgres.publication import PublicationLook
+from gateway.postgres.publication import PublicationLoader
 from gateway.snapshot.progress_log import tell_late, tell_quarantined, tell_unsent
-from gateway.snapshot.relation_files import Content, read_contents, unsent
+from gateway.snapshot.relation_files import RelationFiles, read_contents, unsent
 from gateway.snapshot.sql import CONTENT
 from gateway.snapshot.stored_state import TableState
-from gateway.snapshot.table_task import Reading
-from gateway.snapshot.table_tasks import Readings
+from gateway.snapshot.table_task import TableTask
+from gateway.snapshot.table_tasks import TableTasks
 
 
 class Discovery:
@@ -30,8 +30,8 @@ class Discovery:
         self,
         settings: SnapshotSettings,
         sql: asyncpg.Connection,
-        publications: PublicationLook,
-        readings: Readings,
+        publications: PublicationLoader,
+        readings: TableTasks,
         *,
         is_first: bool,
         is_late: bool,
@@ -43,8 +43,8 @@ class Discovery:
         self._is_first = is_first
         self._is_late = is_late
         self.published: dict[tuple[str, str], int] = {}
-        self._content_rows = Repeated()
-        self._found: dict[int, Content] = {}
+        self._content_rows = CachedQuery()
+        self._found: dict[int, RelationFiles] = {}
         """Of the last look at what is known."""
 
     async def look(self) -> None:
@@ -74,9 +74,9 @@ class Discovery:
                 readings.never_read(state)
             elif oid in readings.left:
                 readings.left.discard(oid)
-                readings.wait(Reading(replace(state, purpose="REPLACE"), misses_keys=True))
+                readings.wait(TableTask(replace(state, purpose="REPLACE"), misses_keys=True))
             else:  # waiting needs no record: what is published and not known, is read
-                readings.by_oid[oid] = Reading(state, encoded=state, misses_keys=not self._is_first)
+                readings.by_oid[oid] = TableTask(state, encoded=state, misses_keys=not self._is_first)
         self._is_late = self._is_first = False
         await self._compare()
 

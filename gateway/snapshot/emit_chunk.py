@@ -12,16 +12,16 @@ from gateway.events.manifest import Manifest, SnapshotChunk
 from gateway.events.marker import Marker, readable_time
 from gateway.kafka.delivery import Delivery
 from gateway.observe import metrics
-from gateway.snapshot.change_recorder import Noting
-from gateway.snapshot.chunk_reader import Waiting
-from gateway.snapshot.pending_chunks import Arriving, Mark
+from gateway.snapshot.change_recorder import ChangeRecorder
+from gateway.snapshot.chunk_reader import ReadChunk
+from gateway.snapshot.pending_chunks import ChunkMark, PendingChunks
 from gateway.snapshot.progress_log import count_change
-from gateway.snapshot.reader_tasks import Readers
-from gateway.snapshot.reselecting import Reselecting
+from gateway.snapshot.reader_tasks import ReaderTasks
+from gateway.snapshot.reselecting import Reselection
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.table_errors import errors_of
-from gateway.snapshot.table_task import Reading
-from gateway.snapshot.table_tasks import Readings
+from gateway.snapshot.table_task import TableTask
+from gateway.snapshot.table_tasks import TableTasks
 from gateway.transactions.machine import TransactionMachine
 from schemas.wire_format import FRAME_BYTES
 
@@ -31,7 +31,7 @@ SLICE_ROWS: Final = 2000
 """Handed over in one step: 1 to 2 ms."""
 
 
-class HandingOver:
+class ChunkEmitter:
     """Into the state machine, within the transaction that it has open."""
 
     def __init__(
@@ -39,11 +39,11 @@ class HandingOver:
         settings: SnapshotSettings,
         machine: TransactionMachine,
         delivery: Delivery,
-        arriving: Arriving,
-        noting: Noting,
-        readings: Readings,
-        readers: Readers,
-        reselecting: Reselecting,
+        arriving: PendingChunks,
+        noting: ChangeRecorder,
+        readings: TableTasks,
+        readers: ReaderTasks,
+        reselecting: Reselection,
     ) -> None:
         self._settings = settings
         self._machine = machine
@@ -55,7 +55,7 @@ class HandingOver:
         self._reselecting = reselecting
         self.row_count = 0
 
-    async def chunk(self, waiting: Waiting, commit_lsn: int) -> None:
+    async def chunk(self, waiting: ReadChunk, commit_lsn: int) -> None:
         chunk, table = waiting.chunk, waiting.chunk.table
         reading = self._readings.by_oid.get(waiting.recipe.surveyed.relation.relation_oid)
         # Rows in Debezium's dialect are encoded only now, with the version that was announced last.
@@ -86,7 +86,7 @@ class HandingOver:
             await asyncio.sleep(0)  # feedback and keepalives
             await self._delivery.room()
 
-    def mark(self, mark: Mark, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+    def mark(self, mark: ChunkMark, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         readings = self._readings
         if self._noting.judge is None or not readings.snapshot_id:  # all of it was cancelled
             mark.undo()
@@ -122,7 +122,7 @@ class HandingOver:
             assert transaction is not None
             self._owe_of_all("SNAPSHOT_END", transaction.xid, commit_lsn, end_lsn, readable_time(commit_time) or 0)
 
-    def _end(self, reading: Reading, xid: int, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+    def _end(self, reading: TableTask, xid: int, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         table, recipe = reading.table, reading.recipe
         assert table is not None and recipe is not None
         keys = reading.take_owed()
@@ -132,15 +132,17 @@ class HandingOver:
         if keys:
             self._reselecting.begin(recipe.version.encoder.description, keys)
 
-    def _owe(self, kind: str, reading: Reading, xid: int, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
-        self._machine.owe(reading.marker(kind, self._machine.epoch, xid, commit_lsn, end_lsn, commit_time))
+    def _owe(self, kind: str, reading: TableTask, xid: int, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        self._machine.add_pending_marker(
+            reading.marker(kind, self._machine.epoch, xid, commit_lsn, end_lsn, commit_time)
+        )
 
     def _owe_of_all(self, kind: str, xid: int, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         manifest = Manifest(self._machine.epoch, snapshot=SnapshotChunk(self._readings.snapshot_id, "FILL"))
-        self._machine.owe(Marker(kind, xid, commit_lsn, -1, end_lsn, commit_time, manifest=manifest))
+        self._machine.add_pending_marker(Marker(kind, xid, commit_lsn, -1, end_lsn, commit_time, manifest=manifest))
 
 
-def _fresh(waiting: Waiting) -> list[tuple[bytes | None, bytes]]:
+def _fresh(waiting: ReadChunk) -> list[tuple[bytes | None, bytes]]:
     """Rows that are not stale."""
     chunk, table = waiting.chunk, waiting.chunk.table
     if table.track is None or table.is_read_at_once or not (table.track.keys or table.again):

@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.snapshot.chunk_reader import Waiting
+from gateway.snapshot.chunk_reader import ReadChunk
 from gateway.snapshot.rules.table_progress import Status
-from gateway.snapshot.table_task import Reading
+from gateway.snapshot.table_task import TableTask
 
 
 @dataclass(slots=True, eq=False)
-class Mark:
+class ChunkMark:
     """A transaction that begins or ends relations, or the snapshot as a whole (no reading)."""
 
     kind: str
-    readings: Sequence[Reading]
+    readings: Sequence[TableTask]
     xid: int = 0
     is_last: bool = False
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -33,23 +33,23 @@ class Mark:
                 reading.table.status = Status.READING
 
 
-class Arriving:
+class PendingChunks:
     """By their ids, which nobody can guess. `wake`: the conductor has something to look at, `more`: readers have."""
 
     def __init__(self) -> None:
-        self._by_number: dict[bytes, Waiting | Mark] = {}
+        self._by_number: dict[bytes, ReadChunk | ChunkMark] = {}
         self.wake = asyncio.Event()
         self.more = asyncio.Event()
         self.is_ending = False
         """A mark of the end of the whole snapshot is under way."""
 
-    def expect(self, number: str, emitted: Waiting | Mark) -> None:
+    def expect(self, number: str, emitted: ReadChunk | ChunkMark) -> None:
         self._by_number[number.encode()] = emitted
 
     def forget(self, number: str) -> None:
         self._by_number.pop(number.encode(), None)
 
-    def take(self, content: bytes, xid: int, in_stream: bool) -> Waiting | Mark | None:
+    def take(self, content: bytes, xid: int, in_stream: bool) -> ReadChunk | ChunkMark | None:
         """What a message is whose content is an id; None: nothing that counts. Everybody may emit messages: what is ours is known
         by its id and its xid."""
         found = self._by_number.get(content)
@@ -64,18 +64,18 @@ class Arriving:
 
     @property
     def has_chunks(self) -> bool:
-        return any(isinstance(each, Waiting) for each in self._by_number.values())
+        return any(isinstance(each, ReadChunk) for each in self._by_number.values())
 
-    def give_back(self, arrived: Waiting | Mark) -> None:
+    def give_back(self, arrived: ReadChunk | ChunkMark) -> None:
         """It is to be read, or marked, once more."""
-        if isinstance(arrived, Waiting):
+        if isinstance(arrived, ReadChunk):
             arrived.chunk.table.give_back(arrived.chunk)
         else:
             arrived.undo()
         self.done(arrived)
 
-    def done(self, arrived: Waiting | Mark) -> None:
-        if isinstance(arrived, Waiting):
+    def done(self, arrived: ReadChunk | ChunkMark) -> None:
+        if isinstance(arrived, ReadChunk):
             arrived.rows = []  # its reader keeps the last one for as long as there is nothing more to read
         elif arrived.is_last:
             self.is_ending = False

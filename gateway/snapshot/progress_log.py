@@ -8,8 +8,8 @@ from typing import Final
 
 import structlog
 
-from gateway.snapshot.relation_files import Content
-from gateway.snapshot.table_task import Reading
+from gateway.snapshot.relation_files import RelationFiles
+from gateway.snapshot.table_task import TableTask
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ def tell_quarantined(names: Sequence[str]) -> None:
     )
 
 
-def tell_unsent(now: Content, reason: str, *, reads: bool) -> None:
+def tell_unsent(now: RelationFiles, reason: str, *, reads: bool) -> None:
     name = f"{now.schema}.{now.name}"
     if reads:
         log.warning("table_read_again", table=name, reason=f"{reason}: PostgreSQL sends no changes for its rows")
@@ -64,7 +64,7 @@ def tell_owing(names: Sequence[str]) -> None:
     )
 
 
-def count_change(reading: Reading, *, may_lock: bool) -> None:
+def count_change(reading: TableTask, *, may_lock: bool) -> None:
     """It is told at the third attempt, and at each later one that doubles their number."""
     reading.changed_count += 1
     count = reading.changed_count
@@ -76,7 +76,7 @@ def count_change(reading: Reading, *, may_lock: bool) -> None:
     log.warning("table_changes_while_read", table=reading.full_name, attempts=count, hint=hint)
 
 
-class Waits:
+class WaitReasons:
     """For transactions that the snapshot must see."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Waits:
         self._since = None
 
 
-class Progress:
+class ProgressLog:
     """Of all tables that are read."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ import fastavro
 from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity
 from gateway.postgres.connection import transaction
 from gateway.postgres.publication import publication_facts
-from gateway.snapshot.relation_files import Content, read_contents
+from gateway.snapshot.relation_files import RelationFiles, read_contents
 from gateway.snapshot.rules.ctid_ranges import Leaf
 from gateway.snapshot.sql import CONTENT, FILES, column_list, facts_query, key_condition, qualified
 from gateway.startup.facts import PublicationFacts, PublishedRelation
@@ -38,7 +38,7 @@ class Surveyed:
     leaf_names: tuple[str, ...]
     row_filter: str | None
     fingerprint: str
-    content: Content
+    content: RelationFiles
 
     @property
     def relation_name(self) -> str:
@@ -122,7 +122,7 @@ def as_message(relation: PublishedRelation) -> Relation:
 
 
 @dataclass(slots=True)
-class Recipe:
+class ReadPlan:
     """How the rows of a relation are asked for and encoded. `is_binary`: of each column. `keeps_tuples`: they are encoded only
     where they are handed over."""
 
@@ -158,12 +158,12 @@ def recipe(
     *,
     text_only: bool,
     keeps_tuples: bool = False,
-) -> Recipe:
+) -> ReadPlan:
     description = version.encoder.description
     is_binary = tuple(not text_only and has_binary_decoder(column.facts) for column in description.columns)
     types = {column.name: column.type_name for column in surveyed.relation.columns}
     schema = key_schema(description, prefix)
-    return Recipe(
+    return ReadPlan(
         surveyed,
         version,
         topic,

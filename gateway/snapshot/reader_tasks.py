@@ -15,14 +15,21 @@ from gateway.config.settings import Settings
 from gateway.errors import NeedsText, Retry, RetrySlowly
 from gateway.postgres.credentials import login_of
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
-from gateway.snapshot.chunk_reader import NotYet, Outdated, TooMuch, Waiting, connect_reader, read_chunk
-from gateway.snapshot.pending_chunks import Arriving
-from gateway.snapshot.progress_log import CHANGED_ATTEMPTS, Waits
-from gateway.snapshot.recipes import Recipes
+from gateway.snapshot.chunk_reader import (
+    ChunkTooLarge,
+    ReadChunk,
+    RelationChanged,
+    SnapshotTooOld,
+    connect_reader,
+    read_chunk,
+)
+from gateway.snapshot.pending_chunks import PendingChunks
+from gateway.snapshot.progress_log import CHANGED_ATTEMPTS, WaitReasons
+from gateway.snapshot.recipes import ReadPlans
 from gateway.snapshot.rules.table_progress import Chunk, Status
 from gateway.snapshot.table_errors import errors_of
-from gateway.snapshot.table_task import Reading
-from gateway.snapshot.table_tasks import Readings
+from gateway.snapshot.table_task import TableTask
+from gateway.snapshot.table_tasks import TableTasks
 
 log = structlog.get_logger()
 
@@ -50,22 +57,22 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def is_far_ahead(chunks: Collection[Waiting]) -> bool:
+def is_far_ahead(chunks: Collection[ReadChunk]) -> bool:
     """They are as much as one reader may have read and not handed over."""
     return len(chunks) > AHEAD_CHUNKS or sum(each.byte_count for each in chunks) > AHEAD_BYTES
 
 
-class Readers:
+class ReaderTasks:
     """`run` is one of them. A table that cannot be read is named and tried again later, the others go on."""
 
-    def __init__(self, settings: Settings, readings: Readings, recipes: Recipes, arriving: Arriving) -> None:
+    def __init__(self, settings: Settings, readings: TableTasks, recipes: ReadPlans, arriving: PendingChunks) -> None:
         self._settings = settings.snapshot
         self._publications = list(settings.source.publications)
         self._login = login_of(settings.source)
         self._readings = readings
         self._recipes = recipes
         self._arriving = arriving
-        self._waits = Waits()
+        self._waits = WaitReasons()
         self._free_at = 0.0
         self._turn = asyncio.Lock()
         self._next_transaction = 0
@@ -81,7 +88,7 @@ class Readers:
     async def run(self) -> None:
         """Until cancelled."""
         sql: asyncpg.Connection | None = None
-        ahead: deque[Waiting] = deque()
+        ahead: deque[ReadChunk] = deque()
         try:
             while True:
                 while ahead and (ahead[0].done.is_set() or is_far_ahead(ahead)):
@@ -118,7 +125,7 @@ class Readers:
             log.warning("reader_not_connected", reason=error.message, hint=error.hint, again_in_s=BLOCKED_S)
             return None
 
-    async def _next(self) -> tuple[Reading, Chunk]:
+    async def _next(self) -> tuple[TableTask, Chunk]:
         more = self._arriving.more
         while True:
             delay = self._free_at - time.monotonic()
@@ -139,7 +146,7 @@ class Readers:
             more.clear()
             await more.wait()
 
-    async def read(self, sql: asyncpg.Connection, reading: Reading, chunk: Chunk) -> Waiting | None:
+    async def read(self, sql: asyncpg.Connection, reading: TableTask, chunk: Chunk) -> ReadChunk | None:
         """None: it is to be read once more."""
         if reading.recipe is None or reading.table is not chunk.table:  # it has changed while the session was opened
             chunk.table.give_back(chunk)
@@ -149,7 +156,7 @@ class Readers:
         sizer.chunk_bytes = min(SHARED_BYTES, sizer.most_bytes) if yields else sizer.most_bytes
         emitted: list[str] = []
 
-        def waits(number: str, found: Waiting) -> None:
+        def waits(number: str, found: ReadChunk) -> None:
             emitted.append(number)
             self._arriving.expect(number, found)
 
@@ -157,15 +164,15 @@ class Readers:
             turn = self._turn if self._is_shared else None
             with errors_of(reading.recipe.surveyed.relation):
                 found = await read_chunk(sql, chunk, reading.recipe, self._publications, waits, turn)
-        except Outdated:
+        except RelationChanged:
             chunk.table.give_back(chunk)
             is_current = reading.table is chunk.table and chunk.generation == chunk.table.generation
             self._set_up_again(reading, begins_again=is_current)
-        except NotYet:
+        except SnapshotTooOld:
             chunk.table.give_back(chunk)
             self._waits.tell()
             await asyncio.sleep(NOT_YET_S)
-        except TooMuch:
+        except ChunkTooLarge:
             chunk.table.give_back(chunk)
         except NeedsText:
             chunk.table.give_back(chunk)
@@ -185,7 +192,7 @@ class Readers:
             return found
         return None
 
-    def _set_up_again(self, reading: Reading, *, begins_again: bool) -> None:
+    def _set_up_again(self, reading: TableTask, *, begins_again: bool) -> None:
         """Its recipe is void; `begins_again`: and so is what was read of the table."""
         if reading.is_reselect:
             reading.recipe = None
@@ -195,7 +202,7 @@ class Readers:
             self._arriving.wake.set()
 
 
-def _block(reading: Reading, error: BaseException) -> None:
+def _block(reading: TableTask, error: BaseException) -> None:
     """What the server says of one table does not concern the others; nor the stream, where a session ends."""
     found = classify_exception(error, f"reading {reading.full_name}")
     sqlstate = getattr(error, "sqlstate", None) or ""

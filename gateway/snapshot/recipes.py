@@ -10,14 +10,14 @@ import asyncpg
 from gateway.config.settings import Settings
 from gateway.errors import UnwritableRelation
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
-from gateway.snapshot.announcing import Announce
-from gateway.snapshot.read_plan import Recipe, Surveyed, as_message, recipe, survey
+from gateway.snapshot.announcing import RegisterRelations
+from gateway.snapshot.read_plan import ReadPlan, Surveyed, as_message, recipe, survey
 from gateway.snapshot.table_errors import UnwritableTable
-from gateway.snapshot.table_task import Reading
+from gateway.snapshot.table_task import TableTask
 from gateway.transactions.machine import TransactionMachine
 
 
-class Recipes:
+class ReadPlans:
     """`text_only`: a binary value came that cannot be encoded. Raises classified errors and UnwritableTable."""
 
     def __init__(
@@ -25,7 +25,7 @@ class Recipes:
         settings: Settings,
         sql: asyncpg.Connection,
         machine: TransactionMachine,
-        announce: Announce,
+        announce: RegisterRelations,
         *,
         text_only: bool,
     ) -> None:
@@ -47,7 +47,7 @@ class Recipes:
         except DRIVER_ERRORS as error:
             raise classify_exception(error, "querying the tables of the snapshot") from error
 
-    async def of(self, surveyed: Iterable[Surveyed]) -> list[Recipe]:
+    async def of(self, surveyed: Iterable[Surveyed]) -> list[ReadPlan]:
         tables = list(surveyed)
         relations = [as_message(each.relation) for each in tables]
         if not relations:
@@ -65,7 +65,7 @@ class Recipes:
             for each, (version, topic) in zip(tables, announced, strict=True)
         ]
 
-    async def of_readings(self, readings: Sequence[Reading], now: float) -> list[tuple[Reading, Recipe]]:
+    async def of_readings(self, readings: Sequence[TableTask], now: float) -> list[tuple[TableTask, ReadPlan]]:
         """Those whose tables are there and not locked; the others wait for the next check."""
         found = await self.survey([reading.oid for reading in readings]) if readings else {}
         found = {oid: surveyed for oid, surveyed in found.items() if surveyed.row_filter is not None}

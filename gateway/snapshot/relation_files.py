@@ -26,14 +26,14 @@ class LeafContent:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class RelationFiles:
     schema: str
     name: str
     is_partitioned: bool
     leaves: tuple[LeafContent, ...]
 
 
-def unsent(before: Content, now: Content) -> str:
+def unsent(before: RelationFiles, now: RelationFiles) -> str:
     """Why rows have come, gone or changed without an event, as a clause; "" where nothing says so."""
     if (before.schema, before.name) != (now.schema, now.name):
         return f"it was renamed from {before.schema}.{before.name}"
@@ -49,11 +49,11 @@ def unsent(before: Content, now: Content) -> str:
     return "a partition was rewritten or truncated" if rewritten else ""
 
 
-def read_contents(rows: Iterable[asyncpg.Record]) -> dict[int, Content]:
+def read_contents(rows: Iterable[asyncpg.Record]) -> dict[int, RelationFiles]:
     """Rows of statements.CONTENT, by relation oid."""
     return {row["oid"]: _content(row) for row in rows}
 
 
-def _content(row: asyncpg.Record) -> Content:
+def _content(row: asyncpg.Record) -> RelationFiles:
     leaves = (LeafContent(*leaf) for leaf in json.loads(row["leaves"] or "[]"))
-    return Content(row["nspname"], row["relname"], row["is_partitioned"], tuple(leaves))
+    return RelationFiles(row["nspname"], row["relname"], row["is_partitioned"], tuple(leaves))

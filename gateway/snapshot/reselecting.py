@@ -6,25 +6,25 @@ import asyncio
 from dataclasses import replace
 
 from gateway.config.settings import SnapshotSettings
-from gateway.snapshot.change_recorder import Noting
+from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.progress_log import tell_owing
-from gateway.snapshot.read_plan import Recipe
+from gateway.snapshot.read_plan import ReadPlan
 from gateway.snapshot.rules.key_segments import KeyList
-from gateway.snapshot.table_task import Reading, identity_of, reselection
-from gateway.snapshot.table_tasks import Readings
+from gateway.snapshot.table_task import TableTask, identity_of, reselection
+from gateway.snapshot.table_tasks import TableTasks
 from gateway.transactions.machine import TransactionMachine
 from schemas.relation import RelationDescription
 
 
-class Reselecting:
+class Reselection:
     """`wake`: the conductor, for what begins here."""
 
     def __init__(
         self,
         settings: SnapshotSettings,
         machine: TransactionMachine,
-        noting: Noting,
-        readings: Readings,
+        noting: ChangeRecorder,
+        readings: TableTasks,
         wake: asyncio.Event,
         *,
         is_on: bool,
@@ -62,7 +62,7 @@ class Reselecting:
         self._noting.begin(reading.oid, table, [])
         self._wake.set()
 
-    def read_whole(self, reading: Reading) -> None:
+    def read_whole(self, reading: TableTask) -> None:
         """There are too many keys, or they are those of other columns."""
         if reading.table is not None:
             reading.void_segments += reading.table.again.take_dirty()
@@ -89,5 +89,5 @@ class Reselecting:
             tell_owing(owing)
 
 
-def has_its_keys(reading: Reading, made: Recipe) -> bool:
+def has_its_keys(reading: TableTask, made: ReadPlan) -> bool:
     return reading.state.fingerprint == identity_of(made.version.encoder.description)

@@ -16,7 +16,7 @@ import fastavro
 from fastavro.read import SchemaResolutionError
 
 from gateway.errors import StopForOperator
-from gateway.snapshot.relation_files import Content, LeafContent
+from gateway.snapshot.relation_files import LeafContent, RelationFiles
 from gateway.snapshot.rules.ctid_ranges import TidRange
 from schemas.errors import SchemaError
 from schemas.records import SNAPSHOT_STATE
@@ -63,13 +63,13 @@ class TableState:
 
 
 @dataclass(slots=True)
-class States:
+class StoredStates:
     """All of one slot. `keys`: segments by number, for each relation oid. `stream` None: no snapshot was ever thought of."""
 
     stream: StreamState | None = None
     tables: dict[int, TableState] = field(default_factory=dict)
     keys: dict[int, dict[int, list[bytes]]] = field(default_factory=dict)
-    contents: dict[int, Content] = field(default_factory=dict)
+    contents: dict[int, RelationFiles] = field(default_factory=dict)
 
 
 def encode_stream(frame: bytes, state: StreamState) -> bytes:
@@ -85,13 +85,13 @@ def encode_keys(frame: bytes, relation_oid: int, segment: int, keys: list[bytes]
     return _encode(frame, keys={"relation_oid": relation_oid, "segment": segment, "keys": keys})
 
 
-def encode_content(frame: bytes, relation_oid: int, content: Content) -> bytes:
+def encode_content(frame: bytes, relation_oid: int, content: RelationFiles) -> bytes:
     return _encode(
         frame, content={**_fields(content), "relation_oid": relation_oid, "leaves": [*map(_fields, content.leaves)]}
     )
 
 
-def _fields(of: StreamState | TableState | Content | LeafContent) -> dict[str, Any]:
+def _fields(of: StreamState | TableState | RelationFiles | LeafContent) -> dict[str, Any]:
     """As `asdict`, which copies every value: each table of a snapshot is written several times."""
     return {name: getattr(of, name) for name in of.__slots__}
 
@@ -122,10 +122,10 @@ def writer_ids(values: Iterable[bytes]) -> set[int]:
     return found
 
 
-def decode_states(values: Mapping[bytes, bytes], writers: Mapping[int, Schema]) -> States:
+def decode_states(values: Mapping[bytes, bytes], writers: Mapping[int, Schema]) -> StoredStates:
     """From the records of one slot by their keys; `writers`: schemas by the ids that the records name. Raises
     StopForOperator."""
-    states = States()
+    states = StoredStates()
     for key, value in values.items():
         record = _decode(key, value, writers)
         if record["stream"] is not None:
@@ -139,7 +139,7 @@ def decode_states(values: Mapping[bytes, bytes], writers: Mapping[int, Schema]) 
         elif record["content"] is not None:
             found = record["content"]
             leaves = tuple(LeafContent(**leaf) for leaf in found["leaves"])
-            states.contents[found["relation_oid"]] = Content(
+            states.contents[found["relation_oid"]] = RelationFiles(
                 found["schema"], found["name"], found["is_partitioned"], leaves
             )
     return states

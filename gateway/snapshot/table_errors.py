@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.errors import Defect, StopForOperator, UnwritableRelation, WalgateError
+from gateway.errors import InternalError, StopForOperator, UnwritableRelation, WalgateError
 from gateway.postgres.errors import DRIVER_ERRORS
 from gateway.startup.facts import PublishedRelation
 from gateway.transactions.error_context import defect_of
@@ -29,7 +29,7 @@ def errors_of(relation: PublishedRelation) -> Iterator[None]:
     name = relation.namespace, relation.name
     try:
         yield
-    except (UnwritableRelation, Defect) as error:
+    except (UnwritableRelation, InternalError) as error:
         raise UnwritableTable(error, relation.relation_oid, name) from error
     except (WalgateError, MemoryError, *DRIVER_ERRORS):
         raise

@@ -8,12 +8,12 @@ import structlog
 
 from gateway.events.manifest import Manifest, SnapshotChunk
 from gateway.events.marker import Marker
-from gateway.observe.table_status import TableSnapshot
-from gateway.snapshot.read_plan import Recipe
-from gateway.snapshot.rules.ctid_ranges import Plan
+from gateway.observe.table_status import TableSnapshotStatus
+from gateway.snapshot.read_plan import ReadPlan
+from gateway.snapshot.rules.ctid_ranges import CtidPlan
 from gateway.snapshot.rules.key_segments import KeyList
-from gateway.snapshot.rules.staleness import Judge
-from gateway.snapshot.rules.table_progress import Status, Table
+from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.table_progress import Status, TableProgress
 from gateway.snapshot.stored_state import RESELECT, TableState, encode_keys, encode_table, segment_key, table_key
 from schemas.relation import RelationDescription
 
@@ -21,12 +21,12 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
+class TableTask:
     """`recipe` and `table` are there from the moment when it is begun. `blocked_until`: in the time of the loop."""
 
     state: TableState
-    table: Table | None = None
-    recipe: Recipe | None = None
+    table: TableProgress | None = None
+    recipe: ReadPlan | None = None
     blocked_until: float = 0.0
     attempts: int = 0
     """That have failed, since a chunk was read."""
@@ -85,14 +85,16 @@ class Reading:
             keys, self.table.again = self.table.again, keys
         return keys
 
-    def told(self) -> TableSnapshot:
+    def told(self) -> TableSnapshotStatus:
         """For the status, as of now."""
         found = self.state if self.table is None else self.table
-        return TableSnapshot(
+        return TableSnapshotStatus(
             self.full_name, self.status.value, self.state.purpose, found.row_count, found.chunk_count, found.stale_count
         )
 
-    def set_up(self, recipe: Recipe, judge: Judge, chunk_bytes: int, *, reselects: bool = False) -> Table:
+    def set_up(
+        self, recipe: ReadPlan, judge: StalenessJudge, chunk_bytes: int, *, reselects: bool = False
+    ) -> TableProgress:
         """It will be begun, with this."""
         self.recipe = recipe
         surveyed, state = recipe.surveyed, self.state
@@ -106,7 +108,7 @@ class Reading:
             purpose="REPLACE" if has_changed and state.purpose == "FILL" else state.purpose,
         )
         if self.table is None or self.table.is_read_at_once != recipe.is_read_at_once or self.table.judge is not judge:
-            self.table = Table(
+            self.table = TableProgress(
                 judge,
                 surveyed.leaves,
                 chunk_bytes,
@@ -120,19 +122,19 @@ class Reading:
 
     def resume(
         self,
-        recipe: Recipe,
-        judge: Judge,
+        recipe: ReadPlan,
+        judge: StalenessJudge,
         chunk_bytes: int,
         segments: dict[int, list[bytes]],
         *,
         reselects: bool = False,
-    ) -> Table:
+    ) -> TableProgress:
         state = self.state
         if self.is_reselect:
             self.recipe = recipe
             return self.reselect(judge, chunk_bytes, KeyList(segments))
         table = self.set_up(recipe, judge, chunk_bytes, reselects=reselects)
-        table.resume(Plan(recipe.surveyed.leaves, state.untouched, state.begun), KeyList(segments), state.suspects)
+        table.resume(CtidPlan(recipe.surveyed.leaves, state.untouched, state.begun), KeyList(segments), state.suspects)
         table.chunk_count, table.row_count, table.stale_count = state.chunk_count, state.row_count, state.stale_count
         return table
 
@@ -145,10 +147,10 @@ class Reading:
                 self.state = replace(self.state, purpose="REPLACE")
             self.table.begin_again()
 
-    def reselect(self, judge: Judge, chunk_bytes: int, keys: KeyList) -> Table:
+    def reselect(self, judge: StalenessJudge, chunk_bytes: int, keys: KeyList) -> TableProgress:
         """Rows with these keys are read, and those of which UPDATEs leave values out meanwhile."""
-        self.table = Table(judge, (), chunk_bytes)
-        self.table.resume(Plan(()), keys, ())
+        self.table = TableProgress(judge, (), chunk_bytes)
+        self.table.resume(CtidPlan(()), keys, ())
         return self.table
 
     def marker(self, kind: str, epoch: int, xid: int, commit_lsn: int, end_lsn: int, time: int) -> Marker:
@@ -192,10 +194,10 @@ class Reading:
         return states
 
 
-def reselection(description: RelationDescription) -> Reading:
+def reselection(description: RelationDescription) -> TableTask:
     """Of rows with keys of this version of a relation."""
     names = description.namespace, description.name
-    return Reading(TableState(description.oid, *names, "", RESELECT, fingerprint=identity_of(description)))
+    return TableTask(TableState(description.oid, *names, "", RESELECT, fingerprint=identity_of(description)))
 
 
 def identity_of(description: RelationDescription) -> str:

@@ -7,48 +7,54 @@ from dataclasses import replace
 
 import structlog
 
-from gateway.snapshot.change_recorder import Noting
+from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import new_id
-from gateway.snapshot.relation_files import Content
+from gateway.snapshot.relation_files import RelationFiles
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import (
     KNOWN,
     RESELECT,
-    States,
+    StoredStates,
     StreamState,
     TableState,
     content_key,
     encode_content,
     encode_stream,
 )
-from gateway.snapshot.table_task import Reading
+from gateway.snapshot.table_task import TableTask
 
 log = structlog.get_logger()
 
 
-class Readings:
+class TableTasks:
     """`by_oid`: those that are not done. `begun`: of these, the few that were set up, which are looked at again and again, where
     ten thousand may wait. `known`: relations that were read, or never will be. `left`: relations that are not published any more:
     should they come again, they are read, and replace what was there. `quarantined`: relations that are not read until an
     operator has readmitted them and asks for it."""
 
     def __init__(
-        self, states: States, noting: Noting, quarantined: Container[int], *, position_key: bytes, frame: bytes
+        self,
+        states: StoredStates,
+        noting: ChangeRecorder,
+        quarantined: Container[int],
+        *,
+        position_key: bytes,
+        frame: bytes,
     ) -> None:
         self._states = states
         self.quarantined = quarantined
         self._noting = noting
         self._position_key = position_key
         self._frame = frame
-        self.by_oid: dict[int, Reading] = {}
-        self.begun: dict[int, Reading] = {}
+        self.by_oid: dict[int, TableTask] = {}
+        self.begun: dict[int, TableTask] = {}
         self.known = {oid for oid, state in states.tables.items() if state.status in (KNOWN, Status.DONE.value)}
         self.left: set[int] = set()
-        self.contents: dict[int, Content] = dict(states.contents)
+        self.contents: dict[int, RelationFiles] = dict(states.contents)
         """Of the relations that are known: what their rows stood on."""
-        self._queued: list[Reading] = []
+        self._queued: list[TableTask] = []
         """They wait, and that is not written yet."""
-        self._finished: list[Reading] = []
+        self._finished: list[TableTask] = []
         """Done, and not written yet."""
         self._unwritten: set[int] = set()
         """Those whose content is not written yet."""
@@ -58,7 +64,7 @@ class Readings:
         self.is_paused = states.stream is not None and states.stream.paused
 
     @property
-    def whole_tables(self) -> list[Reading]:
+    def whole_tables(self) -> list[TableTask]:
         """Without those of which only rows are read that UPDATEs left values out of. For any thread."""
         return [reading for reading in list(self.by_oid.values()) if not reading.is_reselect]
 
@@ -66,7 +72,7 @@ class Readings:
     def has_tables(self) -> bool:
         return any(not reading.is_reselect for reading in self.by_oid.values())
 
-    def are_all(self, readings: Sequence[Reading]) -> bool:
+    def are_all(self, readings: Sequence[TableTask]) -> bool:
         """No other table is read, or waits for it."""
         oids = {reading.oid for reading in readings}
         return all(reading.is_reselect or oid in oids for oid, reading in self.by_oid.items())
@@ -82,7 +88,7 @@ class Readings:
         self._begun_ids.add(snapshot_id)
         return is_new
 
-    def wait(self, reading: Reading) -> None:
+    def wait(self, reading: TableTask) -> None:
         self.by_oid[reading.oid] = reading
         self._queued.append(reading)
 
@@ -92,7 +98,7 @@ class Readings:
         if is_under_way:
             self.cancel(oid)
         self.known.discard(oid)
-        self.wait(Reading(state, misses_keys=is_under_way))
+        self.wait(TableTask(state, misses_keys=is_under_way))
 
     def cancel(self, oid: int) -> None:
         reading = self.by_oid.pop(oid)
@@ -107,7 +113,7 @@ class Readings:
             self.contents.pop(oid, None)  # what it is when it is looked at next, counts
             self._unwritten.discard(oid)
         state = TableState(oid, reading.state.schema, reading.state.name, "", status=KNOWN)
-        self._finished.append(Reading(state, void_segments=void))
+        self._finished.append(TableTask(state, void_segments=void))
 
     def leave(self, oid: int) -> None:
         """It is not published any more: its changes do not come, and what is known of it is void."""
@@ -122,9 +128,9 @@ class Readings:
         if reading is not None and reading.table is not None:
             reading.table.begin_again()
         self._noting.end(oid)
-        self._finished.append(Reading(TableState(oid, "", "", "", purpose="REPLACE")))
+        self._finished.append(TableTask(TableState(oid, "", "", "", purpose="REPLACE")))
 
-    def is_read(self, reading: Reading) -> None:
+    def is_read(self, reading: TableTask) -> None:
         """All of a table."""
         assert reading.table is not None and reading.recipe is not None
         reading.table.end()
@@ -135,7 +141,7 @@ class Readings:
         self._finished.append(self.by_oid.pop(reading.oid))
         del self.begun[reading.oid]
 
-    def is_reselected(self, reading: Reading) -> None:
+    def is_reselected(self, reading: TableTask) -> None:
         """All of the rows were read that UPDATEs left values out of; what was known of the table before counts again."""
         assert reading.table is not None
         del self.by_oid[reading.oid], self.begun[reading.oid]
@@ -145,14 +151,14 @@ class Readings:
         before = self._states.tables.get(reading.oid)
         if before is None or before.status not in (KNOWN, Status.DONE.value):
             before = replace(reading.state, purpose="FILL", status=KNOWN, fingerprint="")
-        self._finished.append(Reading(before, void_segments=list(reading.table.again.take_dirty())))
+        self._finished.append(TableTask(before, void_segments=list(reading.table.again.take_dirty())))
 
     def never_read(self, state: TableState) -> None:
         """Its rows are not ours to send."""
         self.known.add(state.relation_oid)
-        self._finished.append(Reading(replace(state, status=KNOWN)))
+        self._finished.append(TableTask(replace(state, status=KNOWN)))
 
-    def note_content(self, oid: int, now: Content) -> None:
+    def note_content(self, oid: int, now: RelationFiles) -> None:
         self.contents[oid] = now
         self._unwritten.add(oid)
 

@@ -43,7 +43,7 @@ from gateway.startup.start import (
     Fence,
     FenceFormer,
     FindWritten,
-    Look,
+    LoadFacts,
     LookAtPositions,
     PrepareKafka,
     ReadPositions,
@@ -101,14 +101,14 @@ def accept_gap(
     """After a loss: a position from which the stream goes on, and a marker GAP. Without `until_now` only where the catalog
     proves the loss; with it, whatever the slot still holds is given up. `released`: why the gateway itself moved the slot on
     (budget.py); any other loss is left for the start to judge. Returns the new position."""
-    facts: Facts = yield Look()
+    facts: Facts = yield LoadFacts()
     check_use = check_holder if released is not None else _check_stopped
     _raise((*check_use(facts, expected), *check_publications(facts, expected)))
     yield PrepareKafka()
     yield Fence()
-    before: Facts = yield Look()
+    before: Facts = yield LoadFacts()
     stored: Stored = yield ReadPositions()
-    after: Facts = yield Look()
+    after: Facts = yield LoadFacts()
     _raise(check_holder(after, expected))
     position = yield from _position_of(stored, fresh_position(after), after)
     _raise(_unacceptable(stored, after, position, expected))
@@ -189,13 +189,13 @@ def _proven_gap(before: Facts, after: Facts, position: Position, expected: Expec
 
 def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -> Steps:
     """After pg_upgrade kept the slot: the position of the old system identifier becomes that of the new one. Returns it."""
-    facts: Facts = yield Look()
+    facts: Facts = yield LoadFacts()
     _raise((*_check_stopped(facts, expected), *check_publications(facts, expected)))
     yield PrepareKafka()
     yield Fence()
     yield FenceFormer(from_system)
     stored: Stored = yield ReadPositions()
-    facts = yield Look()
+    facts = yield LoadFacts()
     _raise((*check_holder(facts, expected), *check_slot(facts, expected)))
     fresh = fresh_position(facts)
     former = replace(fresh, system_identifier=from_system)
@@ -238,12 +238,12 @@ def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offse
     Events are written in the order of commits, and `offset.lsn` is an event's, or an end. So what it did not write commits behind
     `offset.lsn`, but for the rest of the transaction in which it stopped: that is read again, without the rows up to there.
     """
-    facts: Facts = yield Look()
+    facts: Facts = yield LoadFacts()
     _raise((*_check_stopped(facts, expected), *check_publications(facts, expected)))
     yield PrepareKafka()
     yield Fence()
     stored: Stored = yield ReadPositions()
-    facts = yield Look()
+    facts = yield LoadFacts()
     _raise((*check_holder(facts, expected), *check_slot(facts, expected)))
     fresh = fresh_position(facts)
     _raise(check_prefix(stored.positions, fresh, facts))
@@ -290,14 +290,14 @@ def _raise(findings: Iterable[Finding]) -> None:
 
 def _changed(fresh_position: FreshPosition, change: Callable[[Position, Facts], Record]) -> Steps:
     """`change` is judged by positions that may be old, then behind the fence."""
-    yield Look()
+    yield LoadFacts()
     yield PrepareKafka()
     stored: Stored = yield LookAtPositions()
-    facts: Facts = yield Look()
+    facts: Facts = yield LoadFacts()
     change(_find(stored, fresh_position(facts), facts)[0], facts)
     yield Fence()
     stored = yield ReadPositions()
-    facts = yield Look()
+    facts = yield LoadFacts()
     position = yield from _position_of(stored, fresh_position(facts), facts)
     record = change(position, facts)
     yield record

@@ -38,7 +38,7 @@ from gateway.transactions.transaction import Quarantined
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LoadFacts:
     """PostgreSQL's catalog -> Facts."""
 
 
@@ -136,7 +136,7 @@ class Warn:
 
 
 Step = (
-    Look
+    LoadFacts
     | PrepareKafka
     | Fence
     | ReadPositions
@@ -156,7 +156,7 @@ Step = (
 Steps = Generator[Step, Any, Position]
 Judging = Generator[Step, Any, None]
 
-_LOOK: Final = Look()
+_LOOK: Final = LoadFacts()
 
 
 def start(

@@ -19,7 +19,7 @@ from schemas.lsn import Lsn
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class ReleasedWal:
     """The slot was moved from `first_lsn` to `end_lsn`, or is to be. `has_freed`: it has been within the budget since.
     `told_lsn`: so far the server was seen to have moved it, and the log tells of it."""
 
@@ -39,7 +39,7 @@ def retained_bytes(facts: Facts) -> int:
     return 0 if slot is None or slot.restart_lsn is None else max(facts.server.flush_lsn - slot.restart_lsn, 0)
 
 
-def seen(released: Released, facts: Facts) -> Released | None:
+def seen(released: ReleasedWal, facts: Facts) -> ReleasedWal | None:
     """What is known of a move whose answer may not have come: another session may still make it. None: it was not made."""
     slot = facts.slot
     if slot is None or slot.confirmed_flush_lsn is None:
@@ -53,7 +53,7 @@ def seen(released: Released, facts: Facts) -> Released | None:
     return replace(released, end_lsn=released.told_lsn, has_freed=True)  # else it would not be moved on
 
 
-def release_to(facts: Facts, known: Position | None, released: Released | None, budget_bytes: int) -> Lsn | None:
+def release_to(facts: Facts, known: Position | None, released: ReleasedWal | None, budget_bytes: int) -> Lsn | None:
     """Where the slot is to be moved on to; None: it stays. `known`: the position of the last session, `released`: what Kafka was
     not told yet."""
     slot, server = facts.slot, facts.server

@@ -6,7 +6,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Final
 
-from gateway.errors import Defect, WalgateError
+from gateway.errors import InternalError, WalgateError
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.decode import MESSAGE_NAMES
 from gateway.pgoutput.errors import PgOutputError
@@ -41,11 +41,11 @@ def add_context(error: Exception, machine: TransactionMachine, payload: bytes, c
         raise defect from error
 
 
-def defect_of(error: Exception, context: str) -> Defect:
+def defect_of(error: Exception, context: str) -> InternalError:
     """For an error that is no WalgateError."""
     frames = extract_tb(error.__traceback__)[-_INNERMOST_FRAMES:]
     places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
-    return Defect(
+    return InternalError(
         f"{type(error).__name__} in {places} {context}",
         hint="this is a bug in the gateway: report the error, and do not drop the slot",
     )

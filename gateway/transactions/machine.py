@@ -58,7 +58,7 @@ from librt.strings import read_i32_be
 from gateway.errors import UNTIL_NOW, DataGap, Retry, StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker, readable_time
-from gateway.events.transaction_context import Context
+from gateway.events.transaction_context import TransactionContext
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.pgoutput import (
     Begin,
@@ -83,13 +83,13 @@ from gateway.pgoutput.letters import INSERT, ROW_MESSAGES, UPDATE
 from gateway.relations.relation_cache import RelationCache
 from gateway.transactions.transaction import (
     OWN_PREFIXES,
-    LeftOutMessage,
+    ChangeObserver,
+    ExcludedMessage,
     MessageTopic,
     Prepared,
     Quarantined,
     RelationVersion,
     Transaction,
-    Watch,
 )
 from schemas.lsn import Lsn
 from schemas.varint import encode_long
@@ -151,7 +151,7 @@ class TransactionMachine:
         self.undelivered_since = 0
         self.undelivered_count = 0
         self.heartbeat_time = 0
-        self.watch: Watch | None = None
+        self.watch: ChangeObserver | None = None
         self.arrived: object | None = None
         """What is to be handed over where the current transaction commits: a chunk of a snapshot, or the bounds of one."""
         self._messages = messages
@@ -220,7 +220,7 @@ class TransactionMachine:
         return len(self._streams)
 
     @property
-    def owed_marker_count(self) -> int:
+    def pending_marker_count(self) -> int:
         return len(self._markers)
 
     def take_markers(self) -> list[Marker]:
@@ -274,7 +274,7 @@ class TransactionMachine:
 
     # -- snapshots ------------------------------------------------------------------------------------------------------
 
-    def set_watch(self, watch: Watch | None) -> None:
+    def set_observer(self, watch: ChangeObserver | None) -> None:
         """Also after what it has to say of relations has changed."""
         self.watch = watch
         self._active.clear()
@@ -292,7 +292,7 @@ class TransactionMachine:
             ordinal += 1
         transaction.ordinal = ordinal
 
-    def owe(self, marker: Marker) -> None:
+    def add_pending_marker(self, marker: Marker) -> None:
         """A marker that no message asks for."""
         self._markers.append(marker)
 
@@ -402,7 +402,7 @@ class TransactionMachine:
     def _enter(self, transaction: Transaction, subxid: int) -> None:
         """The rows that follow belong to `subxid`; the top-level transaction's own rows are written with -1."""
         transaction.context_subxid = subxid
-        transaction.context = Context(
+        transaction.context = TransactionContext(
             transaction.xid, -1 if subxid == transaction.xid else subxid, self.epoch, transaction.commit_lsn,
             transaction.commit_time, transaction.origin, self.in_stream,
         )  # fmt: skip
@@ -410,7 +410,7 @@ class TransactionMachine:
     # -- ordinary transactions ------------------------------------------------------------------------------------------
 
     def _open(self, xid: int, commit_lsn: int | None, commit_time: int | None, in_stream: bool = False) -> Transaction:
-        context = Context(xid, -1, self.epoch, commit_lsn, commit_time, None, in_stream)
+        context = TransactionContext(xid, -1, self.epoch, commit_lsn, commit_time, None, in_stream)
         return Transaction(xid, Manifest(self.epoch), context, commit_lsn, commit_time)
 
     def begin(self, commit_lsn: int, commit_time: int, xid: int) -> None:
@@ -521,7 +521,7 @@ class TransactionMachine:
                 self.arrived = found or self.arrived
             return
         if transaction is None:
-            context, ordinal, manifest = Context(0, -1, self.epoch, None, None, None), 0, None
+            context, ordinal, manifest = TransactionContext(0, -1, self.epoch, None, None, None), 0, None
         else:
             context, ordinal, manifest = transaction.context, transaction.ordinal, transaction.manifest
         value = topic.encode(
@@ -554,7 +554,7 @@ class TransactionMachine:
             self._note_begin(transaction)
             transaction.has_messages = True
             transaction.manifest.exclude_message(topic.topic, prefix)
-        topic.leave_out(LeftOutMessage(xid, message.message_lsn, prefix, message_bytes))
+        topic.leave_out(ExcludedMessage(xid, message.message_lsn, prefix, message_bytes))
 
     # -- what is too large to be held -----------------------------------------------------------------------------------
 

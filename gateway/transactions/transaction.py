@@ -9,11 +9,11 @@ from typing import Final, Protocol
 from gateway.errors import StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
-from gateway.events.transaction_context import Context
+from gateway.events.transaction_context import TransactionContext
 from gateway.names import HEARTBEAT_PREFIX
 
 
-class Outlet(Protocol):
+class RecordSink(Protocol):
     """Where the records of one topic go. A record counts towards the manifest that it is appended with."""
 
     def append(self, key: bytes | None, value: bytes, manifest: Manifest | None) -> None: ...
@@ -26,7 +26,7 @@ class Outlet(Protocol):
         ...
 
 
-class Changes(Protocol):
+class RelationChangeTracker(Protocol):
     """Is told what a transaction changes in one relation while that is under snapshot (gateway/snapshot/change_tracking.py). Keys come
     framed; None where the relation has none."""
 
@@ -44,7 +44,9 @@ class Changes(Protocol):
     def truncated(self) -> None: ...
 
 
-def tell(changes: Changes, encoder: RowEncoder, key: bytes | None, moved: tuple[bytes | None, bytes] | None) -> None:
+def tell(
+    changes: RelationChangeTracker, encoder: RowEncoder, key: bytes | None, moved: tuple[bytes | None, bytes] | None
+) -> None:
     """Of a row that was encoded; `moved`: see RowEncoder.update."""
     changes.hold_key(key)
     if moved is not None:
@@ -60,10 +62,10 @@ class RelationVersion:
     name: str
     schema_id: int
     encoder: RowEncoder
-    outlet: Outlet
+    outlet: RecordSink
     noted_in: Manifest | None = None
     """The newest transaction that has noted the schema id."""
-    changes: Changes | None = None
+    changes: RelationChangeTracker | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Quarantined:
         return f"{self.namespace}.{self.name}"
 
 
-class MessageOutlet(Protocol):
+class MessageSink(Protocol):
     def offer(self, value: bytes, manifest: Manifest | None) -> bool:
         """Append a record without a key, unless it is larger than the topic takes; then False."""
         ...
@@ -93,12 +95,12 @@ COMMAND_PREFIX: Final = "walgate.snapshot"
 OWN_PREFIXES: Final = frozenset({CHUNK_PREFIX, COMMAND_PREFIX})
 """Of logical messages by which gateways and their operators speak to gateways: they are not published."""
 
-MessageEncoder = Callable[[Context, int, int, bool, int, str, bytes], bytes]
+MessageEncoder = Callable[[TransactionContext, int, int, bool, int, str, bytes], bytes]
 """(context, change_lsn, ordinal, transactional, message_lsn, prefix, content) -> framed LogicalMessage."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOutMessage:
+class ExcludedMessage:
     """A logical decoding message that is larger than its topic takes. `xid` 0: it is of no transaction. `prefix` may be cut."""
 
     xid: int
@@ -115,8 +117,8 @@ class MessageTopic:
     topic: str
     schema_id: int
     encode: MessageEncoder
-    outlet: MessageOutlet
-    leave_out: Callable[[LeftOutMessage], None]
+    outlet: MessageSink
+    leave_out: Callable[[ExcludedMessage], None]
     prefixes: frozenset[str] = frozenset()
     heartbeats_only: bool = False
     """source.messages is off: they are asked for because of the heartbeats, and of what snapshots say to gateways."""
@@ -139,7 +141,7 @@ class Transaction:
 
     xid: int
     manifest: Manifest
-    context: Context
+    context: TransactionContext
     commit_lsn: int | None = None
     commit_time: int | None = None
     origin: str | None = None
@@ -155,7 +157,7 @@ class Transaction:
     """An operator wants it left out."""
 
 
-class Watch(Protocol):
+class ChangeObserver(Protocol):
     """Who is told what changes while tables are under snapshot (gateway/snapshot/change_tracking.py). All xids are those of the wire."""
 
     @property

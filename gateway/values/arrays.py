@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.values.column_readers import AVRO_NULL, Encode, Render
-from gateway.values.special_values import NotRenderable, Special
+from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from schemas.varint import encode_some_long
 
 _HEADER = struct.Struct("!iiI").unpack_from
@@ -33,7 +33,7 @@ def array_from_text(encode_element: Encode, delimiter: str) -> Encode:
         if value == b"{}":
             return _EMPTY
         if value[:1] != b"{" or value[1:2] == b"{":
-            raise Special  # `[2:3]={...}`, or more dimensions
+            raise UnrepresentableValue  # `[2:3]={...}`, or more dimensions
         parts = []
         place = 1
         while place < len(value):
@@ -60,10 +60,10 @@ def array_from_binary(encode_element: Encode, element_oid: int) -> Encode:
             _end_at(value, 12)
             return _EMPTY
         if dimensions != 1:
-            raise Special
+            raise UnrepresentableValue
         count, lower_bound = _DIMENSION(value, 12)
         if lower_bound != 1:
-            raise Special
+            raise UnrepresentableValue
         parts = [encode_some_long(count)]
         parts += [AVRO_NULL if element is None else encode_element(element) for element in _elements(value, 20, count)]
         parts.append(AVRO_NULL)

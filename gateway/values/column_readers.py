@@ -38,7 +38,7 @@ UNSIGNED: Final = 0xFFFFFFFF
 """Lengths are taken without a sign: a negative one then points beyond every row."""
 
 
-class Unusual(Exception):
+class SlowPathNeeded(Exception):
     """A column kind that the reader does not expect: UNCHANGED, or text for binary."""
 
 
@@ -69,7 +69,7 @@ def read_with(encode: Encode, kind: int) -> Reader:
         if data[position] == KIND_NULL:
             parts.append(AVRO_NULL)
             return position + 1
-        raise Unusual
+        raise SlowPathNeeded
 
     return read
 
@@ -100,7 +100,7 @@ def read_bytes(kind: int, is_text: bool) -> Reader:
             parts.append(AVRO_NULL)
             parts.append(NOTHING)
             return position + 1
-        raise Unusual
+        raise SlowPathNeeded
 
     return read
 
@@ -135,4 +135,4 @@ def always_unusual(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         return position + 1
-    raise Unusual
+    raise SlowPathNeeded

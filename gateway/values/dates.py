@@ -14,8 +14,8 @@ from typing import Final
 from librt.strings import read_i32_be, read_i64_be
 
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT
-from gateway.values.column_readers import AVRO_NULL, NOTHING, UNSIGNED, Parts, Unusual
-from gateway.values.special_values import Special
+from gateway.values.column_readers import AVRO_NULL, NOTHING, UNSIGNED, Parts, SlowPathNeeded
+from gateway.values.special_values import UnrepresentableValue
 from schemas.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, HALF_BITS, HALF_MASK, HIGH, MORE, SOME_EVEN, encode_some_long
 
 _INT4 = struct.Struct("!i")
@@ -61,7 +61,7 @@ def _days_of_text(text: bytes) -> int:
     """Days since 1970-01-01. Special: whatever is not yyyy-mm-dd (infinity, BC, five digits of year)."""
     match = _DATE.fullmatch(text)
     if match is None:
-        raise Special
+        raise UnrepresentableValue
     return date(int(match[1]), int(match[2]), int(match[3])).toordinal() - _UNIX_ORDINAL
 
 
@@ -72,28 +72,28 @@ def date_from_text(value: bytes) -> bytes:
 def date_from_binary(value: bytes) -> bytes:
     days = _INT4.unpack(value)[0] + _PG_EPOCH_DAYS
     if not _FIRST_DAY <= days <= _LAST_DAY:
-        raise Special
+        raise UnrepresentableValue
     return encode_some_long(days)
 
 
 def time_from_text(value: bytes) -> bytes:
     micros = _micros_of_clock(value)
     if micros >= _DAY_MICROS:  # 24:00:00
-        raise Special
+        raise UnrepresentableValue
     return encode_some_long(micros)
 
 
 def time_from_binary(value: bytes) -> bytes:
     micros: int = _INT8.unpack(value)[0]
     if micros >= _DAY_MICROS:
-        raise Special
+        raise UnrepresentableValue
     return encode_some_long(micros)
 
 
 def _micros_of_clock(text: bytes) -> int:
     match = _CLOCK.fullmatch(text)
     if match is None:
-        raise Special
+        raise UnrepresentableValue
     fraction = int(match[4].ljust(6, b"0")) if match[4] else 0
     return ((int(match[1]) * 60 + int(match[2])) * 60 + int(match[3])) * 1_000_000 + fraction
 
@@ -103,10 +103,10 @@ def timestamp_from_text(value: bytes) -> bytes:
     try:
         micros = _minutes[value[:17]] + _SECONDS[value[17:19]]
     except KeyError:
-        raise Special from None
+        raise UnrepresentableValue from None
     if len(value) > 19:
         if value[19] != 46 or not value[20:].isdigit():  # '.'; else a fifth digit of the year, or BC
-            raise Special
+            raise UnrepresentableValue
         micros += int(value[20:].ljust(6, b"0"))
     return encode_some_long(micros)
 
@@ -121,13 +121,13 @@ def timestamptz_from_text(value: bytes) -> bytes:
 def _timestamptz_with_offset(value: bytes) -> bytes:
     match = _OFFSET.fullmatch(value, max(value.rfind(b"+"), value.rfind(b"-", 11)))
     if match is None:
-        raise Special
+        raise UnrepresentableValue
     clock = value[: match.start()]
     micros = _days_of_text(clock[:10]) * _DAY_MICROS + _micros_of_clock(clock[11:])
     seconds = int(match[2]) * 3600 + int(match[3] or 0) * 60 + int(match[4] or 0)
     micros -= seconds * 1_000_000 * (-1 if match[1] == b"-" else 1)
     if not _FIRST_MICROS <= micros <= _LAST_MICROS:
-        raise Special
+        raise UnrepresentableValue
     return encode_some_long(micros)
 
 
@@ -143,11 +143,11 @@ def read_timestamptz_text(data: bytes, position: int, parts: Parts) -> int:
             return end
         fraction = data[start + 19 : end - 3]
         if fraction and (fraction[0] != 46 or not fraction[1:].isdigit()):  # as in timestamp_from_text
-            raise Special
+            raise UnrepresentableValue
         try:
             micros = _minutes[data[start : start + 17]] + _SECONDS[data[start + 17 : start + 19]]
         except KeyError:
-            raise Special from None
+            raise UnrepresentableValue from None
         if fraction:
             micros += int(fraction[1:].ljust(6, b"0"))
         rest = micros >> HALF_BITS
@@ -164,13 +164,13 @@ def read_timestamptz_text(data: bytes, position: int, parts: Parts) -> int:
         parts.append(NOTHING)
         parts.append(NOTHING)
         return position + 1
-    raise Unusual
+    raise SlowPathNeeded
 
 
 def timestamp_from_binary(value: bytes) -> bytes:
     micros = _INT8.unpack(value)[0] + _PG_EPOCH_MICROS
     if not _FIRST_MICROS <= micros <= _LAST_MICROS:
-        raise Special
+        raise UnrepresentableValue
     return encode_some_long(micros)
 
 
@@ -187,14 +187,14 @@ def read_timestamp(data: bytes, position: int, parts: Parts) -> int:
         elif _FIRST_MICROS <= since_2000 + _PG_EPOCH_MICROS <= _LAST_MICROS:
             parts += (encode_some_long(since_2000 + _PG_EPOCH_MICROS), NOTHING, NOTHING)
         else:
-            raise Special
+            raise UnrepresentableValue
         return position + 13
     if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         parts.append(NOTHING)
         parts.append(NOTHING)
         return position + 1
-    raise Unusual
+    raise SlowPathNeeded
 
 
 # Binary -> the server's own text (DateStyle ISO, TimeZone UTC), for special values and for ranges.

@@ -8,8 +8,8 @@ from typing import Final
 from librt.strings import read_i16_be, read_i32_be, read_i64_be
 
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT
-from gateway.values.column_readers import AVRO_NULL, UNSIGNED, Parts, Reader, Unusual
-from gateway.values.special_values import Special
+from gateway.values.column_readers import AVRO_NULL, UNSIGNED, Parts, Reader, SlowPathNeeded
+from gateway.values.special_values import UnrepresentableValue
 from schemas.varint import (
     CHUNK_MASK,
     HALF,
@@ -90,14 +90,14 @@ def uint8_from_text(value: bytes) -> bytes:
     """xid8: counts in 64 bits without a sign, Avro's long has one."""
     number = int(value)
     if number > _MAX_LONG:
-        raise Special
+        raise UnrepresentableValue
     return encode_some_long(number)
 
 
 def uint8_from_binary(value: bytes) -> bytes:
     number: int = _UINT8.unpack(value)[0]
     if number > _MAX_LONG:
-        raise Special
+        raise UnrepresentableValue
     return encode_some_long(number)
 
 
@@ -111,7 +111,7 @@ def read_bool(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         return position + 1
-    raise Unusual
+    raise SlowPathNeeded
 
 
 def read_int2(data: bytes, position: int, parts: Parts) -> int:
@@ -121,7 +121,7 @@ def read_int2(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         return position + 1
-    raise Unusual
+    raise SlowPathNeeded
 
 
 def read_int4(data: bytes, position: int, parts: Parts) -> int:
@@ -137,7 +137,7 @@ def read_int4(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         return position + 1
-    raise Unusual
+    raise SlowPathNeeded
 
 
 def read_int8(data: bytes, position: int, parts: Parts) -> int:
@@ -153,7 +153,7 @@ def read_int8(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         return position + 1
-    raise Unusual
+    raise SlowPathNeeded
 
 
 def read_bool_text(data: bytes, position: int, parts: Parts) -> int:
@@ -163,7 +163,7 @@ def read_bool_text(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         return position + 1
-    raise Unusual
+    raise SlowPathNeeded
 
 
 def read_int_text(data: bytes, position: int, parts: Parts) -> int:
@@ -182,7 +182,7 @@ def read_int_text(data: bytes, position: int, parts: Parts) -> int:
     if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         return position + 1
-    raise Unusual
+    raise SlowPathNeeded
 
 
 def read_integers_side_by_side(one: Reader, code: str, count: int) -> Reader:
@@ -214,7 +214,7 @@ def read_integers_side_by_side(one: Reader, code: str, count: int) -> Reader:
 
 def read_required_int4(data: bytes, position: int, parts: Parts) -> int:
     if data[position] != KIND_BINARY:
-        raise Unusual
+        raise SlowPathNeeded
     number: int = read_i32_be(data, position + 5)
     if 0 <= number < HALF:
         parts.append(LAST[number << 1])
@@ -227,7 +227,7 @@ def read_required_int4(data: bytes, position: int, parts: Parts) -> int:
 
 def read_required_int8(data: bytes, position: int, parts: Parts) -> int:
     if data[position] != KIND_BINARY:
-        raise Unusual
+        raise SlowPathNeeded
     number: int = read_i64_be(data, position + 5)
     if 0 <= number < HALF:
         parts.append(LAST[number << 1])

@@ -11,8 +11,8 @@ from typing import Final
 from librt.strings import read_i16_be, read_i32_be, read_i64_be
 
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL
-from gateway.values.column_readers import AVRO_NULL, UNSIGNED, Encode, Parts, Reader, Unusual
-from gateway.values.special_values import NotRenderable, Special
+from gateway.values.column_readers import AVRO_NULL, UNSIGNED, Encode, Parts, Reader, SlowPathNeeded
+from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from schemas.varint import SOME_SMALL
 
 _HEADER = struct.Struct("!HhHH").unpack_from
@@ -42,14 +42,14 @@ def decimal_from_text(precision: int, scale: int) -> Encode:
         try:
             if scale:
                 if value[point] != 46:  # '.'
-                    raise Special
+                    raise UnrepresentableValue
                 unscaled = int(value[:point] + value[-scale:])
             else:
                 unscaled = int(value)
         except (ValueError, IndexError):
-            raise Special from None
+            raise UnrepresentableValue from None
         if not -limit < unscaled < limit:
-            raise Special
+            raise UnrepresentableValue
         return _encode_unscaled(unscaled)
 
     return encode
@@ -62,7 +62,7 @@ def decimal_from_binary(precision: int, scale: int) -> Encode:
     def encode(value: bytes) -> bytes:
         count, weight, sign, _ = _HEADER(value)
         if sign and sign != _NEGATIVE:
-            raise Special
+            raise UnrepresentableValue
         unscaled = 0
         for digit in struct.unpack_from(f"!{count}H", value, 8):
             unscaled = unscaled * 10000 + digit
@@ -72,9 +72,9 @@ def decimal_from_binary(precision: int, scale: int) -> Encode:
         else:
             unscaled, lost = divmod(unscaled, 10**-exponent)
             if lost:
-                raise Special
+                raise UnrepresentableValue
         if unscaled >= limit:
-            raise Special
+            raise UnrepresentableValue
         return _encode_unscaled(-unscaled if sign else unscaled)
 
     return encode
@@ -119,7 +119,7 @@ def read_decimal(precision: int, scale: int) -> Reader:
         if data[position] == KIND_NULL:
             parts.append(AVRO_NULL)
             return position + 1
-        raise Unusual
+        raise SlowPathNeeded
 
     return read
 

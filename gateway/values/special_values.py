@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Special(Exception):
+class UnrepresentableValue(Exception):
     """The Avro type cannot hold the value: the row travels with null there and the text in `special`. Rare, so an exception."""
 
 
@@ -14,7 +14,7 @@ def check_text(value: bytes) -> None:
     try:
         value.decode()
     except UnicodeDecodeError:
-        raise Special from None
+        raise UnrepresentableValue from None
 
 
 def special_text(text: bytes) -> bytes:

@@ -27,7 +27,7 @@ from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import hadoop_path, path_class
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror.batch_contents import TablePart, batch_size, look_at, without_signs
+from spark_consumer.mirror.batch_contents import TablePart, batch_size, summarize, without_signs
 from spark_consumer.mirror.delta.delta_table import CHANGELOG, applied_commit_lsn, exists
 from spark_consumer.mirror.delta.merge import write_once
 from spark_consumer.mirror.fold.keyless_log import not_yet
@@ -57,7 +57,7 @@ class Changelog:
         tune(raw.sparkSession, compacts=True)
         raw = without_signs(raw.where(f.col("table").isNotNull())).drop("topic", "partition", "offset").persist()
         try:
-            found = look_at(raw, batch_size(raw))
+            found = summarize(raw, batch_size(raw))
             if found is None:
                 return
             content, records = found

@@ -27,13 +27,13 @@ from spark_consumer.mirror.catalog import Catalog
 from spark_consumer.mirror.delta.delta_table import exists
 from spark_consumer.mirror.delta.prepare_table import EMPTY
 from spark_consumer.mirror.merge_batch import TABLES_AT_ONCE, Mirror
-from spark_consumer.mirror.merge_thread import RETENTION_S, Merging
+from spark_consumer.mirror.merge_thread import RETENTION_S, MergeThread
 from spark_consumer.mirror.paths import changes_path, manifest_path
 from spark_consumer.mirror.progress import Told, task_share, told_every, told_nothing
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.spark_settings import NO_SETTINGS, settings, tasks, tune, use_pool
 from spark_consumer.mirror.storage_format import APPENDED_FORM
-from spark_consumer.mirror.table_states import Standing
+from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.table_marks import KINDS, SNAPSHOT_END
 from spark_consumer.tables import TableName
@@ -81,7 +81,7 @@ class AppendingMirror:
     handed_over: Callable[[], None] = lambda: None  # told when `walgate merge` has taken over the merges
     working: Told = told_nothing  # of a batch or merge that takes long
     _merger: Mirror = field(init=False)
-    _merging: Merging = field(init=False)
+    _merging: MergeThread = field(init=False)
     _session: SparkSession | None = field(default=None, init=False)  # of the merges
     _known: set[str] = field(default_factory=set, init=False)  # tables
     _appended: int = field(default=-1, init=False)
@@ -95,7 +95,7 @@ class AppendingMirror:
 
     def __post_init__(self) -> None:
         self._merger = self._new_merger({})
-        self._merging = Merging(self._merge_beside, self.merge_every_s, self.retrying)
+        self._merging = MergeThread(self._merge_beside, self.merge_every_s, self.retrying)
 
     def _new_merger(self, schemas: dict[int, Schema]) -> Mirror:
         return Mirror(
@@ -232,7 +232,7 @@ class AppendingMirror:
 
     def _report_batch(self, total: dict[str, Any], tables: dict[str, int], seconds: float) -> None:
         last = self._merger.last
-        standing = None if last is None else Standing.of(last.standing)
+        standing = None if last is None else TableStates.of(last.standing)
         self.report(
             BatchReport(
                 self._batch,
@@ -265,7 +265,7 @@ class AppendingMirror:
             try:
                 self._merger.tables_at_once = tables_at_once
                 self._merger.merge_waiting(self._session, self._batch)
-            except writer_epoch.TakenOver:
+            except writer_epoch.WriterSuperseded:
                 if not self._merges_again(self._session, tables_at_once):
                     return
         self._merger.keep_up(self._session, self._batch, compacts=True)
@@ -275,7 +275,7 @@ class AppendingMirror:
         while self._is_given_back(spark):
             merger = self._new_merger(self._merger.schemas)
             merger.tables_at_once = tables_at_once
-            with suppress(writer_epoch.TakenOver):  # by the next one
+            with suppress(writer_epoch.WriterSuperseded):  # by the next one
                 merger.open(spark)
                 merger.merge_waiting(spark, self._batch)
                 self._merger, self._is_handed_over = merger, False
@@ -356,7 +356,7 @@ def merge_once(
         raise MirrorError(f"there is no mirror at {path}, or it has no micro-batch yet")
     noted = manifest.noted_options(spark, path)
     tables = noted.get("tables", last.scope if last is not None else [])
-    excludes = noted.get("exclude", Standing.of(last.standing).excludes if last is not None else [])
+    excludes = noted.get("exclude", TableStates.of(last.standing).excludes if last is not None else [])
     merger = Mirror(
         path,
         {},
@@ -393,7 +393,7 @@ def taken_in(spark: SparkSession, path: str) -> Taken | None:
     commit_time = None if last is None else last.commit_time
     if appended_lsn > merged_lsn:
         commit_time = changes.last_time(spark, path, merged_lsn) or commit_time
-    standing = Standing.of(None if last is None else last.standing)
+    standing = TableStates.of(None if last is None else last.standing)
     stale = 0 if last is None else len(standing.stale(last.complete))
     time_utc = None if commit_time is None else commit_time.astimezone(UTC)  # Row has local times
     return Taken(commit_lsn, max(merged_lsn, 0), time_utc, stale, len(standing.filling))

@@ -212,7 +212,7 @@ def _cuts(raw: DataFrame) -> dict[str, tuple[int, int]]:
     return {row["table"]: (row["cut"]["commit_lsn"], row["cut"]["ordinal"]) for row in last.collect()}
 
 
-def look_at(raw: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
+def summarize(raw: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
     """What a batch holds, and where it is small, its records by table. None: nothing. `raw` has no signs."""
     if size.changes and size.changes <= SMALL_CHANGES and size.value_bytes <= SMALL_BYTES:
         return split_records(raw.toArrow())

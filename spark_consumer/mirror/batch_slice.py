@@ -23,7 +23,7 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BatchSlice:
     """What is applied at once. `records`: those of each table, where they are few; else they are in `changes`.
 
     `verified`: what is compared with the tables behind all that, and written nowhere.

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from schemas.change_schema import BEFORE_PREFIX
 from spark_consumer.columnar.arrays import binaries, booleans, numbers
 from spark_consumer.columnar.schema import RecordDecoder
-from spark_consumer.mirror.table_schema import MissingValue, TableShape
+from spark_consumer.mirror.table_schema import MissingValue, TableSchema
 from spark_consumer.reader.registry import Schema
 from spark_consumer.source.frames import STRINGS, TEXTS, carried_over
 
@@ -53,7 +53,7 @@ class ColumnChange:
         return not (renamed or replaced or self.fills)
 
 
-def change_of_columns(before: TableShape, after: TableShape, missing: Mapping[int, MissingValue]) -> ColumnChange:
+def change_of_columns(before: TableSchema, after: TableSchema, missing: Mapping[int, MissingValue]) -> ColumnChange:
     """`missing`: attmissingval by attnum, of any version."""
     if before.oid != after.oid:  # a table that was made anew: a column of another type is another column
         same = {
@@ -84,7 +84,7 @@ def change_of_columns(before: TableShape, after: TableShape, missing: Mapping[in
     return ColumnChange(sources, fills, tuple(doubtful))
 
 
-def missing_values(shapes: Iterable[TableShape]) -> dict[int, MissingValue]:
+def missing_values(shapes: Iterable[TableSchema]) -> dict[int, MissingValue]:
     """By attnum: the server forgets one when it rewrites the table, so that only some versions have it."""
     found: dict[int, MissingValue] = {}
     for shape in shapes:
@@ -92,7 +92,7 @@ def missing_values(shapes: Iterable[TableShape]) -> dict[int, MissingValue]:
     return found
 
 
-def doubts_of(before: TableShape, after: TableShape, change: ColumnChange) -> str:
+def doubts_of(before: TableSchema, after: TableSchema, change: ColumnChange) -> str:
     """What an ALTER TABLE did to rows that the stream does not tell; "": nothing."""
     types = {name: after.row.field(name).type for name in after.columns}
     cast = [
@@ -111,7 +111,7 @@ def doubts_of(before: TableShape, after: TableShape, change: ColumnChange) -> st
     return "; ".join(found)
 
 
-def texts_of(schemas: Mapping[int, tuple[Schema, TableShape]], newest_id: int) -> dict[int, str]:
+def texts_of(schemas: Mapping[int, tuple[Schema, TableSchema]], newest_id: int) -> dict[int, str]:
     """JSON text of each schema of some records, adapted to the columns of the newest."""
     newest = schemas[newest_id][1]
     missing = missing_values(shape for _, shape in schemas.values())
@@ -123,7 +123,7 @@ def texts_of(schemas: Mapping[int, tuple[Schema, TableShape]], newest_id: int) -
     }
 
 
-def adapted(schema: Schema, change: ColumnChange, written: TableShape) -> str:
+def adapted(schema: Schema, change: ColumnChange, written: TableSchema) -> str:
     """JSON text of a writer's schema, with the names that its columns have after the change, and what is to be filled in."""
     names = {source: name for name, source in change.sources.items() if source is not None}
     gone = {name: f"{FORMER}{name}" for name in written.columns if name not in names and name in change.sources}
@@ -147,7 +147,7 @@ def _rename(schema: Schema, names: Mapping[str, str]) -> None:
                         found["pg.name"] = names[found["name"]]
 
 
-def decode_records(shape: TableShape, values: pa.Array, schema_text: str) -> list[pa.Array]:
+def decode_records(shape: TableSchema, values: pa.Array, schema_text: str) -> list[pa.Array]:
     """old_key, before, after, unchanged, special of records, in the columns of `shape`; `schema_text` may be `adapted`."""
     old_key, before, after, unchanged, special = shape.frame.decode(values, schema_text)
     unchanged, special = _of_columns(unchanged, special, set(shape.columns))

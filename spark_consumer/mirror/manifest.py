@@ -25,7 +25,7 @@ from spark_consumer.mirror.delta.delta_append import NOTHING
 from spark_consumer.mirror.delta.delta_table import exists, note_property, noted_property
 from spark_consumer.mirror.delta.merge import despite_conflicts, write_once
 from spark_consumer.mirror.paths import manifest_path
-from spark_consumer.mirror.table_states import Standing
+from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.source.frames import INSTANT
 
 OPTIONS = "walgate.options"
@@ -47,7 +47,7 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class RecordedVersion:
     """`tables`: Delta version of every table that is there, by its name, behind the transaction at `commit_lsn`.
 
     `keys`: the key columns of each, none of a log. `scope`: the only tables that the mirror has, where it was told so.
@@ -65,14 +65,14 @@ class Picture:
     standing: str
 
     @classmethod
-    def before_all(cls) -> Picture:
+    def before_all(cls) -> RecordedVersion:
         """Of a mirror that has merged nothing."""
         return cls(-1, -1, None, {}, {}, [], {}, {}, "")
 
     @property
     def complete(self) -> dict[str, int]:
         """The tables that are not still being filled."""
-        filling = Standing.of(self.standing).filling
+        filling = TableStates.of(self.standing).filling
         return {name: version for name, version in self.tables.items() if name not in filling}
 
 
@@ -81,7 +81,7 @@ def nothing(spark: SparkSession) -> DataFrame:
     return to_frame(spark, _SCHEMA.empty_table())
 
 
-def record(spark: SparkSession, path: str, picture: Picture, expected: Mapping[str, int] = NOTHING) -> None:
+def record(spark: SparkSession, path: str, picture: RecordedVersion, expected: Mapping[str, int] = NOTHING) -> None:
     """Appends a version of the mirror, once for its commit LSN. `expected`: as for direct.append."""
     maps = {name: list(getattr(picture, name).items()) for name in ("tables", "keys", "oids", "schema_ids")}
     row = {**asdict(picture), **maps, "merged_at": datetime.now(UTC)}
@@ -106,7 +106,7 @@ def noted_options(spark: SparkSession, path: str) -> dict[str, Any]:
     return {} if text is None else dict(json.loads(text))
 
 
-def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> Picture | None:
+def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> RecordedVersion | None:
     """The newest version that is not behind `at`: "latest", a commit LSN (text or number) or a commit time. None: no batch yet.
 
     Raises MirrorError when the mirror has versions, but none as old as `at`.
@@ -125,7 +125,7 @@ def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest")
     return found
 
 
-def find(spark: SparkSession, path: str, at: str | int | datetime) -> Picture | None:
+def find(spark: SparkSession, path: str, at: str | int | datetime) -> RecordedVersion | None:
     """As `picture`, of a mirror that has a manifest; None where no version is as old as `at`."""
     chosen = spark.read.format("delta").load(manifest_path(path))
     if isinstance(at, datetime):
@@ -139,7 +139,7 @@ def find(spark: SparkSession, path: str, at: str | int | datetime) -> Picture | 
     # A manifest may be older than these columns.
     keys, scope, oids = facts.get("keys") or {}, facts.get("scope") or [], facts.get("oids") or {}
     schema_ids, standing = facts.get("schema_ids") or {}, facts.get("standing") or ""
-    return Picture(
+    return RecordedVersion(
         found.batch, found.commit_lsn, found.commit_time, found.tables, keys, scope, oids, schema_ids, standing
     )
 

@@ -28,19 +28,19 @@ from spark_consumer.mirror.batch_contents import (
     BatchSize,
     batch_size,
     divided,
-    look_at,
     marks_in,
     own_records,
+    summarize,
     within_reach,
     without_signs,
 )
-from spark_consumer.mirror.batch_slice import Piece, Verified
+from spark_consumer.mirror.batch_slice import BatchSlice, Verified
 from spark_consumer.mirror.catalog import Catalog
 from spark_consumer.mirror.changes import COLUMNS
 from spark_consumer.mirror.delta import delta_table
-from spark_consumer.mirror.delta.maintenance import Upkeep
+from spark_consumer.mirror.delta.maintenance import Maintenance
 from spark_consumer.mirror.delta.merge import despite_conflicts, once
-from spark_consumer.mirror.delta.prepare_table import EMPTY, Preparation
+from spark_consumer.mirror.delta.prepare_table import EMPTY, TablePreparation
 from spark_consumer.mirror.delta.write_table import TableWork, write
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.merge_thread import RETENTION_S
@@ -48,8 +48,8 @@ from spark_consumer.mirror.paths import changes_path, seen_path, table_path
 from spark_consumer.mirror.progress import ChangeCount, Told, told_every, told_nothing
 from spark_consumer.mirror.report import BatchReport, notes_of
 from spark_consumer.mirror.spark_settings import COMPACT, settings, tune
-from spark_consumer.mirror.table_schemas import Shapes
-from spark_consumer.mirror.table_states import REPLACE, Standing, advance, first_cut, unfinished, verified_chunks
+from spark_consumer.mirror.table_schemas import TableSchemas
+from spark_consumer.mirror.table_states import REPLACE, TableStates, advance, first_cut, unfinished, verified_chunks
 from spark_consumer.mirror.verify.comparison import first_later_change
 from spark_consumer.reader.registry import Schema
 from spark_consumer.tables import TableName
@@ -82,21 +82,23 @@ class Mirror:
     catalog: Catalog | None = None
     tables_at_once: int = TABLES_AT_ONCE
     working: Told = told_nothing  # of a merge that takes long
-    last: manifest.Picture | None = field(default=None, init=False)
+    last: manifest.RecordedVersion | None = field(default=None, init=False)
     opened_lsn: int = field(default=-1, init=False)  # commit LSN up to which changes had been appended then
-    upkeep: Upkeep = field(init=False)
-    _standing: Standing = field(default_factory=Standing, init=False)
-    _shapes: Shapes = field(init=False)
-    _preparation: Preparation = field(init=False)
+    upkeep: Maintenance = field(init=False)
+    _standing: TableStates = field(default_factory=TableStates, init=False)
+    _shapes: TableSchemas = field(init=False)
+    _preparation: TablePreparation = field(init=False)
     _epoch: int = field(default=0, init=False)
     _checked_at: float = field(default=0.0, init=False)  # the epoch, between tables; monotonic
     _notes: list[str] = field(default_factory=list, init=False)  # for the next report
     _count: ChangeCount = field(default_factory=ChangeCount, init=False)  # of the merge that runs
 
     def __post_init__(self) -> None:
-        self.upkeep = Upkeep(self.path, self.retention_s)
-        self._shapes = Shapes(self.schemas)
-        self._preparation = Preparation(self.path, self._shapes, self.on_recreated, self.deletion_vectors, self.strict)
+        self.upkeep = Maintenance(self.path, self.retention_s)
+        self._shapes = TableSchemas(self.schemas)
+        self._preparation = TablePreparation(
+            self.path, self._shapes, self.on_recreated, self.deletion_vectors, self.strict
+        )
 
     def keep_up(self, spark: SparkSession, batch: int, *, compacts: bool = False) -> None:
         """Removes what is too old, where that is due; `compacts`: and compacts `changes`. What failed is only reported."""
@@ -164,7 +166,7 @@ class Mirror:
         if found is not None and found["lsn"] == last_lsn > reached:
             time_utc = None if found["time"] is None else found["time"].astimezone(UTC)  # Row has local times
             content = BatchContent(last_lsn, time_utc, 0, 0, [])
-            self._take_in(spark, Piece(batch, changes.nothing(spark), {}, content, []), time.monotonic())
+            self._take_in(spark, BatchSlice(batch, changes.nothing(spark), {}, content, []), time.monotonic())
 
     def _merge_rows(self, rows: DataFrame, batch: int, size: BatchSize | None) -> None:
         """In slices, where the key of a table changes, or a table comes to stand otherwise than before. `size`: if known.
@@ -203,7 +205,7 @@ class Mirror:
         # From now on no other writer records a version.
         last = manifest.picture(spark, self.path)
         self.last = None if last is None else table_selection.without_left_out(last, self.tables, self.exclude)
-        self._standing = Standing.of(None if last is None else last.standing)
+        self._standing = TableStates.of(None if last is None else last.standing)
         snapshot_keys.remove_ended(
             spark, self.path, {name: each.begin_lsn for name, each in self._standing.open.items()}
         )
@@ -218,7 +220,7 @@ class Mirror:
         if self._epoch:
             writer_epoch.give_back(spark, self.path, self._epoch, manifest.nothing(spark))
 
-    def check_scope(self, spark: SparkSession, last: manifest.Picture | None) -> None:
+    def check_scope(self, spark: SparkSession, last: manifest.RecordedVersion | None) -> None:
         """Raises MirrorError where the mirror was run for other tables before: see scope.check."""
         table_selection.check(last, manifest.noted_options(spark, self.path), self.path, self.tables, self.exclude)
 
@@ -243,10 +245,10 @@ class Mirror:
             cut = min((lsn for lsn in (cut, later) if lsn is not None), default=None)
         if cut is None and chunks:
             compared, told = divided(told, chunks)
-            read = look_at(compared, batch_size(compared))
-            found = look_at(told, batch_size(told))
+            read = summarize(compared, batch_size(compared))
+            found = summarize(told, batch_size(told))
         elif cut is None:
-            found = look_at(told, size)
+            found = summarize(told, size)
         if cut is None and found is None and not marks:
             return None
         content, records = found or (BatchContent(size.last_lsn, None, 0, 0, []), {})
@@ -256,10 +258,10 @@ class Mirror:
         times = [content.commit_time, *(mark.commit_time for mark in marks)]
         content = replace(content, commit_lsn=size.last_lsn, commit_time=max(filter(None, times), default=None))
         verified = None if read is None else Verified(compared, read[1], read[0])
-        self._take_in(spark, Piece(batch, told, records, content, marks, verified), began)
+        self._take_in(spark, BatchSlice(batch, told, records, content, marks, verified), began)
         return None
 
-    def _take_in(self, spark: SparkSession, piece: Piece, began: float) -> None:
+    def _take_in(self, spark: SparkSession, piece: BatchSlice, began: float) -> None:
         writer_epoch.check(spark, self.path, self._epoch)
         content = piece.content
         known = {} if self.last is None else self.last.tables
@@ -366,7 +368,7 @@ class Mirror:
         despite_conflicts(partial(write, spark, work, own, commit_lsn))
         self._count.done += work.part.changes
 
-    def _record(self, spark: SparkSession, piece: Piece, standing: Standing, ended: Iterable[str]) -> None:
+    def _record(self, spark: SparkSession, piece: BatchSlice, standing: TableStates, ended: Iterable[str]) -> None:
         versions = {} if self.last is None else dict(self.last.tables)
         keys = {} if self.last is None else dict(self.last.keys)
         oids = {} if self.last is None else dict(self.last.oids)
@@ -391,7 +393,7 @@ class Mirror:
                 self._preparation.note_version(TableName.parse(name), versions[name])
         wanted = [str(table) for table in self.tables]
         standing.excludes = list(self.exclude)
-        picture = manifest.Picture(
+        picture = manifest.RecordedVersion(
             piece.batch,
             content.commit_lsn,
             content.commit_time,

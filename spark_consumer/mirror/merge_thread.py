@@ -18,7 +18,7 @@ PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 """Between attempts of a merge."""
 
 
-class Merging:
+class MergeThread:
     """`every_s`: from the start of one merge to that of the next, at least; None: MERGE_EVERY_S, or up to MERGE_AT_LEAST_EVERY_S
     where merges would take more than MERGES_SHARE of the time. `retrying`: is told why a merge failed that will be made again,
     and the pause before, in seconds.

@@ -1,7 +1,7 @@
 """The keys that had a change since a snapshot of their table began, and the rows whose keys had none.
 
 Those rows are not in the source any more (docs/decisions/0020): REPLACE deletes them, VERIFY reports them. The keys are kept in a
-Delta table of their own, by place instead of name: `k0`, `k1`, ... are the fields of TableShape.key_struct.
+Delta table of their own, by place instead of name: `k0`, `k1`, ... are the fields of TableSchema.key_struct.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_consumer.mirror.delta.delta_table import APPLICATION, exists, remove
 from spark_consumer.mirror.delta.merge import same_key, write_once
 from spark_consumer.mirror.fold.keyed_events import decode_events
 from spark_consumer.mirror.paths import seen_path, seen_root
-from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableShape
+from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableSchema
 from spark_consumer.tables import TableName
 
 _COLUMNS = ("op", "commit_lsn", "ordinal", "schema_id", "value")
@@ -33,7 +33,7 @@ def note_keys(
     spark: SparkSession,
     location: str,
     records: pa.Table | DataFrame,
-    shape: TableShape,
+    shape: TableSchema,
     texts: Mapping[int, str],
     begin_lsn: int,
     commit_lsn: int,
@@ -65,22 +65,24 @@ def remove_ended(spark: SparkSession, path: str, in_progress: Mapping[str, int])
             remove(spark, location)
 
 
-def _schema(shape: TableShape) -> pa.Schema:
+def _schema(shape: TableSchema) -> pa.Schema:
     return pa.schema([field.with_name(f"k{place}") for place, field in enumerate(shape.key_struct)])
 
 
-def _keys(batches: Iterator[pa.RecordBatch], shape: TableShape, schemas: Mapping[int, str]) -> Iterator[pa.RecordBatch]:
+def _keys(
+    batches: Iterator[pa.RecordBatch], shape: TableSchema, schemas: Mapping[int, str]
+) -> Iterator[pa.RecordBatch]:
     for events in decode_events(batches, shape, schemas):
         yield pa.RecordBatch.from_arrays(events.column("key").flatten(), schema=_schema(shape))
 
 
-def condition(shape: TableShape) -> Column:
+def condition(shape: TableSchema) -> Column:
     """Rows `t` of the table whose key is `s`."""
     places = {field.name: place for place, field in enumerate(shape.key_struct)}
     return same_key(shape, lambda name: f.col(f"s.k{places[name]}"))
 
 
-def surplus(spark: SparkSession, location: str, seen: str, shape: TableShape) -> DataFrame:
+def surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema) -> DataFrame:
     """Rows of the table whose keys had no change."""
     rows = spark.read.format("delta").load(location)
     if not exists(spark, seen):
@@ -89,7 +91,7 @@ def surplus(spark: SparkSession, location: str, seen: str, shape: TableShape) ->
     return rows.alias("t").join(keys.alias("s"), condition(shape), "left_anti")
 
 
-def delete_surplus(spark: SparkSession, location: str, seen: str, shape: TableShape | None) -> None:
+def delete_surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema | None) -> None:
     """One Delta commit, or none where nothing is to be deleted. `shape` None: no change of the table ever came."""
     target = DeltaTable.forPath(spark, location)
     if shape is None or not exists(spark, seen):

@@ -35,7 +35,7 @@ class MissingValue:
 
 
 @dataclass(frozen=True)
-class TableShape:
+class TableSchema:
     """One version of a relation, as the mirror sees it. It pickles into tasks.
 
     `oid`: the relation's, which a table that is recreated does not share with the one before.
@@ -52,7 +52,7 @@ class TableShape:
     missing: Mapping[int, MissingValue] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, change: Schema) -> TableShape:
+    def of(cls, change: Schema) -> TableSchema:
         """From a table's value schema. Raises UnsupportedSchema."""
         frame = TableFrame.of(change)
         row = frame.schema.field("after").type

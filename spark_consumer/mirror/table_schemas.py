@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 
 from spark_consumer.mirror.batch_contents import TablePart
 from spark_consumer.mirror.columns import texts_of
-from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.mirror.table_schema import TableSchema
 from spark_consumer.reader.registry import Schema
 
 
 @dataclass
-class Shapes:
+class TableSchemas:
     """Of `schemas`, by id."""
 
     schemas: dict[int, Schema]
-    _shapes: dict[int, TableShape] = field(default_factory=dict, init=False)
+    _shapes: dict[int, TableSchema] = field(default_factory=dict, init=False)
 
-    def of(self, schema_id: int) -> TableShape:
+    def of(self, schema_id: int) -> TableSchema:
         if schema_id not in self._shapes:
-            self._shapes[schema_id] = TableShape.of(self.schemas[schema_id])
+            self._shapes[schema_id] = TableSchema.of(self.schemas[schema_id])
         return self._shapes[schema_id]
 
     def texts(self, part: TablePart) -> dict[int, str]:

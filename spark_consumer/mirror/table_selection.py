@@ -8,15 +8,19 @@ from typing import Any, TypeVar
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
-from spark_consumer.mirror.manifest import Picture
-from spark_consumer.mirror.table_states import Standing
+from spark_consumer.mirror.manifest import RecordedVersion
+from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.tables import TableName, is_one_of
 
 T = TypeVar("T")
 
 
 def check(
-    last: Picture | None, noted: Mapping[str, Any], path: str, tables: Sequence[TableName], exclude: Sequence[str]
+    last: RecordedVersion | None,
+    noted: Mapping[str, Any],
+    path: str,
+    tables: Sequence[TableName],
+    exclude: Sequence[str],
 ) -> None:
     """Raises MirrorError where changes of these tables are not in the mirror, since it was run for others before.
 
@@ -32,7 +36,7 @@ def check(
                 "other changes are missing",
                 hint="Use another path and checkpoint location for these tables, or specify the same tables as before.",
             )
-    left_out = [*noted.get("exclude", []), *Standing.of(None if last is None else last.standing).excludes]
+    left_out = [*noted.get("exclude", []), *TableStates.of(None if last is None else last.standing).excludes]
     no_more = [pattern for pattern in left_out if pattern not in exclude]
     if no_more:
         raise MirrorError(
@@ -53,7 +57,7 @@ def wanted(found: Mapping[str, T], tables: Sequence[TableName], exclude: Sequenc
     return {name: each for name, each in found.items() if has(name, tables, exclude)}
 
 
-def without_left_out(last: Picture, tables: Sequence[TableName], exclude: Sequence[str]) -> Picture:
+def without_left_out(last: RecordedVersion, tables: Sequence[TableName], exclude: Sequence[str]) -> RecordedVersion:
     """Tables that are no longer wanted are in no new version of the mirror."""
     return replace(last, tables=wanted(last.tables, tables, exclude))
 

@@ -9,20 +9,20 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.mirror import manifest, snapshot_keys
 from spark_consumer.mirror.batch_contents import own_records
-from spark_consumer.mirror.batch_slice import Piece
+from spark_consumer.mirror.batch_slice import BatchSlice
 from spark_consumer.mirror.delta import delta_table
 from spark_consumer.mirror.delta.merge import despite_conflicts
 from spark_consumer.mirror.delta.write_table import rows_of
 from spark_consumer.mirror.paths import seen_path, table_path
 from spark_consumer.mirror.table_schema import is_log
-from spark_consumer.mirror.table_schemas import Shapes
+from spark_consumer.mirror.table_schemas import TableSchemas
 from spark_consumer.mirror.table_states import FILL, VERIFY, Window
 from spark_consumer.mirror.verify import comparison, verification_results
 from spark_consumer.reader.table_marks import SNAPSHOT_END
 from spark_consumer.tables import TableName
 
 
-def note_key(shapes: Shapes, piece: Piece, windows: dict[str, Window]) -> None:
+def note_key(shapes: TableSchemas, piece: BatchSlice, windows: dict[str, Window]) -> None:
     """In each window, whether the key of its table changes."""
     for part in piece.parts:
         name, shape = str(part.table), shapes.of(part.newest)
@@ -30,7 +30,9 @@ def note_key(shapes: Shapes, piece: Piece, windows: dict[str, Window]) -> None:
             windows[name] = windows[name].met(list(shape.key_numbers or shape.key))
 
 
-def note_keys(spark: SparkSession, path: str, shapes: Shapes, piece: Piece, windows: Mapping[str, Window]) -> None:
+def note_keys(
+    spark: SparkSession, path: str, shapes: TableSchemas, piece: BatchSlice, windows: Mapping[str, Window]
+) -> None:
     """Of rows that came in snapshots that replace rows, or compare them."""
     written = (piece.changes, piece.records, piece.content)
     verified = piece.verified
@@ -51,10 +53,10 @@ def note_keys(spark: SparkSession, path: str, shapes: Shapes, piece: Piece, wind
 def compare(
     spark: SparkSession,
     path: str,
-    shapes: Shapes,
-    piece: Piece,
+    shapes: TableSchemas,
+    piece: BatchSlice,
     ended: Mapping[str, Window],
-    last: manifest.Picture | None,
+    last: manifest.RecordedVersion | None,
 ) -> int:
     """Writes what differs, once for the piece; how many."""
     found = []
@@ -91,11 +93,11 @@ def compare(
 def end_replace(
     spark: SparkSession,
     path: str,
-    shapes: Shapes,
-    piece: Piece,
+    shapes: TableSchemas,
+    piece: BatchSlice,
     name: str,
     window: Window,
-    last: manifest.Picture | None,
+    last: manifest.RecordedVersion | None,
 ) -> str | None:
     """The rows whose keys did not come are not in the source any more. Gives what to report where it is not known which keys
     came: then all rows stay."""
@@ -121,14 +123,14 @@ def _all_stay(name: str, reason: str) -> str:
     return f"{name}: {reason}, so rows that are no longer in the source may remain. Run walgate snapshot start for this table"
 
 
-def _newest(piece: Piece, name: str, last: manifest.Picture | None) -> int | None:
+def _newest(piece: BatchSlice, name: str, last: manifest.RecordedVersion | None) -> int | None:
     """Schema id of the newest record of a table."""
     parts = [*(piece.verified.content.parts if piece.verified else ()), *piece.content.parts]
     here = {str(part.table): part.newest for part in parts}
     return here.get(name, None if last is None else last.schema_ids.get(name))
 
 
-def conclude(spark: SparkSession, path: str, piece: Piece, ended: Mapping[str, Window]) -> None:
+def conclude(spark: SparkSession, path: str, piece: BatchSlice, ended: Mapping[str, Window]) -> None:
     """What `walgate verify` waits for."""
     if ended:
         rows = {name: piece.row_count(name) for name in ended}

@@ -99,7 +99,7 @@ class Window:
 
 
 @dataclass
-class Standing:
+class TableStates:
     """`open`: snapshots of tables. `whole`: snapshots of all tables, id -> purpose, and `done`: tables that ended in one of them.
 
     `excludes`: patterns of tables that were left out so far. `filling`: tables that were not complete yet. `frozen`: table ->
@@ -185,7 +185,7 @@ class Standing:
         return json.dumps({name: sorted(value) if isinstance(value, set) else value for name, value in facts.items()})
 
     @classmethod
-    def of(cls, text: str | None) -> Standing:
+    def of(cls, text: str | None) -> TableStates:
         """From `text`; None: of a mirror that knows of no such things."""
         if not text:
             return cls()
@@ -203,13 +203,13 @@ class Standing:
             **sets,
         )
 
-    def copy(self) -> Standing:
-        return Standing.of(self.text())
+    def copy(self) -> TableStates:
+        return TableStates.of(self.text())
 
 
 def advance(
-    standing: Standing, marks: Sequence[Mark], first_lsns: Mapping[str, int] = _NOTHING
-) -> tuple[Standing, dict[str, Window]]:
+    standing: TableStates, marks: Sequence[Mark], first_lsns: Mapping[str, int] = _NOTHING
+) -> tuple[TableStates, dict[str, Window]]:
     """What is so behind these marks, and the snapshots of tables that ended among them. `first_lsns`: of tables that are new,
     the commit LSN of their first rows."""
     made, ended = standing.copy(), {}
@@ -225,7 +225,7 @@ def advance(
     return made, ended
 
 
-def unfinished(standing: Standing, marks: Sequence[Mark]) -> dict[str, Window]:
+def unfinished(standing: TableStates, marks: Sequence[Mark]) -> dict[str, Window]:
     """Snapshots of tables that are over without an end of their own, since the snapshot as a whole ended among these marks."""
     made, over = standing.copy(), dict[str, Window]()
     for mark in marks:
@@ -242,7 +242,7 @@ def verified_chunks(marks: Iterable[Mark]) -> list[Mark]:
     return [mark for mark in marks if mark.kind == "SNAPSHOT_CHUNK" and mark.facts["purpose"] == VERIFY]
 
 
-def first_unreadable(standing: Standing, marks: Sequence[Mark]) -> int | None:
+def first_unreadable(standing: TableStates, marks: Sequence[Mark]) -> int | None:
     """Commit LSN from which on only a merge knows the tables.
 
     There a snapshot ends that replaces rows, whose keys are not kept with the changes, or a copy of a table that stood still,
@@ -257,7 +257,7 @@ def first_unreadable(standing: Standing, marks: Sequence[Mark]) -> int | None:
     return None
 
 
-def first_cut(standing: Standing, marks: Sequence[Mark], first_lsn: int, last_lsn: int) -> int | None:
+def first_cut(standing: TableStates, marks: Sequence[Mark], first_lsn: int, last_lsn: int) -> int | None:
     """Where a batch with these marks, whose commit LSNs are these, has to be cut: what is below is applied by itself first.
 
     Before a table is excluded, since its last state before is kept; and where a snapshot of a table begins of which one has ended

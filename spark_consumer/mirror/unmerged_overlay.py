@@ -28,10 +28,10 @@ from spark_consumer.mirror.batch_contents import (
     batch_size,
     divided,
     from_lsn,
-    look_at,
     marks_in,
     own_records,
     part_of,
+    summarize,
     within_reach,
     without_signs,
 )
@@ -50,14 +50,14 @@ from spark_consumer.mirror.fold.fold_table import (
 )
 from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, small_log
 from spark_consumer.mirror.paths import table_path
-from spark_consumer.mirror.table_schema import TableShape
-from spark_consumer.mirror.table_states import Mark, Standing, advance, first_unreadable, verified_chunks
+from spark_consumer.mirror.table_schema import TableSchema
+from spark_consumer.mirror.table_states import Mark, TableStates, advance, first_unreadable, verified_chunks
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.table_marks import EXCLUDED
 from spark_consumer.tables import TableName
 
 if TYPE_CHECKING:
-    from spark_consumer.mirror.manifest import Picture
+    from spark_consumer.mirror.manifest import RecordedVersion
 
 
 READ_HERE = 50_000
@@ -66,12 +66,12 @@ cluster, waits for its one core. A merge does it with more, since it needs all o
 
 
 def lay_over(
-    spark: SparkSession, path: str, base: Picture, waiting: DataFrame
-) -> tuple[Picture, dict[str, Callable[[], DataFrame]]]:
+    spark: SparkSession, path: str, base: RecordedVersion, waiting: DataFrame
+) -> tuple[RecordedVersion, dict[str, Callable[[], DataFrame]]]:
     """The version behind `waiting` (changes.COLUMNS, all behind `base`), and how to get each table that they change."""
     size = batch_size(waiting)
     marks = marks_in(waiting) if size.signs else []
-    standing = Standing.of(base.standing)
+    standing = TableStates.of(base.standing)
     end = first_unreadable(standing, marks)
     if end is not None:
         return lay_over(spark, path, base, waiting.where(f.col("commit_lsn") < end))
@@ -100,12 +100,12 @@ def lay_over(
 def _content(told: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
     """As parts.look_at; of more than READ_HERE changes, without their records."""
     if size.changes <= READ_HERE:
-        return look_at(told, size)
+        return summarize(told, size)
     content = batch_content(told)
     return None if content is None else (content, None)
 
 
-def _told(waiting: DataFrame, standing: Standing, marks: list[Mark]) -> DataFrame:
+def _told(waiting: DataFrame, standing: TableStates, marks: list[Mark]) -> DataFrame:
     """Without signs, what a VERIFY only compares, and what comes for tables that stand still."""
     told = without_signs(waiting) if marks else waiting
     frozen = dict.fromkeys(standing.frozen, -1)
@@ -133,15 +133,17 @@ class Known:
     oid: int | None
     key: tuple[str, ...]
     others: Collection[int]
-    shape: TableShape | None
+    shape: TableSchema | None
 
 
-def _known(spark: SparkSession, path: str, base: Picture, table: TableName, schemas: Mapping[int, Schema]) -> Known:
+def _known(
+    spark: SparkSession, path: str, base: RecordedVersion, table: TableName, schemas: Mapping[int, Schema]
+) -> Known:
     name, location = str(table), table_path(path, table)
     rows = at_version(spark, location, base.tables[name]) if name in base.tables else None
     others = [oid for other, oid in base.oids.items() if other != name]
     schema = schemas.get(base.schema_ids.get(name, -1))
-    shape = None if schema is None else TableShape.of(schema)
+    shape = None if schema is None else TableSchema.of(schema)
     key = tuple(base.keys.get(name, ()))
     return Known(table, location, rows, base.commit_lsn, base.oids.get(name), key, others, shape)
 
@@ -154,7 +156,7 @@ def _overlaid(
     schemas: Mapping[int, Schema],
 ) -> DataFrame:
     """The table behind its changes, in pieces where its key changes. Raises MirrorError where a merge would."""
-    shapes = {schema_id: TableShape.of(schemas[schema_id]) for schema_id in part.schema_ids}
+    shapes = {schema_id: TableSchema.of(schemas[schema_id]) for schema_id in part.schema_ids}
     if isinstance(own, pa.Table) or part.changes <= READ_HERE:
         own = within_reach(spark, own, part, len(shapes[part.newest].columns))
     key_of = replica_identity.keys_of(shapes)
@@ -179,7 +181,7 @@ def _behind_piece(
     known: Known,
     own: pa.Table | DataFrame,
     part: TablePart,
-    shapes: Mapping[int, TableShape],
+    shapes: Mapping[int, TableSchema],
     schemas: Mapping[int, Schema],
 ) -> Known:
     shape = shapes[part.newest]
@@ -220,7 +222,7 @@ def _keyed(
     base: DataFrame | None,
     own: pa.Table | DataFrame,
     part: TablePart,
-    shape: TableShape,
+    shape: TableSchema,
     texts: dict[int, str],
 ) -> DataFrame:
     if isinstance(own, pa.Table):
@@ -236,10 +238,10 @@ def _keyed(
 def _in_columns(
     spark: SparkSession,
     rows: DataFrame,
-    before: TableShape | None,
-    after: TableShape,
+    before: TableSchema | None,
+    after: TableSchema,
     wanted: StructType,
-    shapes: Iterable[TableShape],
+    shapes: Iterable[TableSchema],
 ) -> DataFrame:
     """As a merge would make them: with Mirror._refit, or target.align."""
     if before is not None and before.oid == after.oid:

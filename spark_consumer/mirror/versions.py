@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import changes, table_selection
 from spark_consumer.mirror.delta.delta_table import at_version, exists
-from spark_consumer.mirror.manifest import Picture, as_lsn, find, noted_options, picture
+from spark_consumer.mirror.manifest import RecordedVersion, as_lsn, find, noted_options, picture
 from spark_consumer.mirror.paths import manifest_path, table_path
-from spark_consumer.mirror.table_states import Standing
+from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.mirror.unmerged_overlay import lay_over
 from spark_consumer.mirror.writer_epoch import check_form
 from spark_consumer.tables import TableName
@@ -30,13 +30,13 @@ class MirrorVersion(Mapping[str, DataFrame]):
     quarantine is not updated, and after a gap every table is stale until it has been loaded again.
     """
 
-    def __init__(self, source: Picture, frames: Mapping[str, Callable[[], DataFrame]]) -> None:
+    def __init__(self, source: RecordedVersion, frames: Mapping[str, Callable[[], DataFrame]]) -> None:
         """`frames`: of the complete tables; each is called once, when somebody wants the table."""
         self._makers = frames
         self._frames: dict[str, DataFrame] = {}
         self.commit_lsn = source.commit_lsn
         self.commit_time = source.commit_time
-        standing = Standing.of(source.standing)
+        standing = TableStates.of(source.standing)
         self.filling = sorted(standing.filling)
         self.stale = standing.stale(frames)
 
@@ -80,9 +80,9 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
         else:
             is_laid_over = last_lsn > found.commit_lsn
         if is_laid_over:
-            made, over = lay_over(spark, path, found or Picture.before_all(), waiting)
+            made, over = lay_over(spark, path, found or RecordedVersion.before_all(), waiting)
             below = {name: partial(_at_version, spark, path, name, made.tables[name]) for name in made.complete}
-            above = {name: make for name, make in over.items() if name not in Standing.of(made.standing).filling}
+            above = {name: make for name, make in over.items() if name not in TableStates.of(made.standing).filling}
             return MirrorVersion(made, _of_scope(below | above, noted_options(spark, path)))
     found = found or picture(spark, path, at)
     if found is None:

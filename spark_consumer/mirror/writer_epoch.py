@@ -75,13 +75,13 @@ def held(epoch: int) -> dict[str, int]:
 
 
 def check(spark: SparkSession, path: str, epoch: int) -> None:
-    """Raises TakenOver where another writer has the mirror now."""
+    """Raises WriterSuperseded where another writer has the mirror now."""
     if transaction_version(spark, manifest_path(path), WRITER) != epoch:
         raise taken_over(path)
 
 
 def check_appends(spark: SparkSession, path: str, epoch: int, appended_lsn: int | None = None) -> None:
-    """Raises TakenOver where another writer appends now, or has appended behind `appended_lsn` (-1: anything)."""
+    """Raises WriterSuperseded where another writer appends now, or has appended behind `appended_lsn` (-1: anything)."""
     writer, appended = transaction_versions(spark, changes_path(path), WRITER, APPLICATION)
     if writer != epoch or appended_lsn not in (None, -1 if appended is None else appended):
         raise taken_over(path)
@@ -98,12 +98,12 @@ def note_form(spark: SparkSession, path: str, form: int, nothing: DataFrame) -> 
     write_once(nothing, manifest_path(path), "append", form, application=FORM, merge_schema=True)
 
 
-class TakenOver(MirrorError):
+class WriterSuperseded(MirrorError):
     """Another writer has the mirror now."""
 
 
-def taken_over(path: str) -> TakenOver:
-    return TakenOver(
+def taken_over(path: str) -> WriterSuperseded:
+    return WriterSuperseded(
         f"another writer has taken over the mirror at {path}: this writer is stopping",
         hint="Only one process can write to a mirror: the one that was started last. If the other process is the one that should "
         "write, do not restart this one. Otherwise, stop the other process, then restart this one.",

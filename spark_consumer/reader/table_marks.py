@@ -19,7 +19,7 @@ KINDS = (SNAPSHOT_BEGIN, SNAPSHOT_END, SNAPSHOT_CHUNK, EXCLUDED, SKIP, GAP)
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class TableMark:
     """`kind`: one of KINDS. `table` None: all of them. `facts`: the marker's own, and its offset, for JSON: who stores signs
     keeps their order with them, since those of one transaction have one commit LSN."""
 
@@ -33,13 +33,13 @@ class Sign:
     facts: dict[str, Any]
 
 
-def signs_of(transactions: Iterable[CommittedTransaction], wants: Callable[[TableName], bool]) -> list[Sign]:
+def marks_of(transactions: Iterable[CommittedTransaction], wants: Callable[[TableName], bool]) -> list[TableMark]:
     """Of the tables that `wants` chooses, and of all together."""
     found = [sign for transaction in transactions for sign in _signs(transaction)]
     return [sign for sign in found if sign.table is None or wants(sign.table)]
 
 
-def _signs(transaction: CommittedTransaction) -> list[Sign]:
+def _signs(transaction: CommittedTransaction) -> list[TableMark]:
     ordinal = transaction.event_count
     found = []
     snapshot = transaction.snapshot
@@ -59,10 +59,10 @@ def _signs(transaction: CommittedTransaction) -> list[Sign]:
 
 def _sign(
     transaction: CommittedTransaction, kind: str, table: TableName | None, ordinal: int, facts: dict[str, Any]
-) -> Sign:
+) -> TableMark:
     # Delivery goes on at `end_lsn`, which may be that of the next commit: a gap ends just before it.
     at = transaction.end_lsn - 1 if kind == GAP and transaction.end_lsn else transaction.commit_lsn
-    return Sign(
+    return TableMark(
         kind,
         table,
         at,

@@ -30,9 +30,9 @@ from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder, c
 from spark_consumer.reader.planning import Read, first_complete, plan
 from spark_consumer.reader.positions import resolve
 from spark_consumer.reader.registry import SchemaCache
-from spark_consumer.reader.table_marks import Sign, signs_of
+from spark_consumer.reader.table_marks import TableMark, marks_of
 from spark_consumer.reader.topics import refuse_debezium, table_of_topic, topic_of_table
-from spark_consumer.source.frames import RAW, TRANSACTIONS, TableFrame, raw_batch, signs_batch, transactions_batch
+from spark_consumer.source.frames import RAW, TRANSACTIONS, TableFrame, marks_batch, raw_batch, transactions_batch
 from spark_consumer.source.options import Options, parse_options
 from spark_consumer.source.reading import read_chunks
 from spark_consumer.tables import TableName, is_one_of
@@ -63,10 +63,10 @@ class ReadTask(InputPartition):
         self.schemas = schemas
 
 
-class SignTask(InputPartition):
+class MarkTask(InputPartition):
     """What the markers say about the tables, at hand when the read is planned."""
 
-    def __init__(self, signs: list[Sign]) -> None:
+    def __init__(self, signs: list[TableMark]) -> None:
         self.signs = signs
 
 
@@ -91,14 +91,14 @@ class ChangeShape:
     def tasks(self, transactions: list[CommittedTransaction], schemas: SchemaCache) -> list[InputPartition]:
         options = self._options
         tasks = plan(transactions, self.wants, records_per_task=options.records_per_task)
-        signs = signs_of(transactions, self._wants_table) if options.include_markers else []
+        signs = marks_of(transactions, self._wants_table) if options.include_markers else []
         texts: dict[int, str] = {}
         if tasks and options.table is not None:
             namespace = options.table.record_namespace(options.prefix)
             ids = {schema_id for transaction in transactions for schema_id in transaction.schema_ids}
             texts = {i: json.dumps(schemas[i]) for i in sorted(ids) if schemas[i].get("namespace") == namespace}
         reads: list[InputPartition] = [ReadTask(reads, texts) for reads in tasks]
-        return [*reads, SignTask(signs)] if signs else reads
+        return [*reads, MarkTask(signs)] if signs else reads
 
     def wants(self, topic: str) -> bool:
         options = self._options
@@ -114,8 +114,8 @@ class ChangeShape:
         return (not options.tables or table in options.tables) and not is_one_of(table, options.exclude)
 
     def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(task, SignTask):
-            yield signs_batch(task.signs, self._options.marker_topic)
+        if isinstance(task, MarkTask):
+            yield marks_batch(task.signs, self._options.marker_topic)
         if not isinstance(task, ReadTask):  # or Spark's own empty partition, when a batch read has nothing to read
             return
         for chunk in read_chunks(self._options.broker, task.reads):

@@ -23,7 +23,7 @@ from spark_consumer.errors import MalformedRecord, UnsupportedSchema
 from spark_consumer.reader.column_names import true_name, true_names
 from spark_consumer.reader.markers import CommittedTransaction
 from spark_consumer.reader.registry import Schema
-from spark_consumer.reader.table_marks import Sign
+from spark_consumer.reader.table_marks import TableMark
 from spark_consumer.source.reading import Chunk
 from spark_consumer.tables import TableName
 
@@ -71,7 +71,7 @@ def raw_batch(chunk: Chunk, table: str | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=RAW)
 
 
-def signs_batch(signs: Sequence[Sign], topic: str) -> pa.RecordBatch:
+def marks_batch(signs: Sequence[TableMark], topic: str) -> pa.RecordBatch:
     """What markers say, as rows of the raw form: `op` is their kind, `value` JSON, `schema_id` null, `offset` the marker's."""
     rows = [
         {

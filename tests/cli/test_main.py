@@ -18,7 +18,7 @@ from gateway.cli.main import app
 from gateway.errors import DataGap
 from gateway.observe.http_client import ask_status
 from gateway.observe.http_routes import start_http
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 
 EX_CONFIG = 78
 WALGATE = Path(sys.executable).with_name("walgate")
@@ -40,7 +40,7 @@ def health(monkeypatch: pytest.MonkeyPatch, port: int, host: str = "127.0.0.1") 
 
 
 def test_health_needs_the_port_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board()
+    board = StatusBoard()
     port = start_http("127.0.0.1", 0, board)
     assert health(monkeypatch, port) == (1, "waiting for the first start\n")
     board.wait_for("")
@@ -51,7 +51,7 @@ def test_health_needs_the_port_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gateway_that_listens_everywhere_or_on_ipv6_is_found(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if ":" in host and not Path("/proc/net/if_inet6").exists():
         pytest.skip("this computer has no IPv6")
-    board = Board()
+    board = StatusBoard()
     board.wait_for("")
     port = start_http(host, 0, board)
     assert health(monkeypatch, port, host) == (0, "streaming\n")

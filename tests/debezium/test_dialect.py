@@ -48,7 +48,7 @@ from gateway.pgoutput import (
 from gateway.pgoutput.letters import NEW_TUPLE
 from gateway.pgoutput.row import TuplePart
 from gateway.transactions.machine import OutOfOrder
-from gateway.transactions.transaction import CHUNK_PREFIX, LeftOutMessage, MessageTopic
+from gateway.transactions.transaction import CHUNK_PREFIX, ExcludedMessage, MessageTopic
 from schemas.lsn import Lsn
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from schemas.wire_format import frame
@@ -87,7 +87,7 @@ class Dialect:
         description = description or relation()
         self.schemas, self.records = Schemas(), list[tuple[str, bytes | None, bytes | None]]()
         self.reasons: list[tuple[str, str, str]] = []
-        self.left_out: list[LeftOutMessage] = []
+        self.left_out: list[ExcludedMessage] = []
         catalog = [CatalogColumn(c.name, at in required) for at, c in enumerate(description.columns)]
         key = [column.name for column in description.identity_columns]
         connect = connect_relation(description, catalog, key, options)

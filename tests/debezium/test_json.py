@@ -21,7 +21,7 @@ from gateway.debezium.connect_json import connect_json_schema
 from gateway.debezium.connect_type import DebeziumOptions
 from gateway.debezium.envelope_schema import CatalogColumn, connect_relation, envelope_schema, key_schema
 from gateway.debezium.json_encoder import JsonForm
-from gateway.debezium.json_machine import JsonOutlet
+from gateway.debezium.json_machine import JsonSink
 from gateway.local.artifacts import jars
 from schemas.wire_format import FRAME_BYTES
 from tests.debezium.answers import SLOT, Answers
@@ -192,7 +192,7 @@ def test_rows_and_tombstones_go_through_an_outlet_of_json() -> None:
     dialect = Dialect()
     version = dialect.machine.versions[16400]
     of_value, of_key = envelope_schema(dialect.encoder.relation, TOPIC), key_schema(dialect.encoder.relation, TOPIC)
-    version.outlet = JsonOutlet(Outlet(TOPIC, records), of_key, of_value, with_schema=False)
+    version.outlet = JsonSink(Outlet(TOPIC, records), of_key, of_value, with_schema=False)
     dialect.begin()
     dialect.row(b"I", new(*row_of(1)))
     dialect.row(b"D", b"K" + new(*row_of(1))[1:])

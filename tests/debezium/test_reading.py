@@ -36,7 +36,7 @@ def under_snapshot(
     nowhere: Any = None
     dialect.machine.announce(OID, None, RelationVersion("shop orders", 1, RowEncoder(relation(), 1, 0), nowhere))
     watching.changes = kept
-    dialect.machine.set_watch(watching)
+    dialect.machine.set_observer(watching)
     return dialect, watching, kept
 
 
@@ -77,7 +77,7 @@ class Other(Watching):
 
 def test_a_table_that_is_not_under_snapshot_is_encoded_once() -> None:
     dialect, _, kept = under_snapshot()
-    dialect.machine.set_watch(Other())
+    dialect.machine.set_observer(Other())
     dialect.begin()
     dialect.row(b"I", new(*row_of(1)))
     dialect.receive(Truncate(None, (OID,), False, False))
@@ -92,8 +92,8 @@ def test_rows_that_were_read_are_written_as_they_are_and_leave_no_marker() -> No
     dialect.machine.snapshot_versions[OID] = DebeziumVersion("public.shop orders", dialect.encoder, outlet)
     dialect.begin()
     dialect.machine.read(version, [(b"key", new(*row_of(1))), (b"key", new(*row_of(2, b"y")))], 77)
-    dialect.machine.owe(Marker("SNAPSHOT_END", 1, 2))
-    assert dialect.machine.owed_marker_count == 1
+    dialect.machine.add_pending_marker(Marker("SNAPSHOT_END", 1, 2))
+    assert dialect.machine.pending_marker_count == 1
     dialect.commit()
     found = dialect.read()
     assert [record.key for record in found] == [{"c0": 1}, {"c0": 2}]
@@ -103,7 +103,7 @@ def test_rows_that_were_read_are_written_as_they_are_and_leave_no_marker() -> No
         source = record.value["source"]
         assert (source["snapshot"], source["lsn"], source["txId"]) == ("incremental", 77, 5)
     assert dialect.machine.take_markers() == []
-    assert (dialect.machine.owed_marker_count, dialect.machine.event_count) == (0, 2)
+    assert (dialect.machine.pending_marker_count, dialect.machine.event_count) == (0, 2)
 
 
 def test_a_row_that_was_read_and_has_no_plain_value_goes_the_general_way() -> None:
@@ -159,7 +159,7 @@ def test_changes_are_noted_from_the_first_update_on_that_left_a_value_out(before
     def begins(relation_oid: int) -> bool:
         told.append(relation_oid)
         watching.is_tracking = True
-        dialect.machine.set_watch(watching)
+        dialect.machine.set_observer(watching)
         return len(told) == 1
 
     dialect.machine.on_left_out = begins

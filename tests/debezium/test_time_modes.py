@@ -16,7 +16,7 @@ from gateway.debezium import connect_times
 from gateway.debezium.connect_codec import connect_codec, encode_text
 from gateway.debezium.connect_type import DebeziumOptions, TimeMode, connect_type
 from gateway.debezium.envelope_schema import ConnectColumn
-from gateway.values.special_values import Special
+from gateway.values.special_values import UnrepresentableValue
 from tests.schemas.relations import built_in
 
 MILLIS, MICROS, NANOS = 1_000, 1_000_000, 1_000_000_000
@@ -110,7 +110,7 @@ def test_nanoseconds_beyond_64_bits_are_refused(text: bytes) -> None:
     """They become null with a warning; a number that has wrapped around would be another time."""
     type_ = connect_type(built_in("timestamp"), -1, DebeziumOptions(time_precision_mode="nanoseconds"))
     assert type_ is not None
-    with pytest.raises(Special):
+    with pytest.raises(UnrepresentableValue):
         encode_text(type_)(text)
 
 

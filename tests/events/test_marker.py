@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.events.logical_message import LogicalMessageEncoder
 from gateway.events.manifest import ExcludedRelation, Manifest, SnapshotChunk
 from gateway.events.marker import Marker, encode_markers
-from gateway.events.transaction_context import Context
+from gateway.events.transaction_context import TransactionContext
 from schemas.records import LOGICAL_MESSAGE, TRANSACTION_MARKER
 
 FRAME = b"\0\0\0\0\7"
@@ -143,7 +143,7 @@ def test_the_time_of_a_marker_is_microseconds_of_the_unix_epoch() -> None:
 @given(st.booleans(), longs, st.text(max_size=30), st.binary(max_size=300))
 def test_a_logical_message_is_read_back_by_fastavro(transactional: bool, lsn: int, prefix: str, content: bytes) -> None:
     value = LogicalMessageEncoder(FRAME).encode(
-        Context(5, -1, 3, None, None, None), lsn, 9, transactional, lsn, prefix, content
+        TransactionContext(5, -1, 3, None, None, None), lsn, 9, transactional, lsn, prefix, content
     )
     assert read(LOGICAL_MESSAGE, value) == {
         "op": "MESSAGE",

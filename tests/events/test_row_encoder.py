@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.events.errors import KeyNotSent, UnknownBinary, UnreadableValue
 from gateway.events.row_encoder import RowEncoder
-from gateway.events.transaction_context import Context
+from gateway.events.transaction_context import TransactionContext
 from gateway.pgoutput import UNCHANGED, Binary, PgOutputError, Text, TupleValue
 from gateway.pgoutput.letters import NEW_TUPLE
 from gateway.pgoutput.row import TuplePart
@@ -47,8 +47,8 @@ from tests.events.rows import (
 from tests.pgoutput.writer import write_tuple_data
 from tests.values.oracle import read_avro
 
-CONTEXT = Context(771, -1, 3, 0x16B374D848, 1_790_000_000_000_000, "remote")
-IN_PROGRESS = Context(771, 775, 3, None, None, None)
+CONTEXT = TransactionContext(771, -1, 3, 0x16B374D848, 1_790_000_000_000_000, "remote")
+IN_PROGRESS = TransactionContext(771, 775, 3, None, None, None)
 VALUE_ID, KEY_ID = 7, 300_000
 CHANGE_LSN, ORDINAL = 0x16B374D000, 130
 BEFORE, AFTER = b"\xff" * 5, b"nnn\0"
@@ -62,7 +62,7 @@ def encoder_of(description: RelationDescription) -> RowEncoder:
 
 
 def encode(
-    encoder: RowEncoder, operation: str, payload: bytes, context: Context = CONTEXT
+    encoder: RowEncoder, operation: str, payload: bytes, context: TransactionContext = CONTEXT
 ) -> tuple[bytes | None, bytes, tuple[bytes | None, bytes] | None]:
     data = BEFORE + payload + AFTER
     method = {"insert": encoder.insert, "update": encoder.update, "delete": encoder.delete}[operation]
@@ -111,7 +111,7 @@ def parsed_key(description: RelationDescription) -> Any:
 @settings(max_examples=40)
 @given(data=st.data(), context=st.sampled_from([CONTEXT, IN_PROGRESS]))
 def test_an_insert_is_what_fastavro_writes(
-    kinds: tuple[ColumnKind, ...], binary: bool, data: st.DataObject, context: Context
+    kinds: tuple[ColumnKind, ...], binary: bool, data: st.DataObject, context: TransactionContext
 ) -> None:
     description = relation(kinds)
     encoder = encoder_of(description)
@@ -373,7 +373,7 @@ def test_an_error_names_the_byte_of_the_message_where_the_value_begins(
     form: type[Text | Binary], in_stream: bool, head_bytes: int
 ) -> None:
     """Wherever the message lies in what was read: behind its head come the letter, the column count, and c0 and c1."""
-    context = Context(771, 775, 3, None, None, None, in_stream)
+    context = TransactionContext(771, 775, 3, None, None, None, in_stream)
     description = relation((TEXT, BOOL, INT8), (0,), ReplicaIdentity.FULL)
     good, bad = (form(b"text"), None, None), (form(b"text"), UNCHANGED, form(b"secret"))
     first = head_bytes + 3 + len(b"t0000text") + 1

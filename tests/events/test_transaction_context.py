@@ -7,7 +7,7 @@ import fastavro
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.events.transaction_context import Context
+from gateway.events.transaction_context import TransactionContext
 
 longs = st.integers(0, 2**63 - 1)
 IDENTITY = {
@@ -37,7 +37,7 @@ COMMIT = {
 def test_a_context_holds_its_fields_as_a_reader_gets_them(
     xid: int, subxid: int, epoch: int, commit_lsn: int | None, commit_time: int | None, origin: str | None
 ) -> None:
-    context = Context(xid, subxid, epoch, commit_lsn, commit_time, origin)
+    context = TransactionContext(xid, subxid, epoch, commit_lsn, commit_time, origin)
     assert read(IDENTITY, context.identity) == {"xid": xid, "subxid": subxid, "epoch": epoch}
     assert read(COMMIT, context.commit) == {"commit_lsn": commit_lsn, "commit_time": commit_time, "origin": origin}
 

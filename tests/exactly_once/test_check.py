@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from gateway.cli.check import run_check
-from gateway.cli.check_report import Checked, exit_code, render
+from gateway.cli.check_report import CheckResult, exit_code, render
 from gateway.config.settings import Settings
 from gateway.local import Registry
 from schemas.topic_names import POSITION_TOPIC
@@ -72,7 +72,7 @@ def place(own_database: Database, proxied_kafka: ProxiedKafka, registry: Registr
     return Place(own_database, proxied_kafka, registry, topic_prefix)
 
 
-def wrong(checked: list[Checked]) -> list[Checked]:
+def wrong(checked: list[CheckResult]) -> list[CheckResult]:
     return [one for one in checked if one.outcome in ("waits", "stops")]
 
 

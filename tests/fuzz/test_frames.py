@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gateway.postgres.copy_frames import FrameError, split
-from gateway.postgres.receive_buffer import Inbox
+from gateway.postgres.receive_buffer import ReceiveBuffer
 from tests.fuzz.campaign import LONG_INPUTS, SEED, campaign
 from tests.golden.recording import recordings
 from tests.postgres.writer import COPY_BOTH, keepalive, message, parameter_status, xlog_data
@@ -32,7 +32,7 @@ def fuzz(input_count: int) -> int:
     cuts = random.Random(SEED)
 
     def is_stream(number: int, data: bytes) -> bool:
-        inbox = Inbox(lambda kind, body: kind != ord("E"), lambda lsn, reply: None, CAPACITY)
+        inbox = ReceiveBuffer(lambda kind, body: kind != ord("E"), lambda lsn, reply: None, CAPACITY)
         try:
             while data:
                 space = inbox.space()

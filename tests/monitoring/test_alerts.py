@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gateway.observe import metrics
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 from tests.monitoring.prometheus import NAME, firing, labels_of, read_series, seconds
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ def asked_for(expression: str) -> set[str]:
 
 
 def exported() -> set[str]:
-    metrics.show(Board())
+    metrics.show(StatusBoard())
     return {family.name + "_total" * (family.type == "counter") for family in metrics.REGISTRY.collect()}
 
 

@@ -24,7 +24,7 @@ from gateway.observe import http_server
 from gateway.observe.http_routes import start_http
 from gateway.observe.http_server import HEADER_BYTES, MOST_CONNECTIONS, max_connections, start_server
 from gateway.observe.metrics import show
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 
 HALF = b"GET /livez HTTP/1.1\r\nHost: here\r\nX-Half: "
 TIMEOUT_S = 10.0
@@ -53,7 +53,7 @@ async def short(_: Request) -> Response:
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    return start_http("127.0.0.1", 0, Board())
+    return start_http("127.0.0.1", 0, StatusBoard())
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def is_ended(client: socket.socket) -> bool:
 
 
 def test_each_path_answers() -> None:
-    board = Board()
+    board = StatusBoard()
     show(board)
     port = start_http("127.0.0.1", 0, board)
     assert get(port, "/livez")[::2] == (200, "ok\n")
@@ -119,7 +119,7 @@ def test_each_path_answers() -> None:
 
 
 def test_metrics_come_in_the_format_that_is_asked_for(port: int) -> None:
-    show(Board())
+    show(StatusBoard())
     status, headers, text = get(port, "/metrics")
     assert status == 200 and headers["Content-Type"].startswith("text/plain") and "\nwalgate_connected 0.0\n" in text
     openmetrics = get(port, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
@@ -149,7 +149,7 @@ def test_a_port_that_is_taken_is_named() -> None:
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(StopForOperator, match=r"127\.0\.0\.1:\d+: Address already in use"),
     ):
-        start_http("127.0.0.1", taken.getsockname()[1], Board())
+        start_http("127.0.0.1", taken.getsockname()[1], StatusBoard())
 
 
 def test_a_thousand_half_sent_requests_keep_nobody_from_an_answer(port: int, opened: ExitStack) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.observe.logs import Repeats
+from gateway.observe.logs import RepeatedMessages
 
 SPEAKS = """
 import logging, sys, warnings
@@ -88,7 +88,7 @@ def test_colours_are_for_a_terminal_that_wants_them(no_color: bool) -> None:
 
 
 def test_what_repeats_is_told_ever_more_seldom() -> None:
-    repeats = Repeats()
+    repeats = RepeatedMessages()
     told = [repeats.again(f"no answer from port {1000 + n}", f"12:{n:02}") for n in range(20)]
     assert [n + 1 for n, each in enumerate(told) if each is not None] == [1, 2, 4, 8, 16]
     assert told[0] == {} and told[15] == {"times": 16, "since": "12:00"}

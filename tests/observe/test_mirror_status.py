@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from gateway.cli.status_text import render
 from gateway.observe.lag import Progress
 from gateway.observe.metrics import REGISTRY, show
-from gateway.observe.mirror_status import MOST_COMMITS, Commits, MirrorStatus, read_mirror
+from gateway.observe.mirror_status import MOST_COMMITS, CommitTimes, MirrorStatus, read_mirror
 from gateway.observe.status import Counts
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 from gateway.runtime.monitor import ask_mirror
 from spark_consumer.jobs.status import Status, serve
 
@@ -54,14 +54,14 @@ class Clock:
         return self.now
 
 
-def delivered(board: Board, lsn: int, moment: float) -> None:
+def delivered(board: StatusBoard, lsn: int, moment: float) -> None:
     board.watch(lambda: Progress(marked_lsn=lsn, marked_time=moment), Counts)
     board.progress()
 
 
 async def test_what_a_mirror_says_is_shown_until_its_end_and_after(mirror: Mirror) -> None:
     clock = Clock()
-    board = Board(prefix="cdc", clock=clock, monotonic=clock)
+    board = StatusBoard(prefix="cdc", clock=clock, monotonic=clock)
     board.wal.note(1, 1000.0, 1000.0)
     await ask_mirror(mirror.url, board)
     (found,) = board.snapshot().mirrors
@@ -92,14 +92,14 @@ async def test_what_a_mirror_says_is_shown_until_its_end_and_after(mirror: Mirro
     assert metrics_of(board) == {"walgate_mirror_up": 0.0, "walgate_mirror_lag_seconds": 15.0}
 
 
-def printed(board: Board) -> str:
+def printed(board: StatusBoard) -> str:
     return render({**json.loads(json.dumps(board.snapshot().as_json())), "asked": "gateway"})
 
 
-def metrics_of(board: Board) -> dict[str, float]:
+def metrics_of(board: StatusBoard) -> dict[str, float]:
     show(board)
     families = [family for family in REGISTRY.collect() if family.name.startswith("walgate_mirror")]
-    show(Board())
+    show(StatusBoard())
     return {family.name: family.samples[0].value for family in families}
 
 
@@ -123,20 +123,20 @@ def test_another_server_is_not_taken_for_a_mirror(told: object) -> None:
 
 
 async def test_an_address_of_another_program_is_told(mirror: Mirror) -> None:
-    board = Board()
+    board = StatusBoard()
     await ask_mirror(f"{mirror.url}/livez?", board)
     (found,) = board.snapshot().mirrors
     assert found.up is False and found.error
 
 
 def test_a_mirror_of_another_prefix_is_told() -> None:
-    board = Board(prefix="cdc")
+    board = StatusBoard(prefix="cdc")
     board.mirror(MirrorStatus("http://m", up=True, prefix="old", state="running"))
     assert "reads the prefix old, not cdc" in printed(board)
 
 
 def test_what_is_worth_a_word_is_printed() -> None:
-    board = Board(prefix="cdc")
+    board = StatusBoard(prefix="cdc")
     board.mirror(MirrorStatus("http://new"))
     board.mirror(
         MirrorStatus(
@@ -161,7 +161,7 @@ def test_the_lag_is_short_by_what_came_between_two_notes_at_most(
     gaps: list[float], every: int, reached: int, later_s: float
 ) -> None:
     moments = [sum(gaps[: number + 1]) for number in range(len(gaps))]
-    commits = Commits()
+    commits = CommitTimes()
     noted = [number for number in range(len(moments)) if number % every == 0 or number == len(moments) - 1]
     for number in noted:
         commits.note(number + 1, moments[number])
@@ -181,17 +181,17 @@ def test_the_lag_is_short_by_what_came_between_two_notes_at_most(
 
 
 def test_a_mirror_that_is_older_than_what_is_known_has_an_upper_bound() -> None:
-    commits = Commits()
+    commits = CommitTimes()
     commits.note(100, 50.0)
     old = MirrorStatus("m", up=True, commit_lsn=10, commit_time=20.0)
     assert commits.lag_s(old, 60.0) == 40.0
     assert commits.lag_s(replace(old, commit_time=None), 60.0) == 10.0
-    assert Commits().lag_s(replace(old, lag_seconds=3.0), 60.0) == 3.0  # by its own words
-    assert Commits().lag_s(replace(old, up=False, lag_seconds=3.0), 60.0) is None
+    assert CommitTimes().lag_s(replace(old, lag_seconds=3.0), 60.0) == 3.0  # by its own words
+    assert CommitTimes().lag_s(replace(old, up=False, lag_seconds=3.0), 60.0) is None
 
 
 def test_the_memory_of_commits_is_bounded_and_exact_for_the_newest() -> None:
-    commits = Commits()
+    commits = CommitTimes()
     for number in range(1, 5 * MOST_COMMITS):
         commits.note(number, number * COMMIT_S)
     now = 5 * MOST_COMMITS * COMMIT_S

@@ -7,8 +7,8 @@ import math
 from gateway.errors import Retry
 from gateway.observe.lag import Progress
 from gateway.observe.metrics import EXCLUDED, OTHER_TOPICS, REGISTRY, TOPIC_LABELS, quarantined_label, show
-from gateway.observe.status import Counts, Holder
-from gateway.observe.status_board import STALLED_S, Board
+from gateway.observe.status import Counts, WalRetentionCause
+from gateway.observe.status_board import STALLED_S, StatusBoard
 from gateway.observe.table_status import QuarantinedTable
 
 
@@ -19,8 +19,8 @@ class Clock:
         return self.now
 
 
-def board(clock: Clock) -> Board:
-    return Board(slot_name="s", prefix="cdc", version="1", clock=clock, monotonic=clock)
+def board(clock: Clock) -> StatusBoard:
+    return StatusBoard(slot_name="s", prefix="cdc", version="1", clock=clock, monotonic=clock)
 
 
 def test_a_server_that_does_not_answer_is_named_with_its_address_and_since_when() -> None:
@@ -81,7 +81,7 @@ def test_ten_thousand_topics_share_labels() -> None:
     for number in range(10_000):
         EXCLUDED.labels(quarantined_label(f"public.t{number}")).inc()
     status.quarantined = tuple(QuarantinedTable(f"public.t{number}", "a reason", 1) for number in range(10_000))
-    status.blockers = tuple(Holder("transaction", "", pid, since=1.0) for pid in range(1, 9))
+    status.blockers = tuple(WalRetentionCause("transaction", "", pid, since=1.0) for pid in range(1, 9))
     families = {family.name: family for family in REGISTRY.collect()}
     assert sum(len(family.samples) for family in families.values()) < 1000
     excluded = [
@@ -92,24 +92,24 @@ def test_ten_thousand_topics_share_labels() -> None:
     assert len(records) == TOPIC_LABELS + 1 and sum(records.values()) == 20_000
     assert records[OTHER_TOPICS] == 2 * (10_000 - TOPIC_LABELS)
     assert sum(sample.value for sample in families["walgate_quarantined_tables"].samples) == 10_000
-    show(Board())
+    show(StatusBoard())
 
 
 def test_the_oldest_of_each_sort_that_holds_the_slot_has_its_name_in_the_metrics() -> None:
     clock = Clock()
     status = board(clock)
     show(status)
-    status.blocked_by((Holder("transaction", "", 7, application="nightly", since=900.0, blocks=True),))
+    status.blocked_by((WalRetentionCause("transaction", "", 7, application="nightly", since=900.0, blocks=True),))
     status.blockers = (
-        Holder("transaction", "", 7, application="nightly", since=900.0),  # of which the start tells already
-        Holder("transaction", "", 9, since=990.0),
-        Holder("transaction", "", 8, since=980.0),
-        Holder("prepared", "of_nobody", since=None),
-        Holder("slot", "another", retained_bytes=1 << 30),
+        WalRetentionCause("transaction", "", 7, application="nightly", since=900.0),  # of which the start tells already
+        WalRetentionCause("transaction", "", 9, since=990.0),
+        WalRetentionCause("transaction", "", 8, since=980.0),
+        WalRetentionCause("prepared", "of_nobody", since=None),
+        WalRetentionCause("slot", "another", retained_bytes=1 << 30),
     )
     assert [holder.pid for holder in status.snapshot().blockers] == [7, 9, 8, 0, 0]
     (family,) = (family for family in REGISTRY.collect() if family.name == "walgate_blocker_seconds")
     found = {(sample.labels["blocks"], sample.labels["blocker"]): sample.value for sample in family.samples}
     assert math.isnan(found.pop(("advance", "prepared transaction of_nobody")))
     assert found == {("creation", "process 7 (nightly)"): 100.0, ("advance", "process 8"): 20.0}
-    show(Board())
+    show(StatusBoard())

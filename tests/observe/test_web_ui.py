@@ -16,8 +16,8 @@ from gateway.observe.http_routes import start_http
 from gateway.observe.http_server import MOST_CONNECTIONS
 from gateway.observe.lag import Progress
 from gateway.observe.mirror_status import MirrorStatus
-from gateway.observe.status import Counts, Holder, OpenStream, SlotStatus, WalHeld
-from gateway.observe.status_board import Board
+from gateway.observe.status import Counts, OpenStream, RetainedWal, SlotStatus, WalRetentionCause
+from gateway.observe.status_board import StatusBoard
 from gateway.observe.web_ui import SHOWN_TOPICS
 from tests.browser import browser_path, open_page
 from tests.observe.test_http import connect, get
@@ -27,16 +27,16 @@ EVIL = "<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture
-def board() -> Board:
+def board() -> StatusBoard:
     """Of a gateway to which nothing is wrong."""
-    made = Board(slot_name="walgate", prefix="cdc", version="0.1.0")
+    made = StatusBoard(slot_name="walgate", prefix="cdc", version="0.1.0")
     now = time.time()
     for part, address in (("postgresql", "db:5432"), ("kafka", "k1:9092"), ("registry", "http://r")):
         made.part_is_up(part, address)  # type: ignore[arg-type]
     made.wait_for("")
     made.watch(lambda: Progress(END, END, None, END - 9, now), Counts)
     made.slot = SlotStatus("walgate", 991, END - 9999, END - 9, "reserved", None)
-    made.held = WalHeld(9999, 100.0)
+    made.held = RetainedWal(9999, 100.0)
     made.count("cdc.public.orders", 1200, 90000)
     made.count("cdc.public.items", 7, 99)
     made.announced("public.orders", 4, 7)
@@ -58,7 +58,7 @@ def events(port: int, count: int) -> list[tuple[str, str]]:
         return found
 
 
-def test_the_page_needs_nothing_from_elsewhere(board: Board) -> None:
+def test_the_page_needs_nothing_from_elsewhere(board: StatusBoard) -> None:
     port = start_http("127.0.0.1", 0, board)
     code, headers, html = get(port, "/")
     assert code == 200 and headers["Content-Type"].startswith("text/html")
@@ -68,7 +68,7 @@ def test_the_page_needs_nothing_from_elsewhere(board: Board) -> None:
     assert "https://" not in html and not re.findall(r"@import|<iframe|<object", html)
 
 
-def test_events_begin_with_the_history_and_are_short(board: Board) -> None:
+def test_events_begin_with_the_history_and_are_short(board: StatusBoard) -> None:
     for number in range(1000):
         board.count(f"cdc.public.table_{number}", number, number)
     (first, history), (second, status), (third, later) = events(start_http("127.0.0.1", 0, board), 3)
@@ -80,7 +80,7 @@ def test_events_begin_with_the_history_and_are_short(board: Board) -> None:
     assert json.loads(later)["time"] > told["time"]
 
 
-def test_streams_give_way_to_a_probe(board: Board) -> None:
+def test_streams_give_way_to_a_probe(board: StatusBoard) -> None:
     port = start_http("127.0.0.1", 0, board)
     with ExitStack() as stack:
         for _ in range(MOST_CONNECTIONS + 8):
@@ -88,7 +88,7 @@ def test_streams_give_way_to_a_probe(board: Board) -> None:
         assert get(port, "/livez")[0] == 200
 
 
-async def test_what_is_wrong_is_seen_at_once(board: Board) -> None:
+async def test_what_is_wrong_is_seen_at_once(board: StatusBoard) -> None:
     browser_path()
     port = start_http("127.0.0.1", 0, board)
     async with open_page(f"http://127.0.0.1:{port}/", viewport={"width": 1200, "height": 800}) as (page, complaints):
@@ -103,11 +103,13 @@ async def test_what_is_wrong_is_seen_at_once(board: Board) -> None:
         await expect(page.locator("#kafka")).to_have_class("down")
         board.part_is_up("kafka")
         await expect(verdict).to_have_class("good")
-        board.held = WalHeld(95, 1.0, 100, "max_slot_wal_keep_size", 5.0, "extended")
+        board.held = RetainedWal(95, 1.0, 100, "max_slot_wal_keep_size", 5.0, "extended")
         await expect(verdict).to_contain_text("95 % of max_slot_wal_keep_size")
-        board.held = WalHeld(5, 1.0)
+        board.held = RetainedWal(5, 1.0)
         board.blockers = (
-            Holder("prepared", EVIL, since=time.time() - 4000, remedy="COMMIT PREPARED or ROLLBACK PREPARED"),
+            WalRetentionCause(
+                "prepared", EVIL, since=time.time() - 4000, remedy="COMMIT PREPARED or ROLLBACK PREPARED"
+            ),
         )
         await expect(verdict).to_contain_text(f"Prepared transaction {EVIL}")  # as text, not as HTML
         await expect(page.locator("#open")).to_contain_text("ROLLBACK PREPARED")
@@ -127,7 +129,7 @@ async def test_what_is_wrong_is_seen_at_once(board: Board) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_it_is_used_by_keyboard_and_on_a_telephone(board: Board, scheme: str) -> None:
+async def test_it_is_used_by_keyboard_and_on_a_telephone(board: StatusBoard, scheme: str) -> None:
     browser_path()
     port = start_http("127.0.0.1", 0, board)
     narrow = {"width": 360, "height": 740}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 from gateway.observe.web_ui import SHOWN_TOPICS
 
 NOW = 1_000_000.0
@@ -41,7 +41,7 @@ def shown(status: dict[str, Any], expression: str) -> Any:
 
 
 def status(topic_count: int = 1, **change: Any) -> dict[str, Any]:
-    board = Board(slot_name="walgate", prefix="cdc", version="0.1.0")
+    board = StatusBoard(slot_name="walgate", prefix="cdc", version="0.1.0")
     for number in range(topic_count):
         board.count(f"cdc.public.table_{number:04}", number, number)
     told = board.snapshot(SHOWN_TOPICS).as_json() | {"topic_count": topic_count, "records": 0}

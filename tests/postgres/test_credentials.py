@@ -9,18 +9,18 @@ import pytest
 
 from gateway.errors import RetrySlowly
 from gateway.postgres import credentials
-from gateway.postgres.credentials import Login
+from gateway.postgres.credentials import Credentials
 
 DSN = "postgresql://u@h/d"
 
 
-def command(code: str) -> Login:
-    return Login(DSN, password_command=f'"{sys.executable}" -c "{code}"')
+def command(code: str) -> Credentials:
+    return Credentials(DSN, password_command=f'"{sys.executable}" -c "{code}"')
 
 
 async def test_a_file_is_read_each_time(tmp_path: Path) -> None:
     path = tmp_path / "token"
-    login = Login(DSN, password_file=path)
+    login = Credentials(DSN, password_file=path)
     for content, expected in (("one", "one"), ("two\n", "two"), (" \u00e9 \r\n", " \u00e9 ")):
         path.write_bytes(content.encode())
         assert await login.password() == expected
@@ -33,20 +33,20 @@ async def test_a_command_is_run_each_time(tmp_path: Path) -> None:
 
 
 async def test_without_either_the_dsn_decides() -> None:
-    assert await Login(DSN).password() is None
+    assert await Credentials(DSN).password() is None
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"one\ntwo\n", b"a\0b", b"\xff"])
 async def test_what_is_no_password_is_refused_and_not_quoted(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "token").write_bytes(content)
     with pytest.raises(RetrySlowly, match="token contains") as caught:
-        await Login(DSN, password_file=tmp_path / "token").password()
+        await Credentials(DSN, password_file=tmp_path / "token").password()
     assert "two" not in str(caught.value)
 
 
 async def test_a_file_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
     with pytest.raises(RetrySlowly, match="No such file") as caught:
-        await Login(DSN, password_file=tmp_path / "token").password()
+        await Credentials(DSN, password_file=tmp_path / "token").password()
     assert "check the path" in caught.value.hint
 
 
@@ -59,7 +59,7 @@ async def test_a_command_that_fails_is_told_without_what_it_said(capfd: pytest.C
 
 async def test_a_command_that_is_not_there_is_waited_for() -> None:
     with pytest.raises(RetrySlowly, match="cannot be run: No such file") as caught:
-        await Login(DSN, password_command="/not/there").password()
+        await Credentials(DSN, password_command="/not/there").password()
     assert "check the program's path" in caught.value.hint
 
 
@@ -84,4 +84,4 @@ async def test_a_command_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_login_does_not_show_what_it_holds() -> None:
-    assert "geheim" not in repr(Login("postgresql://u:geheim@h/d", password_command="echo geheim"))
+    assert "geheim" not in repr(Credentials("postgresql://u:geheim@h/d", password_command="echo geheim"))

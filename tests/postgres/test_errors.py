@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gateway.errors import Defect, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.errors import InternalError, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.postgres.errors import (
     _TABLE,
     LossReported,
@@ -27,7 +27,7 @@ from gateway.postgres.server_message import ServerMessage
         ("40P01", Retry), ("53100", RetrySlowly), ("53200", RetrySlowly), ("53300", RetrySlowly), ("53400", RetrySlowly),
         ("42704", Retry), ("55006", Retry), ("55000", RetrySlowly), ("58P01", RetrySlowly),
         ("58P02", RetrySlowly),
-        ("25006", RetrySlowly), ("22023", StopForOperator), ("0A000", RetrySlowly), ("42P01", Defect),
+        ("25006", RetrySlowly), ("22023", StopForOperator), ("0A000", RetrySlowly), ("42P01", InternalError),
         ("XX000", RetrySlowly), ("3D000", RetrySlowly), ("42601", StopForOperator),
     ],
 )  # fmt: skip
@@ -41,7 +41,7 @@ def test_sqlstate_decides_what_happens_next(sqlstate: str, kind: type[WalgateErr
 @given(st.text(st.sampled_from("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"), min_size=5, max_size=5))
 def test_unknown_sqlstates_stop(sqlstate: str) -> None:
     assume(sqlstate not in _TABLE and sqlstate[:2] not in _TABLE)
-    assert type(classify(ServerMessage("ERROR", sqlstate, "text"), "start")) is Defect
+    assert type(classify(ServerMessage("ERROR", sqlstate, "text"), "start")) is InternalError
 
 
 @given(
@@ -55,7 +55,7 @@ def test_a_code_that_is_not_listed_is_one_of_its_class(kind: str, rest: str) -> 
 
 
 def test_error_that_nobody_has_thought_of_needs_a_person() -> None:
-    assert type(classify(ServerMessage("ERROR", "P0001", "text", hint="do so"), "start")) is Defect
+    assert type(classify(ServerMessage("ERROR", "P0001", "text", hint="do so"), "start")) is InternalError
     assert classify(ServerMessage("ERROR", "P0001", "text", hint="do so"), "start").hint == "do so"
 
 
@@ -76,7 +76,7 @@ def test_whether_a_slot_is_lost_the_next_start_judges(text: str) -> None:
     [
         ("42704", False, Retry),
         ("42883", True, NeedsText),
-        ("42883", False, Defect),
+        ("42883", False, InternalError),
         ("57P01", True, Retry),
     ],
 )
@@ -148,11 +148,11 @@ def test_an_error_within_the_stream_that_means_a_loss_is_judged_by_the_next_star
         (TimeoutError(), Retry),
         (asyncpg.InterfaceError("connection is closed"), Retry),
         (asyncpg.InternalClientError("another operation is in progress"), Retry),
-        (asyncpg.ClientConfigurationError("bad DSN"), Defect),
+        (asyncpg.ClientConfigurationError("bad DSN"), InternalError),
         (asyncpg.ConnectionDoesNotExistError("gone"), Retry),
         (ConnectionError("PostgreSQL server rejected SSL upgrade"), RetrySlowly),
         (asyncpg.TargetServerAttributeNotMatched("no host is a primary"), RetrySlowly),
-        (KeyError("x"), Defect),
+        (KeyError("x"), InternalError),
         (Retry("already"), Retry),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 from gateway.local import Postgres
 from gateway.postgres import publication
 from gateway.postgres.connection import connect_sql
-from gateway.postgres.publication import PublicationLook, publication_facts, tables_that_held_rows
+from gateway.postgres.publication import PublicationLoader, publication_facts, tables_that_held_rows
 from gateway.startup.facts import PublicationFacts
 from tests.conftest import Database
 
@@ -218,7 +218,7 @@ async def test_looks_again_and_again_see_what_a_first_look_sees(source: Database
     await sql.execute(
         "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR ALL TABLES; CREATE PUBLICATION q FOR TABLE t"
     )
-    look = PublicationLook(["p", "q"])
+    look = PublicationLoader(["p", "q"])
     last = await look.facts(sql)
     for statement in CHANGES:
         assert await look.facts(sql) is last

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.postgres.copy_frames import DRAINED, FrameError, drained_size, split
-from gateway.postgres.receive_buffer import HEAD_BYTES, Inbox
+from gateway.postgres.receive_buffer import HEAD_BYTES, ReceiveBuffer
 from tests.postgres.writer import COPY_BOTH, error, keepalive, message, parameter_status, xlog_data
 
 
@@ -22,7 +22,7 @@ class Heard:
         self.control: list[tuple[str, bytes]] = []
         self.keepalives: list[tuple[int, bool]] = []
         self.ends_at = ends_at
-        self.inbox = Inbox(
+        self.inbox = ReceiveBuffer(
             self._on_control,
             lambda lsn, reply: self.keepalives.append((lsn, reply)),
             capacity,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.errors import Defect, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.errors import InternalError, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.postgres.connection import connect_replication
 from gateway.postgres.copy_frames import FrameError, split
 from gateway.postgres.errors import LossReported
@@ -109,7 +109,7 @@ async def test_a_type_without_a_binary_form_is_asked_for_as_text() -> None:
     async with streaming(lambda peer: peer.send(ROW + said), options={**OPTIONS, "binary": "on"}) as stream:
         assert type((await read_to_the_end(stream))[1]) is NeedsText
     async with streaming(lambda peer: peer.send(ROW + said), options={**OPTIONS, "binary": "off"}) as stream:
-        assert type((await read_to_the_end(stream))[1]) is Defect
+        assert type((await read_to_the_end(stream))[1]) is InternalError
 
 
 @pytest.mark.parametrize("sent", [error("XX000"), warning("55000", F="pgoutput.c"), COPY_DONE])

@@ -15,7 +15,7 @@ from gateway.local import Postgres
 from gateway.postgres import slot_creation_blockers as module
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.slot import create_slot
-from gateway.postgres.slot_creation_blockers import Blocker, blockers, naming_blockers
+from gateway.postgres.slot_creation_blockers import SlotCreationBlocker, blockers, naming_blockers
 from tests.conftest import Database
 
 pytestmark = pytest.mark.integration
@@ -42,7 +42,9 @@ async def creating(source: Database) -> AsyncIterator[int]:
         sql.terminate()
 
 
-async def until(find: Callable[[], Coroutine[Any, Any, tuple[Blocker, ...]]]) -> tuple[Blocker, ...]:
+async def until(
+    find: Callable[[], Coroutine[Any, Any, tuple[SlotCreationBlocker, ...]]],
+) -> tuple[SlotCreationBlocker, ...]:
     async with asyncio.timeout(LIMIT_S):
         while not (found := await find()):
             await asyncio.sleep(0.05)

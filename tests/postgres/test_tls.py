@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from gateway.errors import RetrySlowly, WalgateError
 from gateway.postgres.connection import connect_replication, connect_sql
-from gateway.postgres.credentials import Login
+from gateway.postgres.credentials import Credentials
 from gateway.postgres.scram import PLUS
 from gateway.postgres.standby_status import StandbyStatus
 from tests.conftest import Database
@@ -139,6 +139,6 @@ async def test_passwords_of_all_kinds_are_those_of_the_server(tls: TlsPostgres, 
         await sql.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{password.replace(chr(39), chr(39) * 2)}'")
     (tmp_path / "password").write_text(password + "\n")
     dsn = tls.dsn(BOUND).replace(f"{ROLE}:secret", role)
-    connection = await connect_sql(Login(dsn, password_file=tmp_path / "password"))
+    connection = await connect_sql(Credentials(dsn, password_file=tmp_path / "password"))
     assert await connection.fetchval("SELECT current_user::text") == role
     connection.terminate()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.cli.check import run_check
-from gateway.cli.check_report import Checked
+from gateway.cli.check_report import CheckResult
 from gateway.config.settings import Settings
 
 TOKEN = "a-token"
@@ -99,7 +99,7 @@ async def test_an_http_port_in_use_is_a_stop_unless_a_gateway_of_the_slot_has_it
     assert [one.outcome for one in await of_settings(port)] == ["ok"]
 
 
-async def of_settings(port: int) -> list[Checked]:
+async def of_settings(port: int) -> list[CheckResult]:
     values: dict[str, Any] = {
         "source": {"dsn": "postgresql://u@127.0.0.1:1/d"},
         "kafka": {"bootstrap_servers": "127.0.0.1:1"},

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.config.settings import Settings
 from gateway.observe.status import SlotStatus
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 from gateway.runtime import monitor as module
 from gateway.runtime.monitor import Monitor, alarm_level, growth_rate, wal_held
 
@@ -49,7 +49,7 @@ def test_the_rate_is_that_of_the_window() -> None:
 
 async def test_a_defect_of_a_watch_is_told_and_the_watch_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     values: dict[str, Any] = {"source": {"dsn": "postgresql://u@127.0.0.1:1/d"}}
-    board = Board()
+    board = StatusBoard()
     monitor = Monitor(Settings(**values), board)
     tries = 0
 

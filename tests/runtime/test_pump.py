@@ -20,10 +20,10 @@ from gateway.events.marker import Marker
 from gateway.kafka.batches import PIECE_BYTES, RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.delivery import REQUEST_BYTES, Delivery, Frames
 from gateway.observe.metrics import REGISTRY, show
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import Begin, Message, StreamStart
 from gateway.runtime.pump import BEHIND_BYTES, Pump, WholeFirst
-from gateway.runtime.quarantine import TableErrors
+from gateway.runtime.quarantine import QuarantinePolicy
 from gateway.runtime.tasks import run_together
 from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.machine import TransactionMachine
@@ -127,7 +127,7 @@ class Place:
     def __init__(
         self, policy: CommitPolicy = POLICY, *, is_transactional: bool = True, careful_until: Lsn = _NOWHERE
     ) -> None:
-        self.board = Board()
+        self.board = StatusBoard()
         self.producer = ScriptedProducer(is_transactional=is_transactional)
         self.stream = ScriptedStream()
         self.feedback = Feedback()
@@ -158,7 +158,7 @@ class Place:
             4,
             careful_until,
             board=self.board,
-            table_errors=TableErrors(ErrorSettings(), ".".join, records_exclusions=True),
+            table_errors=QuarantinePolicy(ErrorSettings(), ".".join, records_exclusions=True),
         )
 
     def open_batches(self, count: int, size: int = 1) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import Retry
 from gateway.pgoutput import Relation, ReplicaIdentity
-from gateway.runtime.relation_registrar import Announcer
+from gateway.runtime.relation_registrar import RelationRegistrar
 from tests.snapshot.test_resume import DESCRIPTION
 
 RELATIONS = [(Relation(None, oid, "public", f"t{oid}", ReplicaIdentity.DEFAULT, ()), None) for oid in range(50)]
@@ -37,7 +37,7 @@ async def test_once_the_registry_has_failed_no_other_relation_is_tried(monkeypat
         "_described": described,
         "_registered": registered,
     }.items():
-        monkeypatch.setattr(Announcer, name, stub)
+        monkeypatch.setattr(RelationRegistrar, name, stub)
     with pytest.raises(Retry, match="no answer to 1$"):
-        await Announcer.__new__(Announcer).announce_all(RELATIONS)
+        await RelationRegistrar.__new__(RelationRegistrar).announce_all(RELATIONS)
     assert tried <= 8

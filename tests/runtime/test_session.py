@@ -9,7 +9,7 @@ import pytest
 from gateway.config.settings import Settings
 from gateway.errors import StopForOperator
 from gateway.kafka.delivery import TransactionTimedOut
-from gateway.runtime.restart_state import SessionMemory
+from gateway.runtime.restart_state import RestartState
 from gateway.runtime.session import Session
 from schemas.lsn import Lsn
 
@@ -25,7 +25,7 @@ def hint_of(*, reads_whole: bool, dialect: str = "walgate", **source: object) ->
             "registry": {"url": "http://x"},
         }
     )
-    session = Session(settings, NOT_ASKED, SessionMemory())
+    session = Session(settings, NOT_ASKED, RestartState())
     session._reads_whole = reads_whole
     session._stop_if_again(Lsn(1), TransactionTimedOut("too long"))
     with pytest.raises(StopForOperator) as stop:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.runtime.snapshot_status import status_lines, told
-from gateway.snapshot.stored_state import KNOWN, RESELECT, States, StreamState, TableState
+from gateway.snapshot.stored_state import KNOWN, RESELECT, StoredStates, StreamState, TableState
 
 
 def test_rows_that_are_read_again_are_no_unfinished_table() -> None:
@@ -13,7 +13,7 @@ def test_rows_that_are_read_again_are_no_unfinished_table() -> None:
         TableState(3, "public", "known", "", status=KNOWN),
         TableState(4, "public", "a", "id", status="DONE"),
     ]
-    states = States(StreamState(), {table.relation_oid: table for table in tables})
+    states = StoredStates(StreamState(), {table.relation_oid: table for table in tables})
     assert told(states).left == 1
     assert [table.table for table in told(states).tables] == ["public.b"]
     first, *rest = status_lines(states)

@@ -6,14 +6,14 @@ import pytest
 
 from gateway.cli.status_text import render
 from gateway.errors import Retry
-from gateway.observe.status import GapSeen, Holder, SlotStatus, WalHeld
-from gateway.observe.status_board import Board
-from gateway.observe.table_status import QuarantinedTable, SnapshotStatus, TableSnapshot
+from gateway.observe.status import GapSeen, RetainedWal, SlotStatus, WalRetentionCause
+from gateway.observe.status_board import StatusBoard
+from gateway.observe.table_status import QuarantinedTable, SnapshotStatus, TableSnapshotStatus
 
-TABLE = TableSnapshot("public.orders", "READING", "REPLACE", 1200, 3, 4)
+TABLE = TableSnapshotStatus("public.orders", "READING", "REPLACE", 1200, 3, 4)
 
 
-def printed(board: Board) -> str:
+def printed(board: StatusBoard) -> str:
     return render({**board.snapshot().as_json(), "asked": "gateway"})
 
 
@@ -23,7 +23,7 @@ def lines(text: str) -> dict[str, str]:
 
 
 def test_what_is_left_out_read_again_or_lost_is_told() -> None:
-    board = Board(slot_name="s", prefix="cdc")
+    board = StatusBoard(slot_name="s", prefix="cdc")
     board.quarantined = (QuarantinedTable("public.poison", "a value cannot be read", 0x16B374D8),)
     board.gap = GapSeen(0x100, 0x200, "a budget")
     board.watch_snapshot(lambda: SnapshotStatus(paused=True, left=1, tables=(TABLE,)))
@@ -38,7 +38,7 @@ def test_what_is_left_out_read_again_or_lost_is_told() -> None:
 
 def test_tables_have_rates_and_the_newest_schema() -> None:
     clock = iter(range(0, 1000, 20))
-    board = Board(monotonic=lambda: float(next(clock)))
+    board = StatusBoard(monotonic=lambda: float(next(clock)))
     board.sample_rates()
     board.count("cdc.public.orders", 100, 9000)
     board.sample_rates()
@@ -52,7 +52,7 @@ def test_tables_have_rates_and_the_newest_schema() -> None:
 
 
 def test_long_lists_are_cut_and_say_so() -> None:
-    board = Board()
+    board = StatusBoard()
     for number in range(20):
         board.count(f"t{number}", 1, 1)
     board.quarantined = tuple(QuarantinedTable(f"public.t{number}", "r", 1) for number in range(15))
@@ -61,9 +61,9 @@ def test_long_lists_are_cut_and_say_so() -> None:
 
 
 def test_who_is_away_and_who_holds_is_named_with_the_remedy() -> None:
-    board = Board()
+    board = StatusBoard()
     board.part_is_down("registry", Retry("no answer", hint="is it up?"), "http://r")
-    board.blockers = (Holder("prepared", "forgotten", since=1.0, remedy="ROLLBACK PREPARED"),)
+    board.blockers = (WalRetentionCause("prepared", "forgotten", since=1.0, remedy="ROLLBACK PREPARED"),)
     text = printed(board)
     assert "DOWN for" in text and "at http://r: no answer" in text and "is it up?" in text
     assert "blocked by    prepared transaction 'forgotten'" in text and "ROLLBACK PREPARED" in text
@@ -71,7 +71,7 @@ def test_who_is_away_and_who_holds_is_named_with_the_remedy() -> None:
 
 def test_an_error_that_is_over_gives_no_advice() -> None:
     moment = iter(float(n) for n in range(100))
-    board = Board(clock=lambda: next(moment))
+    board = StatusBoard(clock=lambda: next(moment))
     board.failed(Retry("another gateway took over", hint="stop one of them"))
     assert "took over" in lines(printed(board))["last error"] and "stop one of them" in printed(board)
     board.wait_for("")
@@ -83,7 +83,7 @@ def test_an_error_that_is_over_gives_no_advice() -> None:
     ("rate", "told"), [(2048.0, "growing by 2.0 kB/s"), (-2048.0, "shrinking by 2.0 kB/s"), (0.0, "not growing")]
 )
 def test_wal_grows_shrinks_or_stays(rate: float, told: str) -> None:
-    board = Board()
+    board = StatusBoard()
     board.slot = SlotStatus("s", 1, 0, 0, "reserved", None)
-    board.held = WalHeld(4096, rate)
+    board.held = RetainedWal(4096, rate)
     assert lines(printed(board))["WAL retained"] == f"4.0 kB, {told}"

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gateway.errors import Retry
-from gateway.kafka.shutdown import say_goodbye, to_the_end
+from gateway.kafka.shutdown import close_with_timeout, to_the_end
 from gateway.runtime import tasks
 from gateway.runtime.tasks import run_together
 
@@ -39,12 +39,12 @@ async def test_a_failure_ends_the_others_also_one_that_swallows_a_cancellation()
 
 async def test_a_goodbye_takes_no_longer_than_its_limit() -> None:
     begun = time.monotonic()
-    await say_goodbye(_swallows_one_cancellation(), 0.05)
+    await close_with_timeout(_swallows_one_cancellation(), 0.05)
     assert time.monotonic() - begun < 1
 
 
 async def test_a_goodbye_that_fails_is_one_too() -> None:
-    await say_goodbye(_fails(), 1)
+    await close_with_timeout(_fails(), 1)
 
 
 async def test_an_ending_is_brought_to_its_end_though_its_caller_is_cancelled_again_and_again() -> None:

@@ -6,12 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.verify import DIFFERENT, EQUAL, UNDECIDED, Outcome, as_json, check_read, choose_tables, render
+from gateway.cli.verify import (
+    DIFFERENT,
+    EQUAL,
+    UNDECIDED,
+    VerificationResult,
+    as_json,
+    check_read,
+    choose_tables,
+    render,
+)
 from gateway.cli.verify_mirror_folder import MirrorFolder
 from gateway.errors import Retry, StopForOperator
-from gateway.snapshot.stored_state import KNOWN, States, TableState
+from gateway.snapshot.stored_state import KNOWN, StoredStates, TableState
 from gateway.startup.facts import PublicationFacts, PublishedRelation
-from schemas.verification import Difference, Verdict, encode_lsn, encode_verdict, ended_path, verdict_path
+from schemas.verification import Difference, TableVerification, encode_lsn, encode_verdict, ended_path, verdict_path
 
 
 def relation(oid: int, namespace: str, name: str) -> PublishedRelation:
@@ -28,9 +37,9 @@ PUBLICATIONS = {
 }
 
 
-def verdict(table: str = "public.orders", changed: int = 0) -> Verdict:
+def verdict(table: str = "public.orders", changed: int = 0) -> TableVerification:
     keys = (Difference("CHANGED", '{"id":7}', ("n",)),) * changed
-    return Verdict(table, "VERIFY", "one", 10, 20, 1000, changed, keys=keys)
+    return TableVerification(table, "VERIFY", "one", 10, 20, 1000, changed, keys=keys)
 
 
 def test_tables_are_chosen_as_elsewhere() -> None:
@@ -44,7 +53,7 @@ def test_tables_are_chosen_as_elsewhere() -> None:
 
 
 def test_a_table_whose_rows_have_not_come_yet_is_not_verified() -> None:
-    states = States(
+    states = StoredStates(
         tables={
             1: TableState(1, "a", "known", "", status=KNOWN),
             2: TableState(2, "a", "done", "", status="DONE"),
@@ -58,16 +67,16 @@ def test_a_table_whose_rows_have_not_come_yet_is_not_verified() -> None:
 
 
 def test_the_exit_code_tells_what_was_found() -> None:
-    assert Outcome((verdict(),)).exit_code == EQUAL
-    assert Outcome((verdict(),), absent=("public.items",)).exit_code == UNDECIDED
-    assert Outcome((verdict(),), quarantined=("public.items",)).exit_code == UNDECIDED
-    assert Outcome((verdict(changed=1),), absent=("public.items",)).exit_code == DIFFERENT
-    assert Outcome((verdict(changed=1),), (verdict(),)).exit_code == EQUAL
-    assert Outcome((verdict(changed=1),), (verdict(changed=1),)).exit_code == DIFFERENT
+    assert VerificationResult((verdict(),)).exit_code == EQUAL
+    assert VerificationResult((verdict(),), absent=("public.items",)).exit_code == UNDECIDED
+    assert VerificationResult((verdict(),), quarantined=("public.items",)).exit_code == UNDECIDED
+    assert VerificationResult((verdict(changed=1),), absent=("public.items",)).exit_code == DIFFERENT
+    assert VerificationResult((verdict(changed=1),), (verdict(),)).exit_code == EQUAL
+    assert VerificationResult((verdict(changed=1),), (verdict(changed=1),)).exit_code == DIFFERENT
 
 
 def test_an_outcome_is_shown_with_its_keys() -> None:
-    outcome = Outcome((verdict(changed=30), verdict("public.items")), (verdict(),), ("public.more",))
+    outcome = VerificationResult((verdict(changed=30), verdict("public.items")), (verdict(),), ("public.more",))
     shown = render(outcome).splitlines()
     assert shown[0] == "public.orders: 30 differences in 1,000 rows compared: 30 changed, 0 missing, 0 surplus"
     assert shown[1:21] == ['  CHANGED {"id":7} (n)'] * 20
@@ -82,8 +91,8 @@ def test_an_outcome_is_shown_with_its_keys() -> None:
     assert [(table["changed"], len(table["keys"]), table["repaired"]) for table in found["tables"]] == [
         (30, 30, True), (0, 0, False),
     ]  # fmt: skip
-    keyless = Verdict("a.b", "VERIFY", "one", 1, 2, 3, surplus=1, keys=(Difference("SURPLUS", None),))
-    assert render(Outcome((keyless,))).splitlines()[1] == "  SURPLUS a row of a table without a key"
+    keyless = TableVerification("a.b", "VERIFY", "one", 1, 2, 3, surplus=1, keys=(Difference("SURPLUS", None),))
+    assert render(VerificationResult((keyless,))).splitlines()[1] == "  SURPLUS a row of a table without a key"
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.verification import (
     Difference,
-    Verdict,
+    TableVerification,
     decode_lsn,
     decode_verdict,
     encode_lsn,
@@ -16,7 +16,7 @@ from schemas.verification import (
     verdict_path,
 )
 
-VERDICT = Verdict(
+VERDICT = TableVerification(
     "public.orders", "VERIFY", "one", 10, 20, 5, 1, 0, 1, (Difference("CHANGED", '{"id":1}', ("n",)), Difference("SURPLUS", None))
 )  # fmt: skip
 

@@ -8,8 +8,8 @@ from typing import Any, Self
 import pytest
 
 from gateway.config.settings import Settings
-from gateway.snapshot.coordinator import Snapshot
-from gateway.snapshot.stored_state import States
+from gateway.snapshot.coordinator import SnapshotCoordinator
+from gateway.snapshot.stored_state import StoredStates
 
 NOT_ASKED: Any = None
 """PostgreSQL and the stream have no part in it."""
@@ -28,7 +28,7 @@ class Transactions:
 
 
 @pytest.fixture
-def snapshot() -> Snapshot:
+def snapshot() -> SnapshotCoordinator:
     settings = Settings.model_validate(
         {
             "source": {"dsn": "postgresql://x", "slot": "s", "publications": ["p"]},
@@ -37,7 +37,7 @@ def snapshot() -> Snapshot:
             "debezium": {"reselect_unavailable_values": True},
         }
     )
-    return Snapshot(
-        settings, NOT_ASKED, STREAM, NOT_ASKED, NOT_ASKED, States(),
+    return SnapshotCoordinator(
+        settings, NOT_ASKED, STREAM, NOT_ASKED, NOT_ASKED, StoredStates(),
         position_key=b"", frame=b"", is_first=True, text_only=False, publications=NOT_ASKED,
     )  # fmt: skip

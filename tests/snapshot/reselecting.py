@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from gateway.snapshot.rules.ctid_ranges import Plan
+from gateway.snapshot.rules.ctid_ranges import CtidPlan
 from gateway.snapshot.rules.key_segments import KeyList
-from gateway.snapshot.rules.table_progress import Status, Table
+from gateway.snapshot.rules.table_progress import Status, TableProgress
 from tests.snapshot.source import UNCHANGED, Big, Change, Entry, Source
 from tests.snapshot.world import Durable, Waiting, World, encode
 
@@ -42,19 +42,19 @@ class Reselecting(World):
     DURABLE: ClassVar[type[Durable]] = Kept
     live: Kept
 
-    def _new_table(self) -> Table:
+    def _new_table(self) -> TableProgress:
         if not self.live.is_reselect:
             table = super()._new_table()
             table.reselects = True
             return table
         if self.broken == "durable keys":
             self.live.again = []
-        return Table(self.judge, (), 1 << 20)
+        return TableProgress(self.judge, (), 1 << 20)
 
     def _reselect(self, keys: KeyList) -> None:
         self.live.is_reselect = True
         self.table = self._new_table()
-        self.table.resume(Plan(()), keys, ())
+        self.table.resume(CtidPlan(()), keys, ())
         if self.broken == "received before" and self.table.track is not None:
             self.table.track.whole.clear()
 

@@ -10,8 +10,8 @@ from gateway.pgoutput import StreamCommit, StreamStart, StreamStop, Truncate
 from gateway.snapshot.change_tracking import Tracking
 from gateway.snapshot.rules import staleness as judging
 from gateway.snapshot.rules.ctid_ranges import Leaf
-from gateway.snapshot.rules.staleness import Judge, Track
-from gateway.snapshot.rules.table_progress import Table
+from gateway.snapshot.rules.staleness import StalenessJudge, Track
+from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import Visibility
 from schemas.lsn import Lsn
 from schemas.wire_format import FRAME_BYTES
@@ -28,8 +28,8 @@ class Scene:
 
     def __init__(self, **options: Any) -> None:
         self.stream = Stream()
-        self.judge = Judge(Visibility(EPOCH + 4, EPOCH + 4), 0)
-        self.table = Table(self.judge, [Leaf(RELATION_OID, 10, 0)], 1 << 20, **options)
+        self.judge = StalenessJudge(Visibility(EPOCH + 4, EPOCH + 4), 0)
+        self.table = TableProgress(self.judge, [Leaf(RELATION_OID, 10, 0)], 1 << 20, **options)
         self.table.begin()
         tracking = Tracking(self.stream.machine, self.judge, NOT_ASKED)
         tracking.begin(RELATION_OID, self.table, ())

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.postgres.credentials import Login
-from gateway.snapshot.commands import Choice, Command, NotACommand, choose, encode_command, parse_command, unpublished
+from gateway.postgres.credentials import Credentials
+from gateway.snapshot.commands import (
+    Choice,
+    Command,
+    InvalidCommand,
+    choose,
+    encode_command,
+    parse_command,
+    unpublished,
+)
 from tests.conftest import Database
 
 
@@ -36,7 +44,7 @@ def test_commands_are_read_as_they_were_written() -> None:
     ],
 )
 def test_what_is_no_command_is_refused(content: bytes) -> None:
-    with pytest.raises(NotACommand):
+    with pytest.raises(InvalidCommand):
         parse_command(content)
 
 
@@ -67,5 +75,5 @@ async def test_a_table_that_is_not_published_is_told_with_the_nearest_one(databa
     sql = await database.connect()
     await sql.execute('CREATE TABLE orders (id int); CREATE TABLE "a.b" (id int); CREATE PUBLICATION p FOR ALL TABLES')
     asked = ["public.orders", "public.oders", "far.away", 'public."a.b"', 'public."a.c"']
-    found = await unpublished(Login(database.dsn), ("p",), asked)
+    found = await unpublished(Credentials(database.dsn), ("p",), asked)
     assert found == {"public.oders": "public.orders", "far.away": "", 'public."a.c"': 'public."a.b"'}

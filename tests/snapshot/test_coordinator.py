@@ -10,30 +10,30 @@ from typing import Any
 
 import pytest
 
-from gateway.snapshot.chunk_reader import Waiting
-from gateway.snapshot.coordinator import MOST_AT_ONCE, TICK_S, Snapshot
-from gateway.snapshot.pending_chunks import Mark
+from gateway.snapshot.chunk_reader import ReadChunk
+from gateway.snapshot.coordinator import MOST_AT_ONCE, TICK_S, SnapshotCoordinator
+from gateway.snapshot.pending_chunks import ChunkMark
 from gateway.snapshot.reader_tasks import AHEAD_BYTES, AHEAD_CHUNKS, is_far_ahead
-from gateway.snapshot.rules.ctid_ranges import Leaf, Plan
+from gateway.snapshot.rules.ctid_ranges import CtidPlan, Leaf
 from gateway.snapshot.rules.key_segments import KeyList
-from gateway.snapshot.rules.staleness import Judge
-from gateway.snapshot.rules.table_progress import Table
+from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import EMIT
 from gateway.snapshot.stored_state import RESELECT, TableState
-from gateway.snapshot.table_task import Reading
+from gateway.snapshot.table_task import TableTask
 from gateway.transactions.transaction import CHUNK_PREFIX
 from tests.snapshot.conftest import NOT_ASKED, Transactions
 
 
 @pytest.fixture
-def judge() -> Judge:
-    return Judge(parse_visibility("10:10:"), 5)
+def judge() -> StalenessJudge:
+    return StalenessJudge(parse_visibility("10:10:"), 5)
 
 
-async def test_what_is_to_be_set_up_again_is_not_read(snapshot: Snapshot, judge: Judge) -> None:
+async def test_what_is_to_be_set_up_again_is_not_read(snapshot: SnapshotCoordinator, judge: StalenessJudge) -> None:
     """Another reader found that the table has changed, while this one opened its session."""
-    reading = Reading(TableState(1, "a", "b", "", RESELECT))
+    reading = TableTask(TableState(1, "a", "b", "", RESELECT))
     table = reading.reselect(judge, 1 << 20, KeyList({0: [b"1"]}))
     chunk = table.take()
     assert chunk is not None and table.take() is None
@@ -42,7 +42,7 @@ async def test_what_is_to_be_set_up_again_is_not_read(snapshot: Snapshot, judge:
     assert again is not None and again.keys == (b"1",)
 
 
-def test_a_chunk_that_its_reader_gave_back_does_not_count_when_the_stream_brings_it(judge: Judge) -> None:
+def test_a_chunk_that_its_reader_gave_back_does_not_count_when_the_stream_brings_it(judge: StalenessJudge) -> None:
     """The session ended before the server's answer to COMMIT, which had come into effect."""
     table = table_being_read(judge)
     chunk = table.take()
@@ -55,9 +55,9 @@ def test_a_chunk_that_its_reader_gave_back_does_not_count_when_the_stream_brings
     table.handed_over(again, 1, 0)
 
 
-def test_a_chunk_that_counts_no_more_holds_no_snapshot(judge: Judge) -> None:
-    table = Table(judge, [], 1 << 20)
-    table.resume(Plan(()), KeyList({0: [b"1"]}), ())
+def test_a_chunk_that_counts_no_more_holds_no_snapshot(judge: StalenessJudge) -> None:
+    table = TableProgress(judge, [], 1 << 20)
+    table.resume(CtidPlan(()), KeyList({0: [b"1"]}), ())
     chunk = table.take()
     assert chunk is not None
     table.begin_again()
@@ -68,14 +68,14 @@ def test_a_chunk_that_counts_no_more_holds_no_snapshot(judge: Judge) -> None:
     assert not judge.unseen
 
 
-def test_a_table_that_was_just_published_is_read_whole(snapshot: Snapshot) -> None:
+def test_a_table_that_was_just_published_is_read_whole(snapshot: SnapshotCoordinator) -> None:
     """Though an UPDATE without a value comes before it is found."""
     assert not snapshot._reselecting.left_out(1)
 
 
-def test_a_table_knows_whether_values_are_owed_that_it_has_no_keys_for(judge: Judge) -> None:
-    table = Table(judge, [Leaf(1, 1, 1)], 1 << 20, reselects=True)
-    reading = Reading(TableState(1, "a", "b", ""), table)
+def test_a_table_knows_whether_values_are_owed_that_it_has_no_keys_for(judge: StalenessJudge) -> None:
+    table = TableProgress(judge, [Leaf(1, 1, 1)], 1 << 20, reselects=True)
+    reading = TableTask(TableState(1, "a", "b", ""), table)
     assert (reading.notes_keys, reading.may_owe_more) == (False, False)
     table.begin()
     table.note_unchanged(b"1", b"1")
@@ -89,7 +89,7 @@ def test_a_table_knows_whether_values_are_owed_that_it_has_no_keys_for(judge: Ju
 class StreamsAtOnce(Transactions):
     """Its stream brings a message before the answer to the statement that emitted it; no server can be made to do so."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: SnapshotCoordinator) -> None:
         self._snapshot = snapshot
 
     async def fetchval(self, query: str, number: str) -> str:
@@ -98,29 +98,31 @@ class StreamsAtOnce(Transactions):
         return "7"
 
 
-async def test_a_mark_that_is_streamed_before_its_xid_is_known_is_sent_once_more(snapshot: Snapshot) -> None:
-    reading = Reading(TableState(1, "a", "b", ""))
-    mark = Mark("begin", [reading])
+async def test_a_mark_that_is_streamed_before_its_xid_is_known_is_sent_once_more(snapshot: SnapshotCoordinator) -> None:
+    reading = TableTask(TableState(1, "a", "b", ""))
+    mark = ChunkMark("begin", [reading])
     snapshot._sql = StreamsAtOnce(snapshot)
     await snapshot._mark(mark)
     assert mark.done.is_set() and not reading.is_marked and not snapshot._arriving._by_number
 
 
-def test_a_message_that_is_not_streamed_needs_the_xid(snapshot: Snapshot) -> None:
+def test_a_message_that_is_not_streamed_needs_the_xid(snapshot: SnapshotCoordinator) -> None:
     """It was committed, so its xid was known: it is somebody else's."""
-    snapshot._arriving.expect("1", Mark("begin", []))
+    snapshot._arriving.expect("1", ChunkMark("begin", []))
     assert snapshot._on_message(CHUNK_PREFIX, b"1", 7, False) is None and snapshot._arriving._by_number
 
 
-def waiting_chunk(judge: Judge, byte_count: int = 1) -> Waiting:
-    table = Table(judge, [Leaf(1, 1, 1)], 1 << 20)
+def waiting_chunk(judge: StalenessJudge, byte_count: int = 1) -> ReadChunk:
+    table = TableProgress(judge, [Leaf(1, 1, 1)], 1 << 20)
     table.begin()
     chunk = table.take()
     assert chunk is not None
-    return Waiting(chunk, NOT_ASKED, [], byte_count)
+    return ReadChunk(chunk, NOT_ASKED, [], byte_count)
 
 
-def test_tables_begin_and_end_together_while_there_is_something_to_read(snapshot: Snapshot, judge: Judge) -> None:
+def test_tables_begin_and_end_together_while_there_is_something_to_read(
+    snapshot: SnapshotCoordinator, judge: StalenessJudge
+) -> None:
     now = time.monotonic()
     assert snapshot._is_time(1, now)
     snapshot._arriving.expect("1", waiting_chunk(judge))
@@ -131,7 +133,7 @@ def test_tables_begin_and_end_together_while_there_is_something_to_read(snapshot
     assert not snapshot._is_time(1, now)
 
 
-def test_readers_look_again_when_a_chunk_has_come_back(snapshot: Snapshot, judge: Judge) -> None:
+def test_readers_look_again_when_a_chunk_has_come_back(snapshot: SnapshotCoordinator, judge: StalenessJudge) -> None:
     """None of them waits for it."""
     waiting = waiting_chunk(judge)
     snapshot._arriving.more.clear()
@@ -140,17 +142,17 @@ def test_readers_look_again_when_a_chunk_has_come_back(snapshot: Snapshot, judge
     assert waiting.chunk.table.take() is not None
 
 
-def test_a_reader_is_ahead_by_a_few_small_chunks_or_by_one(judge: Judge) -> None:
+def test_a_reader_is_ahead_by_a_few_small_chunks_or_by_one(judge: StalenessJudge) -> None:
     assert not is_far_ahead([waiting_chunk(judge)] * AHEAD_CHUNKS)
     assert is_far_ahead([waiting_chunk(judge)] * (AHEAD_CHUNKS + 1))
     assert not is_far_ahead([waiting_chunk(judge, AHEAD_BYTES)])
     assert is_far_ahead([waiting_chunk(judge, AHEAD_BYTES + 1)])
 
 
-def test_keys_of_a_table_that_is_compared_wait_for_its_chunks(judge: Judge) -> None:
+def test_keys_of_a_table_that_is_compared_wait_for_its_chunks(judge: StalenessJudge) -> None:
     """Each chunk of keys costs a mirror a comparison."""
     for gathers in (False, True):
-        table = Table(judge, [Leaf(1, 1, 1)], 1 << 20, in_few_chunks=gathers)
+        table = TableProgress(judge, [Leaf(1, 1, 1)], 1 << 20, in_few_chunks=gathers)
         table.begin()
         chunk = table.take()
         assert chunk is not None and table.take() is None
@@ -167,44 +169,46 @@ def recipe_of(relation_oid: int) -> Any:
     return SimpleNamespace(surveyed=SimpleNamespace(relation=SimpleNamespace(relation_oid=relation_oid), row_filter=""))
 
 
-def table_being_read(judge: Judge) -> Table:
-    table = Table(judge, [Leaf(1, 1, 1)], 1 << 20)
+def table_being_read(judge: StalenessJudge) -> TableProgress:
+    table = TableProgress(judge, [Leaf(1, 1, 1)], 1 << 20)
     table.begin()
     return table
 
 
 async def test_rows_that_wait_count_no_more_once_their_relation_is_announced_anew(
-    snapshot: Snapshot, judge: Judge
+    snapshot: SnapshotCoordinator, judge: StalenessJudge
 ) -> None:
     """Rows in Debezium's dialect are encoded where they are handed over, by the encoder that is announced then."""
     recipe = recipe_of(1)
     table = table_being_read(judge)
     for now in (None, recipe_of(1)):
-        reading = snapshot._readings.by_oid[1] = Reading(TableState(1, "a", "b", "s"), table, now)
+        reading = snapshot._readings.by_oid[1] = TableTask(TableState(1, "a", "b", "s"), table, now)
         chunk = table.take()
         assert chunk is not None and table.taken(chunk, parse_visibility("10:10:"))
-        await snapshot.hand_over(Waiting(chunk, recipe, [(b"12345k", b"v")]), 1, 2, 3)
+        await snapshot.hand_over(ReadChunk(chunk, recipe, [(b"12345k", b"v")]), 1, 2, 3)
         assert reading.table is table and table.row_count == 0
     assert table.take() is not None
 
 
-def test_rows_are_held_until_they_are_handed_over_and_no_longer(snapshot: Snapshot, judge: Judge) -> None:
+def test_rows_are_held_until_they_are_handed_over_and_no_longer(
+    snapshot: SnapshotCoordinator, judge: StalenessJudge
+) -> None:
     """`snapshot.rows_per_s` counts them after that, where the stream is faster than the answer to COMMIT."""
-    waiting = Waiting(waiting_chunk(judge).chunk, NOT_ASKED, [(b"12345k", b"v")])
+    waiting = ReadChunk(waiting_chunk(judge).chunk, NOT_ASKED, [(b"12345k", b"v")])
     snapshot._arriving.done(waiting)
     assert not waiting.rows and waiting.row_count == 1
 
 
 async def test_tables_that_cannot_be_read_keep_no_other_from_being_read(
-    snapshot: Snapshot, judge: Judge, monkeypatch: pytest.MonkeyPatch
+    snapshot: SnapshotCoordinator, judge: StalenessJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for oid in range(1, MOST_AT_ONCE + 1):
-        reading = Reading(TableState(oid, "a", f"t{oid}", "s"), table_being_read(judge), recipe_of(oid), attempts=1)
+        reading = TableTask(TableState(oid, "a", f"t{oid}", "s"), table_being_read(judge), recipe_of(oid), attempts=1)
         snapshot._readings.by_oid[oid] = snapshot._readings.begun[oid] = reading
-    snapshot._readings.by_oid[1000] = Reading(TableState(1000, "a", "other", "s"))
+    snapshot._readings.by_oid[1000] = TableTask(TableState(1000, "a", "other", "s"))
     set_up: list[int] = []
 
-    async def with_recipes(readings: list[Reading], _: float) -> list[Any]:
+    async def with_recipes(readings: list[TableTask], _: float) -> list[Any]:
         set_up.extend(reading.oid for reading in readings)
         return []
 
@@ -220,25 +224,25 @@ async def test_tables_that_cannot_be_read_keep_no_other_from_being_read(
 
 
 @pytest.mark.parametrize("kind", ["begin", "end"])
-async def test_a_mark_of_what_was_cancelled_meanwhile_means_nothing(snapshot: Snapshot, kind: str) -> None:
+async def test_a_mark_of_what_was_cancelled_meanwhile_means_nothing(snapshot: SnapshotCoordinator, kind: str) -> None:
     snapshot._readings.snapshot_id = "s"
-    reading = snapshot._readings.by_oid[1] = Reading(TableState(1, "a", "b", "s"), is_marked=True)
-    mark = Mark(kind, [reading], is_last=kind == "end")
+    reading = snapshot._readings.by_oid[1] = TableTask(TableState(1, "a", "b", "s"), is_marked=True)
+    mark = ChunkMark(kind, [reading], is_last=kind == "end")
     snapshot._reselecting.cancel_tables()
     await snapshot.hand_over(mark, 1, 2, 3)
     assert mark.done.is_set() and not reading.is_marked
 
 
-def test_the_end_of_a_snapshot_that_was_sent_in_vain_is_sent_once_more(snapshot: Snapshot) -> None:
+def test_the_end_of_a_snapshot_that_was_sent_in_vain_is_sent_once_more(snapshot: SnapshotCoordinator) -> None:
     snapshot._arriving.is_ending = True
-    snapshot._arriving.give_back(Mark("end", [], is_last=True))
+    snapshot._arriving.give_back(ChunkMark("end", [], is_last=True))
     assert not snapshot._arriving.is_ending
 
 
 class LooksSlowly:
     """What wakes the conductor comes while it waits for the server."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: SnapshotCoordinator) -> None:
         self._snapshot = snapshot
         self.count = 0
 
@@ -249,7 +253,9 @@ class LooksSlowly:
         return "10:10:"
 
 
-async def test_who_wakes_the_conductor_during_its_round_means_the_next_one(snapshot: Snapshot, judge: Judge) -> None:
+async def test_who_wakes_the_conductor_during_its_round_means_the_next_one(
+    snapshot: SnapshotCoordinator, judge: StalenessJudge
+) -> None:
     server: Any = LooksSlowly(snapshot)
     snapshot._noting._sql, snapshot._noting.judge, snapshot._discovered_at = server, judge, time.monotonic()
     with suppress(TimeoutError):

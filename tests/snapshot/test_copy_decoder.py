@@ -11,8 +11,8 @@ import fastavro
 import pytest
 
 from gateway.events.row_encoder import RowEncoder
-from gateway.events.transaction_context import Context
-from gateway.snapshot.copy_decoder import CopiedRows
+from gateway.events.transaction_context import TransactionContext
+from gateway.snapshot.copy_decoder import CopyDecoder
 from gateway.snapshot.errors import UnreadableCopy
 from schemas.change_schema import change_schema
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
@@ -56,17 +56,17 @@ def copy_of(rows: list[list[bytes | None]], extension: bytes = b"") -> bytes:
     return b"".join(parts) + struct.pack("!h", -1)
 
 
-def copied(*pieces: bytes) -> CopiedRows:
-    rows = CopiedRows(RowEncoder(RELATION, 7, 8), IS_BINARY)
+def copied(*pieces: bytes) -> CopyDecoder:
+    rows = CopyDecoder(RowEncoder(RELATION, 7, 8), IS_BINARY)
     for piece in pieces:
         rows.feed(piece)
     return rows
 
 
-def decoded(rows: CopiedRows) -> list[dict[str, Any]]:
+def decoded(rows: CopyDecoder) -> list[dict[str, Any]]:
     """As the state machine writes them."""
     encoder = RowEncoder(RELATION, 7, 8)
-    context = Context(5, -1, 1, 100, 200, None)
+    context = TransactionContext(5, -1, 1, 100, 200, None)
     schema = fastavro.parse_schema(change_schema(RELATION, "cdc"))
     found = []
     for ordinal, (_, tail) in enumerate(rows.rows):
@@ -99,7 +99,7 @@ def test_rows_cut_at_any_byte_are_the_same(extension: bytes) -> None:
 def test_keys_are_those_of_the_stream() -> None:
     rows = copied(copy_of(ROWS)).rows
     message = b"N\0\4b\0\0\0\4\0\0\0\1nnn"
-    key, _ = RowEncoder(RELATION, 7, 8).insert(message, 0, len(message), Context(1, -1, 1, 1, 1, None), 1, 0)
+    key, _ = RowEncoder(RELATION, 7, 8).insert(message, 0, len(message), TransactionContext(1, -1, 1, 1, 1, None), 1, 0)
     assert rows[0][0] == key
 
 
@@ -118,7 +118,7 @@ def test_what_is_not_whole_is_refused() -> None:
 
 def test_tuples_are_kept_with_their_keys_where_they_are_asked_for() -> None:
     for is_binary in (IS_BINARY, [True] * len(IS_BINARY)):
-        rows = CopiedRows(RowEncoder(RELATION, 7, 8), is_binary, keeps_tuples=True)
+        rows = CopyDecoder(RowEncoder(RELATION, 7, 8), is_binary, keeps_tuples=True)
         rows.feed(copy_of([[struct.pack("!i", 1), None, None, None]]))
         rows.finish()
         assert rows.rows == [(copied(copy_of(ROWS)).rows[0][0], b"N\0\4b\0\0\0\4\0\0\0\1nnn")]
@@ -129,7 +129,7 @@ def test_a_large_row_costs_what_as_many_small_ones_do() -> None:
     piece_bytes = 1 << 13
     for is_binary in (IS_BINARY, [True] * len(IS_BINARY)):
         data = copy_of([[struct.pack("!i", 1), b"x" * (16 << 20), None, None]])
-        rows = CopiedRows(RowEncoder(RELATION, 7, 8), is_binary, keeps_tuples=True)
+        rows = CopyDecoder(RowEncoder(RELATION, 7, 8), is_binary, keeps_tuples=True)
         begin = time.process_time()
         for start in range(0, len(data), piece_bytes):
             rows.feed(data[start : start + piece_bytes])

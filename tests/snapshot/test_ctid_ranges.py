@@ -10,9 +10,9 @@ from gateway.snapshot.rules.ctid_ranges import (
     GROWTH,
     MOST_BLOCKS,
     OFFSET_BITS,
+    ChunkSizer,
+    CtidPlan,
     Leaf,
-    Plan,
-    Sizer,
     TidRange,
     cut,
     halves,
@@ -65,7 +65,7 @@ def test_halves_end_at_single_lines(first: int, count: int, is_open: bool, line:
 
 
 def test_a_plan_gives_every_leaf_and_remembers_what_was_begun() -> None:
-    plan = Plan([Leaf(1, 1, 10), Leaf(2, 2, 10)])
+    plan = CtidPlan([Leaf(1, 1, 10), Leaf(2, 2, 10)])
     first = plan.take()
     assert first == TidRange(0)
     part, rest = cut(first, 4, 10)
@@ -75,14 +75,14 @@ def test_a_plan_gives_every_leaf_and_remembers_what_was_begun() -> None:
     assert second is not None and third is not None
     plan.done(part)
     plan.give_back(third)
-    again = Plan(plan.leaves, plan.untouched, plan.begun)
+    again = CtidPlan(plan.leaves, plan.untouched, plan.begun)
     assert covered([each for each in again.begun if each.leaf == 0]) == [(rest.first, None)] if rest else False
     assert {again.take(), again.take()} == {second, third}
     assert not again.is_done and not again.has_more
 
 
 def test_a_table_of_a_billion_rows_is_planned_as_fast_as_a_small_one() -> None:
-    plan = Plan([Leaf(1, 1, 12_000_000)])
+    plan = CtidPlan([Leaf(1, 1, 12_000_000)])
     taken = plan.take()
     assert taken is not None
     assert cut(taken, FIRST_BLOCKS, 12_000_000)[0].end == FIRST_BLOCKS << OFFSET_BITS
@@ -90,7 +90,7 @@ def test_a_table_of_a_billion_rows_is_planned_as_fast_as_a_small_one() -> None:
 
 @given(st.integers(1, 1 << 20), st.integers(1, 400), st.integers(1, 5000))
 def test_a_chunk_gets_its_size_within_a_few_steps(chunk_bytes: int, rows_of_a_block: int, bytes_of_a_row: int) -> None:
-    sizer = Sizer(chunk_bytes)
+    sizer = ChunkSizer(chunk_bytes)
     for _ in range(12):
         rows = sizer.blocks * rows_of_a_block
         sizer.read_blocks(sizer.blocks, rows, rows * bytes_of_a_row)
@@ -99,7 +99,7 @@ def test_a_chunk_gets_its_size_within_a_few_steps(chunk_bytes: int, rows_of_a_bl
 
 
 def test_the_last_blocks_of_a_table_make_no_chunk_larger() -> None:
-    sizer = Sizer(1 << 20)
+    sizer = ChunkSizer(1 << 20)
     before = sizer.blocks
     sizer.read_blocks(2, 10, 100)
     assert sizer.blocks == before
@@ -110,7 +110,7 @@ def test_the_last_blocks_of_a_table_make_no_chunk_larger() -> None:
 
 
 def test_chunks_become_smaller_and_large_again() -> None:
-    sizer = Sizer(4 << 20)
+    sizer = ChunkSizer(4 << 20)
     for chunk_bytes in (4 << 20, 1 << 20, 4 << 20):
         sizer.chunk_bytes = chunk_bytes
         for _ in range(4):

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.snapshot.relation_files import Content, LeafContent, unsent
+from gateway.snapshot.relation_files import LeafContent, RelationFiles, unsent
 
 ONE, TWO = LeafContent(1, 10, "a"), LeafContent(2, 20, "a")
-PLAIN = Content("public", "t", False, (ONE,))
-PARTED = Content("public", "t", True, (ONE, TWO))
+PLAIN = RelationFiles("public", "t", False, (ONE,))
+PARTED = RelationFiles("public", "t", True, (ONE, TWO))
 
 
 @pytest.mark.parametrize(
@@ -30,5 +30,5 @@ PARTED = Content("public", "t", True, (ONE, TWO))
         (PARTED, replace(PARTED, leaves=(ONE, replace(TWO, filenode=21))), "a partition was rewritten or truncated"),
     ],
 )
-def test_rows_have_changed_without_an_event(before: Content, now: Content, reason: str) -> None:
+def test_rows_have_changed_without_an_event(before: RelationFiles, now: RelationFiles, reason: str) -> None:
     assert unsent(before, now) == reason

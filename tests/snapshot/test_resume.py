@@ -12,13 +12,13 @@ import pytest
 from gateway.events.row_encoder import RowEncoder
 from gateway.pgoutput.relation import Relation
 from gateway.snapshot import recipes
-from gateway.snapshot.coordinator import Snapshot
+from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.snapshot.read_plan import Surveyed, survey
-from gateway.snapshot.relation_files import Content
+from gateway.snapshot.relation_files import RelationFiles
 from gateway.snapshot.rules.ctid_ranges import Leaf
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import TableState
-from gateway.snapshot.table_task import Reading
+from gateway.snapshot.table_task import TableTask
 from gateway.startup.facts import PublishedColumn, PublishedRelation
 from gateway.transactions.transaction import RelationVersion
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
@@ -30,7 +30,7 @@ DESCRIPTION = RelationDescription(1, "public", "t", ReplicaIdentity.DEFAULT, (Co
 PUBLISHED = PublishedRelation(1, "public", "t", "DEFAULT", ("id",), (PublishedColumn("id", 23, -1, "integer"),), "...")
 SURVEYED = Surveyed(
     relation=PUBLISHED, is_partitioned=False, is_heap=True, leaves=(Leaf(1, 1, 100),), leaf_names=("public.t",),
-    row_filter="(id > 5)", fingerprint="f", content=Content("public", "t", False, ()),
+    row_filter="(id > 5)", fingerprint="f", content=RelationFiles("public", "t", False, ()),
 )  # fmt: skip
 HALF_READ = TableState(1, "public", "t", "s", status="READING", fingerprint="f", untouched=0, row_count=7)
 
@@ -45,7 +45,7 @@ class Server(Transactions):
 class Machine:
     transaction_count = 0
 
-    def set_watch(self, _: object) -> None: ...
+    def set_observer(self, _: object) -> None: ...
 
     def in_force(self, _: int) -> None:
         return None
@@ -69,7 +69,7 @@ class Survey:
 
 
 @pytest.fixture
-def locked(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> Survey:
+def locked(snapshot: SnapshotCoordinator, monkeypatch: pytest.MonkeyPatch) -> Survey:
     async def announce(relations: Sequence[tuple[Relation, object]]) -> list[tuple[RelationVersion, str]]:
         return [(RelationVersion("public.t", 1, RowEncoder(DESCRIPTION, 1, 2), NOT_ASKED), "topic") for _ in relations]
 
@@ -82,12 +82,14 @@ def locked(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> Survey:
     return found
 
 
-def where(reading: Reading) -> tuple[Status, int, bool]:
+def where(reading: TableTask) -> tuple[Status, int, bool]:
     """Its status, how many rows were read, and whether more may be."""
     return reading.status, 0 if reading.table is None else reading.table.row_count, reading.is_readable
 
 
-async def test_a_table_that_is_locked_at_the_start_goes_on_where_it_was(snapshot: Snapshot, locked: Survey) -> None:
+async def test_a_table_that_is_locked_at_the_start_goes_on_where_it_was(
+    snapshot: SnapshotCoordinator, locked: Survey
+) -> None:
     """It is not one that has left its publications; it is read as soon as its row filter can be printed."""
     await snapshot._resume([HALF_READ])
     assert not snapshot._readings.left
@@ -102,7 +104,9 @@ async def test_a_table_that_is_locked_at_the_start_goes_on_where_it_was(snapshot
     assert where(reading) == (Status.READING, 7, True)
 
 
-async def test_a_table_that_was_changed_under_the_lock_is_restarted(snapshot: Snapshot, locked: Survey) -> None:
+async def test_a_table_that_was_changed_under_the_lock_is_restarted(
+    snapshot: SnapshotCoordinator, locked: Survey
+) -> None:
     await snapshot._resume([HALF_READ])
     locked.is_locked, locked.fingerprint = False, "other"
     await snapshot._set_up_begun()
@@ -110,7 +114,7 @@ async def test_a_table_that_was_changed_under_the_lock_is_restarted(snapshot: Sn
     assert snapshot._readings.begun[1].state.purpose == "REPLACE"
 
 
-async def test_only_what_no_publication_holds_is_left(snapshot: Snapshot, locked: Survey) -> None:
+async def test_only_what_no_publication_holds_is_left(snapshot: SnapshotCoordinator, locked: Survey) -> None:
     await snapshot._resume([HALF_READ, replace(HALF_READ, relation_oid=2)])
     assert snapshot._readings.left == {2} and [*snapshot._readings.by_oid] == [1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import StopForOperator
-from gateway.snapshot.relation_files import Content, LeafContent
+from gateway.snapshot.relation_files import LeafContent, RelationFiles
 from gateway.snapshot.rules.ctid_ranges import TidRange
 from gateway.snapshot.stored_state import (
     StreamState,
@@ -42,7 +42,7 @@ TABLE = TableState(
     2,
     3,
 )
-CONTENT = Content("public", "t", True, (LeafContent(16500, 7, "x" * 32, True), LeafContent(16600, 8, "y" * 32)))
+CONTENT = RelationFiles("public", "t", True, (LeafContent(16500, 7, "x" * 32, True), LeafContent(16600, 8, "y" * 32)))
 
 
 def test_states_are_read_back() -> None:

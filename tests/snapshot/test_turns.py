@@ -12,11 +12,11 @@ from gateway.events.row_encoder import RowEncoder
 from gateway.pgoutput.relation import Relation
 from gateway.relations.describe import describe
 from gateway.relations.type_catalog import TYPES_QUERY, read_types
-from gateway.snapshot.chunk_reader import _SHARED_STEP_BYTES, Waiting, read_chunk
-from gateway.snapshot.copy_decoder import CopiedRows
-from gateway.snapshot.read_plan import Recipe, as_message, recipe, survey
-from gateway.snapshot.rules.staleness import Judge
-from gateway.snapshot.rules.table_progress import Table
+from gateway.snapshot.chunk_reader import _SHARED_STEP_BYTES, ReadChunk, read_chunk
+from gateway.snapshot.copy_decoder import CopyDecoder
+from gateway.snapshot.read_plan import ReadPlan, as_message, recipe, survey
+from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import LOOK
 from gateway.transactions.transaction import RelationVersion
@@ -33,15 +33,15 @@ async def test_one_reader_takes_a_small_step_in_a_round_where_others_wait(
     """Steps of all readers; where the stream has nothing else they are larger, and side by side."""
     sessions = [await database.connect() for _ in range(2)]
     made = await _recipe(sessions[0])
-    judge = Judge(parse_visibility(await sessions[0].fetchval(LOOK)), 0)
+    judge = StalenessJudge(parse_visibility(await sessions[0].fetchval(LOOK)), 0)
     steps: list[int] = []
-    feed = CopiedRows.feed
+    feed = CopyDecoder.feed
 
-    def counted(rows: CopiedRows, piece: bytes) -> None:
+    def counted(rows: CopyDecoder, piece: bytes) -> None:
         steps.append(len(piece))
         feed(rows, piece)
 
-    monkeypatch.setattr(CopiedRows, "feed", counted)
+    monkeypatch.setattr(CopyDecoder, "feed", counted)
     turn = asyncio.Lock() if is_shared else None
     reading = [asyncio.create_task(_read(session, made, judge, turn)) for session in sessions]
     rounds = 0
@@ -54,7 +54,7 @@ async def test_one_reader_takes_a_small_step_in_a_round_where_others_wait(
     assert not is_shared or rounds >= len(steps)
 
 
-async def _recipe(sql: asyncpg.Connection, row_count: int = ROWS) -> Recipe:
+async def _recipe(sql: asyncpg.Connection, row_count: int = ROWS) -> ReadPlan:
     await sql.execute("CREATE TABLE public.t (id int PRIMARY KEY, word text)")
     await sql.execute(f"INSERT INTO public.t SELECT i, 'row ' || i FROM generate_series(1, {row_count}) i")
     await sql.execute("CREATE PUBLICATION turns FOR TABLE public.t")
@@ -66,8 +66,8 @@ async def _recipe(sql: asyncpg.Connection, row_count: int = ROWS) -> Recipe:
     return recipe(surveyed, RelationVersion("public.t", 7, encoder, NOT_ASKED), "x.public.t", "x", text_only=False)
 
 
-async def _read(sql: asyncpg.Connection, made: Recipe, judge: Judge, turn: asyncio.Lock | None) -> Waiting:
-    table = Table(judge, made.surveyed.leaves, 16 << 20)
+async def _read(sql: asyncpg.Connection, made: ReadPlan, judge: StalenessJudge, turn: asyncio.Lock | None) -> ReadChunk:
+    table = TableProgress(judge, made.surveyed.leaves, 16 << 20)
     table.begin()
     table.sizer.blocks = 1 << 16
     chunk = table.take()
@@ -83,12 +83,12 @@ async def test_a_read_that_ends_when_the_server_has_sent_all_does_not_wait_for_a
     """Nothing is left to cancel then: a driver that cancels the COPY waits 60 s and gives up the connection."""
     session, other = [await database.connect() for _ in range(2)]
     made = await _recipe(session, row_count)
-    judge = Judge(parse_visibility(await session.fetchval(LOOK)), 0)
+    judge = StalenessJudge(parse_visibility(await session.fetchval(LOOK)), 0)
 
-    def fails(rows: CopiedRows, piece: bytes) -> None:
+    def fails(rows: CopyDecoder, piece: bytes) -> None:
         raise ValueError("not a row")
 
-    monkeypatch.setattr(CopiedRows, "feed", fails)
+    monkeypatch.setattr(CopyDecoder, "feed", fails)
     turn = asyncio.Lock()
     await turn.acquire()  # it waits with its first piece
     reading = asyncio.create_task(_read(session, made, judge, turn))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.snapshot.errors import UnreadableSnapshot
-from gateway.snapshot.rules.staleness import Judge
+from gateway.snapshot.rules.staleness import StalenessJudge
 from gateway.snapshot.rules.visibility import Visibility, parse_visibility
 from tests.conftest import Database
 
@@ -45,7 +45,7 @@ async def test_a_real_snapshot_is_read(database: Database) -> None:
 
 
 def test_what_is_known_of_two_relations_is_two_things_also_where_it_is_the_same() -> None:
-    judge = Judge(Visibility(10, 10), 0)
+    judge = StalenessJudge(Visibility(10, 10), 0)
     one, two = judge.begin(), judge.begin()
     judge.end(two)
     judge.committed_whole(one, 12)

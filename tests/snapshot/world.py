@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from gateway.snapshot.rules import staleness
-from gateway.snapshot.rules.ctid_ranges import OFFSET_BITS, Leaf, Plan, TidRange, cut
+from gateway.snapshot.rules.ctid_ranges import OFFSET_BITS, CtidPlan, Leaf, TidRange, cut
 from gateway.snapshot.rules.key_segments import KeyList
-from gateway.snapshot.rules.staleness import Judge, Track
-from gateway.snapshot.rules.table_progress import Chunk, Status, Table
+from gateway.snapshot.rules.staleness import StalenessJudge, Track
+from gateway.snapshot.rules.table_progress import Chunk, Status, TableProgress
 from gateway.snapshot.rules.visibility import Visibility
 from tests.snapshot.source import BLOCKS, UNCHANGED, Big, Change, Entry, Source, Unchanged
 
@@ -109,10 +109,10 @@ class World:
         streamed, or whole when it ends."""
         live = self.live = copy.deepcopy(self.durable)
         self.waiting: dict[str, Waiting] = {}
-        self.judge = Judge(self._look(), live.floor, set() if self.broken == "R" else live.unseen)
+        self.judge = StalenessJudge(self._look(), live.floor, set() if self.broken == "R" else live.unseen)
         self.table = self._new_table()
         if live.status in (Status.READING, Status.ENDING):
-            plan = Plan(self.table.plan.leaves, live.untouched, live.begun)
+            plan = CtidPlan(self.table.plan.leaves, live.untouched, live.begun)
             self.table.resume(plan, KeyList({0: live.again}), live.suspects)
         self.table.status = Status.DONE if live.status is Status.DONE else self.table.status
         self.streams: dict[int, list[Change]] = {}
@@ -126,8 +126,8 @@ class World:
                     self.whole_this_time.add(entry.xid)
                 self._segment(entry)
 
-    def _new_table(self) -> Table:
-        return Table(self.judge, [Leaf(1, self.live.filenode, 0)], 1 << 20, in_few_chunks=self.in_few_chunks)
+    def _new_table(self) -> TableProgress:
+        return TableProgress(self.judge, [Leaf(1, self.live.filenode, 0)], 1 << 20, in_few_chunks=self.in_few_chunks)
 
     def _look(self) -> Visibility:
         found = self.source.snapshot()
@@ -310,7 +310,7 @@ class World:
     def _begin(self) -> None:
         self.live.changed = set()
         self.live.filenode = self.source.filenode
-        self.table.plan = Plan([Leaf(1, self.live.filenode, 0)])
+        self.table.plan = CtidPlan([Leaf(1, self.live.filenode, 0)])
         self.table.begin({xid & 0xFFFFFFFF for xid in (*self.streams, *self.live.prepared)})
         assert self.table.track is not None
         if self.broken == "received before":

@@ -16,7 +16,7 @@ from spark_consumer.mirror.table_states import (
     REPLACE,
     VERIFY,
     Mark,
-    Standing,
+    TableStates,
     Window,
     advance,
     first_cut,
@@ -121,10 +121,10 @@ def written(steps: Sequence[tuple[Any, ...]]) -> list[Row]:
     return gateway.rows
 
 
-def read_in_order(rows: Sequence[Row]) -> Iterator[tuple[int, Standing, list[End], dict[str, Window]]]:
+def read_in_order(rows: Sequence[Row]) -> Iterator[tuple[int, TableStates, list[End], dict[str, Window]]]:
     """The stream, marker by marker: behind each commit, the state, the snapshots of tables that ended, and those that are over
     without an end."""
-    standing, known = Standing(), set[str]()
+    standing, known = TableStates(), set[str]()
     ended, over = list[End](), dict[str, Window]()
     for place, entry in enumerate(rows):
         name = entry["table"]
@@ -156,7 +156,7 @@ class Reader:
 
     def take(self, stored: Sequence[Row]) -> None:
         rows = [entry for entry in stored if entry["commit_lsn"] > self.reached]
-        standing = Standing.of(self.text)
+        standing = TableStates.of(self.text)
         marks = marks_of(entry for entry in rows if entry["op"] != CHANGE)
         lsns = [entry["commit_lsn"] for entry in rows]
         cut = first_cut(standing, marks, min(lsns), max(lsns)) if rows else None
@@ -193,7 +193,7 @@ def test_whatever_the_batches_are_the_state_is_that_of_the_stream(
         if data.draw(st.booleans(), label="stored, sorted by table"):
             batch = sorted(batch, key=lambda entry: entry["table"] or "")
         reader.take(batch)
-        assert Standing.of(reader.text) == standing
+        assert TableStates.of(reader.text) == standing
         assert sorted(reader.ended, key=str) == sorted(ended, key=str)
         assert reader.over == over
         begin = end

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from gateway.local.ports import HOST, free_port
-from gateway.observe.status_board import Board
+from gateway.observe.status_board import StatusBoard
 from gateway.runtime.monitor import ask_mirror
 from spark_consumer.errors import MirrorError
 from spark_consumer.jobs.run import Run
@@ -46,7 +46,7 @@ async def test_a_job_that_dies_again_and_again_before_its_first_batch_ends_is_be
     items = feeder.table(ITEMS)
     for number in range(3):
         insert(feeder, items, number)
-    port, board = free_port(), Board(prefix=feeder.prefix)
+    port, board = free_port(), StatusBoard(prefix=feeder.prefix)
     url = f"http://{HOST}:{port}"
     lags: list[float | None] = []
 

@@ -17,13 +17,13 @@ from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.fold.fold_arrow import Key, key_tuples
 from spark_consumer.mirror.fold.fold_spark import STATE
 from spark_consumer.mirror.fold.fold_table import arrow_fold, spark_fold, table_schema
-from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.mirror.table_schema import TableSchema
 from tests.spark_consumer.feeder import FLOAT8, INT8, relation
 from tests.spark_consumer.mirror.test_fold_arrow import COLUMNS, Row, histories
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-SHAPE = TableShape.of(change_schema(relation("r", {"h": INT8, "x": FLOAT8, "a": INT8, "b": INT8}, ("h", "x")), "cdc"))
+SHAPE = TableSchema.of(change_schema(relation("r", {"h": INT8, "x": FLOAT8, "a": INT8, "b": INT8}, ("h", "x")), "cdc"))
 NAN = float("nan")
 KEYS = (0.0, NAN, -1.5, float("inf"), 1.5, 7.0)
 """Of `x`, by the number that a history has; 0 also comes as -0."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.startup.facts import Facts, Stored, SystemIdentity
-from gateway.startup.start import Identify, Look, LookAtPositions, ReadPositions, Step, Steps
+from gateway.startup.start import Identify, LoadFacts, LookAtPositions, ReadPositions, Step, Steps
 from gateway.transactions.position import Position
 from tests.startup.facts import SERVER
 
@@ -37,7 +37,7 @@ def carried_out(
         done.append(step)
         if type(step) in given:
             answer = given[type(step)](step)
-        elif isinstance(step, Look):
+        elif isinstance(step, LoadFacts):
             answer = facts
         elif isinstance(step, (ReadPositions, LookAtPositions)):
             answer = stored

@@ -32,7 +32,7 @@ from gateway.startup.start import (
     DropSlot,
     Fence,
     Identify,
-    Look,
+    LoadFacts,
     PrepareKafka,
     ProveFence,
     ReadPositions,
@@ -298,10 +298,10 @@ class Gateway:
 
     def _carry_out(self, step: Step) -> Any:
         world = self.world
-        if isinstance(step, (Look, DropSlot, CreateSlot, Identify, TimelineHistory)):
+        if isinstance(step, (LoadFacts, DropSlot, CreateSlot, Identify, TimelineHistory)):
             self._demand_server()
         match step:
-            case Look():
+            case LoadFacts():
                 facts = world.facts()
                 self.before = facts
                 return facts
@@ -431,11 +431,11 @@ def _old_start(
     expected: Expected, fresh_position: Callable[[Facts], Position], *, reported: Reported | None = None
 ) -> Steps:
     """The order before: position first, then whatever takes long, then the judgement; the gravest finding wins."""
-    yield Look()
+    yield LoadFacts()
     yield Fence()
     stored: Stored = yield ReadPositions()
     yield PrepareKafka()
-    facts: Facts = yield Look()
+    facts: Facts = yield LoadFacts()
     fresh = fresh_position(facts)
     known = stored.positions.get(fresh.key)
     for finding in check_prefix(stored.positions, fresh, facts):

@@ -13,7 +13,7 @@ from gateway.startup.start import (
     CreateSlot,
     Fence,
     Identify,
-    Look,
+    LoadFacts,
     PrepareKafka,
     ProveFence,
     ReadPositions,
@@ -54,7 +54,17 @@ def kinds(steps: list[Step]) -> list[type]:
 
 def test_a_known_slot_goes_on_from_its_position_in_a_new_epoch() -> None:
     position, steps = started(FACTS, STORED, fresh=replace(FRESH, publications=("a", "b")))
-    assert kinds(steps) == [Look, PrepareKafka, Look, Fence, Look, ReadPositions, Look, Identify, BeginEpoch]
+    assert kinds(steps) == [
+        LoadFacts,
+        PrepareKafka,
+        LoadFacts,
+        Fence,
+        LoadFacts,
+        ReadPositions,
+        LoadFacts,
+        Identify,
+        BeginEpoch,
+    ]
     assert (position.resume_lsn, position.epoch, position.publications) == (1500, 5, ("a", "b"))
     assert steps[-1] == BeginEpoch(position)
 
@@ -73,7 +83,7 @@ def test_a_crash_between_intent_and_slot_creates_the_slot_now() -> None:
 def test_a_crash_between_slot_and_epoch_goes_on_from_the_slot() -> None:
     position, steps = started(FACTS, INTENT_STORED)
     assert position.resume_lsn == 1000
-    assert kinds(steps)[-3:] == [Look, Identify, BeginEpoch]
+    assert kinds(steps)[-3:] == [LoadFacts, Identify, BeginEpoch]
 
 
 def test_a_slot_that_another_process_is_creating_is_waited_for() -> None:
@@ -171,7 +181,7 @@ def test_nothing_is_judged_while_another_process_holds_the_slot(look: int, gone:
     looks = iter([held if number == look else gone for number in range(1, 5)])
     done: list[Step] = []
     with pytest.raises(Retry, match="in use by process 99"):
-        started(FACTS, STORED, answers={Look: lambda _: next(looks)}, done=done)
+        started(FACTS, STORED, answers={LoadFacts: lambda _: next(looks)}, done=done)
     assert (Fence in kinds(done)) == (look == 4), "a stand-by that waits fences no gateway"
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.startup.facts import Facts
-from gateway.startup.wal_budget import Released, release_to
+from gateway.startup.wal_budget import ReleasedWal, release_to
 from schemas.lsn import Lsn
 from tests.startup.facts import ACTIVE, SERVER, with_server, with_slot, without_slot
 
@@ -45,7 +45,7 @@ def test_only_the_slot_whose_position_was_read_is_moved(facts: Facts) -> None:
 
 
 def test_the_gap_names_the_setting_and_where_it_ends() -> None:
-    reason = Released(Lsn(16), Lsn(32)).reason
+    reason = ReleasedWal(Lsn(16), Lsn(32)).reason
     assert "source.wal_budget_bytes" in reason and "was advanced to 0/20" in reason
 
 
@@ -55,7 +55,7 @@ def test_without_a_position_nothing_is_moved() -> None:
 
 def test_nothing_more_is_given_up_before_the_last_release_has_freed_something() -> None:
     facts = held(restart=100, confirmed=1200)
-    futile = Released(Lsn(1000), Lsn(1200))
+    futile = ReleasedWal(Lsn(1000), Lsn(1200))
     assert release_to(facts, ACTIVE, futile, 500) == 1200
     assert release_to(facts, ACTIVE, replace(futile, has_freed=True), 500) is None
     assert release_to(held(restart=300, confirmed=1200), ACTIVE, replace(futile, has_freed=True), 500) is None

@@ -13,9 +13,9 @@ from typing import Any
 from gateway.errors import StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
-from gateway.events.transaction_context import Context
+from gateway.events.transaction_context import TransactionContext
 from gateway.transactions.machine import TransactionMachine
-from gateway.transactions.transaction import LeftOutMessage, MessageTopic, RelationVersion, Transaction
+from gateway.transactions.transaction import ExcludedMessage, MessageTopic, RelationVersion, Transaction
 from schemas.lsn import Lsn
 
 RELATION_OID = 4711
@@ -25,7 +25,7 @@ OLD_KEY = b"frameold"
 @dataclass
 class Event:
     operation: str
-    context: Context
+    context: TransactionContext
     change_lsn: int
     ordinal: int
     manifest: Manifest | None = None
@@ -40,20 +40,20 @@ class RecordingEncoder:
     def __init__(self, version: str = "v1") -> None:
         self.version = version
 
-    def _event(self, operation: str, context: Context, change_lsn: int, ordinal: int) -> Any:
+    def _event(self, operation: str, context: TransactionContext, change_lsn: int, ordinal: int) -> Any:
         return Event(f"{operation}:{self.version}", context, change_lsn, ordinal)
 
-    def insert(self, data: bytes, position: int, end: int, context: Context, lsn: int, ordinal: int) -> Any:
+    def insert(self, data: bytes, position: int, end: int, context: TransactionContext, lsn: int, ordinal: int) -> Any:
         return self.key, self._event("INSERT", context, lsn, ordinal)
 
-    def update(self, data: bytes, position: int, end: int, context: Context, lsn: int, ordinal: int) -> Any:
+    def update(self, data: bytes, position: int, end: int, context: TransactionContext, lsn: int, ordinal: int) -> Any:
         moved = (OLD_KEY, self._event("DELETE", context, lsn, ordinal)) if data[position:end] == b"moved" else None
         return self.key, self._event("UPDATE", context, lsn, ordinal), moved
 
-    def delete(self, data: bytes, position: int, end: int, context: Context, lsn: int, ordinal: int) -> Any:
+    def delete(self, data: bytes, position: int, end: int, context: TransactionContext, lsn: int, ordinal: int) -> Any:
         return self.key, self._event("DELETE", context, lsn, ordinal)
 
-    def truncate(self, context: Context, lsn: int, ordinal: int) -> Any:
+    def truncate(self, context: TransactionContext, lsn: int, ordinal: int) -> Any:
         return self._event("TRUNCATE", context, lsn, ordinal)
 
 
@@ -116,7 +116,7 @@ class MessageEvent(Event):
         return len(self.content)
 
 
-def encode_message(context: Context, change_lsn: int, ordinal: int, *rest: Any) -> Any:
+def encode_message(context: TransactionContext, change_lsn: int, ordinal: int, *rest: Any) -> Any:
     return MessageEvent("MESSAGE", context, change_lsn, ordinal, content=rest[-1])
 
 
@@ -126,7 +126,7 @@ class Stream:
     def __init__(self, epoch: int = 3, **start: Any) -> None:
         self.rows = RecordingOutlet()
         self.messages = RecordingOutlet("cdc.message")
-        self.left_out: list[LeftOutMessage] = []
+        self.left_out: list[ExcludedMessage] = []
         prefixes = frozenset(start.get("message_prefixes", ()))
         topic: Any = MessageTopic("cdc.message", 99, encode_message, self.messages, self.left_out.append, prefixes)
         self.machine = TransactionMachine(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.errors import Defect, Retry, StopForOperator
+from gateway.errors import InternalError, Retry, StopForOperator
 from gateway.pgoutput import Begin, StreamStart, Truncate
 from gateway.transactions.error_context import add_context
 from schemas.lsn import Lsn
@@ -55,7 +55,7 @@ def test_an_error_keeps_its_class_and_its_cause() -> None:
 
 
 def test_what_was_not_raised_on_purpose_is_a_defect_whose_text_is_not_shown() -> None:
-    with pytest.raises(Defect, match=r"^ValueError in .*py:\d+ .* \(Commit message, LSN 0/8\)") as caught:
+    with pytest.raises(InternalError, match=r"^ValueError in .*py:\d+ .* \(Commit message, LSN 0/8\)") as caught:
         refuse("a row's value")
     assert isinstance(caught.value.__cause__, ValueError)
     assert "a row's value" not in str(caught.value)

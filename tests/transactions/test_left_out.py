@@ -23,7 +23,7 @@ from gateway.pgoutput import (
     StreamStop,
 )
 from gateway.transactions.machine import RolledBackMessages
-from gateway.transactions.transaction import CHUNK_PREFIX, COMMAND_PREFIX, LeftOutMessage, MessageTopic
+from gateway.transactions.transaction import CHUNK_PREFIX, COMMAND_PREFIX, ExcludedMessage, MessageTopic
 from schemas.lsn import Lsn
 from tests.transactions.stream import RELATION_OID, Stream
 
@@ -65,7 +65,7 @@ def test_a_message_that_is_too_large_is_marked_and_takes_no_ordinal(drained: boo
     assert commit.manifest.excluded == excluded(2)
     assert [event.ordinal for event in stream.rows.events] == [0]
     assert stream.messages.events == []
-    assert stream.left_out == [LeftOutMessage(5, 77, "p", LARGE if drained else 1)] * 2
+    assert stream.left_out == [ExcludedMessage(5, 77, "p", LARGE if drained else 1)] * 2
 
 
 def test_a_transaction_of_nothing_but_a_large_message_leaves_a_trace() -> None:
@@ -98,7 +98,7 @@ def test_a_large_message_of_no_transaction_is_told_and_passed(drained: bool) -> 
         stream.drained(head(transactional=False), LARGE)
     else:
         stream.receive(message(transactional=False))
-    assert stream.left_out == [LeftOutMessage(0, 77, "p", LARGE if drained else 1)]
+    assert stream.left_out == [ExcludedMessage(0, 77, "p", LARGE if drained else 1)]
     assert stream.machine.resume_lsn == 77
     assert stream.kinds() == [] and stream.messages.events == []
 

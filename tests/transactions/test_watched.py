@@ -58,7 +58,7 @@ class Watching:
 
 def watched() -> tuple[Stream, Watching]:
     stream, watching = Stream(), Watching()
-    stream.machine.set_watch(watching)
+    stream.machine.set_observer(watching)
     return stream, watching
 
 
@@ -74,7 +74,7 @@ def test_changes_are_told_to_whom_it_names_and_so_is_the_commit() -> None:
     commit(stream, 1000)
     assert watching.told == [("version", RELATION_OID), ("committed", 5)]
     assert (watching.changes.xids, watching.changes.keys) == ([5], [b"k", b"k", OLD_KEY])
-    stream.machine.set_watch(None)
+    stream.machine.set_observer(None)
     begin(stream, 6, 2000)
     stream.row()
     assert len(stream.rows.events) == 4 and len(watching.changes.keys) == 3
@@ -162,7 +162,7 @@ def test_rows_that_were_read_are_changes_of_the_transaction_that_commits() -> No
     assert context is not None
     version = RelationVersion("public.t", 9, encoding, outlet)
     stream.machine.read(version, [(b"k1", b"row 1"), (b"k2", b"row 2")], 640)
-    stream.machine.owe(Marker("CHUNK", 5, 640))
+    stream.machine.add_pending_marker(Marker("CHUNK", 5, 640))
     commit(stream, 1000)
     first = b"HEAD" + context.identity + encode_long(640)
     assert kept.appended == [

@@ -20,7 +20,7 @@ import asyncpg
 import fastavro
 
 from gateway.events.row_encoder import RowEncoder
-from gateway.events.transaction_context import Context
+from gateway.events.transaction_context import TransactionContext
 from gateway.pgoutput import Relation, Type, decode
 from gateway.relations.describe import describe
 from gateway.relations.type_catalog import PRIMARY_KEY_QUERY, TYPES_QUERY, read_types
@@ -62,7 +62,9 @@ class Stream:
     connection: asyncpg.Connection
     slot: str
     publication: str
-    context: Context = field(default_factory=lambda: Context(700, -1, 1, 0x10, 1_700_000_000_000_000, None))
+    context: TransactionContext = field(
+        default_factory=lambda: TransactionContext(700, -1, 1, 0x10, 1_700_000_000_000_000, None)
+    )
 
     async def start(self) -> None:
         for name, value in SESSION.items():
@@ -138,7 +140,7 @@ class Stream:
 
 
 def _encoded(
-    encoder: RowEncoder, letter: str, data: bytes, length: int, context: Context, lsn: int, ordinal: int
+    encoder: RowEncoder, letter: str, data: bytes, length: int, context: TransactionContext, lsn: int, ordinal: int
 ) -> list[tuple[str, bytes | None, bytes]]:
     place, end = 7 + 5, 7 + length
     if letter == "I":

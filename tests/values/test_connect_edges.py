@@ -31,9 +31,9 @@ from gateway.debezium.connect_codec import (
 from gateway.debezium.connect_type import ConnectType, DebeziumOptions, connect_type
 from gateway.debezium.envelope_schema import CatalogColumn, ConnectColumn, connect_relation
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT
-from gateway.values.column_readers import Unusual
+from gateway.values.column_readers import SlowPathNeeded
 from gateway.values.integers import read_required_int4, read_required_int8
-from gateway.values.special_values import NotRenderable, Special
+from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from tests.debezium.encoded import without_times
 from tests.events.rows import numeric_binary
@@ -150,10 +150,10 @@ def test_a_moment_is_that_of_the_calendar_whatever_its_offset(moment: datetime, 
 def test_the_reader_of_moments_knows_null_and_leaves_the_rest_to_others() -> None:
     parts: list[bytes] = []
     assert times.read_moment_text(bytes((KIND_NULL,)), 0, parts) == 1 and b"".join(parts) == b"\0"
-    with pytest.raises(Unusual):
+    with pytest.raises(SlowPathNeeded):
         times.read_moment_text(bytes((KIND_TEXT,)) + b"\0\0\0\1x", 0, parts)
     for since_2000 in ((1 << 63) - 1, -(1 << 63), 300_000_000_000_000_000):  # infinities; after the year 9999
-        with pytest.raises(Special):
+        with pytest.raises(UnrepresentableValue):
             times.read_moment_text(bytes((KIND_BINARY,)) + struct.pack("!iq", 8, since_2000), 0, parts)
 
 
@@ -207,7 +207,7 @@ def test_infinite_intervals_have_no_number_and_no_text() -> None:
             codec = connect_codec(column(type_of(INTERVAL, interval_handling_mode=mode)))
             assert codec.from_binary is not None
             for encode, value in ((codec.from_text, text), (codec.from_binary, binary)):
-                with pytest.raises(Special):
+                with pytest.raises(UnrepresentableValue):
                     encode(value)
 
 
@@ -227,7 +227,7 @@ def test_numbers_that_are_none_have_debeziums_names_or_no_value() -> None:
     assert text_read(type_of(numeric, decimal_handling_mode="string"), b"NaN") == "NAN"
     assert text_read(type_of(numeric, decimal_handling_mode="string"), b"-Infinity") == "NEGATIVE_INFINITY"
     assert math.isnan(text_read(type_of(numeric, decimal_handling_mode="double"), b"NaN"))
-    with pytest.raises(Special):
+    with pytest.raises(UnrepresentableValue):
         encode_text(type_of(numeric))(b"NaN")
     found = text_read(type_of(numeric), b"-12.500")
     assert (found["scale"], int.from_bytes(found["value"], "big", signed=True)) == (1, -125)
@@ -378,7 +378,7 @@ def test_required_integers_are_read_where_they_lie(reader: Any, size: int, data:
     wire = in_wire(KIND_BINARY, number.to_bytes(size, "big", signed=True))
     assert reader(wire, 0, parts) == len(wire)
     assert fastavro.schemaless_reader(io.BytesIO(b"".join(parts)), "long", None) == number
-    with pytest.raises(Unusual):
+    with pytest.raises(SlowPathNeeded):
         reader(in_wire(KIND_TEXT, b"5"), 0, parts)
 
 
@@ -386,7 +386,7 @@ def test_a_required_field_that_was_not_sent_is_unusual_but_in_a_key_tuple() -> N
     for type_ in (type_of(INT4), type_of(TIMESTAMPTZ), type_of(TEXT)):
         parts: list[bytes] = []
         required = column(type_, is_optional=False)
-        with pytest.raises(Unusual):
+        with pytest.raises(SlowPathNeeded):
             connect_codec(required).read_binary(b"n", 0, parts)
         assert connect_codec(required, in_key_tuple=True).read_binary(b"n", 0, parts) == 1
         assert b"".join(parts) == fallback_value(required)
@@ -417,7 +417,7 @@ def test_a_type_that_cannot_be_rendered_has_no_binary_decoder() -> None:
         for is_optional in (True, False):
             each = connect_codec(column(type_, is_optional=is_optional, has_default=is_optional))
             assert each.from_binary is None
-            with pytest.raises((Unusual, NotRenderable)):
+            with pytest.raises((SlowPathNeeded, NotRenderable)):
                 each.read_binary(in_wire(KIND_BINARY, bytes(8)), 0, [])
 
 

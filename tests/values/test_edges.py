@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gateway.pgoutput.letters import KIND_NULL, KIND_TEXT
 from gateway.values.column_codec import codec
-from gateway.values.column_readers import Render, Unusual, always_unusual
+from gateway.values.column_readers import Render, SlowPathNeeded, always_unusual
 from gateway.values.column_rules import protected_codec
 from gateway.values.dates import (
     read_timestamptz_text,
@@ -29,7 +29,7 @@ from gateway.values.extensions import render_hstore, render_vector
 from gateway.values.floats import float4_from_text, render_float4
 from gateway.values.network import render_inet
 from gateway.values.renderers import renderer
-from gateway.values.special_values import NotRenderable, Special
+from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from gateway.values.text_search import render_tsquery
 from schemas.avro_types import column_type, is_numeric
 from schemas.relation import Attribute, Kind, Protect, Protection, TypeFacts
@@ -103,7 +103,7 @@ def test_arrays_of_another_element_or_more_dimensions_than_there_are_are_refused
 
 @pytest.mark.parametrize("text", [b"{1,,2}", b"{1,2", b"{1}2}", b'{"1}'])
 def test_a_text_that_is_no_array_is_refused(text: bytes) -> None:
-    with pytest.raises((ValueError, Special)):
+    with pytest.raises((ValueError, UnrepresentableValue)):
         codec(column_type(array_of(INT4), -1)).from_text(text)
 
 
@@ -168,16 +168,16 @@ def test_an_offset_of_any_session_gives_the_moment(moment: datetime, offset_s: i
 )  # fmt: skip
 def test_moments_that_avro_cannot_hold_are_special(text: bytes) -> None:
     for read in (timestamptz_from_text, read_whole):
-        with pytest.raises(Special):
+        with pytest.raises(UnrepresentableValue):
             read(text)
 
 
 def test_times_and_timestamps_that_are_none_are_special() -> None:
     for text in (b"24:00:00", b"1:00", b"", b"infinity"):
-        with pytest.raises(Special):
+        with pytest.raises(UnrepresentableValue):
             time_from_text(text)
     for text in (b"infinity", b"2020-01-01 00:00:60", b"2020-01-01 00:00:00 BC", b"20200-01-01 00:00:00"):
-        with pytest.raises(Special):
+        with pytest.raises(UnrepresentableValue):
             timestamp_from_text(text)
 
 
@@ -228,9 +228,9 @@ def test_a_decimal_with_more_digits_than_its_type_is_special_in_both_forms(unsca
     number = Decimal(unscaled).scaleb(-2)
     assert column.from_binary is not None
     for encode, value in ((column.from_text, str(number).encode()), (column.from_binary, numeric_binary(number))):
-        with pytest.raises(Special):
+        with pytest.raises(UnrepresentableValue):
             encode(value)
-    with pytest.raises(Special):  # three places, of which the type keeps two
+    with pytest.raises(UnrepresentableValue):  # three places, of which the type keeps two
         column.from_binary(numeric_binary(Decimal("1.234")))
 
 
@@ -303,5 +303,5 @@ def test_a_value_that_a_rule_hides_is_null_whatever_it_is(action: Protect) -> No
 def test_a_column_without_a_decoder_takes_nothing_but_null() -> None:
     parts: list[bytes] = []
     assert always_unusual(bytes((KIND_NULL,)), 0, parts) == 1 and parts == [b"\0"]
-    with pytest.raises(Unusual):
+    with pytest.raises(SlowPathNeeded):
         always_unusual(bytes((KIND_TEXT,)) + b"\0\0\0\1x", 0, parts)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from gateway.pgoutput.letters import KIND_BINARY, KIND_TEXT
 from gateway.values.column_codec import Codec, codec, has_binary_decoder
 from gateway.values.column_readers import Encode, Reader
-from gateway.values.special_values import NotRenderable, Special
+from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from schemas.avro_types import column_type, key_type
 from tests.events.rows import numeric_binary, numeric_typmod
 from tools.types_page import built_in_types
@@ -59,7 +59,7 @@ def encoded(encode: Encode | None, value: bytes) -> bytes | None:
     assert encode is not None
     try:
         return encode(value)
-    except Special:
+    except UnrepresentableValue:
         return None
 
 
@@ -101,7 +101,7 @@ def read(reader: Reader, kind: int, value: bytes) -> bytes | None:
     column = bytes((kind,)) + struct.pack("!i", len(value)) + value
     try:
         end = reader(b"nn" + column + b"n", 2, parts)
-    except Special:
+    except UnrepresentableValue:
         return None
     assert end == 2 + len(column)
     count = len(parts)
@@ -118,7 +118,7 @@ def test_pieces_of_binary_values_raise_nothing_unexpected(name: str) -> None:
         for piece in [*(binary[:length] for length in range(min(len(binary), 60))), binary + b"\0", binary[1:], b""]:
             try:
                 assert row.from_binary(piece)[0] == 2
-            except (Special, *REFUSED):
+            except (UnrepresentableValue, *REFUSED):
                 pass
 
 
@@ -131,7 +131,7 @@ def test_a_binary_value_of_another_length_is_refused(name: str) -> None:
     for _, binary, row, _ in of_type(name):
         for other in (binary + b"\0", binary[:-1]):
             assert row.from_binary is not None
-            with pytest.raises((Special, *REFUSED)):
+            with pytest.raises((UnrepresentableValue, *REFUSED)):
                 row.from_binary(other)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.events.row_encoder import RowEncoder
-from gateway.events.transaction_context import Context
+from gateway.events.transaction_context import TransactionContext
 from gateway.pgoutput import Binary, Text, TupleValue
 from gateway.values.special_values import special_text
 from schemas.change_schema import change_schema, key_schema
@@ -25,7 +25,7 @@ from tests.values.oracle import Stream, column_text
 
 TEXT = facts(25, "text")
 TEXTS = TypeFacts(1009, "pg_catalog", "_text", Kind.ARRAY, element=TEXT)
-CONTEXT = Context(771, -1, 3, 8, 8, None)
+CONTEXT = TransactionContext(771, -1, 3, 8, 8, None)
 INVALID = b"caf\xe9"
 ESCAPED = "\0\\x636166e9"
 

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gateway.cli.tail.decode_input import Given, read_given
-from gateway.cli.tail.filters import Chosen
+from gateway.cli.tail.decode_input import DecodeInput, read_given
+from gateway.cli.tail.filters import MessageFilter
 from gateway.cli.tail.from_slot import tail_slot
 from gateway.cli.tail.from_topics import tail_topics
-from gateway.cli.tail.message_json import Shower, Shown
+from gateway.cli.tail.message_json import MessageRenderer, Shown
 from gateway.cli.tail.output import Output, ended_by_signals
-from gateway.cli.tail.record_json import Records
+from gateway.cli.tail.record_json import RecordRenderer
 from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import RegistrySettings, Settings
 from gateway.errors import WalgateError
@@ -22,7 +22,7 @@ from gateway.pgoutput import PgOutputError
 async def tail_messages(
     settings: Settings,
     publications: Sequence[str],
-    chosen: Chosen,
+    chosen: MessageFilter,
     *,
     as_json: bool,
     in_progress: bool,
@@ -38,7 +38,7 @@ async def tail_messages(
 async def tail_records(
     kafka: KafkaSettings,
     registry: RegistrySettings,
-    chosen: Chosen,
+    chosen: MessageFilter,
     *,
     as_json: bool,
     from_beginning: bool,
@@ -46,7 +46,7 @@ async def tail_records(
     seconds: float | None,
 ) -> None:
     output = Output(as_json_lines=as_json, limit=limit)
-    records = Records.of(registry)
+    records = RecordRenderer.of(registry)
     try:
         async with ended_by_signals(output, seconds):
             await tail_topics(kafka, records, chosen, output, from_beginning=from_beginning)
@@ -59,13 +59,13 @@ async def decode_given(
 ) -> None:
     """`sources`: files, `-` for stdin; or hexadecimal text itself. Messages of one source belong together."""
     output = Output(as_json_lines=as_json)
-    records: Records | None = None
+    records: RecordRenderer | None = None
     try:
         for source in sources:
-            shower = Shower(protocol_version, in_stream=in_stream)
+            shower = MessageRenderer(protocol_version, in_stream=in_stream)
             for given in read_given(_load(source)):
                 if given.is_framed and records is None:
-                    records = Records.of(registry)
+                    records = RecordRenderer.of(registry)
                 shown = await records.show(given.payload) if given.is_framed and records else _show(given, shower)
                 await output.write([shown])
     finally:
@@ -73,7 +73,7 @@ async def decode_given(
             await records.close()
 
 
-def _show(given: Given, shower: Shower) -> Shown:
+def _show(given: DecodeInput, shower: MessageRenderer) -> Shown:
     try:
         return shower.show(given.payload, given.change_lsn)
     except PgOutputError as error:

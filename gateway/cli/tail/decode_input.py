@@ -25,7 +25,7 @@ _TEXT = frozenset(b"0123456789abcdefABCDEFx\\/|, \t\r\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class DecodeInput:
     """`place` is for errors: "line 3"."""
 
     place: str
@@ -37,7 +37,7 @@ class Given:
         return self.payload[:1] == b"\0"
 
 
-def read_given(data: bytes) -> Iterator[Given]:
+def read_given(data: bytes) -> Iterator[DecodeInput]:
     """Raises WalgateError, after it has given what comes before."""
     if not data.strip():
         raise WalgateError("nothing to decode", hint="give hexadecimal text or a file; see --help")
@@ -46,10 +46,10 @@ def read_given(data: bytes) -> Iterator[Given]:
     elif data[0] == COPY_DATA:
         yield from _frames(data)
     else:
-        yield Given("the file", data)
+        yield DecodeInput("the file", data)
 
 
-def _lines(text: str) -> Iterator[Given]:
+def _lines(text: str) -> Iterator[DecodeInput]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -59,13 +59,13 @@ def _lines(text: str) -> Iterator[Given]:
                 f"line {number} is not a message in hexadecimal",
                 hint="expected an even number of hexadecimal digits, with or without \\x, alone or after LSN and xid",
             )
-        yield Given(f"line {number}", bytes.fromhex(match[2]), None if match[1] is None else Lsn.parse(match[1]))
+        yield DecodeInput(f"line {number}", bytes.fromhex(match[2]), None if match[1] is None else Lsn.parse(match[1]))
 
 
-def _frames(data: bytes) -> Iterator[Given]:
+def _frames(data: bytes) -> Iterator[DecodeInput]:
     try:
         for number, (kind, lsn, start, end) in enumerate(split(data), 1):
             if kind != KEEPALIVE:
-                yield Given(f"CopyData message {number}", data[start:end], Lsn(lsn))
+                yield DecodeInput(f"CopyData message {number}", data[start:end], Lsn(lsn))
     except FrameError as error:
         raise WalgateError(f"the CopyData messages of the file: {error.message}") from error

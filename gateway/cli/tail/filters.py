@@ -32,7 +32,7 @@ def check_operations(operations: Iterable[str]) -> frozenset[str]:
     return frozenset(operations)
 
 
-class Chosen:
+class MessageFilter:
     """Which messages to show, in their order."""
 
     def __init__(self, tables: Sequence[str], operations: Iterable[str]) -> None:

@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar
 import asyncpg
 import structlog
 
-from gateway.cli.tail.filters import Chosen
-from gateway.cli.tail.message_json import Shower, Shown
+from gateway.cli.tail.filters import MessageFilter
+from gateway.cli.tail.message_json import MessageRenderer, Shown
 from gateway.cli.tail.output import Output
 from gateway.config.source import SourceSettings
 from gateway.errors import StopForOperator
@@ -47,7 +47,7 @@ FROM pg_catalog.pg_replication_slots WHERE slot_name = $1 AND temporary AND acti
 
 
 async def tail_slot(
-    source: SourceSettings, publications: Sequence[str], chosen: Chosen, output: Output, *, in_progress: bool
+    source: SourceSettings, publications: Sequence[str], chosen: MessageFilter, output: Output, *, in_progress: bool
 ) -> None:
     """Until `output` has ended. Shows what commits from now on; with `in_progress` also what is not committed yet. Raises
     WalgateError."""
@@ -73,7 +73,7 @@ async def tail_slot(
             await stream.start(slot, lsn, options)
             log.info("tailing", slot=slot, from_lsn=str(lsn), publications=list(publications))
             feedback = StandbyStatus(stream, lsn, server.wal_sender_timeout_s)
-            shower = Shower(protocol_version(server.version_num))
+            shower = MessageRenderer(protocol_version(server.version_num))
             await _copy(stream, feedback, shower, chosen, output)
         finally:
             await stream.close()
@@ -84,7 +84,7 @@ async def tail_slot(
 
 
 async def _copy(
-    stream: ReplicationStream, feedback: StandbyStatus, shower: Shower, chosen: Chosen, output: Output
+    stream: ReplicationStream, feedback: StandbyStatus, shower: MessageRenderer, chosen: MessageFilter, output: Output
 ) -> None:
     answering = asyncio.create_task(feedback.run())
     try:
@@ -105,7 +105,7 @@ async def _copy(
             await answering
 
 
-def _show(data: bytes, shower: Shower, chosen: Chosen) -> tuple[Lsn, list[Shown]]:
+def _show(data: bytes, shower: MessageRenderer, chosen: MessageFilter) -> tuple[Lsn, list[Shown]]:
     """The last LSN, and what is chosen of the messages."""
     found: list[Shown] = []
     last = 0
@@ -116,7 +116,7 @@ def _show(data: bytes, shower: Shower, chosen: Chosen) -> tuple[Lsn, list[Shown]
     return Lsn(last), found
 
 
-def _one(kind: int, lsn: int, data: bytes, start: int, end: int, shower: Shower) -> Shown:
+def _one(kind: int, lsn: int, data: bytes, start: int, end: int, shower: MessageRenderer) -> Shown:
     if kind == DRAINED:
         return shower.show_head(data[start:end], lsn, drained_size(data, start))
     return shower.show(data[start:end], lsn)
@@ -147,7 +147,7 @@ async def _check_publications(sql: asyncpg.Connection, names: Sequence[str]) -> 
         )
 
 
-async def _warn_of_tables(sql: asyncpg.Connection, chosen: Chosen) -> None:
+async def _warn_of_tables(sql: asyncpg.Connection, chosen: MessageFilter) -> None:
     """One that is created later is shown as well."""
     there = [format_relation(*row) for row in await sql.fetch(_TABLES)]
     for pattern, near in chosen.unmatched(there):

@@ -9,16 +9,16 @@ import structlog
 from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
-from gateway.cli.tail.filters import Chosen
+from gateway.cli.tail.filters import MessageFilter
 from gateway.cli.tail.message_json import Shown
 from gateway.cli.tail.output import Output
-from gateway.cli.tail.record_json import Records, UnreadableRecord
+from gateway.cli.tail.record_json import RecordRenderer, UnreadableRecord
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import StopForOperator
 from gateway.kafka.aiokafka_internals import Consumer
 from gateway.kafka.errors import READING, classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
-from gateway.kafka.shutdown import say_goodbye
+from gateway.kafka.shutdown import close_with_timeout
 from schemas.topic_names import format_relation, message_topic, relation_of_topic, transaction_topic
 
 log = structlog.get_logger()
@@ -30,7 +30,7 @@ _LOOK_S: Final = 5.0
 
 
 async def tail_topics(
-    settings: KafkaSettings, records: Records, chosen: Chosen, output: Output, *, from_beginning: bool
+    settings: KafkaSettings, records: RecordRenderer, chosen: MessageFilter, output: Output, *, from_beginning: bool
 ) -> None:
     """Until `output` has ended. Order holds within a partition only. Raises WalgateError."""
     consumer = Consumer(
@@ -45,11 +45,17 @@ async def tail_topics(
     except (KafkaError, OSError) as error:
         raise classify(error, "reading topics", READING) from error
     finally:
-        await say_goodbye(consumer.stop(), STOP_TIMEOUT_S)
+        await close_with_timeout(consumer.stop(), STOP_TIMEOUT_S)
 
 
 async def _copy(
-    consumer: Consumer, prefix: str, records: Records, chosen: Chosen, output: Output, *, from_beginning: bool
+    consumer: Consumer,
+    prefix: str,
+    records: RecordRenderer,
+    chosen: MessageFilter,
+    output: Output,
+    *,
+    from_beginning: bool,
 ) -> None:
     offsets: dict[TopicPartition, int] = {}
     looked_at: float | None = None
@@ -72,7 +78,7 @@ async def _copy(
             await output.write([one for each in shown for one in chosen.choose(each)])
 
 
-def _warn_of_tables(topics: set[str], prefix: str, chosen: Chosen) -> None:
+def _warn_of_tables(topics: set[str], prefix: str, chosen: MessageFilter) -> None:
     """Of those without a topic; one that is created later is shown as well. Not every topic has the name of its table."""
     tables = topics - {transaction_topic(prefix), message_topic(prefix)}
     relations = [relation_of_topic(prefix, topic) for topic in tables]
@@ -94,7 +100,7 @@ async def _follow_new(
         consumer.seek(place, offset)
 
 
-async def _shown(place: TopicPartition, record: Any, records: Records) -> Shown:
+async def _shown(place: TopicPartition, record: Any, records: RecordRenderer) -> Shown:
     at = {"topic": place.topic, "partition": place.partition, "offset": record.offset}
     if record.value is not None and record.value[:1] != b"\0":
         return {"message": "Foreign", **at, "bytes": len(record.value)}  # not in Confluent's framing: not of a gateway

@@ -46,7 +46,7 @@ _INFINITIES: Final = {-(1 << 63): "-infinity", (1 << 63) - 1: "infinity"}
 _ROWS: Final = (Insert, Update, Delete)
 
 
-class Shower:
+class MessageRenderer:
     """Decodes and shows the messages of one stream, in their order."""
 
     def __init__(self, protocol_version: int, *, in_stream: bool = False) -> None:

@@ -36,14 +36,14 @@ _NOTHING: Final[tuple[Any, ...]] = (None, [], {}, "")
 _MARKER: Final = "TransactionMarker"
 
 
-class Records:
+class RecordRenderer:
     """`show` raises WalgateError."""
 
     def __init__(self, registry: RegistryClient) -> None:
         self._registry = registry
 
     @classmethod
-    def of(cls, settings: RegistrySettings) -> Records:
+    def of(cls, settings: RegistrySettings) -> RecordRenderer:
         with classified_schema_errors():
             return cls(
                 RegistryClient(

@@ -82,7 +82,7 @@ def halves(whole: TidRange, table_blocks: int) -> tuple[TidRange, TidRange | Non
     return TidRange(whole.leaf, whole.first, at), TidRange(whole.leaf, at, whole.end)
 
 
-class Plan:
+class CtidPlan:
     """The ranges of one relation that are still to be read. `untouched` leaves come after those that were begun."""
 
     def __init__(self, leaves: Sequence[Leaf], untouched: int = 0, begun: Iterable[TidRange] = ()) -> None:
@@ -133,7 +133,7 @@ class Plan:
         self._taken.remove(taken)
 
 
-class Sizer:
+class ChunkSizer:
     """How many blocks or keys make a chunk: as many as give `chunk_bytes`, which may be lowered, and no more than `max_rows`."""
 
     def __init__(self, most_bytes: int, first: int = 1) -> None:

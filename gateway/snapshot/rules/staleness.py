@@ -69,7 +69,7 @@ class Track:
         return xid is not None and not visibility.sees(xid)
 
 
-class Judge:
+class StalenessJudge:
     """The transactions of one stream against the snapshots of its chunks. `visibility` is the latest snapshot taken."""
 
     def __init__(self, visibility: Visibility, floor: int, unseen: Iterable[int] = ()) -> None:

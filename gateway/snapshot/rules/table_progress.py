@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from gateway.snapshot.rules.ctid_ranges import Leaf, Plan, Sizer, TidRange
+from gateway.snapshot.rules.ctid_ranges import ChunkSizer, CtidPlan, Leaf, TidRange
 from gateway.snapshot.rules.key_segments import KeyList
-from gateway.snapshot.rules.staleness import Judge, Track
+from gateway.snapshot.rules.staleness import StalenessJudge, Track
 from gateway.snapshot.rules.visibility import Visibility
 
 MAX_AGAIN = 50_000
@@ -42,7 +42,7 @@ class Chunk:
     `visibility` is its snapshot, from the moment when it was taken.
     """
 
-    table: Table
+    table: TableProgress
     generation: int
     range: TidRange | None = None
     keys: tuple[bytes, ...] = ()
@@ -57,14 +57,14 @@ class Chunk:
         return self.whole if self.range is None else (self.range,)
 
 
-class Table:
+class TableProgress:
     """The reading of one relation. Not thread-safe, no I/O; `judge` is that of the stream. Without `leaves`, only keys are read.
     `reselects`: each row of which an UPDATE left values out is read again. `in_few_chunks`: they begin larger, and keys wait
     until no other chunk is under way."""
 
     def __init__(
         self,
-        judge: Judge,
+        judge: StalenessJudge,
         leaves: Sequence[Leaf],
         chunk_bytes: int,
         *,
@@ -78,11 +78,11 @@ class Table:
         self.in_few_chunks = in_few_chunks
         self.status = Status.WAITING
         self.generation = 0
-        self.plan = Plan(leaves)
+        self.plan = CtidPlan(leaves)
         self.again = KeyList()
         self.late: set[bytes] = set()
         """Of `again`: keys that are read when the table is complete."""
-        self.sizer = Sizer(chunk_bytes, FEW_CHUNKS if in_few_chunks else 1)
+        self.sizer = ChunkSizer(chunk_bytes, FEW_CHUNKS if in_few_chunks else 1)
         self.track: Track | None = None
         self.chunk_count = self.row_count = self.stale_count = 0
         self._taken: set[bytes] = set()
@@ -96,7 +96,7 @@ class Table:
         self.status = Status.READING
         self.track = self.judge.begin(suspects)
 
-    def resume(self, plan: Plan, again: KeyList, suspects: Iterable[int]) -> None:
+    def resume(self, plan: CtidPlan, again: KeyList, suspects: Iterable[int]) -> None:
         """It was being read in an earlier epoch."""
         self.status = Status.READING
         self.plan, self.again = plan, again
@@ -106,7 +106,7 @@ class Table:
         """All that was read is void; what is under way too."""
         self.generation += 1
         self.status = Status.WAITING
-        self.plan = Plan(self.plan.leaves if leaves is None else leaves)
+        self.plan = CtidPlan(self.plan.leaves if leaves is None else leaves)
         self.again.clear()
         self.late.clear()
         self._taken.clear()

@@ -24,7 +24,7 @@ from spark_consumer.mirror.delta.delta_files import DeltaFiles, open_delta
 from spark_consumer.mirror.paths import manifest_path, table_path
 from spark_consumer.mirror.storage_format import FORM, refuse_newer
 from spark_consumer.mirror.table_schema import LOG_COLUMNS, OUT, SPECIAL, is_log
-from spark_consumer.mirror.table_states import Standing
+from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.tables import TableName
 
 TextRow = tuple[str | None, ...]
@@ -104,7 +104,7 @@ def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
             "walgate merge.",
         )
     picture = max(manifest, key=lambda row: row["commit_lsn"])
-    filling = Standing.of(picture.get("standing")).filling
+    filling = TableStates.of(picture.get("standing")).filling
     versions = {name: version for name, version in dict(picture["tables"]).items() if name not in filling}
     missing = [name for name in names if name not in versions]
     if missing:

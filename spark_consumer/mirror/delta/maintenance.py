@@ -51,7 +51,7 @@ _SETTINGS = {
 
 
 @dataclass
-class Upkeep:
+class Maintenance:
     """Of the mirror at `path`, by who merges it."""
 
     path: str

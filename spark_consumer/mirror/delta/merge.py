@@ -27,7 +27,7 @@ from spark_consumer.arrow import out_of_plan
 from spark_consumer.mirror.delta import delta_append
 from spark_consumer.mirror.delta.delta_table import APPLICATION, quoted
 from spark_consumer.mirror.spark_settings import settings
-from spark_consumer.mirror.table_schema import TableShape, special_key
+from spark_consumer.mirror.table_schema import TableSchema, special_key
 
 _CONF = "spark.databricks.delta.write."
 _COPIES_SOURCE = "spark.databricks.delta.merge.materializeSource"
@@ -118,7 +118,7 @@ def merge(
     spark: SparkSession,
     location: str,
     source: DataFrame,
-    shape: TableShape,
+    shape: TableSchema,
     unsent: set[str],
     bounds: Mapping[str, tuple[int | str, int | str]] = MappingProxyType({}),
 ) -> None:
@@ -141,7 +141,7 @@ def merge(
     merged.whenMatchedUpdate(set=updates).whenNotMatchedInsert(alive, inserts).execute()
 
 
-def new_values(source: DataFrame, shape: TableShape, unsent: set[str]) -> dict[str, Column]:
+def new_values(source: DataFrame, shape: TableSchema, unsent: set[str]) -> dict[str, Column]:
     """Of every column, quoted, what it has behind a state `s` (columns as `flat` makes them) of the row `t`."""
     own = own_special() if "special" in source.columns else f.lit(None).cast("map<string,string>")
     values = {quoted(name): f.col(f"s.{quoted(ROW + name)}") for name in shape.columns}
@@ -151,7 +151,7 @@ def new_values(source: DataFrame, shape: TableShape, unsent: set[str]) -> dict[s
     return {**values, quoted(shape.special_column): _filled_special(shape) if unsent else own}
 
 
-def laid_over(base: DataFrame, source: DataFrame, shape: TableShape, unsent: set[str]) -> DataFrame:
+def laid_over(base: DataFrame, source: DataFrame, shape: TableSchema, unsent: set[str]) -> DataFrame:
     """What `merge` would make of the rows `base`; the other arguments are as there."""
     names = [*shape.columns, shape.special_column]
     same = same_key(shape, lambda name: f.col(f"s.{quoted(KEY + name)}"))
@@ -163,20 +163,20 @@ def laid_over(base: DataFrame, source: DataFrame, shape: TableShape, unsent: set
     return stay.unionByName(alive.select(*(values[quoted(name)].alias(name) for name in names)))
 
 
-def flat(states: DataFrame, shape: TableShape, unsent: set[str]) -> DataFrame:
+def flat(states: DataFrame, shape: TableSchema, unsent: set[str]) -> DataFrame:
     """Columns fold.STATE -> the source of a merge. Without structs, which cost a tenth of its CPU time."""
     key = [f.col(f"key.{quoted(field.name)}").alias(KEY + field.name) for field in shape.key_struct]
     row = [f.col(f"row.{quoted(name)}").alias(ROW + name) for name in shape.columns]
     return states.select(*key, *row, "deleted", "special", *(["unchanged"] if unsent else []))
 
 
-def rows(states: DataFrame, shape: TableShape) -> DataFrame:
+def rows(states: DataFrame, shape: TableSchema) -> DataFrame:
     """The living rows, in the columns of the table."""
     columns = [f.col(f"row.{quoted(name)}").alias(name) for name in shape.columns]
     return states.where(~f.col("deleted")).select(*columns, own_special("").alias(shape.special_column))
 
 
-def same_key(shape: TableShape, state_key: Callable[[str], Column]) -> Column:
+def same_key(shape: TableSchema, state_key: Callable[[str], Column]) -> Column:
     """`state_key`: the column that has a field of shape.key_struct."""
     special = quoted(shape.special_column)
     condition: Column | None = None
@@ -198,7 +198,7 @@ def own_special(prefix: str = "s.") -> Column:
     return f.when(f.size(special) > 0, special)
 
 
-def _filled_special(shape: TableShape) -> Column:
+def _filled_special(shape: TableSchema) -> Column:
     """With the table's entries of the columns that were not sent."""
     there = f.col(f"t.{quoted(shape.special_column)}")
     kept = f.map_filter(there, lambda name, _: f.array_contains("s.unchanged", name))

@@ -21,9 +21,9 @@ from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.fold.fold_table import table_schema
 from spark_consumer.mirror.fold.keyless_log import log_table_schema
 from spark_consumer.mirror.paths import kept_path, table_path
-from spark_consumer.mirror.table_schema import TableShape
-from spark_consumer.mirror.table_schemas import Shapes
-from spark_consumer.mirror.table_states import Standing
+from spark_consumer.mirror.table_schema import TableSchema
+from spark_consumer.mirror.table_schemas import TableSchemas
+from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.tables import TableName
 
 EMPTY, STOP, KEEP_AS = "empty", "stop", "keep-as"
@@ -31,11 +31,11 @@ _NOT_KNOWN = -1
 
 
 @dataclass
-class Preparation:
+class TablePreparation:
     """Of the tables of the mirror at `path`; the other options are those of batch.Mirror."""
 
     path: str
-    shapes: Shapes
+    shapes: TableSchemas
     on_recreated: str
     deletion_vectors: bool
     strict: bool
@@ -73,7 +73,7 @@ class Preparation:
         part: TablePart,
         own: pa.Table | DataFrame,
         commit_lsn: int,
-        last: manifest.Picture | None,
+        last: manifest.RecordedVersion | None,
     ) -> TableWork:
         """`last`: the last version of the mirror.
 
@@ -140,7 +140,7 @@ class Preparation:
         own: pa.Table | DataFrame,
         location: str,
         applied: int,
-        last: manifest.Picture | None,
+        last: manifest.RecordedVersion | None,
     ) -> Refit | None:
         """Where columns were renamed, replaced, or added with a default. Raises MirrorError if `strict`."""
         shape = self.shapes.of(part.newest)
@@ -163,7 +163,7 @@ class Preparation:
         return Refit(before, change, wanted)
 
     def _version_before(
-        self, part: TablePart, own: pa.Table | DataFrame, applied: int, last: manifest.Picture | None
+        self, part: TablePart, own: pa.Table | DataFrame, applied: int, last: manifest.RecordedVersion | None
     ) -> int | None:
         """Schema id of the version of its relation whose columns a table has. None: it is not known."""
         taken = None
@@ -174,7 +174,7 @@ class Preparation:
         return taken
 
     def _is_of_a_person(
-        self, spark: SparkSession, table: TableName, location: str, applied: int, last: manifest.Picture | None
+        self, spark: SparkSession, table: TableName, location: str, applied: int, last: manifest.RecordedVersion | None
     ) -> bool:
         """Who has overwritten the table with what the source has now, as an error said: there is nothing to be changed then."""
         known = None if last is None else last.tables.get(str(table))
@@ -182,11 +182,11 @@ class Preparation:
             return False
         return delta_table.was_overwritten(spark, location, known)
 
-    def _note_doubts(self, table: TableName, before: TableShape, shape: TableShape, change: ColumnChange) -> None:
+    def _note_doubts(self, table: TableName, before: TableSchema, shape: TableSchema, change: ColumnChange) -> None:
         if doubts := doubts_of(before, shape, change):
             self._note_doubt(table, doubts)
 
-    def _note_rename(self, table: TableName, oid: int, last: manifest.Picture | None) -> None:
+    def _note_rename(self, table: TableName, oid: int, last: manifest.RecordedVersion | None) -> None:
         """A table that is new in the mirror was there by another name."""
         before = [name for name, known in ({} if last is None else last.oids).items() if known == oid]
         if before and before != [str(table)]:
@@ -207,7 +207,7 @@ class Preparation:
         part: TablePart,
         own: pa.Table | DataFrame,
         applied: int,
-        last: manifest.Picture | None,
+        last: manifest.RecordedVersion | None,
     ) -> TablePart:
         """Where the table is of another relation than before, whose rows went without a word: cut where that begins.
 
@@ -216,7 +216,7 @@ class Preparation:
         self._emptied.pop(part.table, None)
         oids = {} if last is None else dict(last.oids)
         known = oids.pop(str(part.table), None)
-        former = [] if last is None else Standing.of(last.standing).former.get(str(part.table), [])
+        former = [] if last is None else TableStates.of(last.standing).former.get(str(part.table), [])
         begin = replica_identity.beginning_of_relation(
             part,
             location,
@@ -235,7 +235,9 @@ class Preparation:
         self._emptied[part.table] = (begin[0], begin[1] - 1)
         return replace(part, cut=max(self._emptied[part.table], part.cut or (-1, -1)))
 
-    def _was_emptied(self, spark: SparkSession, location: str, table: TableName, last: manifest.Picture | None) -> bool:
+    def _was_emptied(
+        self, spark: SparkSession, location: str, table: TableName, last: manifest.RecordedVersion | None
+    ) -> bool:
         """Or filled anew by a person, who knows what is in the source."""
         assert last is not None
         return replica_identity.is_empty(rows_of(spark, location)) or delta_table.was_overwritten(

@@ -11,15 +11,15 @@ from pyspark.sql.types import StructType
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.columns import FILL, ColumnChange, fill_value
 from spark_consumer.mirror.delta.delta_table import quoted
-from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableShape, is_log
+from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableSchema, is_log
 
 
 def fitted(
     spark: SparkSession,
     rows: DataFrame,
     change: ColumnChange,
-    before: TableShape,
-    after: TableShape,
+    before: TableSchema,
+    after: TableSchema,
     wanted: StructType,
 ) -> DataFrame:
     """The rows of a table, or the entries of a log, in the columns `wanted`. A column may be gone already."""
@@ -43,7 +43,7 @@ def fitted(
     return made.select(*columns)
 
 
-def _has_row(before: TableShape, log: DataFrame) -> Column:
+def _has_row(before: TableSchema, log: DataFrame) -> Column:
     """A TRUNCATE has none, and a DELETE without the old row."""
     values = [f.col(quoted(name)) for name in before.columns if name in log.columns]
     return (f.col("_op") != "TRUNCATE") & (
@@ -59,7 +59,7 @@ def _fill_column(name: str) -> str:
     return f"{FILL} {name}"
 
 
-def _one_row(spark: SparkSession, change: ColumnChange, after: TableShape) -> DataFrame | None:
+def _one_row(spark: SparkSession, change: ColumnChange, after: TableSchema) -> DataFrame | None:
     if not change.fills:
         return None
     values = {_fill_column(name): fill_value(value, after.row.field(name).type) for name, value in change.fills.items()}
@@ -67,7 +67,7 @@ def _one_row(spark: SparkSession, change: ColumnChange, after: TableShape) -> Da
     return to_frame(spark, table, from_arrow_schema(table.schema))
 
 
-def _special(change: ColumnChange, before: TableShape) -> Column:
+def _special(change: ColumnChange, before: TableSchema) -> Column:
     there = f.col(quoted(before.special_column))
     names = {source: name for name, source in change.sources.items() if source is not None}
     pairs = [f.lit(text) for pair in names.items() for text in pair]

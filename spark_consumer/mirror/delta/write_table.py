@@ -31,7 +31,7 @@ from spark_consumer.mirror.fold.fold_table import (
     unsent_columns,
 )
 from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, not_yet, small_log
-from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.mirror.table_schema import TableSchema
 
 NEW = -1
 # Finding out which files of a table have keys between two bounds is a job of half a second, as is reading a million keys.
@@ -42,7 +42,7 @@ _SKIPPED_IN_BYTES = 32 << 20
 class Refit:
     """`before`: the version of the relation whose columns a table has; `wanted`: those that it gets."""
 
-    before: TableShape
+    before: TableSchema
     change: ColumnChange
     wanted: StructType
 
@@ -53,7 +53,7 @@ class TableWork:
 
     location: str
     part: TablePart
-    shape: TableShape
+    shape: TableSchema
     texts: dict[int, str]  # schema id -> JSON text
     applied: int
     emptied: tuple[int, int] | None = None  # where a relation that was made anew begins

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from spark_consumer.columnar.arrays import numbers
 from spark_consumer.mirror.fold.fold_spark import STATE
-from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.mirror.table_schema import TableSchema
 from spark_consumer.source.frames import STRINGS, TEXTS
 
 Key = tuple[Any, ...]
@@ -27,7 +27,7 @@ _NAN = float("nan")
 
 
 @dataclass(slots=True)
-class Outcome:
+class FoldResult:
     """The last state of a key. `last`: place of the event that decided; the columns it did not send are in one of
 
     `told`: place of the event that has the value; `kept`: the target's row under this key; `borrowed`: the target's row
@@ -46,12 +46,12 @@ def replay(
     origins: Sequence[Key | None],
     deleted: Sequence[bool],
     unchanged: Sequence[Sequence[str]],
-) -> dict[Key, Outcome]:
+) -> dict[Key, FoldResult]:
     """Outcomes of every key, in order of first touch. Events come in order of (commit_lsn, ordinal), a change of key before the
     removal of its old key; `origins` is the old key of a change of key, None of other events."""
-    outcomes: dict[Key, Outcome] = {}
+    outcomes: dict[Key, FoldResult] = {}
     for place, key in enumerate(keys):
-        made = Outcome(place, deleted[place])
+        made = FoldResult(place, deleted[place])
         if not made.deleted and unchanged[place]:
             _find_unsent(made, key, origins[place], unchanged[place], outcomes)
         outcomes[key] = made
@@ -59,7 +59,7 @@ def replay(
 
 
 def _find_unsent(
-    made: Outcome, key: Key, origin: Key | None, names: Iterable[str], outcomes: dict[Key, Outcome]
+    made: FoldResult, key: Key, origin: Key | None, names: Iterable[str], outcomes: dict[Key, FoldResult]
 ) -> None:
     source_key = key if origin is None else origin
     source = outcomes.get(source_key)
@@ -77,8 +77,8 @@ def _find_unsent(
             made.told[name] = source.last
 
 
-def replay_events(events: pa.Table) -> tuple[pa.Table, dict[Key, Outcome]]:
-    """`events` (TableShape.events) in order, and their outcomes."""
+def replay_events(events: pa.Table) -> tuple[pa.Table, dict[Key, FoldResult]]:
+    """`events` (TableSchema.events) in order, and their outcomes."""
     ordered = in_order(events)
     origins = key_tuples(ordered["origin"])
     moved = ordered["origin"].is_valid().to_pylist()
@@ -129,12 +129,12 @@ def key_tuples(keys: pa.ChunkedArray) -> list[Key]:
     return list(zip(*columns, strict=True))
 
 
-def borrowed_keys(outcomes: dict[Key, Outcome]) -> set[Key]:
+def borrowed_keys(outcomes: dict[Key, FoldResult]) -> set[Key]:
     """Keys whose rows in the target are needed under another key."""
     return {key for outcome in outcomes.values() for key in outcome.borrowed.values()}
 
 
-def states(ordered: pa.Table, outcomes: dict[Key, Outcome], held: pa.Table | None, shape: TableShape) -> pa.Table:
+def states(ordered: pa.Table, outcomes: dict[Key, FoldResult], held: pa.Table | None, shape: TableSchema) -> pa.Table:
     """Columns fold.STATE, one row a key. `held`: key, row and special of the target's rows for `borrowed_keys`."""
     last = [outcome.last for outcome in outcomes.values()]
     taken = ordered.take(pa.array(last, pa.int64()))
@@ -147,7 +147,7 @@ def states(ordered: pa.Table, outcomes: dict[Key, Outcome], held: pa.Table | Non
 
 
 def _values(
-    ordered: pa.Table, taken: pa.Table, outcomes: list[Outcome], held: pa.Table | None, places: dict[Key, int]
+    ordered: pa.Table, taken: pa.Table, outcomes: list[FoldResult], held: pa.Table | None, places: dict[Key, int]
 ) -> tuple[pa.Array, pa.Array]:
     """Rows and special texts with every told and borrowed column put in."""
     row = _one(taken["row"])

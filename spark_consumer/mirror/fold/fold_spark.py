@@ -10,7 +10,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.mirror.table_schema import TableSchema
 
 STATE = ("key", "deleted", "row", "unchanged", "special")
 
@@ -57,7 +57,7 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def moved_keys(events: DataFrame, shape: TableShape) -> DataFrame:
+def moved_keys(events: DataFrame, shape: TableSchema) -> DataFrame:
     """Every key that takes part in a change of key, once: column `key`."""
     moved = events.where(f.col("origin").isNotNull())
     return moved.select(f.explode(f.array("key", "origin")).alias("key")).distinct()

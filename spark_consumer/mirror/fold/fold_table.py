@@ -20,7 +20,7 @@ from spark_consumer.mirror.fold.fold_arrow import borrowed_keys, replay_events, 
 from spark_consumer.mirror.fold.fold_arrow import states as replayed_states
 from spark_consumer.mirror.fold.fold_spark import STATE, last_states, moved_keys
 from spark_consumer.mirror.fold.keyed_events import decode_events
-from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.mirror.table_schema import TableSchema
 from spark_consumer.source.frames import TEXTS
 
 Cut = tuple[int, int] | None
@@ -29,7 +29,7 @@ Cut = tuple[int, int] | None
 _BROADCAST_BYTES = 16 << 20
 
 
-def table_schema(shape: TableShape) -> StructType:
+def table_schema(shape: TableSchema) -> StructType:
     """Columns of the Delta table."""
     columns = from_arrow_schema(pa.schema(list(shape.row)))
     special = StructField(shape.special_column, MapType(StringType(), StringType()))
@@ -41,7 +41,7 @@ def small_states(
     base: DataFrame | None,
     records: pa.Table,
     part: TablePart,
-    shape: TableShape,
+    shape: TableSchema,
     texts: dict[int, str],
 ) -> pa.Table:
     """States of few records (columns fold.STATE). `base`: the rows of the table before; None: it is new, and has none."""
@@ -55,7 +55,7 @@ def unsent_columns(events: pa.Table) -> set[str]:
     return set(pc.unique(pc.list_flatten(events["unchanged"])).to_pylist())
 
 
-def living_rows(states: pa.Table, shape: TableShape) -> pa.Table:
+def living_rows(states: pa.Table, shape: TableSchema) -> pa.Table:
     """The rows that are there behind the batch, in the columns of the table; merge.rows for a DataFrame."""
     living = states.filter(pc.invert(states["deleted"]))
     columns = living["row"].combine_chunks().flatten()
@@ -66,7 +66,7 @@ def living_rows(states: pa.Table, shape: TableShape) -> pa.Table:
     return pa.table([*columns, special], names=[*shape.columns, shape.special_column])
 
 
-def key_bounds(states: pa.Table, shape: TableShape) -> dict[str, tuple[int | str, int | str]]:
+def key_bounds(states: pa.Table, shape: TableSchema) -> dict[str, tuple[int | str, int | str]]:
     """Least and greatest value of each column of the key, where it is a number or text and never anything else."""
     found = {}
     for name in shape.key:
@@ -94,7 +94,7 @@ def flat_states(spark: SparkSession, states: pa.Table, unsent: set[str]) -> Data
     return f.broadcast(frame) if table.nbytes <= _BROADCAST_BYTES else frame
 
 
-def arrow_fold(spark: SparkSession, base: DataFrame | None, events: pa.Table, shape: TableShape) -> pa.Table:
+def arrow_fold(spark: SparkSession, base: DataFrame | None, events: pa.Table, shape: TableSchema) -> pa.Table:
     """The last state of each key (columns fold.STATE) behind these events."""
     if not unsent_columns(events):
         return whole_states(events)
@@ -114,7 +114,7 @@ def _behind(records: pa.Table, cut: Cut) -> pa.ChunkedArray:
     return pc.and_(mask, pc.or_(pc.greater(records["commit_lsn"], cut[0]), same))
 
 
-def _held(spark: SparkSession, base: DataFrame, ordered: pa.Table, shape: TableShape) -> pa.Table:
+def _held(spark: SparkSession, base: DataFrame, ordered: pa.Table, shape: TableSchema) -> pa.Table:
     """Key, row and special of the table's rows under every old key."""
     origins = ordered.filter(ordered["origin"].is_valid()).select(["origin"]).rename_columns(["key"])
     schema = from_arrow_schema(pa.schema([shape.events.field("key")]))
@@ -132,7 +132,7 @@ def spark_states(
     base: DataFrame | None,
     records: DataFrame,
     part: TablePart,
-    shape: TableShape,
+    shape: TableSchema,
     texts: dict[int, str],
     *,
     persist: bool = True,
@@ -151,7 +151,7 @@ def spark_states(
 
 
 def spark_fold(
-    spark: SparkSession, base: DataFrame | None, events: DataFrame, shape: TableShape
+    spark: SparkSession, base: DataFrame | None, events: DataFrame, shape: TableSchema
 ) -> tuple[DataFrame, set[str]]:
     """As arrow_fold, of events that are not in this process; and the columns that some event did not send. Only keys that take
     part in a change of key with unsent columns come here."""

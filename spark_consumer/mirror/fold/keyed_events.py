@@ -21,7 +21,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.columns import decode_records
 from spark_consumer.mirror.fold.key_text import parse_keys
-from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.mirror.table_schema import TableSchema
 from spark_consumer.source.frames import STRINGS, TEXTS
 
 Mask = npt.NDArray[np.bool_]
@@ -29,7 +29,7 @@ BEFORE = "before."
 
 
 def decode_events(
-    batches: Iterator[pa.RecordBatch], shape: TableShape, schemas: Mapping[int, str]
+    batches: Iterator[pa.RecordBatch], shape: TableSchema, schemas: Mapping[int, str]
 ) -> Iterator[pa.RecordBatch]:
     """For mapInArrow over raw records of one table: columns op, commit_lsn, ordinal, schema_id, value. No TRUNCATE among them."""
     for batch in batches:
@@ -40,7 +40,7 @@ def decode_events(
             yield keyed_events(part, decode_records(shape, values, schemas[schema_id]), shape)
 
 
-def keyed_events(raw: pa.RecordBatch, decoded: list[pa.Array], shape: TableShape) -> pa.RecordBatch:
+def keyed_events(raw: pa.RecordBatch, decoded: list[pa.Array], shape: TableSchema) -> pa.RecordBatch:
     """`decoded`: old_key, before, after, unchanged, special of the same records."""
     old_key, before, after, unchanged, special = decoded
     operation = raw.column("op").cast(pa.string())
@@ -75,7 +75,7 @@ def keyed_events(raw: pa.RecordBatch, decoded: list[pa.Array], shape: TableShape
     return pa.concat_batches([events, _removals(events, had_key, numbers(moved), shape)])
 
 
-def _refuse_nulls(key: pa.Array, raw: pa.RecordBatch, shape: TableShape) -> None:
+def _refuse_nulls(key: pa.Array, raw: pa.RecordBatch, shape: TableSchema) -> None:
     """Such a change would find no row."""
     for name in shape.key:
         missing = _mask(_child(key, name).is_null())
@@ -86,7 +86,7 @@ def _refuse_nulls(key: pa.Array, raw: pa.RecordBatch, shape: TableShape) -> None
             )
 
 
-def _removals(events: pa.RecordBatch, had_key: pa.Array, moved: pa.Array, shape: TableShape) -> pa.RecordBatch:
+def _removals(events: pa.RecordBatch, had_key: pa.Array, moved: pa.Array, shape: TableSchema) -> pa.RecordBatch:
     """Of each change of key, the end of the old one."""
     count = len(moved)
     columns = [
@@ -122,7 +122,7 @@ def _child(row: pa.Array, name: str) -> pa.Array:
     return pc.struct_field(row, [name])  # not `name`: one that begins with a dot would be a path
 
 
-def _row_key(row: pa.Array, special: pa.Array, shape: TableShape, prefix: str) -> pa.Array:
+def _row_key(row: pa.Array, special: pa.Array, shape: TableSchema, prefix: str) -> pa.Array:
     children = [_child(row, name) for name in shape.key]
     children += [_special_text(special, prefix + name) for name in shape.key if name in shape.uncertain_key]
     return _struct(shape.key_struct, children)
@@ -134,7 +134,7 @@ def _special_text(special: pa.Array, name: str) -> pa.Array:
     return pc.map_lookup(special, name, "first")
 
 
-def _old_keys(old_key: pa.Array, before: pa.Array, special: pa.Array, shape: TableShape) -> pa.Array:
+def _old_keys(old_key: pa.Array, before: pa.Array, special: pa.Array, shape: TableSchema) -> pa.Array:
     """The key before the change: of the key tuple, else of the old tuple; null fields where there is neither."""
     from_before = _row_key(before, special, shape, BEFORE)
     has_key = _mask(old_key.is_valid())
@@ -150,7 +150,7 @@ def _old_keys(old_key: pa.Array, before: pa.Array, special: pa.Array, shape: Tab
     return _choose(has_key, _struct(shape.key_struct, values + texts), from_before)
 
 
-def _unchanged_key(unchanged: pa.Array, shape: TableShape) -> Mask:
+def _unchanged_key(unchanged: pa.Array, shape: TableSchema) -> Mask:
     """Rows whose key itself was TOASTed and not sent: the key tuple has it then."""
     mask = np.zeros(len(unchanged), bool)
     for name in shape.key:
@@ -166,7 +166,7 @@ def _names(unchanged: pa.Array, name: str) -> Mask:
     return mask
 
 
-def _differ(left: pa.Array, right: pa.Array, shape: TableShape) -> Mask:
+def _differ(left: pa.Array, right: pa.Array, shape: TableSchema) -> Mask:
     mask = np.zeros(len(left), bool)
     for field in shape.key_struct:
         one, other = _child(left, field.name), _child(right, field.name)

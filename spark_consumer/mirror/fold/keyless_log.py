@@ -24,22 +24,22 @@ from spark_consumer.arrow import to_frame
 from spark_consumer.columnar.arrays import booleans, numbers, strings
 from spark_consumer.mirror.columns import decode_records
 from spark_consumer.mirror.fold.keyed_events import BEFORE, fill_from_before, special_of_row
-from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableShape
+from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableSchema
 from spark_consumer.source.frames import INSTANT, RAW, TEXTS
 
 _POSITION = list(zip(LOG_COLUMNS, (pa.string(), pa.int64(), INSTANT, pa.int64()), strict=True))
 
 
-def log_schema(shape: TableShape) -> pa.Schema:
+def log_schema(shape: TableSchema) -> pa.Schema:
     return pa.schema([*shape.row, *(pa.field(*column) for column in _POSITION), pa.field(shape.special_column, TEXTS)])
 
 
-def log_table_schema(shape: TableShape) -> StructType:
+def log_table_schema(shape: TableSchema) -> StructType:
     """Columns of the Delta table."""
     return from_arrow_schema(log_schema(shape))
 
 
-def log_rows(records: DataFrame, shape: TableShape, texts: Mapping[int, str]) -> DataFrame:
+def log_rows(records: DataFrame, shape: TableSchema, texts: Mapping[int, str]) -> DataFrame:
     """Raw records of one table as rows of its log; `texts`: schema id -> JSON text of every schema they have."""
     columns = records.select("op", "commit_lsn", "commit_time", "ordinal", "schema_id", "value")
     decode = partial(decode_rows, shape=shape, schemas=texts)
@@ -47,7 +47,7 @@ def log_rows(records: DataFrame, shape: TableShape, texts: Mapping[int, str]) ->
 
 
 def decode_rows(
-    batches: Iterator[pa.RecordBatch], shape: TableShape, schemas: Mapping[int, str]
+    batches: Iterator[pa.RecordBatch], shape: TableSchema, schemas: Mapping[int, str]
 ) -> Iterator[pa.RecordBatch]:
     """For mapInArrow: log_rows."""
     for batch in batches:
@@ -69,7 +69,7 @@ def decode_rows(
             yield _rows(part, row, operation, special_of_row(special), np.flatnonzero(new), shape)
 
 
-def log_cuts(records: DataFrame, shape: TableShape) -> DataFrame:
+def log_cuts(records: DataFrame, shape: TableSchema) -> DataFrame:
     """Of raw records, as rows of the log: the TRUNCATE before the READ rows of each transaction."""
     reads = records.where(f.col("op") == "READ").groupBy("commit_lsn").agg(f.max("commit_time").alias("commit_time"))
     values = (f.lit("TRUNCATE"), f.col("commit_lsn"), f.col("commit_time"), f.lit(-1).cast("long"))
@@ -80,7 +80,7 @@ def log_cuts(records: DataFrame, shape: TableShape) -> DataFrame:
 
 
 def small_log(
-    records: pa.Table, shape: TableShape, texts: Mapping[int, str], emptied: tuple[int, int] | None
+    records: pa.Table, shape: TableSchema, texts: Mapping[int, str], emptied: tuple[int, int] | None
 ) -> pa.Table:
     """Few records of one table as rows of its log. `emptied`: the position of one more TRUNCATE."""
     batches = list(decode_rows(iter(records.combine_chunks().to_batches()), shape, texts))
@@ -90,7 +90,7 @@ def small_log(
 def large_log(
     spark: SparkSession,
     records: DataFrame,
-    shape: TableShape,
+    shape: TableSchema,
     texts: Mapping[int, str],
     emptied: tuple[int, int] | None,
 ) -> DataFrame:
@@ -102,7 +102,7 @@ def large_log(
     return log.unionByName(to_frame(spark, cut, log_table_schema(shape)))
 
 
-def small_cuts(records: pa.Table, shape: TableShape, emptied: tuple[int, int] | None = None) -> pa.Table:
+def small_cuts(records: pa.Table, shape: TableSchema, emptied: tuple[int, int] | None = None) -> pa.Table:
     """The same of few records. `emptied`: the position of one more TRUNCATE."""
     reads = records.filter(pc.equal(records["op"], "READ")).select(["commit_lsn", "commit_time"])
     found = reads.group_by("commit_lsn").aggregate([("commit_time", "max")]).to_pylist()
@@ -122,7 +122,7 @@ def small_cuts(records: pa.Table, shape: TableShape, emptied: tuple[int, int] | 
 
 
 def _rows(
-    part: pa.RecordBatch, row: pa.Array, words: pa.Array, special: pa.Array, chosen: np.ndarray, shape: TableShape
+    part: pa.RecordBatch, row: pa.Array, words: pa.Array, special: pa.Array, chosen: np.ndarray, shape: TableSchema
 ) -> pa.RecordBatch:
     columns = [
         *row.flatten(),

@@ -21,7 +21,7 @@ from spark_consumer.mirror.batch_contents import TablePart
 from spark_consumer.mirror.delta.delta_table import properties, quoted, rewrite
 from spark_consumer.mirror.delta.merge import write_once
 from spark_consumer.mirror.fold.fold_spark import position
-from spark_consumer.mirror.table_schema import LOG_COLUMNS, OUT, TableShape, is_log
+from spark_consumer.mirror.table_schema import LOG_COLUMNS, OUT, TableSchema, is_log
 from spark_consumer.tables import TableName
 
 COPY = (
@@ -130,7 +130,7 @@ def recreated(table: TableName, location: str, *, may_empty: bool = False) -> Mi
     )
 
 
-def keys_of(shapes: Mapping[int, TableShape]) -> Callable[[int], tuple[Hashable, ...]]:
+def keys_of(shapes: Mapping[int, TableSchema]) -> Callable[[int], tuple[Hashable, ...]]:
     """The key of each version of a table, by schema id: by attnum, where that is known of all, since columns are renamed."""
     known = shapes.values()
     if len({shape.oid for shape in known}) == 1 and all(shape.key_numbers or not shape.key for shape in known):
@@ -158,7 +158,7 @@ def change_of_key(
     return min(others)
 
 
-def convert(spark: SparkSession, location: str, table: TableName, shape: TableShape, applied: int) -> None:
+def convert(spark: SparkSession, location: str, table: TableName, shape: TableSchema, applied: int) -> None:
     """Makes rows of a log or a log of rows, where `shape` is the other; one Delta commit. Raises MirrorError."""
     frame = spark.read.format("delta").load(location)
     made = converted(frame, table, location, shape, applied)
@@ -167,7 +167,7 @@ def convert(spark: SparkSession, location: str, table: TableName, shape: TableSh
     rewrite(made, location)
 
 
-def converted(frame: DataFrame, table: TableName, location: str, shape: TableShape, applied: int) -> DataFrame:
+def converted(frame: DataFrame, table: TableName, location: str, shape: TableSchema, applied: int) -> DataFrame:
     """`convert` of the rows of a table. Raises MirrorError."""
     if is_log(frame.columns) == (not shape.key):
         return frame
@@ -223,7 +223,7 @@ def added_up(log: DataFrame, table: TableName, location: str) -> DataFrame:
     return held.select("row.*")
 
 
-def check_key(frame: DataFrame, location: str, table: TableName, shape: TableShape) -> None:
+def check_key(frame: DataFrame, location: str, table: TableName, shape: TableSchema) -> None:
     """Raises MirrorError when rows of a table cannot be told by the key, which is new."""
     special = f.col(quoted(shape.special_column))
     parts, missing = [], f.lit(False)
@@ -242,7 +242,7 @@ def check_key(frame: DataFrame, location: str, table: TableName, shape: TableSha
         )
 
 
-def check_log_names(table: TableName, shape: TableShape) -> None:
+def check_log_names(table: TableName, shape: TableSchema) -> None:
     """Raises MirrorError when columns of the source would be taken for those of a log."""
     own = [name for name in LOG_COLUMNS if name in shape.columns]
     if own and (not shape.key or is_log(own)):

@@ -23,7 +23,7 @@ from spark_consumer.mirror.fold.keyed_events import decode_events
 from spark_consumer.mirror.fold.keyless_log import decode_rows, log_rows, log_schema, log_table_schema
 from spark_consumer.mirror.fold.replica_identity import behind_truncate, weight
 from spark_consumer.mirror.paths import differences_path
-from spark_consumer.mirror.table_schema import OUT, TableShape, is_log, special_key
+from spark_consumer.mirror.table_schema import OUT, TableSchema, is_log, special_key
 from spark_consumer.mirror.table_states import Mark
 from spark_consumer.source.frames import STRINGS
 
@@ -44,7 +44,7 @@ _DIFFERENCES = pa.schema(
 
 
 def compared(
-    spark: SparkSession, location: str, records: pa.Table | DataFrame, shape: TableShape, texts: Mapping[int, str]
+    spark: SparkSession, location: str, records: pa.Table | DataFrame, shape: TableSchema, texts: Mapping[int, str]
 ) -> DataFrame:
     """Differences between the READ records of one table and its rows: columns `kind`, `key` (JSON text) and `columns`."""
     schema = from_arrow_schema(shape.events)
@@ -75,7 +75,7 @@ def compared_log(
     spark: SparkSession,
     location: str,
     records: pa.Table | DataFrame,
-    shape: TableShape,
+    shape: TableSchema,
     texts: Mapping[int, str],
 ) -> DataFrame:
     """As `compared`, of a table without key: the rows that its log adds up to, and the READ records of all its rows, as
@@ -92,7 +92,7 @@ def compared_log(
     return _odd_rows(rows, shape)
 
 
-def left_over(spark: SparkSession, location: str, shape: TableShape, begin_lsn: int) -> DataFrame:
+def left_over(spark: SparkSession, location: str, shape: TableSchema, begin_lsn: int) -> DataFrame:
     """As `compared_log`, of a table without key in which a snapshot that began at `begin_lsn` has found no row: those that were
     there before, and did not go."""
     rows = spark.read.format("delta").load(location)
@@ -102,7 +102,7 @@ def left_over(spark: SparkSession, location: str, shape: TableShape, begin_lsn: 
     return _odd_rows(_added_up(rows, shape), shape).where(f.col("kind") == SURPLUS)
 
 
-def _odd_rows(rows: DataFrame, shape: TableShape) -> DataFrame:
+def _odd_rows(rows: DataFrame, shape: TableSchema) -> DataFrame:
     """`rows`: columns of the table, and _HELD: how often the target has a row more than the source."""
     special = f.col(quoted(shape.special_column))
     entries = f.when(f.size(special) > 0, f.array_sort(f.map_entries(special)))
@@ -113,7 +113,7 @@ def _odd_rows(rows: DataFrame, shape: TableShape) -> DataFrame:
     return sums.where(f.col(_HELD) != 0).select(each, f.lit(None).cast("string").alias("key"), _no_names())
 
 
-def _added_up(rows: DataFrame, shape: TableShape) -> DataFrame:
+def _added_up(rows: DataFrame, shape: TableSchema) -> DataFrame:
     """Every row of the table, or every entry of its log, and how many rows it puts there."""
     is_entry = is_log(rows.columns)
     log = behind_truncate(rows) if is_entry else rows
@@ -124,7 +124,7 @@ def _added_up(rows: DataFrame, shape: TableShape) -> DataFrame:
     return log.select(*columns, (weight() if is_entry else f.lit(1)).alias(_HELD))
 
 
-def too_many(rows: DataFrame, shape: TableShape) -> DataFrame:
+def too_many(rows: DataFrame, shape: TableSchema) -> DataFrame:
     """Rows of the table that the source does not have, as differences."""
     special = f.col(quoted(shape.special_column))
 
@@ -143,12 +143,12 @@ def _of_source(name: str) -> Column:
     return f.col(f"s.key.{quoted(name)}")
 
 
-def _key_text(shape: TableShape, column_of: Callable[[str], Column]) -> Column:
+def _key_text(shape: TableSchema, column_of: Callable[[str], Column]) -> Column:
     fields = [column_of(field.name).alias(field.name) for field in shape.key_struct]
     return f.to_json(f.struct(*fields)).alias("key")
 
 
-def _differing(shape: TableShape, there: list[str]) -> list[Column]:
+def _differing(shape: TableSchema, there: list[str]) -> list[Column]:
     """Of each column, its name where the values or their texts differ."""
     found = []
     held = f.coalesce(f.col(f"t.{quoted(shape.special_column)}"), f.create_map().cast("map<string,string>"))

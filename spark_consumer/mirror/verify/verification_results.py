@@ -11,7 +11,15 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from schemas.verification import MOST_KEYS, Difference, Verdict, encode_lsn, encode_verdict, ended_path, reached_path
+from schemas.verification import (
+    MOST_KEYS,
+    Difference,
+    TableVerification,
+    encode_lsn,
+    encode_verdict,
+    ended_path,
+    reached_path,
+)
 from schemas.verification import verdict_path as path_of
 from spark_consumer.mirror.delta.delta_table import exists, write_text
 from spark_consumer.mirror.paths import differences_path
@@ -26,7 +34,7 @@ def conclude(
     """Of the snapshots of tables that ended at `end_lsn`. `rows`: how many each has read."""
     counts, keys = _differences(spark, path, ended)
     for name, window in ended.items():
-        verdict = Verdict(
+        verdict = TableVerification(
             name,
             window.purpose,
             window.snapshot_id,

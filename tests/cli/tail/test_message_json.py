@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from gateway.cli.tail.filters import Chosen
+from gateway.cli.tail.filters import MessageFilter
 from gateway.cli.tail.format import as_json, as_line
-from gateway.cli.tail.message_json import Shower, Shown
+from gateway.cli.tail.message_json import MessageRenderer, Shown
 from gateway.pgoutput.decode import MESSAGE_NAMES
 from gateway.values.renderers import renderer
 from tests.golden.recording import Recording, recording, recordings
@@ -16,7 +16,7 @@ from tools.types_page import built_in_types
 
 
 def shown(recorded: Recording) -> list[Shown]:
-    shower = Shower(recorded.protocol_version)
+    shower = MessageRenderer(recorded.protocol_version)
     return [shower.show(each.payload, each.change_lsn) for each in recorded.messages]
 
 
@@ -56,26 +56,26 @@ def test_binary_values_read_as_the_servers_own_text(scenario: str) -> None:
 
 def test_a_row_before_its_relation_has_numbers_for_names() -> None:
     inserts = [each.payload for each in recording("postgresql-18/identity.text").messages if each.payload[:1] == b"I"]
-    assert list(Shower(1).show(inserts[1])["new"].items()) == [("1", "2"), ("2", "b"), ("3", None)]
+    assert list(MessageRenderer(1).show(inserts[1])["new"].items()) == [("1", "2"), ("2", "b"), ("3", None)]
 
 
 def test_filters_leave_whole_transactions_out() -> None:
     everything = shown(recording("postgresql-18/identity.text"))
-    chosen = Chosen(["by_full"], ["delete"])
+    chosen = MessageFilter(["by_full"], ["delete"])
     found = [one for each in everything for one in chosen.choose(each)]
     assert [one["message"] for one in found] == ["Begin", "Delete", "Delete", "Commit"]
     assert {one["relation"] for one in found if "relation" in one} == {"public.by_full"}
-    nothing = Chosen([], [])
+    nothing = MessageFilter([], [])
     assert [one for each in everything for one in nothing.choose(each)] == everything
 
 
 def test_the_end_of_a_streamed_transaction_is_chosen_with_its_rows() -> None:
     everything = shown(recording("postgresql-18/stream_commit.parallel"))
     tables = sorted({each["relation"] for each in everything if each["message"] == "Insert"})
-    chosen = Chosen(tables[:1], [])
+    chosen = MessageFilter(tables[:1], [])
     names = [one["message"] for each in everything for one in chosen.choose(each)]
     assert "Stream Commit" in names and names.count("Stream Start") == names.count("Stream Stop") > 0
-    none = Chosen(["no.such"], [])
+    none = MessageFilter(["no.such"], [])
     assert not [one for each in everything for one in none.choose(each)]
 
 
@@ -87,7 +87,7 @@ def test_a_long_value_is_cut_for_people_only() -> None:
 
 
 def test_a_table_that_is_not_there_is_named_with_one_that_is() -> None:
-    chosen = Chosen(["public.orders", "order*", "itmes", "publc.items", "nothing"], [])
+    chosen = MessageFilter(["public.orders", "order*", "itmes", "publc.items", "nothing"], [])
     assert list(chosen.unmatched(["public.orders", "public.items"])) == [
         ("itmes", "items"),
         ("publc.items", "public.items"),

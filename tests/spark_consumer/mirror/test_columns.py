@@ -17,7 +17,7 @@ from schemas.topic_names import avro_name
 from schemas.wire_format import frame
 from spark_consumer.mirror.columns import change_of_columns, decode_records, doubts_of, missing_values, texts_of
 from spark_consumer.mirror.fold.replica_identity import keys_of
-from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.mirror.table_schema import TableSchema
 from tests.spark_consumer.feeder import INT4, INT8, NUMERIC, NUMERIC_12_2, TEXT, relation
 
 SEVEN = MissingValue(b"\2\x0e")
@@ -41,8 +41,8 @@ def schema(description: RelationDescription) -> dict[str, Any]:
     return json.loads(json.dumps(change_schema(description, "cdc")))  # type: ignore[no-any-return]
 
 
-def shape(description: RelationDescription) -> TableShape:
-    return TableShape.of(schema(description))
+def shape(description: RelationDescription) -> TableSchema:
+    return TableSchema.of(schema(description))
 
 
 def change(

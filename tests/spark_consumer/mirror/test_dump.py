@@ -14,7 +14,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.delta.delta_files import DeltaFiles, open_delta
 from spark_consumer.mirror.delta.delta_table import DELETION_VECTORS
 from spark_consumer.mirror.delta.dump import DumpedTable, newest
-from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.mirror.table_schema import TableSchema
 from tests.spark_consumer.feeder import INT8, TEXT, relation
 
 
@@ -36,7 +36,7 @@ def test_a_column_of_the_source_is_not_taken_for_the_special_texts(columns: list
 @pytest.mark.parametrize("names", [(), ("_special",), ("__special",), ("___special", "_special", "special")])
 def test_the_column_of_special_texts_is_found_again(names: tuple[str, ...]) -> None:
     described = relation("items", {"id": INT8, **dict.fromkeys(names, TEXT)}, ("id",))
-    shape = TableShape.of(change_schema(described, "cdc"))
+    shape = TableSchema.of(change_schema(described, "cdc"))
     columns = {name: name for name in (*shape.columns, shape.special_column)}
     assert DumpedTable("public.items", 1, DeltaFiles(Path(), columns=columns)).columns == ["id", *names]
 

@@ -9,8 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.change_schema import change_schema
-from spark_consumer.mirror.fold.fold_arrow import Key, Outcome, key_tuples, replay, replay_events, states, whole_states
-from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.mirror.fold.fold_arrow import (
+    FoldResult,
+    Key,
+    key_tuples,
+    replay,
+    replay_events,
+    states,
+    whole_states,
+)
+from spark_consumer.mirror.table_schema import TableSchema
 from tests.spark_consumer.feeder import FLOAT8, INT8, TEXT, relation
 
 COLUMNS = ("a", "b")
@@ -50,7 +58,7 @@ def histories(draw: st.DrawFn) -> tuple[dict[Key, Row], list[dict[str, Any]], di
     return before, events, rows
 
 
-def applied(before: dict[Key, Row], events: list[dict[str, Any]], outcomes: dict[Key, Outcome]) -> dict[Key, Row]:
+def applied(before: dict[Key, Row], events: list[dict[str, Any]], outcomes: dict[Key, FoldResult]) -> dict[Key, Row]:
     """What a MERGE of the outcomes makes of the table."""
     after = dict(before)
     for key, outcome in outcomes.items():
@@ -80,7 +88,7 @@ def test_a_row_without_unsent_columns_needs_nothing_from_the_target() -> None:
     assert (outcome.told, outcome.kept, outcome.borrowed) == ({}, set(), {})
 
 
-SHAPE = TableShape.of(change_schema(relation("r", {"x": FLOAT8, "n": INT8, "note": TEXT}, ("x", "n")), "cdc"))
+SHAPE = TableSchema.of(change_schema(relation("r", {"x": FLOAT8, "n": INT8, "note": TEXT}, ("x", "n")), "cdc"))
 
 
 @given(

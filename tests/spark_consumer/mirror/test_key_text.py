@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from gateway.values.dates import date_from_text, time_from_text, timestamp_from_text
-from gateway.values.special_values import Special
+from gateway.values.special_values import UnrepresentableValue
 from schemas.change_schema import change_schema
 from schemas.relation import Kind, TypeFacts
 from spark_consumer.mirror.fold.key_text import parse_keys
-from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.mirror.table_schema import TableSchema
 from tests.spark_consumer.feeder import TEXT, relation
 
 DATES = ("0001-01-01", "9999-12-31", "10000-01-01", "5874897-12-31", "0044-03-15 BC", "infinity")
@@ -34,7 +34,7 @@ def test_a_key_is_text_where_the_row_is(
     for text, value, special in zip(texts, values.is_valid().to_pylist(), specials.to_pylist(), strict=True):
         try:
             encode(text.encode())
-        except Special:
+        except UnrepresentableValue:
             assert (value, special) == (False, text)
         else:
             assert (value, special) == (True, None)
@@ -43,5 +43,5 @@ def test_a_key_is_text_where_the_row_is(
 def test_the_time_24_00_is_a_key_like_others() -> None:
     """It is special in rows, and text in both Arrow types."""
     time = TypeFacts(1083, "pg_catalog", "time", Kind.BASE)
-    shape = TableShape.of(change_schema(relation("shifts", {"start": time, "note": TEXT}, ("start", "note")), "cdc"))
+    shape = TableSchema.of(change_schema(relation("shifts", {"start": time, "note": TEXT}, ("start", "note")), "cdc"))
     assert shape.uncertain_key == {"start"}

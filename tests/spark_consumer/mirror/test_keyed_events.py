@@ -13,7 +13,7 @@ from schemas.relation import RelationDescription, ReplicaIdentity
 from schemas.topic_names import avro_name
 from spark_consumer.mirror.fold.fold_arrow import replay_events, states, whole_states
 from spark_consumer.mirror.fold.keyed_events import decode_events
-from spark_consumer.mirror.table_schema import TableShape
+from spark_consumer.mirror.table_schema import TableSchema
 from tests.spark_consumer.feeder import FLOAT8, INT8, TEXT, relation
 from tests.spark_consumer.mirror.test_columns import record, schema, shape
 
@@ -22,7 +22,7 @@ FLOATS = relation("floats", {"x": FLOAT8, "n": INT8, "note": TEXT}, ("x", "n"), 
 DOTS = relation("dots", {"id": INT8, ".id": INT8, ".": TEXT, "id.id": TEXT}, (".id",), ReplicaIdentity.FULL)
 
 
-def events(description: RelationDescription, *changes: dict[str, Any]) -> tuple[TableShape, pa.Table]:
+def events(description: RelationDescription, *changes: dict[str, Any]) -> tuple[TableSchema, pa.Table]:
     """Each change in a transaction of its own."""
     written = shape(description)
     raw = pa.RecordBatch.from_pydict(

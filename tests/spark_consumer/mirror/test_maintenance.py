@@ -82,7 +82,7 @@ def merge(spark: SparkSession, path: str, lsn: int) -> datetime:
     write_once(spark.range(lsn, lsn + 2), location, "append", lsn, properties=properties)
     DeltaTable.forPath(spark, location).delete(f"id = {lsn + 1}")
     found = {str(ITEMS): delta_table.version(spark, location)}
-    manifest.record(spark, path, replace(manifest.Picture.before_all(), commit_lsn=lsn, tables=found))
+    manifest.record(spark, path, replace(manifest.RecordedVersion.before_all(), commit_lsn=lsn, tables=found))
     return datetime.now(UTC)
 
 
@@ -170,12 +170,12 @@ def test_what_upkeep_cannot_do_is_reported_and_tried_again_when_it_is_due(monkey
 
     monkeypatch.setattr(maintenance, "compact", lambda *_: fail("compact"))
     monkeypatch.setattr(maintenance, "remove", lambda *_: fail("remove"))
-    monkeypatch.setattr(maintenance.Upkeep, "_own_session", lambda *_: None)
+    monkeypatch.setattr(maintenance.Maintenance, "_own_session", lambda *_: None)
     reports: list[BatchReport] = []
     mirror, spark = Mirror("/mirror", {}, reports.append), cast(SparkSession, None)
     mirror.keep_up(spark, 1)
     assert not tried  # nothing is there yet
-    mirror.last = replace(manifest.Picture.before_all(), commit_lsn=7)
+    mirror.last = replace(manifest.RecordedVersion.before_all(), commit_lsn=7)
     for batch in (1, 2, 3):
         mirror.keep_up(spark, batch, compacts=True)
     assert tried == ["compact", "remove"]
@@ -184,7 +184,7 @@ def test_what_upkeep_cannot_do_is_reported_and_tried_again_when_it_is_due(monkey
     assert [note.partition(": ")[2] for note in report.notes] == [
         f"PermissionError no right to {step} at line 1" for step in tried
     ]
-    mirror.upkeep = maintenance.Upkeep("/mirror", 0.0)  # due at once
+    mirror.upkeep = maintenance.Maintenance("/mirror", 0.0)  # due at once
     for batch in (4, 5):
         mirror.keep_up(spark, batch)
     assert tried == ["compact", "remove", "remove", "remove"] and [each.batch for each in reports] == [1, 4, 5]
@@ -196,7 +196,7 @@ def test_a_table_is_compacted_where_its_small_files_have_become_many(
 ) -> None:
     monkeypatch.setattr(maintenance, "_SMALL_FILES", ((1 << 20, 3),))
     monkeypatch.setattr(maintenance, "_LOOK_EVERY", 2)
-    location, keeper = str(tmp_path / "items"), maintenance.Upkeep(str(tmp_path))
+    location, keeper = str(tmp_path / "items"), maintenance.Maintenance(str(tmp_path))
     for lsn, files in ((1, 1), (2, 2), (3, 1), (4, 2)):
         rows = spark.range(1).selectExpr(f"{lsn} AS id").coalesce(1)
         write_once(
@@ -246,11 +246,11 @@ def test_files_whose_removal_the_log_has_forgotten_stay(
     delta_log(spark).clearCache()
     monkeypatch.setattr(manifest, "merged_before", lambda *_: 6)
     retention = timedelta(days=5).total_seconds()
-    maintenance.Upkeep(path, retention).remove(spark)
+    maintenance.Maintenance(path, retention).remove(spark)
     check(spark, path, (6, 8, 10))
     newest = delta_table.version(spark, str(items))
     assert delta_table.tombstones_s(spark, str(items), newest) == retention + maintenance.GRACE_S
-    maintenance.Upkeep(path, retention).remove(spark)
+    maintenance.Maintenance(path, retention).remove(spark)
     check(spark, path, (6, 8, 10))
     assert delta_table.version(spark, str(items)) == newest
 
@@ -270,9 +270,9 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
         merged = [merge(spark, path, lsn) for lsn in (2, 4, 6, 8)]
     finally:
         spark.conf.unset(EVERY_SECOND)
-    maintenance.Upkeep(path).compact(spark)
+    maintenance.Maintenance(path).compact(spark)
     assert delta_table.files_below(spark, changes_path(path), 1 << 20) == 1
-    maintenance.Upkeep(path, (datetime.now(UTC) - merged[1]).total_seconds()).remove(spark)
+    maintenance.Maintenance(path, (datetime.now(UTC) - merged[1]).total_seconds()).remove(spark)
     check(spark, path, (4, 6, 8))
     with pytest.raises(MirrorError, match="the mirror begins at"):
         versions.read(spark, path, at=2)
@@ -287,7 +287,7 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
             age(items / "_delta_log" / f"{version:020}.json", 10)
     delta_log(spark).clearCache()
     check(spark, path, (4,))
-    maintenance.Upkeep(path, 0.0).remove(spark)
+    maintenance.Maintenance(path, 0.0).remove(spark)
     check(spark, path, (8,))
     assert spark.read.format("delta").load(manifest_path(path)).count() == 1
     assert spark.read.format("delta").load(changes_path(path)).isEmpty()
@@ -299,6 +299,6 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
     assert delta_table.own_retention_s(spark, str(items)) == timedelta(days=2).total_seconds()
     merge(spark, path, 10)
     kept = set(items.rglob("*"))
-    maintenance.Upkeep(path, 0.0).remove(spark)
+    maintenance.Maintenance(path, 0.0).remove(spark)
     check(spark, path, (10,))
     assert kept <= set(items.rglob("*"))

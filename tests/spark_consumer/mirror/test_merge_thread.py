@@ -10,7 +10,7 @@ import pytest
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import merge_thread as merging_module
 from spark_consumer.mirror.append_batch import BACKLOG_CHANGES, MANY_CHANGES, AppendingMirror
-from spark_consumer.mirror.merge_thread import PAUSES_S, Merging
+from spark_consumer.mirror.merge_thread import PAUSES_S, MergeThread
 
 LONG_S = 10_000.0
 
@@ -22,7 +22,7 @@ def test_what_waits_is_merged_when_it_is_due_and_at_once_where_somebody_says_so(
         merged.release()
 
     for every_s, at_once in ((0.0, False), (LONG_S, True)):
-        merging = Merging(merge, every_s)
+        merging = MergeThread(merge, every_s)
         merging.start()
         for _ in range(2):
             merging.want(at_once=at_once)
@@ -32,7 +32,7 @@ def test_what_waits_is_merged_when_it_is_due_and_at_once_where_somebody_says_so(
 
 
 def test_a_merge_that_is_not_due_does_not_run_and_the_end_does_not_wait_for_it() -> None:
-    merging = Merging(lambda: pytest.fail("not yet"), LONG_S)
+    merging = MergeThread(lambda: pytest.fail("not yet"), LONG_S)
     merging.start()
     merging.want()
     merging.end()
@@ -53,7 +53,7 @@ def test_where_nobody_has_said_how_often_merges_take_a_fifth_of_the_time(
         threading.Event().wait(0.2)  # it takes that long
         merged.release()
 
-    merging = Merging(merge, every_s)
+    merging = MergeThread(merge, every_s)
     merging.start()
     for _ in range(2):
         merging.want()
@@ -70,13 +70,13 @@ def test_a_merge_that_is_postponed_comes_when_that_time_is_over_or_at_once() -> 
     def merge() -> None:
         merged.set()
 
-    merging = Merging(merge, 0.0)
+    merging = MergeThread(merge, 0.0)
     merging.start()
     merging.postpone()
     assert merged.wait(60)
     merging.end()
     merged.clear()
-    merging = Merging(merge, LONG_S)
+    merging = MergeThread(merge, LONG_S)
     merging.start()
     merging._due = 0.0  # long over
     merging.postpone()
@@ -101,7 +101,7 @@ def test_a_merge_that_fails_is_made_again_unless_walgate_itself_refuses_it_and_i
         made.append(None)
         raise problem
 
-    merging = Merging(merge, 0, lambda failed, _: told.append(failed))
+    merging = MergeThread(merge, 0, lambda failed, _: told.append(failed))
     merging.start()
     merging.want()
     assert merging._thread is not None
@@ -117,7 +117,7 @@ def test_the_end_does_not_wait_for_the_next_attempt_of_a_merge() -> None:
     def merge() -> None:
         raise OSError("storage is down")
 
-    merging = Merging(merge, 0, lambda *_: told.set())
+    merging = MergeThread(merge, 0, lambda *_: told.set())
     merging.start()
     merging.want()
     assert told.wait(60)

@@ -77,7 +77,7 @@ async def load(database: Database, clients: int, of_client: int) -> int:
     return count
 
 
-def sums(path: Path, picture: manifest.Picture) -> dict[str, int]:
+def sums(path: Path, picture: manifest.RecordedVersion) -> dict[str, int]:
     """Of each table at its version in the picture, without Spark."""
     found = {}
     for name, column in SUMS.items():
@@ -119,7 +119,7 @@ async def test_the_four_sums_of_pgbench_are_one_at_the_end_of_every_batch(
     try:
         await gateway.streaming()
         await fill(connection)
-        seen: list[manifest.Picture] = []
+        seen: list[manifest.RecordedVersion] = []
 
         def look(report: BatchReport) -> None:
             if report.is_merge:

@@ -23,7 +23,7 @@ from spark_consumer.mirror.fold.replica_identity import (
 )
 from spark_consumer.mirror.paths import kept_path, table_path
 from spark_consumer.mirror.report import BatchReport
-from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableShape
+from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableSchema
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Row, Table, relation
@@ -229,7 +229,7 @@ def test_columns_named_like_those_of_a_log_are_refused(key: tuple[str, ...], nam
     """Such a table would be read as a log, and a log would have a column twice."""
     described = relation("items", COLUMNS | dict.fromkeys(names, TEXT), key, ReplicaIdentity.FULL)
     with pytest.raises(MirrorError, match=r"public\.items has the columns '_op'"):
-        check_log_names(ITEMS, TableShape.of(change_schema(described, "cdc")))
+        check_log_names(ITEMS, TableSchema.of(change_schema(described, "cdc")))
 
 
 def test_rows_of_a_relation_that_is_gone_go_or_stay_as_somebody_said(

@@ -9,7 +9,7 @@ import pytest
 from spark_consumer.mirror.report import notes_of
 from spark_consumer.mirror.table_states import (
     Mark,
-    Standing,
+    TableStates,
     advance,
     first_cut,
     first_unreadable,
@@ -23,7 +23,7 @@ def mark(kind: str, lsn: int, table: str | None = "public.a", **facts: Any) -> M
 
 
 def test_a_table_is_filling_from_the_beginning_of_its_snapshot_to_the_end() -> None:
-    begun, _ = advance(Standing(), [mark("SNAPSHOT_BEGIN", 10)])
+    begun, _ = advance(TableStates(), [mark("SNAPSHOT_BEGIN", 10)])
     assert begun.filling == {"public.a"} and begun.open["public.a"].begin_lsn == 10
     again, _ = advance(begun, [mark("SNAPSHOT_BEGIN", 20)])
     assert again.open["public.a"].begin_lsn == 20
@@ -32,7 +32,7 @@ def test_a_table_is_filling_from_the_beginning_of_its_snapshot_to_the_end() -> N
 
 
 def test_a_table_whose_rows_come_within_a_snapshot_of_all_is_not_complete() -> None:
-    whole, _ = advance(Standing(), [mark("SNAPSHOT_BEGIN", 10, None), mark("SNAPSHOT_BEGIN", 11, "public.b")])
+    whole, _ = advance(TableStates(), [mark("SNAPSHOT_BEGIN", 10, None), mark("SNAPSHOT_BEGIN", 11, "public.b")])
     done, _ = advance(whole, [mark("SNAPSHOT_END", 12, "public.b")])
     for name in ("public.a", "public.b"):
         done.meet(name)
@@ -42,7 +42,7 @@ def test_a_table_whose_rows_come_within_a_snapshot_of_all_is_not_complete() -> N
 
 
 def test_an_excluded_table_stands_still_until_it_was_replaced() -> None:
-    frozen, _ = advance(Standing(), [mark("EXCLUDED", 10)])
+    frozen, _ = advance(TableStates(), [mark("EXCLUDED", 10)])
     assert frozen.stale(["public.a", "public.b"]) == {"public.a": "it is poison"}
     begun, _ = advance(frozen, [mark("SNAPSHOT_BEGIN", 20, purpose="REPLACE")])
     assert begun.stale(["public.a"])
@@ -51,18 +51,18 @@ def test_an_excluded_table_stands_still_until_it_was_replaced() -> None:
 
 
 def test_a_gap_makes_every_table_stale_until_it_was_replaced_and_a_verify_does_not_help() -> None:
-    gap, _ = advance(Standing(), [mark("GAP", 10, None, detail="the slot was lost")])
+    gap, _ = advance(TableStates(), [mark("GAP", 10, None, detail="the slot was lost")])
     verified, _ = advance(gap, [mark("SNAPSHOT_END", 20, "public.a", purpose="VERIFY")])
     assert verified.stale(["public.a", "public.b"]) == dict.fromkeys(["public.a", "public.b"], "the slot was lost")
     again = [mark("SNAPSHOT_BEGIN", 25, purpose="REPLACE"), mark("SNAPSHOT_END", 30, purpose="REPLACE")]
     replaced, _ = advance(verified, again)
     assert replaced.stale(["public.a", "public.b"]) == {"public.b": "the slot was lost"}
-    assert Standing.of(replaced.text()) == replaced
+    assert TableStates.of(replaced.text()) == replaced
 
 
 def test_a_snapshot_that_had_begun_before_a_gap_does_not_repair_its_table() -> None:
-    begun, _ = advance(Standing(), [mark("SNAPSHOT_BEGIN", 5), mark("GAP", 10, None, detail="the slot was lost")])
-    ended, _ = advance(Standing.of(begun.text()), [mark("SNAPSHOT_END", 20)])
+    begun, _ = advance(TableStates(), [mark("SNAPSHOT_BEGIN", 5), mark("GAP", 10, None, detail="the slot was lost")])
+    ended, _ = advance(TableStates.of(begun.text()), [mark("SNAPSHOT_END", 20)])
     assert ended.stale(["public.a"]) == {"public.a": "the slot was lost"} and not ended.filling
     again, _ = advance(
         ended, [mark("SNAPSHOT_BEGIN", 30, purpose="REPLACE"), mark("SNAPSHOT_END", 40, purpose="REPLACE")]
@@ -80,7 +80,7 @@ def test_a_snapshot_that_was_cancelled_is_over(ending: Mark) -> None:
         mark("SNAPSHOT_BEGIN", 11, "public.b", purpose="VERIFY"),
         mark("SNAPSHOT_BEGIN", 12),
     ]
-    made, ended = advance(Standing(), [*begun, ending])
+    made, ended = advance(TableStates(), [*begun, ending])
     assert list(made.open) == ["public.a"] and made.filling == {"public.a"} and not ended
     made, _ = advance(made, [mark("SNAPSHOT_END", 30, None, snapshot_id="two")])
     made.meet("public.c")
@@ -91,7 +91,7 @@ def test_the_last_table_ends_with_its_snapshot_in_whatever_order_they_are_stored
     """The gateway ends both in one transaction, and a table sorted by name has the end of all first."""
     begun = [mark("SNAPSHOT_BEGIN", 10, None), mark("SNAPSHOT_BEGIN", 10, purpose="REPLACE")]
     ends = [mark("SNAPSHOT_END", 20, None), mark("SNAPSHOT_END", 20, purpose="REPLACE")]
-    gap = Standing(gap="x", gap_lsn=5)
+    gap = TableStates(gap="x", gap_lsn=5)
     for stored in ([*begun, *ends], [*ends, *begun]):
         marks = sorted(stored, key=lambda each: each.place)
         made, ended = advance(gap, marks)
@@ -106,26 +106,26 @@ def test_the_last_table_ends_with_its_snapshot_in_whatever_order_they_are_stored
 
 def test_a_table_that_stood_still_still_does_where_the_beginning_of_its_snapshot_was_not_read() -> None:
     """Which rows are no longer in the source is not known then."""
-    frozen = Standing(frozen={"public.a": "it is poison"})
+    frozen = TableStates(frozen={"public.a": "it is poison"})
     made, ended = advance(frozen, [mark("SNAPSHOT_END", 20, purpose="REPLACE")])
     assert not ended and made.stale(["public.a"]) == {"public.a": "it is poison"}
 
 
 def test_batches_are_cut_before_exclusions_and_where_a_table_begins_once_more() -> None:
-    assert first_cut(Standing(), [mark("EXCLUDED", 10)], 5, 20) == 10
-    assert first_cut(Standing(), [mark("EXCLUDED", 10)], 10, 20) is None
-    assert first_cut(Standing(frozen={"public.a": "it is poison"}), [mark("EXCLUDED", 10)], 5, 20) is None
+    assert first_cut(TableStates(), [mark("EXCLUDED", 10)], 5, 20) == 10
+    assert first_cut(TableStates(), [mark("EXCLUDED", 10)], 10, 20) is None
+    assert first_cut(TableStates(frozen={"public.a": "it is poison"}), [mark("EXCLUDED", 10)], 5, 20) is None
     chunks = [mark("SNAPSHOT_CHUNK", 10, purpose="VERIFY"), mark("SNAPSHOT_CHUNK", 12)]
-    assert first_cut(Standing(), chunks, 5, 20) is None and verified_chunks(chunks) == chunks[:1]
+    assert first_cut(TableStates(), chunks, 5, 20) is None and verified_chunks(chunks) == chunks[:1]
     twice = [mark("SNAPSHOT_END", 10), mark("SNAPSHOT_BEGIN", 12)]
-    assert first_cut(Standing(), twice, 5, 20) == 12
+    assert first_cut(TableStates(), twice, 5, 20) == 12
 
 
 def test_pictures_between_merges_end_where_a_snapshot_takes_rows_away() -> None:
     filled = [mark("SNAPSHOT_BEGIN", 10), mark("SNAPSHOT_END", 20)]
-    assert first_unreadable(Standing(), filled) is None
-    assert first_unreadable(Standing(frozen={"public.a": "it is poison"}), filled) == 20
-    assert first_unreadable(Standing(), [mark("EXCLUDED", 15), mark("SNAPSHOT_END", 20)]) == 20
-    assert first_unreadable(Standing(), [mark("SNAPSHOT_END", 20, purpose="REPLACE")]) == 20
-    assert first_unreadable(Standing(), [mark("SNAPSHOT_END", 20, purpose="VERIFY"), mark("GAP", 30, None)]) is None
-    assert first_unreadable(Standing(), [mark("SNAPSHOT_END", 20, None, purpose="REPLACE")]) is None
+    assert first_unreadable(TableStates(), filled) is None
+    assert first_unreadable(TableStates(frozen={"public.a": "it is poison"}), filled) == 20
+    assert first_unreadable(TableStates(), [mark("EXCLUDED", 15), mark("SNAPSHOT_END", 20)]) == 20
+    assert first_unreadable(TableStates(), [mark("SNAPSHOT_END", 20, purpose="REPLACE")]) == 20
+    assert first_unreadable(TableStates(), [mark("SNAPSHOT_END", 20, purpose="VERIFY"), mark("GAP", 30, None)]) is None
+    assert first_unreadable(TableStates(), [mark("SNAPSHOT_END", 20, None, purpose="REPLACE")]) is None
