@@ -18,7 +18,8 @@ RUN python3 -m venv --without-pip /app \
 FROM build AS wheel
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev >/dev/null \
  && uv pip install --quiet --python /build/bin/python -c requirements.lock -r pyproject.toml mypy
-COPY README.md LICENSE compile_hot.py hatch_build.py walgate.py ./
+COPY README.md LICENSE hatch_build.py walgate.py ./
+COPY tools/compile_hot.py tools/
 COPY gateway/ gateway/
 COPY schemas/ schemas/
 COPY spark_consumer/ spark_consumer/

@@ -67,7 +67,7 @@ docs: $(TOOLS)  ## build the documentation site in build/site
 	.venv-tools/bin/mkdocs build --strict
 
 sbom: $(TOOLS)  ## write the bill of materials (CycloneDX) of Python packages and Java artifacts to build/sbom.json
-	.venv-tools/bin/python sbom.py build/sbom.json
+	.venv-tools/bin/python tools/sbom.py build/sbom.json
 
 changelog: $(TOOLS)  ## print the fragments of changelog.d as an entry of CHANGELOG.md
 	.venv-tools/bin/towncrier build --draft --version next
@@ -109,6 +109,6 @@ $(TOOLS): $(READY) requirements-tools.lock
 
 # The modules that every row passes through, compiled where there is a C compiler; without one the folder stays empty, and what
 # is in .venv runs.
-$(HOT): $(READY) compile_hot.py $(shell find gateway schemas -type f -not -name '*.pyc')
+$(HOT): $(READY) tools/compile_hot.py $(shell find gateway schemas -type f -not -name '*.pyc')
 	@rm -rf build/hot && mkdir -p build/hot
-	@$(PYTHON) compile_hot.py --if-possible build/hot >build/hot/.ready
+	@$(PYTHON) tools/compile_hot.py --if-possible build/hot >build/hot/.ready

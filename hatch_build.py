@@ -1,4 +1,4 @@
-"""A wheel gets the hot modules compiled (compile_hot.py), beside their sources, wherever that can be done.
+"""A wheel gets the hot modules compiled (tools/compile_hot.py), beside their sources, wherever that can be done.
 
 `WALGATE_COMPILE=1`: it must be done. `WALGATE_COMPILE=0`: never, and the wheel is plain Python and runs everywhere.
 `WALGATE_PROJECT_URL`: the repository's address, by whoever publishes the wheel; its links are made of it.
@@ -59,7 +59,7 @@ class CompileHook(BuildHookInterface):
             shutil.rmtree(self._folder)
 
     def _script(self) -> str:
-        return str(Path(self.root) / "compile_hot.py")
+        return str(Path(self.root) / "tools" / "compile_hot.py")
 
     def _is_wanted(self) -> bool:
         wish = os.environ.get("WALGATE_COMPILE", "")

@@ -16,11 +16,11 @@ from typing import Any
 
 from aiokafka.producer.message_accumulator import BatchBuilder
 from rich.console import Console
-from rich.table import TableProgress
+from rich.table import Table
 
 from bench.workloads import PUBLICATION, W1, W1_ROWS, W4, W4_ROWS
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.config.settings import ErrorSettings
-from gateway.debezium.connect_type import DebeziumOptions
 from gateway.debezium.envelope_schema import CatalogColumn, connect_relation
 from gateway.debezium.machine import DebeziumMachine, DebeziumTopics, DebeziumVersion
 from gateway.debezium.row_encoder import DebeziumEncoder
@@ -378,7 +378,7 @@ def main() -> None:
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
     others = "encode, Debezium's", "ratio", "more under a snapshot"
-    table = TableProgress("us of CPU a row", *(name for name, _ in STAGES), "sum", *others)
+    table = Table("us of CPU a row", *(name for name, _ in STAGES), "sum", *others)
     for captured in captures:
         *sums, debezium, under_snapshot = measure(captured, arguments.repeat)
         steps = [late - early for early, late in zip([0.0, *sums], sums, strict=False)]

@@ -25,8 +25,8 @@ from bench.latency import SLOT
 from bench.scene import Scene, drop_slot, run_program
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
+from schemas.lsn import format_lsn
 from spark_consumer.jobs.session import local_session
-from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import changes, versions
 from spark_consumer.mirror.append_batch import AppendingMirror
 from spark_consumer.mirror.delta import delta_table

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from contextlib import suppress
 
-from spark_consumer.lsn import format_lsn
+from schemas.lsn import format_lsn
 from spark_consumer.reader.transactions import TransactionReader
 
 

@@ -1,4 +1,4 @@
-"""Which build of the hot modules runs: compiled by mypyc (compile_hot.py), or plain Python, which does the same."""
+"""Which build of the hot modules runs: compiled by mypyc (tools/compile_hot.py), or plain Python, which does the same."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ class Lsn(int):
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        """Parse PostgreSQL's text. Raises ValueError."""
         match = _TEXT.fullmatch(text)
         if match is None:
             raise ValueError(f"not an LSN: {text!r}, expected two hexadecimal numbers like 16/B374D848")
@@ -30,3 +31,18 @@ class Lsn(int):
 
     def __repr__(self) -> str:
         return f"Lsn({str(self)!r})"
+
+
+def format_lsn(lsn: int) -> str:
+    """Return PostgreSQL's text of an LSN that is held as a plain number."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> int:
+    """Parse `16/B374D848`, or a plain number. Raises ValueError on anything else."""
+    if text.isdecimal():
+        return int(text)
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not an LSN such as 16/B374D848")
+    return int(match[1], 16) << 32 | int(match[2], 16)

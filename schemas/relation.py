@@ -40,7 +40,7 @@ class TypeFacts:
     `element` is the element of an array, the subtype of a range, the range of a multirange; `base` and `base_typmod`
     belong to a domain. `extension` is the name of the extension that owns the type. `sends_binary` is false where the
     type has no send function: the server then sends text even to a client that asked for binary. `outputs`: what the server
-    writes for some values, where that cannot be told from the type alone (gateway/values/server_names.py, money.py).
+    writes for some values, where that cannot be told from the type alone (gateway/values/system.py, money.py).
     """
 
     oid: int

@@ -19,9 +19,12 @@ from typing import Final
 MAX_TOPIC_BYTES: Final = 249
 POSITION_TOPIC: Final = "walgate.position"
 SNAPSHOT_TOPIC: Final = "walgate.snapshot"
+DEBEZIUM_TRANSACTION_RECORD: Final = "TransactionMetadataValue"
+"""The name of the value schema that the transaction topic has where the gateway writes Debezium's format."""
 
 _PLAIN_BYTES: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
 _AVRO_UNSAFE = re.compile(r"_(?=x)|[^A-Za-z0-9_]|^[0-9]")
+_DEBEZIUM_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _TOPIC_PART = re.compile(r"(?:[A-Za-z0-9_]|-[0-9a-f]{2})*")
 _HASHED = re.compile(r".*--[0-9a-f]{32}")
 _HASH_DIGITS: Final = 32  # 128 bits: nobody who may create tables can find two with the same
@@ -45,6 +48,11 @@ def topic_names(prefix: str, namespace: str, relation: str) -> tuple[str, ...]:
         head = _CUT_ESCAPE.sub("", head)
     hashed = f"{head}--{digits}"
     return (escaped, hashed) if len(escaped) <= MAX_TOPIC_BYTES else (hashed,)
+
+
+def debezium_topic(prefix: str, namespace: str, relation: str) -> str:
+    """The topic of a relation's change events in Debezium's format. Two relations may share one."""
+    return _DEBEZIUM_UNSAFE.sub("_", f"{prefix}.{namespace}.{relation}")
 
 
 def relation_of_topic(prefix: str, topic: str) -> tuple[str, str] | None:

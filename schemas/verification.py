@@ -21,7 +21,8 @@ MOST_KEYS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`kind`: CHANGED, MISSING or SURPLUS. `key`: JSON text; None: the table has no key. `columns`: those that differ."""
+    """`kind`: CHANGED, MISSING or SURPLUS. `key`: JSON text; None: the table has no key. `columns`: those that
+    differ."""
 
     kind: str
     key: str | None
@@ -30,8 +31,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TableVerification:
-    """`table`: schemas.topic_names.format_relation. `row_count`: rows that the snapshot has read. `changed`, `missing` and `surplus`
-    are of a VERIFY, in rows; `keys` are the first of them. LSNs: of SNAPSHOT_BEGIN and SNAPSHOT_END."""
+    """`table`: schemas.topic_names.format_relation. `row_count`: rows that the snapshot has read. `changed`,
+    `missing` and `surplus` are of a VERIFY, in rows; `keys` are the first of them. LSNs: of SNAPSHOT_BEGIN and
+    SNAPSHOT_END."""
 
     table: str
     purpose: str

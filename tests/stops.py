@@ -147,7 +147,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/postgres/errors.py 22021", ""): _UNTRANSLATABLE,
     ("gateway/postgres/errors.py classify", "is now unusable"): _REFUSED,
     ("gateway/postgres/errors.py classify", "is too large for the server to send"): _REFUSED,
-    ("gateway/postgres/dsn.py check_dsn", ""): _MENDED,
+    ("gateway/postgres/login.py check_dsn", ""): _MENDED,
     ("gateway/postgres/login.py _classified", ""): _MENDED,
     ("gateway/postgres/login.py _unreadable_file", ""): _TLS,
     ("gateway/postgres/login.py unusable_dsn", ""): _MENDED,

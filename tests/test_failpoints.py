@@ -17,7 +17,7 @@ from gateway.errors import StopForOperator
 from gateway.failpoints import FAILPOINTS, VARIABLE, FailpointReached, failpoint, parse_failpoints
 from gateway.runtime.pump import _FAILPOINTS
 
-GATEWAY = Path(failpoints.__file__).parents[1]
+GATEWAY = Path(failpoints.__file__).parent
 CALL = re.compile(r"""failpoint\(\s*["']([a-z_]+)["']""")
 
 

@@ -77,6 +77,8 @@ def test_every_metric_has_its_place_in_the_index() -> None:
     exported = {family.name + "_total" * (family.type == "counter") for family in metrics.REGISTRY.collect()}
     named = set(re.findall(r"`(walgate_\w+)`", (ROOT / "docs/symptoms.md").read_text("utf-8")))
     asked = set(
-        re.findall(r"\b(walgate_\w+)", re.sub(r"runbook:.*", "", (ROOT / "monitoring/alerts.yml").read_text("utf-8")))
+        re.findall(
+            r"\b(walgate_\w+)", re.sub(r"runbook:.*", "", (ROOT / "deploy/monitoring/alerts.yml").read_text("utf-8"))
+        )
     )
     assert named <= exported and asked <= named

@@ -1,4 +1,4 @@
-"""`python compile_hot.py [--if-possible] FOLDER`: copies of gateway and schemas, with the hot modules compiled by mypyc.
+"""`python tools/compile_hot.py [--if-possible] FOLDER`: copies of gateway and schemas, with the hot modules compiled by mypyc.
 
 The same source, so equal bytes (tests/compiled); Python takes a compiled module before the source beside it. Needs the packages
 of REQUIREMENTS, a C compiler and half a minute; with --if-possible nothing is made where that is not there, and the reason is
@@ -19,7 +19,7 @@ import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ("mypy>=2.4,<2.5", "setuptools>=80")
 """mypy's version decides which librt the compiled modules can be loaded with: that of pyproject.toml."""
 HOT_MODULES = (

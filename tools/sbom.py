@@ -1,6 +1,6 @@
 """The bill of materials in CycloneDX's JSON: the locked Python packages, and the Java artifacts of the local parts.
 
-python sbom.py build/sbom.json
+python tools/sbom.py build/sbom.json
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 
 
 def python_packages() -> dict[str, Any]:

@@ -1,16 +1,11 @@
-"""docs/types.md, from the code that decides: `python -m tools.types_page > docs/types.md`.
-
-built_in_types.tsv is pg_type of a fresh PostgreSQL 18 database, as `relations.catalog.TYPES_QUERY` reads it; a test compares it
-with a real one.
-"""
+"""docs/types.md, from the code that decides: `python -m tools.types_page > docs/types.md`."""
 
 from __future__ import annotations
 
 import sys
-from importlib.resources import files
 from typing import Final
 
-from gateway.relations.type_catalog import read_types
+from gateway.values.built_in_types import built_in_types
 from gateway.values.column_codec import has_binary_decoder
 from schemas.avro_types import ColumnType, Form, avro_type, column_type, key_type
 from schemas.relation import Kind, TypeFacts
@@ -117,25 +112,6 @@ unless [its definition is known](schema-evolution.md#types-missing-from-the-cata
 """
 _ARRAYS: Final = """An array is an Avro array of `["null", element]`; type modifiers apply to the elements. Special: {special}.
 """
-
-
-def built_in_types() -> list[TypeFacts]:
-    """Of PostgreSQL 18."""
-    lines = files("gateway.values").joinpath("built_in_types.tsv").read_text("utf-8").splitlines()[1:]
-    rows = []
-    for line in lines:
-        oid, namespace, name, kind, sends_binary, delimiter, part_oid, base_typmod = line.split("\t")
-        rows.append(
-            (int(oid), namespace, name, kind, sends_binary == "t", delimiter, int(part_oid), int(base_typmod), "",
-             (), (), (), (), _outputs(int(oid), name))
-        )  # fmt: skip
-    return list(read_types(rows).values())
-
-
-def _outputs(oid: int, name: str) -> tuple[str, ...]:
-    if oid == _MONEY:
-        return "$90,000,000,000,000,000.00", "-$90,000,000,000,000,000.00", "$0.00"
-    return ("0 -",) if name.startswith("reg") else ()
 
 
 def _is_scalar(element: TypeFacts | None) -> bool:

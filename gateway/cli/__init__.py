@@ -1,2 +1,4 @@
-"""Commands of `walgate` that are more than a call: what they have in common (ending), what is said to the running gateway
-(snapshots), and what an operator decides about a slot's position (positions). gateway/cli/main.py puts them together."""
+"""The commands of `walgate`. `main` declares them; each module here is what one command, or a group of them, does.
+
+They ask PostgreSQL, Kafka, the registry or the running gateway, print the answer, and end with an exit code (exit_codes).
+"""

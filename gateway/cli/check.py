@@ -27,8 +27,8 @@ from gateway.observe.http_client import ask_status
 from gateway.observe.http_socket import listen
 from gateway.postgres.connection import address_text, connect_replication, connect_sql
 from gateway.postgres.credentials import login_of
-from gateway.postgres.load_facts import load_facts
 from gateway.postgres.role import role_facts
+from gateway.postgres.server import load_facts
 from gateway.postgres.wal_retention import holders
 from gateway.runtime.source_catalog import expected_of
 from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect

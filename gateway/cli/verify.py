@@ -18,7 +18,7 @@ from gateway.errors import Retry, StopForOperator, WalgateError
 from gateway.names import is_table
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.credentials import login_of
-from gateway.postgres.load_facts import load_facts
+from gateway.postgres.server import load_facts
 from gateway.runtime.snapshot_status import snapshot_states
 from gateway.runtime.stored_positions import quarantined_tables
 from gateway.snapshot.commands import emit_command, encode_command

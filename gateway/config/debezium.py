@@ -6,8 +6,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.config.section import Names, Section
-from gateway.debezium.connect_type import DebeziumOptions
 
 
 class DebeziumSettings(Section):

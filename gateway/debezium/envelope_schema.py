@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gateway.debezium.connect_type import ConnectType, DebeziumOptions, Form, binary_avro, connect_type
+from gateway.config.debezium_options import DebeziumOptions
+from gateway.debezium.connect_type import ConnectType, Form, binary_avro, connect_type
 from schemas.relation import ColumnDescription, Kind, Protect, Protection, RelationDescription
+from schemas.topic_names import DEBEZIUM_TRANSACTION_RECORD
 
 Schema = dict[str, Any]
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]")
-_UNSAFE_IN_TOPIC = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +121,6 @@ def adjusted_name(name: str) -> str:
     """Debezium's `schema.name.adjustment.mode` and `field.name.adjustment.mode` = avro."""
     adjusted = _UNSAFE.sub("_", name)
     return f"_{adjusted}" if adjusted[:1].isdigit() else adjusted
-
-
-def debezium_topic(prefix: str, namespace: str, relation: str) -> str:
-    """Debezium's name of a relation's topic: two relations may have the same."""
-    return _UNSAFE_IN_TOPIC.sub("_", f"{prefix}.{namespace}.{relation}")
 
 
 def _namespace(topic: str) -> str:
@@ -283,7 +279,7 @@ TRANSACTION_KEY: Final[Schema] = {
 }
 TRANSACTION_VALUE: Final[Schema] = {
     "type": "record",
-    "name": "TransactionMetadataValue",
+    "name": DEBEZIUM_TRANSACTION_RECORD,
     "namespace": _COMMON,
     "fields": [
         {"name": "status", "type": "string"},
@@ -293,7 +289,7 @@ TRANSACTION_VALUE: Final[Schema] = {
         {"name": "ts_ms", "type": "long"},
     ],
     "connect.version": 1,
-    "connect.name": f"{_COMMON}.TransactionMetadataValue",
+    "connect.name": f"{_COMMON}.{DEBEZIUM_TRANSACTION_RECORD}",
 }
 MESSAGE_KEY: Final[Schema] = {
     "type": "record",

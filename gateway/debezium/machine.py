@@ -21,8 +21,8 @@ from typing import ClassVar, Final, Protocol
 
 from librt.strings import read_i32_be
 
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.connect_forms import AS_BINARY
-from gateway.debezium.connect_type import DebeziumOptions
 from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.debezium.source_block import (
     SourceContext,

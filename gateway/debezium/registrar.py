@@ -9,8 +9,8 @@ from typing import Any
 import asyncpg
 import structlog
 
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.column_defaults import with_defaults
-from gateway.debezium.connect_type import DebeziumOptions
 from gateway.debezium.envelope_schema import (
     CatalogColumn,
     ConnectRelation,

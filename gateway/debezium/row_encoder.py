@@ -1,8 +1,9 @@
 """Row messages -> records of Debezium's dialect, for one version of a relation.
 
-The tuple is read as in gateway/events/row_encoder.py: one reader a column, one join; what is not plain is parsed and encoded
-value by value. The layout is `gateway.debezium.envelope_schema.envelope_schema`: before, after, source, transaction, op, and the time at which
-it was written. `source` is four pieces, most of which the rows of a transaction share.
+The tuple is read as in gateway/events/row_encoder.py: one reader a column, one join; what is not plain is parsed and
+encoded value by value. The layout is `gateway.debezium.envelope_schema.envelope_schema`: before, after, source,
+transaction, op, and the time at which it was written. `source` is four pieces, most of which the rows of a
+transaction share.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Final
 
 from librt.strings import read_i16_be
 
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.connect_codec import connect_codec, null_value, placeholder, skip_column
-from gateway.debezium.connect_type import DebeziumOptions
 from gateway.debezium.envelope_schema import ConnectColumn, ConnectRelation
 from gateway.debezium.source_block import SourceContext
 from gateway.errors import UnwritableRelation
@@ -57,10 +58,11 @@ _HEAD_BYTES: Final = 1 + 4
 
 
 class DebeziumEncoder:
-    """`position` is that of the byte after the relation oid, `end` that after the message. Keys and values come framed.
+    """`position` is that of the byte after the relation oid, `end` that after the message. Keys and values come
+    framed.
 
-    `block`: the row's transaction block in Avro, null where there is none. Raises PgOutputError, UnknownBinary,
-    UnreadableValue, KeyNotSent, and what `unconvertible` raises.
+        `block`: the row's transaction block in Avro, null where there is none. Raises PgOutputError, UnknownBinary,
+        UnreadableValue, KeyNotSent, and what `unconvertible` raises.
     """
 
     def __init__(
@@ -111,7 +113,8 @@ class DebeziumEncoder:
         # Where the key is one part: its place behind the head; 0 where it is not.
         self._only_key_part = 1 + self._key_parts[0] if self._key_frame and len(self._key_parts) == 1 else 0
 
-    # -- records ------------------------------------------------------------------------------------------------------
+    # -- records
+    # ------------------------------------------------------------------------------------------------------
 
     def insert(
         self, data: bytes, position: int, end: int, source: SourceContext, change_lsn: int, block: bytes
@@ -228,7 +231,8 @@ class DebeziumEncoder:
         parts += (head, digits, self._tail, lsn, lsn_middle, lsn_end, source.end, block, operation, source.written)
         return b"".join(parts)
 
-    # -- tuples -------------------------------------------------------------------------------------------------------
+    # -- tuples
+    # -------------------------------------------------------------------------------------------------------
 
     def _read_tuple(self, data: bytes, position: int, parts: Parts) -> int:
         if read_i16_be(data, position + 1) != self._count:
@@ -263,8 +267,8 @@ class DebeziumEncoder:
         return row
 
     def failing(self, part: TuplePart) -> str | None:
-        """Column and byte of the first value that cannot be encoded, whatever its encoder raises: for an error that nobody
-        foresaw."""
+        """Column and byte of the first value that cannot be encoded, whatever its encoder raises: for an error that
+        nobody foresaw."""
         for index, (each, value) in enumerate(zip(self._codecs, part.values, strict=False)):
             if each is not None and isinstance(value, Text | Binary):
                 encode = each.from_text if isinstance(value, Text) else each.from_binary

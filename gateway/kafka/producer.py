@@ -1,9 +1,11 @@
 """The transactional producer, and how it is given up.
 
-aiokafka's producer is used with three rules (measured, its source read at 0.14), and as gateway/kafka/aiokafka_internals.py changes it:
+aiokafka's producer is used with three rules (measured, its source read at 0.14), and as
+gateway/kafka/aiokafka_internals.py changes it:
 
 * `commit_transaction` returns normally although a batch of the transaction failed, so every batch's future is awaited
-  before (gateway/kafka/delivery.py). A producer with one failed or unknown result is dead: never retried, abandoned here.
+  before (gateway/kafka/delivery.py). A producer with one failed or unknown result is dead: never retried, abandoned
+  here.
 * With the broker down its calls never return: everything is awaited under a time limit.
 * Sequence numbers wrap wrongly after 2^31 records on a partition: `records_left` asks for a new producer long before.
 """
@@ -38,9 +40,9 @@ T = TypeVar("T")
 class Producer:
     """One life of the producer. Methods raise WalgateError; after any error the object must be abandoned.
 
-    The transactional id fences earlier gateways in both modes. exactly_once: rows, markers and positions share its Kafka
-    transactions. at_least_once: rows and markers go by a second producer, without transactions; only positions are written in
-    them, so that a gateway that was fenced cannot write an older position over a newer one.
+    The transactional id fences earlier gateways in both modes. exactly_once: rows, markers and positions share its
+    Kafka transactions. at_least_once: rows and markers go by a second producer, without transactions; only positions
+    are written in them, so that a gateway that was fenced cannot write an older position over a newer one.
     """
 
     def __init__(self, settings: KafkaSettings, transactional_id: str) -> None:
@@ -81,7 +83,8 @@ class Producer:
             await self._limited(producer.start(), "starting the producer")
 
     async def begin(self, always: list[tuple[str, int]]) -> None:
-        """Open a Kafka transaction. `always`: partitions that it will certainly write, announced with the first ones."""
+        """Open a Kafka transaction. `always`: partitions that it will certainly write, announced with the first
+        ones."""
         await self._limited(self._transactional.begin_transaction(), "beginning a transaction")
         for topic, partition in always:
             self._transactional.add_to_transaction(topic, partition)
@@ -123,8 +126,8 @@ class Producer:
         return bool(self._records) and max(self._records.values()) >= MAX_PARTITION_RECORDS
 
     async def abort(self) -> None:
-        """End the transaction that is open, if any: until it has ended, no other slot's gateway can read the position topic to
-        its end. Sent once, and never by a producer that goes on."""
+        """End the transaction that is open, if any: until it has ended, no other slot's gateway can read the position
+        topic to its end. Sent once, and never by a producer that goes on."""
         if self._transactional.is_in_transaction:
             await close_with_timeout(self._transactional.abort_transaction(), STOP_TIMEOUT_S)
 

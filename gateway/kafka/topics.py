@@ -17,7 +17,6 @@ import structlog
 from aiokafka.admin import NewTopic
 
 from gateway.config.kafka import KafkaSettings
-from gateway.debezium.envelope_schema import debezium_topic
 from gateway.errors import NEW_PREFIX, DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.failpoints import failpoint
 from gateway.kafka.durability import COPIES, IN_SYNC, Durability, cautions
@@ -28,6 +27,7 @@ from schemas.topic_names import (
     POSITION_TOPIC,
     SNAPSHOT_TOPIC,
     collision_name,
+    debezium_topic,
     format_relation,
     message_topic,
     relation_of_topic,

@@ -1,6 +1,6 @@
-"""Every metric that operators meet, each with its sentence. Counters move with each Kafka transaction or check; everything else
-is looked up on the board (gateway/observe/status_board.py) when somebody asks, so that it lives while nothing is connected. Never set
-per row.
+"""Every metric that operators meet, each with its sentence. Counters move with each Kafka transaction or check;
+everything else is looked up on the board (gateway/observe/status_board.py) when somebody asks, so that it lives while
+nothing is connected. Never set per row.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ RESTARTS = Counter(
 )
 
 TOPIC_LABELS: Final = 300
-"""So many topics have a label of their own, in the order in which they were first written to; the others share one."""
+"""So many topics have a label of their own, in the order in which they were first written to; the others share
+one."""
 OTHER_TOPICS: Final = "(other)"
 TABLE_LABELS: Final = 100
 """So many tables in quarantine have a label of their own."""

@@ -1,7 +1,8 @@
 """TupleData: the columns of one row, as they are on the wire (PostgreSQL manual, 55.9).
 
-Nearly all rows of the gateway do not come through here: `gateway/values/column_readers.py` reads the same bytes and writes Avro at
-once. What it cannot take is parsed by `read_tuple_data`, and so is everything that wants rows as values.
+Nearly all rows of the gateway do not come through here: `gateway/values/column_readers.py` reads the same bytes and
+writes Avro at once. What it cannot take is parsed by `read_tuple_data`, and so is everything that wants rows as
+values.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ def column_offset(values: TupleData, column: int) -> int:
 
 
 def walk_columns(data: bytes, position: int) -> Iterator[tuple[int, int, int]]:
-    """(kind, start, end) of the value of each column, of a tuple at `position` (its column count) that was read already: nothing
-    is checked, and whoever asks for more columns than there are gets rubbish or IndexError."""
+    """(kind, start, end) of the value of each column, of a tuple at `position` (its column count) that was read
+    already: nothing is checked, and whoever asks for more columns than there are gets rubbish or IndexError."""
     position += _COUNT_BYTES
     while True:
         kind = data[position]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 import structlog
@@ -21,9 +21,8 @@ import structlog
 from gateway.errors import Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.postgres import asyncpg_internals
 from gateway.postgres.asyncpg_internals import Address, SessionAttribute, SSLMode, SSLNegotiation
-from gateway.postgres.authentication import LoginProtocol, is_local
+from gateway.postgres.authentication import ChannelBinding, LoginProtocol, is_local
 from gateway.postgres.credentials import Credentials
-from gateway.postgres.dsn import check_dsn, take_channel_binding
 from gateway.postgres.errors import DRIVER_ERRORS, NOT_WANTED, classify_exception
 
 log = structlog.get_logger()
@@ -254,3 +253,42 @@ def _unreadable_file(dsn: str, doing: str) -> WalgateError | None:
                 hint=f"set {parameter} in source.dsn to a PEM file that the gateway can read",
             )
     return None
+
+
+_ENCODED: Final = {"@": "%40", "/": "%2F", "?": "%3F", "#": "%23"}
+
+
+def check_dsn(dsn: str, doing: str) -> None:
+    """Raises StopForOperator where a character of the password must be percent-encoded: it would end the user's part, and
+    what is left would be taken for a host that is not there."""
+    try:
+        parts = urlsplit(dsn)
+    except ValueError:
+        return  # login.py says what a DSN looks like
+    found = ""
+    if parts.netloc.count("@") > 1 or ("@" in parts.netloc and "@" in parts.path):
+        found = "@"
+    elif "@" in parts.path:
+        found = "/"
+    elif any("@" in part and "=" not in part.partition("@")[0] for part in parts.query.split("&")):
+        found = "?"
+    elif "@" in parts.fragment:
+        found = "#"
+    if found:
+        raise StopForOperator(
+            f"{doing}: source.dsn cannot be used: {found} is not percent-encoded in the user name or password",
+            hint=f"percent-encode it: write {_ENCODED[found]} instead of {found} in the user name and password. Or leave the "
+            "password out of source.dsn, and use source.password_file, source.password_command or passfile=",
+        )
+
+
+def take_channel_binding(dsn: str) -> tuple[str, ChannelBinding]:
+    """The DSN without libpq's parameter `channel_binding`, which asyncpg does not know, and its value. Raises ValueError."""
+    parts = urlsplit(dsn)
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    found = [value for name, value in pairs if name == "channel_binding"]
+    value = found[-1] if found else os.environ.get("PGCHANNELBINDING", ChannelBinding.PREFER.value)
+    if found:
+        rest = urlencode([pair for pair in pairs if pair[0] != "channel_binding"])
+        dsn = urlunsplit(parts._replace(query=rest))
+    return dsn, ChannelBinding(value)

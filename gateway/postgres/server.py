@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 import asyncpg
 
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
-from gateway.startup.facts import ServerFacts
+from gateway.postgres.publication import PublicationLoader, publication_facts
+from gateway.postgres.slot import slot_facts
+from gateway.startup.facts import Facts, ServerFacts
 from schemas.lsn import Lsn
 
 # current_setting knows no unit, pg_settings does; a name that this version lacks is just not there.
@@ -85,3 +88,16 @@ async def server_facts(sql: asyncpg.Connection) -> ServerFacts:
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the server") from error
     return parse_server(json.loads(row))
+
+
+async def load_facts(
+    sql: asyncpg.Connection, slot: str, publications: Sequence[str] | PublicationLoader, moment: int = 0
+) -> Facts:
+    """The server last: its end of the WAL must not be older than the slot's LSNs. A `PublicationLoader` is for who
+    comes again: its first look costs more."""
+    if isinstance(publications, PublicationLoader):
+        publications_now = await publications.facts(sql)
+    else:
+        publications_now = await publication_facts(sql, publications)
+    slot_now = await slot_facts(sql, slot)
+    return Facts(await server_facts(sql), slot_now, publications_now, moment)

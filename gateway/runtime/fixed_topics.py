@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.config.settings import Settings
-from gateway.debezium.connect_type import DebeziumOptions
 from gateway.debezium.envelope_schema import MESSAGE_KEY, TRANSACTION_KEY, TRANSACTION_VALUE, Schema, message_schema
 from gateway.debezium.json_machine import JsonSink
 from gateway.debezium.machine import DebeziumTopics, KeyedSink

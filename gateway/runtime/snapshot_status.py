@@ -10,7 +10,7 @@ from gateway.kafka.topic_admin import TopicAdmin
 from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus, TableSnapshotStatus
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.credentials import login_of
-from gateway.postgres.load_facts import load_facts
+from gateway.postgres.server import load_facts
 from gateway.runtime.stored_positions import quarantined_tables
 from gateway.schema_registry import open_registry
 from gateway.snapshot.rules.table_progress import Status

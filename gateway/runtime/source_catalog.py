@@ -12,8 +12,8 @@ import structlog
 from gateway.config.settings import Settings
 from gateway.failpoints import failpoint
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
-from gateway.postgres.load_facts import load_facts
 from gateway.postgres.publication import PublicationLoader, tables_that_held_rows
+from gateway.postgres.server import load_facts
 from gateway.postgres.slot import advance_slot, create_slot, drop_slot, slot_facts
 from gateway.relations.type_catalog import TYPES_QUERY, read_types, unknown_type
 from gateway.startup.facts import Expected, Facts, ServerFacts, SlotFacts, published_types

@@ -8,7 +8,6 @@ import structlog
 
 from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import Settings
-from gateway.debezium.envelope_schema import TRANSACTION_VALUE
 from gateway.errors import StopForOperator
 from gateway.kafka.position_topic import read_positions
 from gateway.schema_registry import classified_schema_errors, open_registry
@@ -17,7 +16,7 @@ from gateway.transactions.transaction import Quarantined
 from schemas.errors import RegistryRefused, SchemaError
 from schemas.records import POSITION
 from schemas.registry_client import RegistryClient
-from schemas.topic_names import POSITION_TOPIC, transaction_topic, value_subject
+from schemas.topic_names import DEBEZIUM_TRANSACTION_RECORD, POSITION_TOPIC, transaction_topic, value_subject
 
 log = structlog.get_logger()
 
@@ -81,7 +80,7 @@ async def refuse_other_dialect(registry: RegistryClient, kafka: KafkaSettings) -
     found = await registry.latest(value_subject(transaction_topic(kafka.prefix)))
     if found is None:
         return
-    written = "debezium" if found.get("name") == TRANSACTION_VALUE["name"] else "walgate"
+    written = "debezium" if found.get("name") == DEBEZIUM_TRANSACTION_RECORD else "walgate"
     if written != kafka.dialect:
         raise StopForOperator(
             f"the records in the topics of kafka.prefix = {kafka.prefix} were written with kafka.dialect = {written}, but "

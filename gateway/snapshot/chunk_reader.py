@@ -1,4 +1,5 @@
-"""One chunk: a transaction that locks, takes its snapshot, reads, emits the message by which the stream knows it, and commits."""
+"""One chunk: a transaction that locks, takes its snapshot, reads, emits the message by which the stream knows it, and
+commits."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ _COPY_TIMEOUT_S: Final = 7 * 86_400.0
 _STEP_BYTES: Final = 1 << 15
 """Encoded in one step: 1 ms. A session gives up to 256 kB at once."""
 _SHARED_STEP_BYTES: Final = 1 << 13
-"""And where other transactions come in the stream: each takes dozens of rounds of the event loop until it is durable, and a
-round takes as long as the steps within it (docs/performance.md, SL)."""
+"""And where other transactions come in the stream: each takes dozens of rounds of the event loop until it is durable,
+and a round takes as long as the steps within it (docs/performance.md, SL)."""
 
 
 class RelationChanged(WalgateError):
@@ -89,9 +90,9 @@ async def read_chunk(
     waits: Callable[[str, ReadChunk], None],
     turn: asyncio.Lock | None = None,
 ) -> ReadChunk:
-    """`waits(id, waiting)` is called before the stream can bring it. `turn`: where other transactions come in the stream; one
-    reader encodes in a round of the event loop. Raises Outdated, SnapshotTooOld, ChunkTooLarge, what the encoders raise and what the driver
-    raises; `sql` is closed then, if it was left within a COPY or a statement."""
+    """`waits(id, waiting)` is called before the stream can bring it. `turn`: where other transactions come in the
+    stream; one reader encodes in a round of the event loop. Raises Outdated, SnapshotTooOld, ChunkTooLarge, what the
+    encoders raise and what the driver raises; `sql` is closed then, if it was left within a COPY or a statement."""
     table = chunk.table
     async with transaction(sql, isolation="repeatable_read"):
         await sql.execute(_lock(chunk, recipe))

@@ -29,7 +29,6 @@ from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import PublicationLoader
-from gateway.snapshot.announcing import RegisterRelations
 from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import ReadChunk, new_id
 from gateway.snapshot.commands import Command, accepted, choose
@@ -37,9 +36,8 @@ from gateway.snapshot.discovery import Discovery
 from gateway.snapshot.emit_chunk import ChunkEmitter
 from gateway.snapshot.pending_chunks import ChunkMark, PendingChunks
 from gateway.snapshot.progress_log import ProgressLog, tell_quarantined
-from gateway.snapshot.read_plan import ReadPlan, Surveyed
+from gateway.snapshot.read_plan import ReadPlan, ReadPlans, RegisterRelations, Surveyed
 from gateway.snapshot.reader_tasks import ReaderTasks
-from gateway.snapshot.recipes import ReadPlans
 from gateway.snapshot.reselecting import Reselection, has_its_keys
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.sql import EMIT

@@ -1,4 +1,4 @@
-"""Errors of the snapshot that are not those of a driver."""
+"""Errors of what PostgreSQL answers to a snapshot's queries."""
 
 from __future__ import annotations
 

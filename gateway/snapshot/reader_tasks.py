@@ -25,7 +25,7 @@ from gateway.snapshot.chunk_reader import (
 )
 from gateway.snapshot.pending_chunks import PendingChunks
 from gateway.snapshot.progress_log import CHANGED_ATTEMPTS, WaitReasons
-from gateway.snapshot.recipes import ReadPlans
+from gateway.snapshot.read_plan import ReadPlans
 from gateway.snapshot.rules.table_progress import Chunk, Status
 from gateway.snapshot.table_errors import errors_of
 from gateway.snapshot.table_task import TableTask

@@ -1,4 +1,4 @@
-"""Errors that concern one table only."""
+"""Errors that concern one table of a snapshot; all others can go on."""
 
 from __future__ import annotations
 

@@ -27,13 +27,14 @@ class RecordSink(Protocol):
 
 
 class RelationChangeTracker(Protocol):
-    """Is told what a transaction changes in one relation while that is under snapshot (gateway/snapshot/change_tracking.py). Keys come
-    framed; None where the relation has none."""
+    """Is told what a transaction changes in one relation while that is under snapshot
+    (gateway/snapshot/change_tracking.py). Keys come framed; None where the relation has none."""
 
     hold_key: Callable[[bytes | None], None]
     """Once a row, and once more for the old key of one that was changed."""
     left_out_count: int
-    """The encoder's, when `left_out` was last called: when it is another, the row was an UPDATE that left columns out."""
+    """The encoder's, when `left_out` was last called: when it is another, the row was an UPDATE that left columns
+out."""
 
     def enter(self, transaction: Transaction) -> None:
         """Before the first of some changes of another transaction."""
@@ -70,7 +71,8 @@ class RelationVersion:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A relation whose changes are counted and not written. `since_lsn`: commit LSN of the first transaction without them."""
+    """A relation whose changes are counted and not written. `since_lsn`: commit LSN of the first transaction without
+    them."""
 
     relation_oid: int
     namespace: str
@@ -101,7 +103,8 @@ MessageEncoder = Callable[[TransactionContext, int, int, bool, int, str, bytes],
 
 @dataclass(frozen=True, slots=True)
 class ExcludedMessage:
-    """A logical decoding message that is larger than its topic takes. `xid` 0: it is of no transaction. `prefix` may be cut."""
+    """A logical decoding message that is larger than its topic takes. `xid` 0: it is of no transaction. `prefix` may
+    be cut."""
 
     xid: int
     message_lsn: int
@@ -111,8 +114,8 @@ class ExcludedMessage:
 
 @dataclass(frozen=True, slots=True)
 class MessageTopic:
-    """The topic of logical decoding messages, and which of them it gets: those of `prefixes`, of every prefix where it is
-    empty. `leave_out` hears of each one that is too large."""
+    """The topic of logical decoding messages, and which of them it gets: those of `prefixes`, of every prefix where
+    it is empty. `leave_out` hears of each one that is too large."""
 
     topic: str
     schema_id: int
@@ -158,7 +161,8 @@ class Transaction:
 
 
 class ChangeObserver(Protocol):
-    """Who is told what changes while tables are under snapshot (gateway/snapshot/change_tracking.py). All xids are those of the wire."""
+    """Who is told what changes while tables are under snapshot (gateway/snapshot/change_tracking.py). All xids are
+    those of the wire."""
 
     @property
     def is_tracking(self) -> bool:
@@ -166,7 +170,8 @@ class ChangeObserver(Protocol):
         ...
 
     def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
-        """What to encode the relation's changes with: where it is under snapshot, with `changes` that are to be told."""
+        """What to encode the relation's changes with: where it is under snapshot, with `changes` that are to be
+        told."""
         ...
 
     def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
@@ -188,7 +193,8 @@ class ChangeObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepared transaction whose rows are (or are about to be) durable, waiting for its end without limit of time."""
+    """A prepared transaction whose rows are (or are about to be) durable, waiting for its end without limit of
+    time."""
 
     gid: str
     xid: int

@@ -5,13 +5,15 @@ Binary form (`numeric.c`, numeric_send): digit count, weight, sign, dscale as in
 
 from __future__ import annotations
 
+import re
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 from librt.strings import read_i16_be, read_i32_be, read_i64_be
 
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL
-from gateway.values.column_readers import AVRO_NULL, UNSIGNED, Encode, Parts, Reader, SlowPathNeeded
+from gateway.values.column_readers import AVRO_NULL, UNSIGNED, Encode, Parts, Reader, Render, SlowPathNeeded
 from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from schemas.varint import SOME_SMALL
 
@@ -152,3 +154,29 @@ def render_numeric(value: bytes) -> bytes:
         whole, fraction = digits[:integer_digits].lstrip(b"0") or b"0", digits[integer_digits:]
     text = b"-" + whole if sign else whole
     return text + b"." + fraction[:dscale].ljust(dscale, b"0") if dscale else text
+
+
+_CASH = struct.Struct("!q").unpack
+_DIGIT = re.compile(rb"[0-9]")
+_MOST_DIGITS: Final = 19
+
+
+def money_renderer(outputs: Sequence[str]) -> Render | None:
+    """None where the server writes something else than expected."""
+    if len(outputs) != 3:
+        return None
+    positive, negative, zero = (_DIGIT.split(output.encode()) for output in outputs)
+    least = len(zero) - 1
+    if len(positive) != _MOST_DIGITS + 1 or positive[1:-1] != negative[1:-1] or not 1 <= least <= _MOST_DIGITS:
+        return None
+    before_each = [b"", *positive[1:-1]]
+
+    def render(value: bytes) -> bytes:
+        (units,) = _CASH(value)
+        head, tail = (negative[0], negative[-1]) if units < 0 else (positive[0], positive[-1])
+        digits = b"%0*d" % (least, abs(units))
+        marks = [b"", *before_each[_MOST_DIGITS - len(digits) + 1 :]]
+        written = [mark + digits[at : at + 1] for at, mark in enumerate(marks)]
+        return b"".join([head, *written, tail])
+
+    return render

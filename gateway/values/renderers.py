@@ -10,14 +10,14 @@ from typing import Final
 
 from gateway.values import dates, floats, geometric, integers, network, numeric, system, text
 from gateway.values.arrays import array_renderer
-from gateway.values.bits import render_bits
 from gateway.values.column_readers import Render
 from gateway.values.composites import composite_renderer
+from gateway.values.dates import render_interval
 from gateway.values.extensions import render_hstore, render_vector
-from gateway.values.interval import render_interval
-from gateway.values.money import money_renderer
+from gateway.values.numeric import money_renderer
 from gateway.values.ranges import multirange_renderer, range_renderer
-from gateway.values.server_names import names_renderer
+from gateway.values.system import names_renderer
+from gateway.values.text import render_bits
 from gateway.values.text_search import render_tsquery, render_tsvector
 from schemas.relation import Kind, TypeFacts
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+
+from gateway.values.column_readers import Render
+from gateway.values.special_values import NotRenderable
 
 _LSN = struct.Struct("!II")
 _TID = struct.Struct("!IH")
@@ -42,3 +46,19 @@ def _render_vector(value: bytes, layout: str) -> bytes:
     if _VECTOR_HEADER(value.ljust(20, b"\0"))[0] == 0:
         return b""
     return b" ".join(b"%d" % number for _, number in struct.iter_unpack(layout, value[20:]))
+
+
+_OID = struct.Struct("!I").unpack
+
+
+def names_renderer(outputs: Sequence[str]) -> Render:
+    """`outputs`: oid, a space and the name."""
+    names = {int(oid): name.encode() for oid, _, name in (output.partition(" ") for output in outputs)}
+
+    def render(value: bytes) -> bytes:
+        name = names.get(_OID(value)[0])
+        if name is None:
+            raise NotRenderable("the name of an object that a user made")
+        return name
+
+    return render

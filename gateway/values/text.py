@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 
 from gateway.values.column_readers import some_bytes, some_text
 from gateway.values.special_values import NotRenderable
@@ -57,3 +58,16 @@ def render_char(value: bytes) -> bytes:
 def char_from_text(value: bytes) -> bytes:
     """Before 16 the server sends a byte above 127 as it is, which is no UTF-8."""
     return some_text(render_char(value) if len(value) == 1 else value)
+
+
+_LENGTH = struct.Struct("!i").unpack_from
+
+
+def render_bits(value: bytes) -> bytes:
+    length: int = _LENGTH(value)[0]
+    if len(value) != 4 + (length + 7) // 8:
+        raise ValueError("length of a bit string")
+    if not length:
+        return b""
+    bits = int.from_bytes(value[4:])
+    return f"{bits:0{len(value) * 8 - 32}b}"[:length].encode()

@@ -23,10 +23,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from schemas.lsn import format_lsn
 from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import hadoop_path, path_class
-from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.batch_contents import TablePart, batch_size, summarize, without_signs
 from spark_consumer.mirror.delta.delta_table import CHANGELOG, applied_commit_lsn, exists
 from spark_consumer.mirror.delta.merge import write_once

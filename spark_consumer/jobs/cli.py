@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from schemas.lsn import format_lsn, parse_lsn
 from schemas.topic_names import counted
 from spark_consumer.errors import ConsumerError, OptionError, told_by
 from spark_consumer.jobs import options
 from spark_consumer.jobs.options import SparkChoice, check_progress, fail, settings_of, source_options
 from spark_consumer.jobs.run import Run, facts_of, line_of, say
 from spark_consumer.jobs.status import serve
-from spark_consumer.lsn import format_lsn, parse_lsn
 from spark_consumer.mirror.merge_thread import MERGE_EVERY_S, RETENTION_S
 from spark_consumer.reader.positions import Position, check_continues, resolve
 from spark_consumer.source.options import MAX_CHANGES

@@ -16,6 +16,7 @@ import fastavro
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
+from schemas.lsn import format_lsn
 from schemas.records import POSITION
 from schemas.topic_names import POSITION_TOPIC, counted
 from schemas.wire_format import FRAME_BYTES
@@ -28,7 +29,6 @@ from spark_consumer.errors import (
     told_by,
 )
 from spark_consumer.jobs.status import Status
-from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.progress import Progress
 from spark_consumer.mirror.progress import facts_of as progress_facts_of
 from spark_consumer.mirror.progress import line_of as progress_line_of

@@ -28,11 +28,10 @@ from spark_consumer.mirror.delta.delta_table import exists
 from spark_consumer.mirror.delta.prepare_table import EMPTY
 from spark_consumer.mirror.merge_batch import TABLES_AT_ONCE, Mirror
 from spark_consumer.mirror.merge_thread import RETENTION_S, MergeThread
-from spark_consumer.mirror.paths import changes_path, manifest_path
+from spark_consumer.mirror.paths import APPENDED_FORM, changes_path, manifest_path
 from spark_consumer.mirror.progress import Told, task_share, told_every, told_nothing
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.spark_settings import NO_SETTINGS, settings, tasks, tune, use_pool
-from spark_consumer.mirror.storage_format import APPENDED_FORM
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.table_marks import KINDS, SNAPSHOT_END

@@ -18,9 +18,9 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from schemas.lsn import format_lsn, parse_lsn
 from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
-from spark_consumer.lsn import format_lsn, parse_lsn
 from spark_consumer.mirror.delta.delta_append import NOTHING
 from spark_consumer.mirror.delta.delta_table import exists, note_property, noted_property
 from spark_consumer.mirror.delta.merge import despite_conflicts, write_once

@@ -19,9 +19,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from schemas.lsn import format_lsn
 from schemas.topic_names import counted
 from spark_consumer.errors import MirrorError
-from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import changes, manifest, snapshot_keys, table_selection, table_snapshots, writer_epoch
 from spark_consumer.mirror.batch_contents import (
     BatchContent,

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from schemas.topic_names import topic_part
+from spark_consumer.errors import MirrorError
 from spark_consumer.tables import TableName
 
 
@@ -47,3 +48,18 @@ def schemas_path(path: str) -> str:
 
 def manifest_path(path: str) -> str:
     return f"{path}/manifest"
+
+
+FORM = "walgate-form"
+APPENDED_FORM = 2
+NEWEST_FORM = APPENDED_FORM
+
+
+def refuse_newer(path: str, form: int | None) -> None:
+    """Raises MirrorError where this release does not know the form. None: no number is stored."""
+    if form is not None and form > NEWEST_FORM:
+        raise MirrorError(
+            f"the mirror at {path} was written by a newer release of Walgate, in format version {form}; this release supports "
+            f"versions up to {NEWEST_FORM}, and would miss changes that the mirror contains",
+            hint="Use the newer release. To return to this one, create a mirror at another path.",
+        )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from spark_consumer.lsn import format_lsn
+from schemas.lsn import format_lsn
 from spark_consumer.mirror.table_states import FILL, REPLACE, VERIFY, Mark, Window
 from spark_consumer.reader.table_marks import EXCLUDED, GAP, SKIP, SNAPSHOT_END
 

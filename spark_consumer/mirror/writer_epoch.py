@@ -19,8 +19,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.delta.delta_append import Superseded
 from spark_consumer.mirror.delta.delta_table import APPLICATION, exists, transaction_version, transaction_versions
 from spark_consumer.mirror.delta.merge import write_once
-from spark_consumer.mirror.paths import changes_path, manifest_path
-from spark_consumer.mirror.storage_format import FORM, refuse_newer
+from spark_consumer.mirror.paths import FORM, changes_path, manifest_path, refuse_newer
 
 WRITER = "walgate-writer"
 _GIVEN_BACK = "walgate-writer-ended"

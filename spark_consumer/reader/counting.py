@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import fastavro
 
 from schemas.change_schema import OPERATIONS
+from schemas.lsn import format_lsn
 from schemas.wire_format import FRAME_BYTES
 from spark_consumer.errors import MalformedRecord, TransactionIncomplete
-from spark_consumer.lsn import format_lsn
 from spark_consumer.reader.planning import Read, transaction_key
 
 # The fields that every change event and logical message begins with. An enum is written as an int is; what a change has as

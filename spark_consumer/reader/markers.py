@@ -15,11 +15,11 @@ from typing import Any
 
 import fastavro
 
+from schemas.lsn import format_lsn
 from schemas.records import TRANSACTION_MARKER
 from schemas.topic_names import counted
 from schemas.wire_format import FRAME_BYTES
 from spark_consumer.errors import MarkerError
-from spark_consumer.lsn import format_lsn
 
 COMMITTING = frozenset({"COMMIT", "STREAM_COMMIT", "COMMIT_PREPARED"})
 NOTICES = frozenset({"SNAPSHOT_BEGIN", "SNAPSHOT_END", "SKIP", "GAP"})

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
+from schemas.lsn import format_lsn, parse_lsn
 from spark_consumer.errors import OptionError, RangeExpired
-from spark_consumer.lsn import format_lsn, parse_lsn
 from spark_consumer.reader.marker_log import MarkerLog
 
 # PostgreSQL takes commit times a little before the commit's place in the log is fixed, so neighbours may be out of order.

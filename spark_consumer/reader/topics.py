@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from gateway.debezium.envelope_schema import TRANSACTION_VALUE
 from schemas.schema_metadata import recorded_relation
 from schemas.topic_names import (
+    DEBEZIUM_TRANSACTION_RECORD,
     is_hashed,
     message_topic,
     relation_of_topic,
@@ -41,7 +41,7 @@ def table_of_topic(registry: Registry, prefix: str, topic: str) -> TableName | N
 def refuse_debezium(registry: Registry, prefix: str) -> None:
     """Raises OptionError where the gateway writes the prefix in Debezium's dialect."""
     found = registry.find(value_subject(transaction_topic(prefix)))
-    if found is not None and found[1].get("name") == TRANSACTION_VALUE["name"]:
+    if found is not None and found[1].get("name") == DEBEZIUM_TRANSACTION_RECORD:
         raise OptionError(
             f"the topics of prefix {prefix!r} have Debezium's record format (kafka.dialect = debezium), which has no "
             "markers; this source needs the manifests in them. Set kafka.dialect = walgate in a gateway with a slot and a "

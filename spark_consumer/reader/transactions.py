@@ -28,10 +28,10 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from schemas.errors import SchemaError
+from schemas.lsn import format_lsn
 from schemas.topic_names import transaction_topic
 from schemas.wire_format import FRAME_BYTES, read_schema_id
 from spark_consumer.errors import MalformedRecord, MarkerError, RangeExpired, SourceUnavailable, TransactionIncomplete
-from spark_consumer.lsn import format_lsn
 from spark_consumer.reader.column_names import true_name, true_names
 from spark_consumer.reader.counting import TransactionCounter, decode_head
 from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder, check_order

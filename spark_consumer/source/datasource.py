@@ -22,9 +22,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from schemas.lsn import format_lsn
 from schemas.topic_names import message_topic, value_subject
 from spark_consumer.errors import MarkerError, OptionError, RangeExpired, UnsupportedSchema
-from spark_consumer.lsn import format_lsn
 from spark_consumer.reader.marker_log import STEP, MarkerLog
 from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder, check_order
 from spark_consumer.reader.planning import Read, first_complete, plan

@@ -13,7 +13,7 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = str(ROOT / "compile_hot.py")
+SCRIPT = str(ROOT / "tools" / "compile_hot.py")
 SUITES = ("tests/debezium", "tests/events", "tests/kafka", "tests/postgres", "tests/values")
 """Those that compare with fastavro, with PostgreSQL's own text and with recordings. tests/transactions puts doubles into
 fields that a compiled class checks, so it stays out."""

@@ -10,12 +10,11 @@ from typing import Any
 import asyncpg
 import fastavro
 
-from gateway.debezium.connect_type import DebeziumOptions
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.envelope_schema import (
     MESSAGE_KEY,
     TRANSACTION_KEY,
     TRANSACTION_VALUE,
-    debezium_topic,
     message_schema,
 )
 from gateway.debezium.machine import DebeziumMachine, DebeziumTopics
@@ -29,6 +28,7 @@ from gateway.pgoutput.letters import RELATION, ROW_MESSAGES
 from gateway.relations.describe import describe
 from gateway.relations.type_catalog import TYPES_QUERY, read_types
 from gateway.transactions.transaction import MessageTopic, RelationVersion
+from schemas.topic_names import debezium_topic
 from schemas.wire_format import frame
 from tests.values.oracle import SESSION
 

@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.debezium.connect_type import DebeziumOptions
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.local import LocalParts, Postgres
 from tests.debezium import workload
 from tests.debezium.encoded import PREFIX, Record

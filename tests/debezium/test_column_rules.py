@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from gateway.config.columns import ColumnRule, ColumnSettings
-from gateway.debezium.connect_type import DebeziumOptions
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.envelope_schema import CatalogColumn, connect_relation, envelope_schema, key_schema
 from gateway.errors import StopForOperator
 from gateway.pgoutput import UNCHANGED

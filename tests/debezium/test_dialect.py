@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.column_defaults import with_defaults
-from gateway.debezium.connect_type import DebeziumOptions
 from gateway.debezium.envelope_schema import (
     MESSAGE_KEY,
     TRANSACTION_KEY,
@@ -21,7 +21,6 @@ from gateway.debezium.envelope_schema import (
     CatalogColumn,
     NameCollision,
     connect_relation,
-    debezium_topic,
     envelope_schema,
     key_schema,
     message_schema,
@@ -51,6 +50,7 @@ from gateway.transactions.machine import OutOfOrder
 from gateway.transactions.transaction import CHUNK_PREFIX, ExcludedMessage, MessageTopic
 from schemas.lsn import Lsn
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.topic_names import debezium_topic
 from schemas.wire_format import frame
 from tests.debezium.encoded import Outlet, Record, Schemas, without_times
 from tests.events.rows import ALL, EVERYDAY, ColumnKind, relation, rows, wire_row

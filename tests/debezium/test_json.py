@@ -17,8 +17,8 @@ import pytest
 from py4j.java_gateway import JavaGateway
 
 from bench.debezium import converter_jars
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.connect_json import connect_json_schema
-from gateway.debezium.connect_type import DebeziumOptions
 from gateway.debezium.envelope_schema import CatalogColumn, connect_relation, envelope_schema, key_schema
 from gateway.debezium.json_encoder import JsonForm
 from gateway.debezium.json_machine import JsonSink

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.debezium.connect_type import DebeziumOptions
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.machine import DebeziumVersion
 from gateway.events.marker import Marker
 from gateway.events.row_encoder import RowEncoder

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.debezium_options import DebeziumOptions, TimeMode
 from gateway.debezium import connect_times
 from gateway.debezium.connect_codec import connect_codec, encode_text
-from gateway.debezium.connect_type import DebeziumOptions, TimeMode, connect_type
+from gateway.debezium.connect_type import connect_type
 from gateway.debezium.envelope_schema import ConnectColumn
 from gateway.values.special_values import UnrepresentableValue
 from tests.schemas.relations import built_in

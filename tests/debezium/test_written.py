@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.debezium.connect_type import DebeziumOptions
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.envelope_schema import CatalogColumn, connect_relation, envelope_schema, key_schema
 from gateway.debezium.machine import DebeziumMachine, DebeziumTopics, DebeziumVersion
 from gateway.debezium.row_encoder import DebeziumEncoder

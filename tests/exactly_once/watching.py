@@ -29,7 +29,7 @@ TRUE_S: Final = 0.5
 ALMOST_NOTHING_S: Final = 1.5
 """A busy machine delivers a row a second late; that is no lie."""
 
-_FOLDER: Final = Path(__file__).parents[2] / "monitoring"
+_FOLDER: Final = Path(__file__).parents[2] / "deploy" / "monitoring"
 RULES: Final[dict[str, dict[str, Any]]] = {
     rule["alert"]: rule for rule in yaml.safe_load((_FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
 }

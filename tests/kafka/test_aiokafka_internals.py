@@ -1,4 +1,5 @@
-"""What gateway/kafka/aiokafka_internals.py relies on in aiokafka: one test for each, so that a new version says what it breaks."""
+"""What gateway/kafka/aiokafka_internals.py relies on in aiokafka: one test for each, so that a new version says what
+it breaks."""
 
 from __future__ import annotations
 
@@ -581,7 +582,8 @@ async def test_the_handlers_are_those_that_a_real_transaction_uses(
 
 @pytest.mark.integration
 async def test_what_is_asked_beyond_the_admin_client_and_the_consumer(kafka: Kafka, topic_prefix: str) -> None:
-    """Nothing is added to a transaction: the broker does not know the producer, and says so of a topic that it would allow."""
+    """Nothing is added to a transaction: the broker does not know the producer, and says so of a topic that it would
+    allow."""
     options = {"bootstrap_servers": kafka.bootstrap_servers}
     admin, consumer = Admin(**options), Consumer(**options)
     await asyncio.gather(admin.start(), consumer.start())

@@ -19,7 +19,7 @@ from gateway.observe.status_board import StatusBoard
 from tests.monitoring.prometheus import NAME, firing, labels_of, read_series, seconds
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "monitoring"
+FOLDER = ROOT / "deploy" / "monitoring"
 ALERTS: list[dict[str, Any]] = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
 SITUATIONS: dict[str, Any] = yaml.safe_load((FOLDER / "alerts_test.yml").read_text())
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana/dashboards/walgate.json").read_text())

@@ -12,9 +12,8 @@ import pytest
 from gateway.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.local import Postgres
 from gateway.postgres.connection import connect_replication, connect_sql
-from gateway.postgres.load_facts import load_facts
 from gateway.postgres.publication import publication_facts
-from gateway.postgres.server import server_facts
+from gateway.postgres.server import load_facts, server_facts
 from gateway.postgres.slot import create_slot, slot_facts
 from gateway.postgres.start_replication import pgoutput_options
 from gateway.startup.facts import Expected, Facts, Stored, published_types

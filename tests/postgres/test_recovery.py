@@ -11,7 +11,7 @@ import asyncpg
 from gateway.errors import DataGap, RetrySlowly
 from gateway.local import Postgres
 from gateway.postgres.connection import connect_replication, connect_sql
-from gateway.postgres.load_facts import load_facts
+from gateway.postgres.server import load_facts
 from gateway.postgres.slot import create_slot
 from gateway.postgres.start_replication import pgoutput_options
 from gateway.startup.facts import Expected, Stored

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.events.row_encoder import RowEncoder
 from gateway.pgoutput.relation import Relation
-from gateway.snapshot import recipes
+from gateway.snapshot import read_plan
 from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.snapshot.read_plan import Surveyed, survey
 from gateway.snapshot.relation_files import RelationFiles
@@ -78,7 +78,7 @@ def locked(snapshot: SnapshotCoordinator, monkeypatch: pytest.MonkeyPatch) -> Su
     snapshot._recipes._machine = asked[1]
     snapshot._recipes._announce = announce
     found = Survey()
-    monkeypatch.setattr(recipes, "survey", found)
+    monkeypatch.setattr(read_plan, "survey", found)
     return found
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from gateway.relations.type_catalog import TYPES_QUERY, read_types
+from gateway.values.built_in_types import built_in_types
 from tests.conftest import Database
-from tools.types_page import built_in_types, render_table
+from tools.types_page import render_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "types.md"
 FIRST_USER_OID = 16384

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
+from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium import connect_times as times
 from gateway.debezium.column_defaults import with_defaults
 from gateway.debezium.connect_codec import (
@@ -28,7 +29,7 @@ from gateway.debezium.connect_codec import (
     placeholder,
     skip_column,
 )
-from gateway.debezium.connect_type import ConnectType, DebeziumOptions, connect_type
+from gateway.debezium.connect_type import ConnectType, connect_type
 from gateway.debezium.envelope_schema import CatalogColumn, ConnectColumn, connect_relation
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT
 from gateway.values.column_readers import SlowPathNeeded

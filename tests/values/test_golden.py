@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.pgoutput.letters import KIND_BINARY, KIND_TEXT
+from gateway.values.built_in_types import built_in_types
 from gateway.values.column_codec import Codec, codec, has_binary_decoder
 from gateway.values.column_readers import Encode, Reader
 from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from schemas.avro_types import column_type, key_type
 from tests.events.rows import numeric_binary, numeric_typmod
-from tools.types_page import built_in_types
 
 GOLDEN: list[dict[str, Any]] = json.loads(Path(__file__).with_name("golden.json").read_text("utf-8"))["values"]
 TYPES = {

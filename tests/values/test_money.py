@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from gateway.values.money import money_renderer
+from gateway.values.numeric import money_renderer
 
 GERMAN = ("90.000.000.000.000.000,00 €", "-90.000.000.000.000.000,00 €", "0,00 €")
 JAPANESE = ("￥9,000,000,000,000,000,000", "￥-9,000,000,000,000,000,000", "￥0")

@@ -34,10 +34,10 @@ from gateway.pgoutput import (
     decode,
 )
 from gateway.pgoutput.decode import MESSAGE_NAMES
+from gateway.values.built_in_types import built_in_types
 from gateway.values.renderers import renderer
 from schemas.lsn import Lsn
 from schemas.topic_names import format_relation
-from tools.types_page import built_in_types
 
 Shown = dict[str, Any]
 

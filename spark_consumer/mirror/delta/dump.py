@@ -18,11 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
-from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.delta.delta_files import DeltaFiles, open_delta
-from spark_consumer.mirror.paths import manifest_path, table_path
-from spark_consumer.mirror.storage_format import FORM, refuse_newer
+from spark_consumer.mirror.paths import FORM, manifest_path, refuse_newer, table_path
 from spark_consumer.mirror.table_schema import LOG_COLUMNS, OUT, SPECIAL, is_log
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.tables import TableName

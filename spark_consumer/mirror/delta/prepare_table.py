@@ -8,8 +8,8 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
-from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import manifest
 from spark_consumer.mirror.batch_contents import TablePart
 from spark_consumer.mirror.columns import ColumnChange, change_of_columns, doubts_of, missing_values

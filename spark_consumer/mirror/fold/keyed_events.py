@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas.lsn import format_lsn
 from spark_consumer.columnar.arrays import booleans, numbers
 from spark_consumer.errors import MirrorError
-from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.columns import decode_records
 from spark_consumer.mirror.fold.key_text import parse_keys
 from spark_consumer.mirror.table_schema import TableSchema

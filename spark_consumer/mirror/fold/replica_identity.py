@@ -15,8 +15,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import MapType
 
+from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
-from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror.batch_contents import TablePart
 from spark_consumer.mirror.delta.delta_table import properties, quoted, rewrite
 from spark_consumer.mirror.delta.merge import write_once

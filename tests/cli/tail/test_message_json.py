@@ -10,9 +10,9 @@ from gateway.cli.tail.filters import MessageFilter
 from gateway.cli.tail.format import as_json, as_line
 from gateway.cli.tail.message_json import MessageRenderer, Shown
 from gateway.pgoutput.decode import MESSAGE_NAMES
+from gateway.values.built_in_types import built_in_types
 from gateway.values.renderers import renderer
 from tests.golden.recording import Recording, recording, recordings
-from tools.types_page import built_in_types
 
 
 def shown(recorded: Recording) -> list[Shown]:

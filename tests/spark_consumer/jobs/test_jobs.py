@@ -22,8 +22,8 @@ from pyspark.sql import SparkSession
 
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
+from schemas.lsn import format_lsn, parse_lsn
 from schemas.topic_names import transaction_topic
-from spark_consumer.lsn import format_lsn, parse_lsn
 from spark_consumer.mirror.delta.delta_files import open_delta
 from spark_consumer.mirror.delta.dump import newest
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, WrittenTopics, relation, words_of

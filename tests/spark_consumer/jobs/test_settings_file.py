@@ -44,8 +44,10 @@ def test_the_mirror_of_the_compose_profile_has_known_settings_and_asks_the_servi
     command: Any = typer.main.get_command(cli.app)
     root = Path(__file__).parents[3]
     services = yaml.safe_load((root / "docker-compose.yml").read_text())["services"]
-    found = load_settings(root / "compose/mirror-s3.toml", [item.name for item in command.commands["mirror"].params])
-    lines = (root / "compose/s3proxy.conf").read_text().splitlines()
+    found = load_settings(
+        root / "deploy/compose/mirror-s3.toml", [item.name for item in command.commands["mirror"].params]
+    )
+    lines = (root / "deploy/compose/s3proxy.conf").read_text().splitlines()
     server: dict[str, str] = dict(line.split("=", 1) for line in lines)
     s3a = {name.removeprefix("spark.hadoop.fs.s3a."): value for name, value in found.conf.items()}
     assert (s3a["access.key"], s3a["secret.key"]) == (server["s3proxy.identity"], server["s3proxy.credential"])

@@ -20,7 +20,7 @@ from schemas.relation import ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned, java_frame
 from spark_consumer.mirror import append_batch as appending_module
-from spark_consumer.mirror import changes, manifest, storage_format, unmerged_overlay, versions, writer_epoch
+from spark_consumer.mirror import changes, manifest, paths, unmerged_overlay, versions, writer_epoch
 from spark_consumer.mirror.append_batch import AppendingMirror, merge_once, taken_in
 from spark_consumer.mirror.delta.delta_table import transaction_version
 from spark_consumer.mirror.delta.dump import newest
@@ -338,7 +338,7 @@ def test_a_release_that_does_not_know_the_form_of_a_mirror_leaves_it_alone(
         lambda: newest(tmp_path),
     ]
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(storage_format, "NEWEST_FORM", 1)
+        older.setattr(paths, "NEWEST_FORM", 1)
         for use in uses:
             with pytest.raises(MirrorError, match="written by a newer release of Walgate, in format version 2"):
                 use()

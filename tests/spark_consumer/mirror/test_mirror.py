@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from schemas.lsn import format_lsn
 from spark_consumer.changelog.writer import Changelog
 from spark_consumer.errors import MirrorError
-from spark_consumer.lsn import format_lsn
 from spark_consumer.mirror import batch_contents, manifest, merge_batch, unmerged_overlay, versions
 from spark_consumer.mirror.delta.dump import dump_json
 from spark_consumer.mirror.paths import table_path
@@ -124,9 +124,9 @@ def test_a_large_batch_is_folded_to_the_same_rows(
 ) -> None:
     """A batch that is too large for this process may have tables that fit, and tables of one that fits may have many columns."""
     if not batch_here:
-        monkeypatch.setattr(merge_batch, "look_at", lambda raw, _: (batch_contents.batch_content(raw), None))
+        for module in (merge_batch, unmerged_overlay):
+            monkeypatch.setattr(module, "look_at", lambda raw, _: (batch_contents.batch_content(raw), None))
         monkeypatch.setattr(unmerged_overlay, "READ_HERE", 1_000_000 if tables_here else 0)
-        monkeypatch.setattr(unmerged_overlay, "look_at", merge_batch.look_at)
     if not tables_here:
         monkeypatch.setattr(batch_contents, "_SMALL_CELLS", 0)
     workload = Workload(feeder, 11)
