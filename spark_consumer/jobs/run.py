@@ -68,6 +68,7 @@ class Run:
         self.status = Status(prefix=options.prefix)
         self._asked = -_ASK_EVERY_S
         self._measured = -_MEASURE_EVERY_S
+        self._looked_up_to = -1  # in the marker topic: what waited there was looked for at once
         self._position: int | None = None  # in the marker topic: behind the last batch
         self._has_failed = False  # the last query did, and no batch has ended since
         # Position in the marker topic: between the last batch and it no marker is that of a transaction.
@@ -240,7 +241,12 @@ class Run:
         newest = json.loads(progress.sources[0].latestOffset or "null")
         if isinstance(newest, dict):
             self.status.set("lag_markers", max(0, newest["position"] - end["position"]))
-            self.status.is_behind = newest["position"] > max(end["position"], self._nothing_up_to)
+            is_behind = newest["position"] > max(end["position"], self._nothing_up_to)
+            if is_behind and not self.status.is_behind and newest["position"] != self._looked_up_to:
+                self._looked_up_to = newest["position"]
+                self._measured = -_MEASURE_EVERY_S  # the oldest that waits is looked for at once
+            else:
+                self.status.is_behind = is_behind
         if end["commit_lsn"] > self._commit_lsn:
             self.report(BatchReport(progress.batchId, end["commit_lsn"], 0, 0, {}, 0.0))
         self._measure(end["position"])
