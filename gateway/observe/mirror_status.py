@@ -17,7 +17,7 @@ MIRROR_STATES: Final = ("running", "waiting")
 
 @dataclass(frozen=True, slots=True)
 class MirrorStatus:
-    """`up` None: not asked yet. `error`: why it does not answer. `merged_lsn` 0: every batch is merged at once.
+    """`up` None: not asked yet. `error`: why it does not answer. `merged_lsn` 0: nothing is merged.
     `lag_seconds`: age of the oldest commit that is in Kafka and not in the mirror, None: not known. `oldest_waiting_time`: commit
     time of the first transaction that waits for a mirror, in its own words."""
 
