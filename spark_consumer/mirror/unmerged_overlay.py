@@ -202,7 +202,8 @@ def _behind_piece(
     base = None
     if known.rows is not None and not (shape.key and part.cut is not None):
         as_now = replica_identity.converted(known.rows, known.table, known.location, shape, known.commit_lsn)
-        base = _in_columns(spark, as_now, known.shape, shape, columns, [shapes[number] for number in part.schema_ids])
+        there = [shapes[number] for number in part.schema_ids]
+        base = _in_columns(spark, as_now, known.shape, shape, columns, there, casts=emptied is None)
         if shape.key and known.key != shape.key:
             replica_identity.check_key(base, known.location, known.table, shape)
     if shape.key:
@@ -242,17 +243,19 @@ def _in_columns(
     after: TableSchema,
     wanted: StructType,
     shapes: Iterable[TableSchema],
+    *,
+    casts: bool,
 ) -> DataFrame:
     """As a merge would make them: with Mirror._refit, or target.align."""
     if before is not None and before.oid == after.oid:
         change = change_of_columns(before, after, missing_values(shapes))
         if not change.is_plain(before.columns):
             return fitted(spark, rows, change, before, after, wanted)
-    return _conform(rows, wanted)
+    return _conform(rows, wanted, casts=casts)
 
 
-def _conform(frame: DataFrame, wanted: StructType) -> DataFrame:
-    """With exactly these columns, as target.align would make them."""
+def _conform(frame: DataFrame, wanted: StructType, *, casts: bool) -> DataFrame:
+    """With exactly these columns, as target.align would make them: a value of another type is cast if `casts`, else null."""
     there = {field.name: field.dataType for field in frame.schema}
     wants = {field.name: field.dataType for field in wanted}
     special = special_texts(there, wants)
@@ -262,5 +265,6 @@ def _conform(frame: DataFrame, wanted: StructType) -> DataFrame:
         if field.name == special:
             column = kept_texts(special, there.keys() & wants.keys())
         same = there.get(field.name) == field.dataType
+        column = column if same or casts else f.lit(None)
         columns.append((column if same else column.cast(field.dataType)).alias(field.name))
     return frame.select(*columns)
