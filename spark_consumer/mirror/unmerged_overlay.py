@@ -199,6 +199,8 @@ def _behind_piece(
     if emptied is not None:
         part = replace(part, cut=max(emptied, part.cut or (-1, -1)))
     columns = table_schema(shape) if shape.key else log_table_schema(shape)
+    replica_identity.check_log_names(known.table, shape)
+    replica_identity.check_names(known.table, columns.names)
     base = None
     if known.rows is not None and not (shape.key and part.cut is not None):
         as_now = replica_identity.converted(known.rows, known.table, known.location, shape, known.commit_lsn)

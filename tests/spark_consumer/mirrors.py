@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import manifest, versions
 from spark_consumer.mirror.append_batch import AppendingMirror
 
@@ -18,7 +20,9 @@ waiting_mirror = partial(AppendingMirror, merge_every_s=math.inf)
 
 def merge_waiting(spark: SparkSession, mirror: AppendingMirror) -> None:
     """What a version shows of the changes that wait is what their merge makes of the tables: each is compared, by value."""
-    before = _rows(spark, mirror.path) if mirror.taken_lsn >= 0 else None
+    before = None
+    with suppress(MirrorError):  # what the merge refuses as well, unless somebody has copied the table meanwhile
+        before = _rows(spark, mirror.path) if mirror.taken_lsn >= 0 else None
     mirror.finish(spark, merge=True)
     if before is None or before[0] != getattr(manifest.picture(spark, mirror.path), "commit_lsn", None):
         return  # what only a merge knows: standing.first_unreadable

@@ -13,13 +13,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import delta_log, java_frame
-from spark_consumer.mirror import changes, merge_batch, versions, writer_epoch
-from spark_consumer.mirror.append_batch import AppendingMirror
+from spark_consumer.mirror import changes, manifest, merge_batch, versions, writer_epoch
 from spark_consumer.mirror.batch_contents import BatchSize
 from spark_consumer.mirror.delta import delta_append, write_table
 from spark_consumer.mirror.delta.delta_table import APPLICATION, files_below, noted_versions, transaction_versions
 from spark_consumer.mirror.delta.merge import despite_conflicts, once, write_once
 from spark_consumer.mirror.delta.write_table import TableWork
+from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.paths import manifest_path, table_path
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.source.datasource import register
@@ -148,33 +148,36 @@ def test_a_writer_that_another_one_follows_appends_nothing_behind_its_own_last_l
 def test_what_the_writer_before_has_recorded_at_the_last_moment_is_not_taken_in_again(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
+    """`walgate merge` takes over the merges while the mirror merges once more."""
     items, visits = feeder.table(ITEMS), feeder.table(VISITS)
-    schemas = SchemaCache(Registry({"url": feeder.registry_url}))
-    first, second = (merging_mirror(str(tmp_path), schemas) for _ in range(2))
+    schemas, told = SchemaCache(Registry({"url": feeder.registry_url})), list[None]()
+    first = merging_mirror(str(tmp_path), schemas, handed_over=lambda: told.append(None))
+    second = Mirror(str(tmp_path), schemas)
 
-    def apply(mirror: AppendingMirror, session: SparkSession) -> None:
-        mirror.apply(session.read.format("walgate").options(**feeder.options()).load(), 0)
+    def apply() -> None:
+        first.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
 
     visit(feeder, items, visits, 1)
-    apply(first, spark)
+    apply()
     claim, other = writer_epoch.claim, spark.newSession()
-    register(other)
 
     def claims(session: SparkSession, path: str, nothing: DataFrame) -> int:
         visit(feeder, items, visits, 2)
-        apply(first, spark)
+        apply()
         return claim(session, path, nothing)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(writer_epoch, "claim", claims)
-        second._open(other)
-    assert second._merger.merged_lsn == first._merger.merged_lsn > 0
+        second.open(other)
+    assert second.merged_lsn == first._merger.merged_lsn == feeder.truth[-1].commit_lsn and not told
     # And what it would record afterwards is refused, although it has looked before.
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(writer_epoch, "check", lambda *_: None)
         visit(feeder, items, visits, 3)
-        with pytest.raises(MirrorError, match="another writer has taken over"):
-            apply(first, spark)
+        apply()
+    last = manifest.picture(spark, str(tmp_path))
+    assert told and last is not None and last.commit_lsn == second.merged_lsn
+    first.stop()
 
 
 def test_a_write_that_meets_others_is_made_again_and_one_that_meets_another_writer_is_not() -> None:
