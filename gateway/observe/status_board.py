@@ -182,6 +182,9 @@ class StatusBoard:
         since = before.since if before is not None and before.up is found.up else self._clock()
         if not found.up and before is not None:
             found = replace(before, up=found.up, error=found.error)
+        elif before is not None and not found.knows_itself:  # else one that fails again and again would never be behind
+            facts = ("commit_lsn", "commit_time", "merged_lsn", "lag_seconds", "oldest_waiting_time")
+            found = replace(found, **{name: getattr(before, name) for name in facts})
         self._mirrors[found.url] = replace(found, since=since)
 
     def sample_rates(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -154,7 +155,7 @@ MergeEvery = Annotated[
     typer.Option(
         help="Seconds between merges, which is how far the Delta tables lag behind for programs that read them "
         f"directly. Default: {MERGE_EVERY_S:.0f}, or up to {MERGE_AT_LEAST_EVERY_S:.0f} if merges would otherwise take more "
-        "than a fifth of the time. 0: merge every micro-batch. inf: leave merging to walgate merge.",
+        "than a fifth of the time. 0: merge after every micro-batch, before the next one. inf: leave merging to walgate merge.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -196,7 +197,8 @@ class SparkChoice:
     of_file: Settings
 
     def session(self, name: str, *, lasting: bool = False) -> Any:
-        """`lasting`: for a job of hours. Raises OptionError."""
+        """`lasting`: for a job of hours. Raises OptionError, JavaUnusable."""
+        from spark_consumer.jobs.java_start import quiet_start
         from spark_consumer.jobs.session import is_submitted, job_session, local_session, set_up
 
         if self.jars:
@@ -208,18 +210,19 @@ class SparkChoice:
         if not self.verbose:
             conf.setdefault("spark.log.level", "FATAL")
         secrets = self.of_file.secrets
-        if self.master or is_submitted():
-            return job_session(name, self.master, jars, memory_mb=self.memory_mb, settings=conf, secrets=secrets)
-        return local_session(
-            name,
-            jars=jars,
-            memory_mb=self.memory_mb,
-            cores=self.cores or None,
-            settings=conf,
-            secrets=secrets,
-            lasting=lasting,
-            delta=True,
-        )
+        with nullcontext() if self.verbose or is_submitted() else quiet_start():
+            if self.master or is_submitted():
+                return job_session(name, self.master, jars, memory_mb=self.memory_mb, settings=conf, secrets=secrets)
+            return local_session(
+                name,
+                jars=jars,
+                memory_mb=self.memory_mb,
+                cores=self.cores or None,
+                settings=conf,
+                secrets=secrets,
+                lasting=lasting,
+                delta=True,
+            )
 
 
 def source_options(
