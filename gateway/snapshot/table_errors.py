@@ -25,7 +25,7 @@ PRIVATE: Final = ("22", "23", "P0", "38", "39")
 
 _PRIVILEGES: Final = (
     "GRANT SELECT ON <table> TO <role> (also on its partitions), and GRANT USAGE ON SCHEMA <schema> TO <role>. If only the "
-    "published columns may be read: GRANT SELECT (ctid, <columns>) ON <table> TO <role>, with the columns of the row filter. If "
+    "published columns may be read: GRANT SELECT (ctid, ...) ON <table> TO <role>, with the columns of the row filter. If "
     "row-level security applies to the table: ALTER ROLE <role> BYPASSRLS. If snapshot.may_lock is true: GRANT UPDATE ON <table> "
     "TO <role>, for LOCK TABLE"
 )
