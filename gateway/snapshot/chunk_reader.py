@@ -12,11 +12,11 @@ from typing import Final
 
 import asyncpg
 
-from gateway.errors import WalgateError
+from gateway.errors import RetrySlowly, StopForOperator, WalgateError
 from gateway.failpoints import failpoint
 from gateway.postgres.connection import connect_sql, end_session, transaction
 from gateway.postgres.credentials import Credentials
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.snapshot.copy_decoder import CopyDecoder
 from gateway.snapshot.read_plan import ReadPlan, fingerprint
 from gateway.snapshot.rules.ctid_ranges import Leaf, TidRange, cut, halves
@@ -73,15 +73,19 @@ class ReadChunk:
 
 
 async def connect_reader(login: Credentials) -> asyncpg.Connection:
-    """Raises classified errors."""
-    sql = await connect_sql(login)
+    """Raises Retry and RetrySlowly: the stream has logged in with the same settings, so that whatever is wrong here may pass."""
+    try:
+        sql = await connect_sql(login)
+    except StopForOperator as error:
+        raise RetrySlowly(error.message, hint=error.hint) from error
     try:
         for statement in SESSION_SETTINGS:
             await sql.execute(statement)
     except BaseException as error:
         sql.terminate()
         if isinstance(error, DRIVER_ERRORS):
-            raise classify_exception(error, "setting up a session") from error
+            with beside_stream():
+                raise classify_exception(error, "setting up a session") from error
         raise
     return sql
 

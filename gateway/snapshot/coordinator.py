@@ -27,7 +27,7 @@ from gateway.failpoints import failpoint
 from gateway.kafka.delivery import Delivery
 from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus
 from gateway.postgres.connection import transaction
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.postgres.publication import PublicationLoader
 from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import ReadChunk, new_id
@@ -231,7 +231,7 @@ class SnapshotCoordinator:
     # -- the conductor ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. What the server says to a session of the snapshot never ends the gateway."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._conduct())
@@ -239,7 +239,8 @@ class SnapshotCoordinator:
                 for _ in range(self._settings.snapshot.readers):
                     group.create_task(self._readers.run())
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            with beside_stream():
+                raise errors.exceptions[0] from errors.exceptions[0].__cause__
 
     async def _conduct(self) -> None:
         readings, wake = self._readings, self._arriving.wake

@@ -212,7 +212,11 @@ class ReaderTasks:
             fault = await find_fault(sql, chunk, recipe)
         if recipe is not None and sql is not None and await self._leaves_out(reading, recipe, chunk, sql):
             return
-        blocked = obstacle(error, reading.full_name, fault) if is_new or reading.obstacle is None else reading.obstacle
+        if is_new or reading.obstacle is None:
+            role = "" if sql is None else sql.get_settings().session_authorization
+            blocked = obstacle(error, (reading.state.schema, reading.state.name), role, fault)
+        else:
+            blocked = reading.obstacle
         pause = 2.0 ** min(reading.attempts, 10)
         pause = min(pause, BLOCKED_S) if blocked.passes else min(pause, RETRIES_A_PAUSE) * self._check_interval_s
         reading.fails(chunk, blocked, recipe)

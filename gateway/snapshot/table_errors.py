@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.errors import InternalError, StopForOperator, UnwritableRelation, WalgateError
+from gateway.names import quote_identifier
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.startup.facts import PublishedRelation
 from gateway.transactions.error_context import defect_of
@@ -26,7 +27,7 @@ _PRIVILEGES: Final = (
     "GRANT SELECT ON <table> TO <role> (also on its partitions), and GRANT USAGE ON SCHEMA <schema> TO <role>. If only the "
     "published columns may be read: GRANT SELECT (ctid, <columns>) ON <table> TO <role>, with the columns of the row filter. If "
     "row-level security applies to the table: ALTER ROLE <role> BYPASSRLS. If snapshot.may_lock is true: GRANT UPDATE ON <table> "
-    "TO <role>, for LOCK TABLE. <role> is the gateway's role"
+    "TO <role>, for LOCK TABLE"
 )
 _DAMAGED: Final = (
     "PostgreSQL finds damaged data in the table: see the server's log, and restore the table from a backup. The table is read as "
@@ -94,8 +95,17 @@ def passes_by_itself(error: BaseException) -> bool:
     return not sqlstate or sqlstate.startswith(PASSES)
 
 
-def obstacle(error: BaseException, table: str, fault: Fault | None = None) -> Obstacle:
-    """What to say of an error that came while the table was read."""
+def _with_names(hint: str, name: tuple[str, str], role: str) -> str:
+    schema, table = map(quote_identifier, name)
+    names = {"<schema>": schema, "<table>": f"{schema}.{table}", "<role>": quote_identifier(role) if role else "<role>"}
+    for placeholder, identifier in names.items():
+        hint = hint.replace(placeholder, identifier)
+    return hint
+
+
+def obstacle(error: BaseException, name: tuple[str, str], role: str, fault: Fault | None = None) -> Obstacle:
+    """Classify an error that came while a table was read. `name` is (schema, table), `role` the gateway's role."""
+    table = ".".join(name)
     classified = classify_exception(error, f"reading {table}")
     sqlstate = getattr(error, "sqlstate", None) or ""
     is_private = sqlstate.startswith(PRIVATE)
@@ -104,7 +114,7 @@ def obstacle(error: BaseException, table: str, fault: Fault | None = None) -> Ob
         hint = "" if sqlstate == "55P03" or isinstance(classified, InternalError) else classified.hint
         return Obstacle(sqlstate, reason, hint, passes=True)
     if sqlstate == DENIED:
-        return Obstacle(sqlstate, reason, _PRIVILEGES, passes=False)
+        return Obstacle(sqlstate, reason, _with_names(_PRIVILEGES, name, role), passes=False)
     if sqlstate.startswith("XX00") and sqlstate != "XX000":
         return Obstacle(sqlstate, reason, _DAMAGED, passes=False)
     if fault is None:

@@ -166,6 +166,20 @@ class TableTasks:
         self._finished.append(self.by_oid.pop(reading.oid))
         del self.begun[reading.oid]
 
+    def rows_read(self) -> int:
+        """Rows of the current snapshot's tables that were read to their ends, by earlier processes too."""
+        unwritten = {reading.oid: reading for reading in self._finished if reading.table is not None}
+        written = (
+            state.row_count
+            for oid, state in self._states.tables.items()
+            if state.snapshot_id == self.snapshot_id and state.status == Status.DONE.value and oid not in unwritten
+        )
+        return sum(written) + sum(
+            reading.table.row_count
+            for reading in unwritten.values()
+            if reading.table is not None and reading.state.snapshot_id == self.snapshot_id
+        )
+
     def is_reselected(self, reading: TableTask) -> None:
         """All of the rows were read that UPDATEs left values out of; what was known of the table before counts again."""
         assert reading.table is not None

@@ -338,6 +338,20 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "advertised.listeners",
     ),
     (
+        "advertised localhost",
+        World(listener=ListenerFacts("localhost:9092", advertised=True, failure="refused")),
+        SLOW,
+        "for each client it is the client's own computer",
+        "set the broker's advertised.listeners to the name of its host",
+    ),
+    (
+        "localhost of a container",
+        listener(failure="refused", detail="localhost is this container itself: use the name of the server's host. "),
+        SLOW,
+        "connection to k1:9092 refused",
+        "localhost is this container itself",
+    ),
+    (
         "TLS where none is set",
         listener(tls=True),
         STOP,
