@@ -97,9 +97,11 @@ async def test_rows_and_keys_of_every_type_are_read(
         target = await scene.target()
         wrong = [text for table in tables for text in await _differences(scene, target, table)]
         assert not wrong, "\n".join(wrong)
-        for table in keyed:
-            topic = f"{scene.prefix}.{table.name}"
-            assert target.stale_count[topic] or table in TIGHT_TABLES, f"{table} was not read by its keys"
+        stale = {event["table"]: event["stale"] for event in scene.gateway.events("table_read")}
+        # Where a binary value cannot be decoded (names of regclass), or a label is another one, the table begins again meanwhile.
+        by_keys = [table for table in keyed if table not in TIGHT_TABLES and "reg" not in str(table.types)]
+        assert [table for table in by_keys if not stale[table.name]] == []
+        assert {event["table"] for event in scene.gateway.events("keys_compared_as_text")} == {"public.k_codes"}
         assert not scene.gateway.events("table_unreadable")
         assert await scene.gateway.stop() == 0
 
