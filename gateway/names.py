@@ -13,6 +13,8 @@ _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _LONGEST_BYTES: Final = 63
 HEARTBEAT_PREFIX: Final = "walgate.heartbeat"
 """Of the gateway's own logical messages, which measure the lag where nothing else commits."""
+APPLICATION_NAME: Final = "walgate"
+"""The application_name of every session of the gateway."""
 
 
 def is_slot(name: str) -> bool:

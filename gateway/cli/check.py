@@ -27,6 +27,7 @@ from gateway.observe.http_client import ask_status
 from gateway.observe.http_socket import listen
 from gateway.postgres.connection import address_text, connect_replication, connect_sql
 from gateway.postgres.credentials import login_of
+from gateway.postgres.publication import filters_that_can_fail
 from gateway.postgres.role import role_facts
 from gateway.postgres.server import load_facts
 from gateway.postgres.wal_retention import holders
@@ -44,7 +45,7 @@ from gateway.startup.position_checks import (
     check_progress,
     position_before_rename,
 )
-from gateway.startup.publication_checks import check_actions
+from gateway.startup.publication_checks import check_actions, excluded_names, some_names
 from gateway.startup.role_checks import RoleFacts, check_role, for_provider
 from gateway.startup.server_checks import check_left_behind, check_slot_capacity
 from gateway.startup.start import check_without_position
@@ -121,18 +122,23 @@ class _Check:
 
     async def _look(self, sql: asyncpg.Connection) -> Facts:
         source = self._settings.source
-        return await load_facts(sql, source.slot, source.publications, self._next_moment())
+        return await load_facts(
+            sql, source.slot, source.publications, self._next_moment(), excluded=source.excluded_tables
+        )
 
     async def _postgresql(self) -> None:
         try:
             async with self._sql() as sql:
-                role = await role_facts(sql, self._settings.source.publications)
+                role = await role_facts(
+                    sql, self._settings.source.publications, excluded=self._settings.source.excluded_tables
+                )
                 # What is wrong with the role explains why the rest fails.
                 self._add("postgresql", check_role(role, takes_snapshots=self._settings.takes_snapshots), role.provider)
                 facts = self._facts = await self._look(sql)
                 self._say_server(sql, facts, role)
                 report = check_without_position(facts, self._expected)
                 self._add("postgresql", (*report.errors, *report.warnings, *check_actions(facts)), role.provider)
+                self._add("postgresql", await filters_that_can_fail(sql, facts.publications), role.provider)
                 if facts.slot is None:
                     self._add("postgresql", check_slot_capacity(facts), role.provider)
                     await self._holders(sql)
@@ -140,7 +146,7 @@ class _Check:
                     self._ok(
                         "postgresql", f"slot {facts.slot.name} is confirmed up to {facts.slot.confirmed_flush_lsn}"
                     )
-                if role.may_replicate and not role.is_pooled and facts.server.wal_level == "logical":
+                if role.may_replicate and not role.is_pooled and facts.server.decodes:
                     await self._replication(facts)
         except WalgateError as error:
             self._add("postgresql", [error])
@@ -154,6 +160,12 @@ class _Check:
         tables = {r.relation_oid for p in facts.publications.values() for r in p.relations}
         if tables:
             self._ok("postgresql", f"{counted(len(tables), 'table')} published by {', '.join(facts.publications)}")
+        excluded = excluded_names(facts)
+        if excluded:
+            self._ok(
+                "postgresql",
+                f"{counted(len(excluded), 'published table')} left out by source.excluded_tables: {some_names(excluded)}",
+            )
 
     async def _holders(self, sql: asyncpg.Connection) -> None:
         """The creation of the slot waits for every transaction that has written."""

@@ -108,7 +108,8 @@ async def _ask_postgresql(settings: Settings, board: StatusBoard) -> list[tuple[
             if slot is not None and slot.restart_lsn:
                 board.held = wal_held(slot, max(lsn - slot.restart_lsn, 0), 0.0, settings.source.wal_budget_bytes)
             board.blockers = await holders(sql, settings.source.slot)
-            tables = await published_tables(sql, settings.source.publications, _LISTED_TABLES)
+            source = settings.source
+            tables = await published_tables(sql, source.publications, _LISTED_TABLES, excluded=source.excluded_tables)
         finally:
             sql.terminate()
         board.part_is_up("postgresql", address)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from gateway.observe.status import TITLES
+from gateway.startup.synchronous_standby import WAITED_FOR
 from schemas.lsn import Lsn
 
 UNKNOWN: Final = "state unknown"
@@ -23,6 +24,8 @@ def _lines(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if error:
         is_over = now["state"] == "streaming" and now["since"] > error["time"]
         yield "last error", f"{error['kind']} at {_clock(error['time'])}{' (over)' * is_over}: {error['message']}"
+        if error["times"] > 1:
+            yield "", f"{error['times']} times since {error['since']} at the resume LSN {Lsn(error['resume_lsn'])}"
         if error["hint"] and not is_over:
             yield "", error["hint"]
     for part in now["parts"]:
@@ -98,6 +101,11 @@ def _wal(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         return
     used = f"read by process {slot['active_pid']}" if slot["active_pid"] else "NOT IN USE"
     yield "slot", f"{slot['name']}: {used}, {slot['wal_status'] or '?'}, confirmed {Lsn(slot['confirmed_flush_lsn'])}"
+    state = slot.get("sync_state", "")
+    if state not in ("", "async"):
+        waits = "waits" if state in WAITED_FOR else "may have to wait"
+        yield "", f"SYNCHRONOUS STANDBY ({state}): each COMMIT of every database {waits} until Kafka has its changes"
+        yield "", "change synchronous_standby_names: walgate check prints the statement"
     if wal is None:
         return
     rate = wal["bytes_per_s"]

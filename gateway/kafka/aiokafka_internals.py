@@ -28,8 +28,9 @@ Why each is there, and what would make it unnecessary:
   waits for any more are logged as errors. Unnecessary with a `send_batch` that only queues, and a `close` that gives up.
 * `record_appender`, `end_batch`. `BatchBuilder.append` costs 0.6 us a record more than the C builder behind it. Unnecessary
   when it takes positional arguments and does not call a serializer that is not there.
-* `Admin`. aiokafka's creates the topics that it is asked to describe, and can ask neither where partitions end nor whether we may
-  write to a topic. Unnecessary with an option for the first, `list_offsets` (KIP-396), and the allowed operations (KIP-430).
+* `Admin`. aiokafka's asks one broker at random and fails where that one is out of reach, creates the topics that it is asked to
+  describe, and can ask neither where partitions end nor whether we may write to a topic. Unnecessary with requests to any broker
+  that answers, an option for the second, `list_offsets` (KIP-396), and the allowed operations (KIP-430).
 * `Consumer.partitions_below`. aiokafka's `topics` reads the partitions of all topics too, and drops them; `partitions_for_topic`
   knows those of topics that are read. Unnecessary when `topics` keeps them. And all clients are to be a `Client`.
 """
@@ -520,11 +521,19 @@ class Admin(AIOKafkaAdminClient):  # type: ignore[misc]
         """Of those that were alive when the metadata were last read."""
         return len(self._client.cluster.brokers())
 
-    async def metadata(self, topics: list[str]) -> list[dict[str, Any]]:
-        """What a broker says of these topics, fields named as in Kafka's protocol; none is created."""
-        answer = await self._client._ask_any(MetadataRequest(topics, allow_auto_topic_creation=False))
+    async def _send_request(self, request: Any, node_id: Any = None) -> Any:
+        """Where no broker is named, the answer of the first one that gives one: aiokafka asks one at random, and a start with a
+        broker out of reach would fail a time in three, again and again."""
+        if node_id is not None:
+            return await super()._send_request(request, node_id)
+        answer = await self._client._ask_any(request)
         if answer is None:
             raise KafkaConnectionError("no broker answers")
+        return answer
+
+    async def metadata(self, topics: list[str]) -> list[dict[str, Any]]:
+        """What a broker says of these topics, fields named as in Kafka's protocol; none is created."""
+        answer = await self._send_request(MetadataRequest(topics, allow_auto_topic_creation=False))
         found: list[dict[str, Any]] = answer.to_object()["topics"]
         return found
 

@@ -65,7 +65,7 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
     if isinstance(error, TransactionalIdAuthorizationFailed):
         return RetrySlowly(text, hint="grant Write and Describe on the transactional id (prefix walgate.)")
     if isinstance(error, ClusterAuthorizationFailedError):
-        return RetrySlowly(text, hint="docs/operations.md lists the ACLs that the gateway needs")
+        return RetrySlowly(text, hint="docs/checklist.md lists the ACLs that the gateway needs")
     if isinstance(error, InvalidTransactionTimeout):
         return StopForOperator(
             text, hint="lower kafka.transaction_timeout_s, or raise the broker's transaction.max.timeout.ms"

@@ -40,7 +40,7 @@ def set_up_logs(log_format: LogFormat, level: LogLevel = "info") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*first, structlog.stdlib.add_logger_name],
+            foreign_pre_chain=[_without_traceback, *first, structlog.stdlib.add_logger_name],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
@@ -62,6 +62,18 @@ def _last_processors(log_format: LogFormat) -> list[Any]:
 def _without_empty_hint(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     if event.get("hint") == "":
         del event["hint"]
+    return event
+
+
+def _without_traceback(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """An error of Kafka that aiokafka logs with its traceback, such as that of a transactional id that has expired, in one line:
+    the gateway has it too, and says what it does about it. Other errors are defects and keep their traceback."""
+    record: logging.LogRecord = event["_record"]
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None and record.name.startswith("aiokafka") and type(error).__module__.startswith("aiokafka"):
+        event["event"] = f"{event['event']}: {type(error).__name__}: {error}".removesuffix(": ")
+        event.pop("exc_info", None)
+        record.exc_info = record.exc_text = None
     return event
 
 

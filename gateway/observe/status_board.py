@@ -113,9 +113,10 @@ class StatusBoard:
         if self._state[0] not in (state, "stopping", "down"):
             self._state = (state, now)
 
-    def failed(self, error: WalgateError) -> None:
-        """What ended a session."""
-        self.last_error = LastError(type(error).__name__, error.message, error.hint, self._clock())
+    def failed(self, error: WalgateError, *, times: int = 0, since: str = "", resume_lsn: int = 0) -> None:
+        """What ended a session; `times` in a row at this LSN where the stream could not get past a place in the WAL."""
+        kind = type(error).__name__
+        self.last_error = LastError(kind, error.message, error.hint, self._clock(), times, since, resume_lsn)
         former = self._recent_errors[-1] if self._recent_errors else None
         if former is not None and (former.kind, former.message) == (self.last_error.kind, self.last_error.message):
             self._recent_errors.pop()

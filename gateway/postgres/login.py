@@ -217,7 +217,7 @@ def _caution(address: Address, target: _Target, connection: asyncpg.Connection) 
 
 
 def _classified(error: BaseException, dsn: str, place: str) -> WalgateError:
-    if isinstance(error, asyncpg.UndefinedObjectError):
+    if isinstance(error, asyncpg.UndefinedObjectError) and not getattr(error, "context", None):
         near = get_close_matches(str(error.args[0]).partition('"')[2].strip('"'), _PARAMETERS.split(", "), 1)
         meant = f"did you mean {near[0]}? " if near else ""
         return StopForOperator(
@@ -228,7 +228,7 @@ def _classified(error: BaseException, dsn: str, place: str) -> WalgateError:
         )
     if isinstance(error, (FileNotFoundError, PermissionError)):
         return _unreadable_file(dsn, place) or classify_exception(error, place)
-    return classify_exception(error, place)
+    return classify_exception(error, place, at_login=True)
 
 
 def unusable_dsn(doing: str) -> WalgateError:

@@ -52,7 +52,7 @@ class QuarantinePolicy:
             return
         skip = (
             "to continue without this transaction (its changes, including those of other tables, are then not written to Kafka), "
-            f"run walgate skip --lsn {commit_lsn} (docs/operations.md, Errors in one table)"
+            f"run walgate skip --lsn {commit_lsn} (docs/quarantine.md)"
         )
         self._quarantine(error, error.relation_oid, name, commit_lsn)
         self._name_ways(error, name, skip)

@@ -43,10 +43,11 @@ from gateway.relations.type_catalog import (
     read_types,
 )
 from gateway.runtime.column_rules import check_key, protect
+from gateway.runtime.excluded_tables import ExcludedTables
 from gateway.schema_registry import classified_schema_errors
 from gateway.transactions.transaction import RelationVersion
 from schemas.avro_types import is_numeric
-from schemas.change_schema import Schema, change_schema, key_schema
+from schemas.change_schema import Schema, change_schema, enums_without_labels, key_schema
 from schemas.errors import IncompatibleSchema
 from schemas.registry_client import RegistryClient
 from schemas.relation import Kind, MissingValue, RelationDescription, TypeFacts
@@ -100,6 +101,7 @@ class RelationRegistrar:
         self._prefix = settings.kafka.prefix
         self._columns = settings.columns
         self._publications = settings.source.publications
+        self.excluded_tables = ExcludedTables(settings.source.excluded_tables, topics, marks=debezium is None)
         self._is_first_epoch = is_first_epoch
         self._announced_types: dict[int, tuple[str, str]] = {}
 
@@ -125,7 +127,9 @@ class RelationRegistrar:
     async def _make_topics(self, relations: Sequence[Name]) -> None:
         """A new table seldom comes alone: the topics of all that are published by now are made with its own."""
         if await self._topics.without_topic(relations):
-            publications = await publication_facts(self._sql, self._publications)
+            publications = await publication_facts(
+                self._sql, self._publications, excluded=self.excluded_tables.patterns
+            )
             published = {(r.namespace, r.name) for facts in publications.values() for r in facts.relations}
             await self.prepare([*relations, *sorted(published)])
         else:
@@ -244,6 +248,14 @@ class RelationRegistrar:
         if self._debezium is not None and relation_ is not None:
             self._debezium.announce(relation_, value_schema_id, key_schema_id, outlet)
             key_schema_id = 0 if description.identity_columns else None
+        without_labels = enums_without_labels(description)
+        if without_labels:
+            log.warning(
+                "labels_left_out",
+                relation=description.qualified_name,
+                types=without_labels,
+                note="the labels of these enums are too many for the schema; values are sent as usual",
+            )
         encoder = RowEncoder(description, value_schema_id, key_schema_id)
         self._on_announced(description.qualified_name, value_schema_id, len(description.columns))
         log.debug("relation", name=description.qualified_name, schema_id=value_schema_id)

@@ -61,7 +61,7 @@ class SourceCatalog:
         self._logged = logged
         self._reads_new_tables = reads_new_tables
         self._facts: Facts | None = None
-        self.publications = PublicationLoader(settings.source.publications)
+        self.publications = PublicationLoader(settings.source.publications, settings.source.excluded_tables)
         self.expected = expected_of(settings)
 
     async def look(self) -> Facts:
@@ -160,7 +160,7 @@ class SourceCatalog:
 
     async def watch(self, position: Position, backend_pid: int, check: Callable[[Facts], None]) -> None:
         """The periodic check, and `check` with it, until cancelled. Raises what ends the session."""
-        before = self.facts
+        seen = self.facts
         expected = replace(self.expected, timeline=position.timeline, backend_pid=backend_pid)
         while True:
             await asyncio.sleep(self._source.check_interval_s)
@@ -174,7 +174,9 @@ class SourceCatalog:
             if added and not self._reads_new_tables:
                 held = await tables_that_held_rows(self._sql, self._source.publications, added)
                 self.warn((rows_not_sent(held),) if held else ())
-            report = check_running(before, now, expected)
+            report = check_running(seen, now, expected)
+            # A publication that is away for a while is compared with what it was.
+            seen = replace(now, publications={**seen.publications, **now.publications})
             self.warn(report.warnings)
             report.raise_errors()
             failpoint("after_periodic_check")

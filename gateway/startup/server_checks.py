@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.errors import RetrySlowly, StopForOperator
-from gateway.startup.facts import Expected, Facts
+from gateway.startup.facts import Expected, Facts, ServerFacts
 from gateway.startup.findings import Finding, OperatorWarning
 from gateway.startup.timeline_checks import check_timeline
 
@@ -33,8 +33,7 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield OperatorWarning(
             "this version of PostgreSQL may leave out changes to a table, without any notice, if a transaction that has "
             "changed it is open while ALTER PUBLICATION ... ADD TABLE commits",
-            f"upgrade to {_DECODES_AGAIN} or newer; until then, add tables as described in docs/operations.md, section "
-            '"Add and remove tables"',
+            f"upgrade to {_DECODES_AGAIN} or newer; until then, add tables as described in docs/tables.md",
         )
     if server.version_num in _MAY_NOT_DECODE:
         yield OperatorWarning(
@@ -44,12 +43,11 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
         )
     if major > NEWEST_VERSION:
         yield OperatorWarning(
-            f"PostgreSQL {major} is newer than the versions that this gateway supports", "install a newer gateway"
+            f"PostgreSQL {major} is newer than the versions that this gateway was tested with",
+            "look for a newer gateway (docs/postgresql-19.md says what is expected to work)",
         )
-    if server.wal_level != "logical":
-        yield RetrySlowly(
-            f"wal_level is {server.wal_level}", hint="ALTER SYSTEM SET wal_level = logical; then restart the server"
-        )
+    if not server.decodes:
+        yield _no_decoding(server)
     if server.encoding == "SQL_ASCII":
         yield StopForOperator(
             f"database {server.database} has the encoding SQL_ASCII: the encoding of its text is unknown",
@@ -67,6 +65,17 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
             "set source.two_phase = false. Or, if applications prepare transactions: ALTER SYSTEM SET "
             f"max_prepared_transactions = 100; then restart the server {STANDBYS_FIRST}",
         )
+
+
+def _no_decoding(server: ServerFacts) -> RetrySlowly:
+    if server.effective_wal_level and server.wal_level == "replica":
+        return RetrySlowly(
+            "effective_wal_level is replica: this standby cannot decode, because its primary has no logical slot",
+            hint="create the slot on the primary; or, on the primary: ALTER SYSTEM SET wal_level = logical; then restart it",
+        )
+    return RetrySlowly(
+        f"wal_level is {server.wal_level}", hint="ALTER SYSTEM SET wal_level = logical; then restart the server"
+    )
 
 
 def check_slot_capacity(facts: Facts) -> Iterator[Finding]:

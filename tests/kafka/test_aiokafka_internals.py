@@ -53,7 +53,7 @@ from gateway.kafka.aiokafka_internals import (
 )
 from gateway.local import Kafka
 from gateway.local.kafka import QUICK_START
-from gateway.local.ports import HOST
+from gateway.local.ports import HOST, free_port
 from tests.kafka.scripted_broker import (
     AUTHENTICATE,
     HANDSHAKE,
@@ -371,6 +371,25 @@ async def test_metadata_come_from_the_first_broker_that_answers(monkeypatch: pyt
         async with asyncio.timeout(IN_TIME_S):
             assert await client.force_metadata_update() is True
         assert METADATA in silent.asked
+
+
+@pytest.mark.usefixtures("soon")
+async def test_the_admin_client_asks_the_brokers_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three, one takes no connections and one is silent: no request waits for the one that aiokafka would choose."""
+    monkeypatch.setattr(random, "shuffle", lambda ids: ids.sort())
+    async with scripted_brokers(3) as (gone, silent, good):
+        for broker in (silent, good):
+            broker.listed = {1: free_port(), 2: silent.port, 3: good.port}
+        silent.answers[VERSIONS].clear()
+        admin = Admin(bootstrap_servers=f"{HOST}:{good.port}")
+        await admin.start()
+        try:
+            async with asyncio.timeout(IN_TIME_S):
+                for _ in range(5):
+                    assert len((await admin.describe_cluster())["brokers"]) == 3
+        finally:
+            await admin.close()
+        assert not gone.asked
 
 
 @pytest.mark.usefixtures("soon")

@@ -16,6 +16,7 @@ from gateway.observe.logs import RepeatedMessages
 SPEAKS = """
 import logging, sys, warnings
 import structlog
+from aiokafka.errors import InvalidProducerIdMapping
 from gateway.observe.logs import set_up_logs
 
 set_up_logs(*sys.argv[1:])
@@ -23,6 +24,11 @@ structlog.get_logger().info("started", hint="")
 structlog.get_logger().warning("again", hint="do this", table="café")
 logging.getLogger("aiokafka.conn").warning("lost %s", "broker 1")
 logging.getLogger("asyncio").info("not worth a line")
+for error in (InvalidProducerIdMapping(), KeyError("of the library")):
+    try:
+        raise error
+    except Exception:
+        logging.getLogger("aiokafka.producer.sender").exception("Unexpected error in sender routine")
 warnings.warn("old\\nthing", DeprecationWarning, stacklevel=1)
 
 def row(secret):
@@ -54,13 +60,19 @@ def test_each_line_is_an_object_also_of_libraries_and_of_the_last_error() -> Non
     ]
     assert "hint" not in found[0] and found[1]["hint"] == "do this" and found[1]["table"] == "café"
     assert found[2]["logger"] == "aiokafka.conn"
-    assert "DeprecationWarning: old\nthing" in found[3]["event"]
-    assert found[4]["event"] == "defect" and "KeyError: 'broken'" in found[4]["exception"]
-    assert len(found) == 5 and all(each["timestamp"].endswith("Z") for each in found)
+    expired, broken = found[3:5]
+    assert (
+        "InvalidProducerIdMapping" in expired["event"] and "\n" not in expired["event"] and "exception" not in expired
+    )
+    assert "Traceback" in broken["exception"] and "KeyError: 'of the library'" in broken["exception"]
+    assert "DeprecationWarning: old\nthing" in found[5]["event"]
+    assert found[6]["event"] == "defect" and "KeyError: 'broken'" in found[6]["exception"]
+    assert len(found) == 7 and all(each["timestamp"].endswith("Z") for each in found)
 
 
 def test_the_level_is_the_least_that_is_said() -> None:
-    assert [json.loads(line)["event"] for line in spoken("json", "error")] == ["defect"]
+    events = [json.loads(line)["event"] for line in spoken("json", "error")]
+    assert (events[-1], len(events)) == ("defect", 3)
 
 
 def test_a_person_reads_lines_without_an_empty_hint() -> None:
