@@ -22,15 +22,8 @@ WIDTHS = (1440, 390)
 SEARCHES = {"exit code 78": "/stops/", "advertised": "/symptoms/", "quarantine": "/quarantine/"}
 
 
-class _Tagged(yaml.SafeLoader):
-    """Reads mkdocs.yml, whose tags name Python objects."""
-
-
-_Tagged.add_multi_constructor("tag:", lambda loader, suffix, node: None)
-
-
 def navigation() -> list[dict[str, Any]]:
-    parts: list[dict[str, Any]] = yaml.load((ROOT / "mkdocs.yml").read_text(), _Tagged)["nav"]
+    parts: list[dict[str, Any]] = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     return parts
 
 

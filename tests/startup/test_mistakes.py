@@ -313,6 +313,13 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
     ("no USAGE", role(closed_schemas=("shop",)), WARN, "lacks USAGE on schema shop", "GRANT USAGE ON SCHEMA shop"),
     ("no SELECT", role(unreadable=("shop.orders",)), WARN, "cannot read shop.orders", "GRANT SELECT ON shop.orders"),
     (
+        "no ctid",
+        role(read_at_once=("shop.orders",)),
+        WARN,
+        "published columns of shop.orders, but not ctid",
+        "GRANT SELECT (ctid) ON shop.orders",
+    ),
+    (
         "row-level security",
         role(filtered=("shop.orders",)),
         WARN,
