@@ -15,7 +15,7 @@ A session that received the WAL up to where it ended when the session began has 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final
 
 from gateway.errors import UNTIL_NOW, StopForOperator
 from schemas.lsn import Lsn
@@ -94,10 +94,9 @@ class ServerCrashed:
 
 
 Standstill = DecodingFailed | ServerCrashed
-_Standstill = TypeVar("_Standstill", bound=DecodingFailed | ServerCrashed)
 
 
-def counted_again(before: object, now: _Standstill, resume_lsn: int, moment: str, *, has_passed: bool) -> _Standstill:
+def counted_again(before: object, now: Standstill, resume_lsn: int, moment: str, *, has_passed: bool) -> Standstill:
     """`now` with its count. `before`: what was reported before it; `moment`: the time, as the log writes it; `has_passed`: the
     session received all WAL that was there when it began."""
     is_same = isinstance(before, type(now)) and (before.cause, before.resume_lsn) == (now.cause, resume_lsn)
