@@ -101,6 +101,10 @@ class HandOver(Protocol):
         """`arrived` came in the transaction that is about to be committed in the state machine."""
         ...
 
+    def announced(self, relation: Relation, *, is_again: bool) -> None:
+        """A relation is announced in the stream, for the first time in this session or once more."""
+        ...
+
     def take_states(self) -> dict[bytes, bytes]:
         """Records that are to be durable with what is closed now."""
         ...
@@ -347,6 +351,8 @@ class Pump:
         relation_oid = relation.relation_oid
         if relation_oid in machine.quarantined:
             return
+        if self._snapshot is not None:
+            self._snapshot.announced(relation, is_again=relation_oid in self._relation_names)
         self._relation_names[relation_oid] = relation.namespace, relation.name
         excluded = await self._announcer.excluded_tables.find(relation)
         if excluded is not None:

@@ -18,9 +18,9 @@ from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import publication_facts
-from gateway.snapshot.relation_files import RelationFiles, read_contents
 from gateway.snapshot.rules.ctid_ranges import Leaf
-from gateway.snapshot.sql import CONTENT, FILES, column_list, facts_query, key_condition, qualified
+from gateway.snapshot.rules.relation_files import RelationFiles, read_contents
+from gateway.snapshot.sql import FILES, HORIZON, column_list, content_query, facts_query, key_condition, qualified
 from gateway.snapshot.table_errors import UnwritableTable
 from gateway.startup.facts import PublicationFacts, PublishedRelation
 from gateway.transactions.machine import TransactionMachine
@@ -85,9 +85,10 @@ async def _survey(
         for relation in facts.relations:
             sent.setdefault(relation.relation_oid, []).append(relation)
     wanted = [oid for oid in relation_oids if oid in sent]
-    query = facts_query(sql.get_server_version().major, prints_filters=prints_filters)
-    rows = await sql.fetch(query, wanted, list(publications), None)
-    contents = read_contents(await sql.fetch(CONTENT, wanted))
+    version, names = sql.get_server_version().major, list(publications)
+    rows = await sql.fetch(facts_query(version, prints_filters=prints_filters), wanted, names, None)
+    horizon = await sql.fetchval(HORIZON)
+    contents = read_contents(await sql.fetch(content_query(version), wanted, names), horizon)
     leaves_of = {row["oid"]: json.loads(row["leaves"] or "[]") for row in rows}
     files = {
         file["oid"]: file for file in await sql.fetch(FILES, [leaf[0] for each in leaves_of.values() for leaf in each])
