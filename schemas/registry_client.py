@@ -19,7 +19,8 @@ import httpx2
 
 from schemas.compatibility import TypeChange, added_columns, incompatible_columns
 from schemas.compatibility_levels import CompatibilityLevels, LevelChange
-from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryMissing, RegistryRefused, RegistryUnavailable
+from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryRefused, RegistryUnavailable
+from schemas.refusals import NOT_FOUND, Refused, error_of, no_registry
 
 Schema = dict[str, Any]
 OnIncompatible = Literal["stop", "register"]
@@ -27,24 +28,17 @@ OnIncompatible = Literal["stop", "register"]
 _JSON: Final = "application/vnd.schemaregistry.v1+json"
 _BROKEN: Final = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
 """The server may have closed the connection while it was idle. What we ask can be asked twice."""
-_NOT_FOUND: Final = frozenset({40401, 40402, 40403, 40408})
-"""Subject, version, schema, compatibility of the subject."""
-_TRY_AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _HINT_UNREACHABLE: Final = (
     "check that registry.url is correct, the registry is running, and no firewall blocks the port"
 )
 _HINT_INCOMPATIBLE: Final = (
-    "there are two ways to continue without losing data. To accept all such changes, set schemas.on_incompatible=register. "
+    "to accept all such changes, set schemas.on_incompatible=register, and restart the gateway. "
     "To accept only this one, set the compatibility of subject {subject} to NONE, register the rejected schema (see the log), "
-    "and {back}. Then start the gateway. Consumers must be able to read both types. "
+    "{back}, and restart the gateway. Consumers must be able to read both types. "
     "Changing the column back does not help: rows of the new type are already in the stream"
 )
 _BACK: Final = "set the compatibility back to {}"
 _BACK_TO_DEFAULT: Final = "delete this setting of the subject again"
-_HINT_CREDENTIALS: Final = (
-    "check registry.username and registry.password, or the source of the token, and that this user "
-    "may write subjects and their configuration"
-)
 _HINT_CERTIFICATES: Final = (
     "check registry.ca_file, and registry.cert_file if the registry requires a client certificate"
 )
@@ -65,7 +59,7 @@ class BearerTokens(Protocol):
 
 
 class RegistryClient:
-    """Errors: RegistryUnavailable (try again), RegistryRefused, IncompatibleSchema. Times in seconds."""
+    """Errors: RegistryUnavailable (try again), RegistryRefused and its kinds, IncompatibleSchema. Times in seconds."""
 
     def __init__(
         self,
@@ -163,8 +157,8 @@ class RegistryClient:
             raise _incompatible(subject, schema, text, changes, "", await self._levels.of(subject))
         try:
             return await self._new_version(subject, body)
-        except _Refused as error:
-            if error.status != 409:
+        except Refused as error:
+            if error.code != 409:
                 raise
             if not goes_on:
                 level = await self._levels.of(subject)
@@ -203,8 +197,8 @@ class RegistryClient:
         path = f"/config/{_quoted(subject)}"
         try:
             await self._ask("PUT", path, body)
-        except _Refused as error:
-            if error.status != 409:
+        except Refused as error:
+            if error.code != 409:
                 raise
             await self._ask("PUT", path, body)  # Apicurio: somebody else has set it for the first time just now
 
@@ -212,8 +206,8 @@ class RegistryClient:
         """None where the registry says that there is no such thing."""
         try:
             return await self._ask(method, path, body)
-        except _Refused as error:
-            if error.code in _NOT_FOUND:
+        except Refused as error:
+            if error.code in NOT_FOUND:
                 return None
             raise
 
@@ -230,19 +224,11 @@ class RegistryClient:
             try:
                 found = json.loads(answer.content)
             except ValueError as error:
-                raise _no_registry(what, error) from error
+                raise no_registry(what, error) from error
             if not isinstance(found, dict):
-                raise _no_registry(what, "not an object")
+                raise no_registry(what, "not an object")
             return found
-        code, message = _problem(answer.content)
-        said = f"the schema registry returned {status} ({what})"
-        if status in _TRY_AGAIN:
-            raise RegistryUnavailable(f"{said}: {message}")
-        if status in (401, 403):
-            raise RegistryDenied(said, hint=_HINT_CREDENTIALS)
-        if not code and (status in (404, 405) or 300 <= status < 400):
-            raise _no_registry(what, f"{status}, but not in the format of the Confluent API")
-        raise _Refused(status, code, f"{said}: {message}")
+        raise error_of(status, answer.content, what)
 
     async def _send(self, method: str, path: str, content: bytes | None, what: str) -> httpx2.Response:
         headers = {"Content-Type": _JSON}
@@ -288,23 +274,6 @@ def _address(url: str) -> httpx2.URL:
     )
 
 
-class _Refused(RegistryRefused):
-    """What the registry answers instead: HTTP's status, its own code and message."""
-
-    def __init__(self, status: int, code: int, message: str) -> None:
-        self.status, self.code = status, code
-        super().__init__(message)
-
-
-def _problem(answer: bytes) -> tuple[int, str]:
-    """Code and message of an answer that is no success; 0 where it has none."""
-    try:
-        found = json.loads(answer)
-        return int(found["error_code"]), str(found["message"])
-    except (ValueError, KeyError, TypeError):
-        return 0, answer[:200].decode("utf-8", "replace")
-
-
 def _text(schema: Schema) -> str:
     return json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
 
@@ -317,24 +286,15 @@ def _number(found: Schema, name: str) -> int:
     try:
         return int(found[name])
     except (KeyError, TypeError, ValueError) as error:
-        raise _no_registry(f"an answer without {name}", error) from error
+        raise no_registry(f"an answer without {name}", error) from error
 
 
 def _schema(found: Schema) -> Schema:
     try:
         schema: Schema = json.loads(found["schema"])
     except (KeyError, TypeError, ValueError) as error:
-        raise _no_registry("an answer without a schema", error) from error
+        raise no_registry("an answer without a schema", error) from error
     return schema
-
-
-def _no_registry(what: str, reason: object) -> RegistryMissing:
-    described = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason
-    return RegistryMissing(
-        f"registry.url does not point to a schema registry ({what}): {described}",
-        hint="registry.url needs the path of the Confluent Schema Registry API: /apis/ccompat/v7 for Apicurio, none for "
-        "Confluent and Karapace. If it is correct, a proxy or login page may be answering",
-    )
 
 
 def _incompatible(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -15,10 +15,20 @@ from gateway.postgres.cached_query import CachedQuery
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.startup.facts import PublicationFacts, PublishedColumn, PublishedRelation
+from gateway.startup.filters import check_filters, filter_calls
+from gateway.startup.findings import OperatorWarning
 
 # Read from the catalog alone: pg_publication_tables and pg_get_expr open each table, and so wait for whoever has locked one.
 PUBLICATION_QUERY: Final = """
-SELECT to_jsonb(p) || jsonb_build_object('oid', p.oid::bigint)
+SELECT to_jsonb(p) || jsonb_build_object(
+    'oid', p.oid::bigint, 'detaching', CASE WHEN p.puballtables AND p.pubviaroot THEN (
+    SELECT jsonb_agg(jsonb_build_array(pg_catalog.format('%I.%I', rn.nspname, r.relname),
+                                       pg_catalog.format('%I.%I', cn.nspname, c.relname)) ORDER BY c.oid)
+    FROM pg_catalog.pg_inherits AS i
+    JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relkind IN ('r', 'p')
+    JOIN pg_catalog.pg_namespace AS cn ON cn.oid = c.relnamespace
+    JOIN pg_catalog.pg_class AS r ON r.oid = i.inhparent JOIN pg_catalog.pg_namespace AS rn ON rn.oid = r.relnamespace
+    WHERE i.inhdetachpending) END)
 FROM pg_catalog.pg_publication AS p WHERE p.pubname = ANY ($1::text[]) ORDER BY p.pubname
 """
 _RELATION_QUERY: Final = """
@@ -60,7 +70,8 @@ WITH RECURSIVE publication AS (
 SELECT jsonb_build_object(
     'publication', p.pubname, 'relation_oid', c.oid::bigint, 'namespace', n.nspname, 'name', c.relname,
     'row_filter', chosen.row_filter, 'relreplident', c.relreplident, 'relkind', c.relkind,
-    'identity', keys.identity, 'generated_identity', keys.generated, 'columns', columns.columns,
+    'has_column_list', chosen.attnums IS NOT NULL, 'columns', columns.columns,
+    'identity', keys.identity, 'generated_identity', keys.generated,
     'has_primary_key', EXISTS (SELECT FROM pg_catalog.pg_index AS i
                                WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate))
 FROM published AS t
@@ -213,6 +224,7 @@ def parse_publications(
             actions=frozenset(action for action in ("insert", "update", "delete", "truncate") if row["pub" + action]),
             relations=tuple(sent.get(row["pubname"], ())),
             excluded=tuple(left_out.get(row["pubname"], ())),
+            detaching=tuple((root, partition) for root, partition in row["detaching"] or ()),
         )
         for row in publications
     }
@@ -229,6 +241,7 @@ def _relation(row: dict[str, Any]) -> PublishedRelation:
         row_filter=row["row_filter"],
         generated_identity=tuple(row["generated_identity"] or ()),
         has_primary_key=row["has_primary_key"],
+        has_column_list=row["has_column_list"],
     )
 
 
@@ -284,3 +297,68 @@ class PublicationLoader:
                 entries = [json.loads(row[0]) for row in relations]
                 self._facts = parse_publications(publications, entries, self._excluded)
             return self._facts
+
+
+_FAILING_FUNCTIONS: Final = """
+SELECT p.oid::int8, p.proname
+FROM pg_catalog.pg_proc AS p
+WHERE p.oid = ANY ($1::oid[]) AND NOT p.proleakproof AND p.proname <> ALL ($2::text[]) AND NOT EXISTS (
+    SELECT FROM pg_catalog.pg_operator AS o
+    JOIN pg_catalog.pg_amop AS a ON a.amopopr IN (o.oid, o.oprnegate)
+    JOIN pg_catalog.pg_am AS m ON m.oid = a.amopmethod AND m.amname IN ('btree', 'hash')
+    WHERE o.oprcode = p.oid)
+"""
+_TYPE_NAMES: Final = (
+    "SELECT t.oid::int8, pg_catalog.format_type(t.oid, NULL) FROM pg_catalog.pg_type AS t WHERE t.oid = ANY ($1::oid[])"
+)
+_NEVER_FAIL: Final = (
+    *("lower", "upper", "initcap", "length", "char_length", "character_length", "octet_length", "bit_length"),
+    *("btrim", "ltrim", "rtrim", "starts_with", "reverse", "strpos", "md5", "ascii"),
+    *("textlike", "textnlike", "bpcharlike", "bpcharnlike", "namelike", "namenlike", "texticlike", "texticnlike"),
+    *("isfinite", "jsonb_exists", "jsonb_contains", "jsonb_contained", "array_length", "cardinality"),
+    *("arrayoverlap", "arraycontains", "arraycontained", "bool", "booland_statefunc", "text"),
+)
+"""Functions that are not marked leakproof, and fail for no value of a row. (A pattern of LIKE is a constant as a rule.)"""
+
+
+async def filters_that_can_fail(
+    sql: asyncpg.Connection, publications: Mapping[str, PublicationFacts]
+) -> list[OperatorWarning]:
+    """A warning for each such row filter. Asks nothing where there are no filters. Raises classified errors."""
+    calls = filter_calls(publications)
+    if not calls.functions and not calls.types:
+        return []
+    try:
+        failing = dict(await sql.fetch(_FAILING_FUNCTIONS, sorted(calls.functions), list(_NEVER_FAIL)))
+        types = dict(await sql.fetch(_TYPE_NAMES, sorted(calls.types)))
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the functions of the row filters") from error
+    return list(check_filters(publications, failing, types))
+
+
+_PARTITIONS: Final = """
+WITH RECURSIVE part (relid) AS (
+    SELECT i.inhrelid FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhparent AND c.relkind = 'p'
+    WHERE i.inhparent = ANY ($1::bigint[]::oid[])
+    UNION
+    SELECT i.inhrelid FROM part JOIN pg_catalog.pg_inherits AS i ON i.inhparent = part.relid
+)
+SELECT relid::bigint FROM part
+"""
+
+
+async def partitions_of(sql: asyncpg.Connection, tables: Iterable[int]) -> frozenset[int]:
+    """All partitions, at every level, of the partitioned ones among these oids. Raises classified errors."""
+    try:
+        rows = await sql.fetch(_PARTITIONS, list(tables))
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the partitions of published tables") from error
+    return frozenset(oid for (oid,) in rows)
+
+
+async def publication_names(sql: asyncpg.Connection) -> list[str]:
+    """Those of this database. Raises classified errors."""
+    try:
+        return [name for (name,) in await sql.fetch("SELECT pubname::text FROM pg_catalog.pg_publication")]
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the publications") from error

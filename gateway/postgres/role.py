@@ -37,12 +37,34 @@ SELECT jsonb_build_object(
                  WHERE s.name LIKE ANY (ARRAY['rds.%', 'cloudsql.%', 'alloydb.%', 'azure.%'])))
 FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user
 """
-_UNREADABLE: Final = """
-SELECT pg_catalog.quote_ident(t.schemaname) || '.' || pg_catalog.quote_ident(t.tablename), t.schemaname, t.tablename
+# Published columns, and those of row filters, which pg_depend knows. Before 15 every column is published that is not generated.
+_PARTLY_GRANTED: Final = """
+SELECT pg_catalog.quote_ident(t.schemaname) || '.' || pg_catalog.quote_ident(t.tablename) AS name, t.schemaname, t.tablename,
+       c.oid AS relid,
+       EXISTS (
+           SELECT FROM pg_catalog.pg_attribute AS a
+           WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+             AND NOT pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')
+             AND (coalesce(to_jsonb(t) -> 'attnames' ? a.attname::text, a.attgenerated = '')
+                  OR EXISTS (
+                      SELECT FROM pg_catalog.pg_depend AS d
+                      WHERE d.classid = 'pg_catalog.pg_publication_rel'::pg_catalog.regclass
+                        AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid = c.oid
+                        AND d.refobjsubid = a.attnum))) AS lacks_columns
 FROM pg_catalog.pg_publication_tables AS t
 JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
 JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
 WHERE t.pubname = ANY ($1) AND NOT pg_catalog.has_table_privilege(c.oid, 'SELECT')
+"""
+_UNREADABLE: Final = f"""
+SELECT t.name, t.schemaname, t.tablename FROM ({_PARTLY_GRANTED}) AS t WHERE t.lacks_columns ORDER BY 1
+"""
+# -1 is ctid. Asked for by name, a relation that has none, of those that are looked at on the way, is an error.
+_READ_AT_ONCE: Final = f"""
+SELECT t.name, t.schemaname, t.tablename FROM ({_PARTLY_GRANTED}) AS t
+WHERE NOT t.lacks_columns
+  AND EXISTS (SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = t.relid AND (i.indisprimary OR i.indisreplident))
+  AND NOT pg_catalog.has_column_privilege(t.relid, -1::int2, 'SELECT')
 ORDER BY 1
 """
 _CLOSED: Final = """
@@ -73,6 +95,7 @@ async def role_facts(
         row = json.loads(await sql.fetchval(_QUERY))
         now = (begun + time.time()) / 2
         unreadable = await sql.fetch(_UNREADABLE, list(publications))
+        read_at_once = await sql.fetch(_READ_AT_ONCE, list(publications))
         closed = await sql.fetch(_CLOSED, list(publications))
         filtered = await sql.fetch(_FILTERED, list(publications))
     except DRIVER_ERRORS as error:
@@ -94,6 +117,7 @@ async def role_facts(
         used_connections=row["used_connections"],
         server_ahead_s=float(row["time"]) - now,
         unreadable=_named(unreadable, excluded),
+        read_at_once=_named(read_at_once, excluded),
         closed_schemas=_named(closed, excluded),
         filtered=_named(filtered, excluded),
     )

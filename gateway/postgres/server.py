@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import asyncpg
@@ -113,3 +114,34 @@ async def load_facts(
         publications_now = await publication_facts(sql, publications, excluded=excluded)
     slot_now = await slot_facts(sql, slot)
     return Facts(await server_facts(sql), slot_now, publications_now, moment)
+
+
+# On a primary, the end of the WAL that its last crash recovery replayed; null where it was shut down before it started.
+_RECOVERY_QUERY: Final = """
+SELECT pg_catalog.pg_postmaster_start_time()::text,
+       CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() END::text
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The last crash recovery of a server. After a crash of one of its processes the start time is as before, and the LSN is
+    another one."""
+
+    started_at: str
+    replayed_lsn: str
+
+    def follows_crash_since(self, before: Recovery) -> bool:
+        return self.started_at == before.started_at and self.replayed_lsn not in ("", before.replayed_lsn)
+
+
+async def recovery_of(sql: asyncpg.Connection) -> Recovery:
+    """Needs no right but to connect; where a managed server does not have these functions, a crash is not told from a connection
+    that was lost. Raises classified errors."""
+    try:
+        started_at, replayed_lsn = await sql.fetchrow(_RECOVERY_QUERY)
+    except (asyncpg.FeatureNotSupportedError, asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedFunctionError):
+        return Recovery("", "")
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the server") from error
+    return Recovery(started_at, replayed_lsn or "")

@@ -40,7 +40,6 @@ def parse_slot(row: dict[str, Any]) -> SlotFacts:
         invalidation_reason=row.get("invalidation_reason"),
         conflicting=row.get("conflicting"),
         failover=row.get("failover"),
-        synced=row.get("synced"),
         inactive_since=row.get("inactive_since"),
         sync_state=row.get("sync_state"),
     )

@@ -313,6 +313,7 @@ class Bootstrap:
             is_first_epoch=position.epoch == 1,
             on_announced=self._board.announced,
             debezium=debezium,
+            partitions_have_topics=self._memory.partitions_have_topics,
         )
 
     async def snapshot_states(self, position: Position) -> StoredStates:

@@ -41,10 +41,11 @@ from gateway.pgoutput import (
 from gateway.pgoutput.letters import BEGIN, COMMIT, RELATION, ROW_MESSAGES
 from gateway.pgoutput.transaction import begin_at, commit_at
 from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, XLOG_DATA, FrameError, drained_size, split
+from gateway.postgres.errors import CannotDecode
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.runtime.quarantine import QuarantinePolicy
-from gateway.runtime.relation_registrar import RelationRegistrar
+from gateway.runtime.relation_registrar import RelationRegistrar, RowsOfPartition
 from gateway.runtime.stream_status import StreamStatus
 from gateway.transactions.commit_policy import Filling
 from gateway.transactions.error_context import add_context
@@ -79,7 +80,7 @@ _FAILPOINTS: dict[type, str] = {
 class WholeFirst(Retry):
     """Begin again, and deliver each transaction up to `whole_until` before the next one is read."""
 
-    def __init__(self, error: StopForOperator, whole_until: Lsn) -> None:
+    def __init__(self, error: StopForOperator | CannotDecode, whole_until: Lsn) -> None:
         super().__init__(f"{error.message}; everything committed before it will be delivered first", hint=error.hint)
         self.whole_until = whole_until
 
@@ -161,13 +162,14 @@ class Pump:
             while not self._stopping:
                 await self._turn()
             self._close_if_due()
-        except StopForOperator as error:
+        except (StopForOperator, CannotDecode) as error:
             self._failed = True  # what is open stays open: the error may have come half way through closing it
             self._part(error)
             while not self._delivery.is_free:
                 await self._delivery.commit_done()
             self._feedback.tell_now()
-            self._decide(error)
+            if isinstance(error, StopForOperator):
+                self._decide(error)
             raise
         await asyncio.Event().wait()  # the end is drain's to say
 
@@ -230,7 +232,12 @@ class Pump:
             await self._settled.wait()
         self._feedback.tell_now()
 
-    def _part(self, error: StopForOperator) -> None:
+    @property
+    def received_until(self) -> Lsn:
+        """Every transaction that commits before it was received as a whole."""
+        return Lsn(self._machine.resume_lsn)
+
+    def _part(self, error: StopForOperator | CannotDecode) -> None:
         """The stream cannot go on here, but what was committed before it shall not wait for that person. Where it shares a
         Kafka transaction with the one that is in the way, the next attempt parts them: WholeFirst. Behind a
         gap nothing comes first."""
@@ -350,6 +357,10 @@ class Pump:
         assert isinstance(relation, Relation)
         relation_oid = relation.relation_oid
         if relation_oid in machine.quarantined:
+            return
+        if await self._announcer.comes_as_root(relation):
+            name = f"{relation.namespace}.{relation.name}"
+            machine.refuse(relation_oid, RowsOfPartition(f"partition {name} has rows of its own: it gets a topic"))
             return
         if self._snapshot is not None:
             self._snapshot.announced(relation, is_again=relation_oid in self._relation_names)

@@ -33,7 +33,12 @@ class QuarantineRelation(Retry):
 
     def __init__(self, error: StopForOperator, relation: Quarantined) -> None:
         since = "this transaction on" if relation.since_lsn else "now on"
-        super().__init__(f"{error.message}; {relation.full_name} is in quarantine from {since}", hint=error.hint)
+        super().__init__(
+            f"{error.message}; {relation.full_name} is in quarantine from {since}",
+            hint="streaming continues without the table. To remove the cause: "
+            f"{error.hint.rstrip('.') or relation.reason}. Then run walgate readmit {relation.full_name}, and take a new "
+            "snapshot of the table",
+        )
         self.relation = relation
 
 

@@ -20,7 +20,7 @@ from gateway.snapshot.comparison import Watch
 from gateway.startup.facts import Expected, Facts, ServerFacts, SlotFacts, published_types
 from gateway.startup.findings import OperatorWarning
 from gateway.startup.periodic_check import check_running
-from gateway.startup.publication_checks import added_tables, rows_not_sent
+from gateway.startup.publication_checks import added_tables, removed_tables, rows_not_sent
 from gateway.transactions.position import Position
 from gateway.values.column_codec import has_binary_decoder
 from schemas.lsn import Lsn
@@ -172,6 +172,7 @@ class SourceCatalog:
             failpoint("before_periodic_check")
             last, now = self.facts, await self.look()
             check(now)
+            _tell_removed([relation.full_name for relation in removed_tables(last, now)])
             added = added_tables(last, now)
             if added:
                 names = [relation.full_name for relation in added]
@@ -191,6 +192,18 @@ class SourceCatalog:
 
 def _relation_oids(facts: Facts) -> set[int]:
     return {relation.relation_oid for publication in facts.publications.values() for relation in publication.relations}
+
+
+def _tell_removed(names: list[str]) -> None:
+    if names:
+        log.warning(
+            "tables_removed",
+            count=len(names),
+            tables=names[:_NAMED_TABLES],
+            reason="they are no longer published, or were dropped: their changes are no longer sent",
+            hint="if this is not intended, add them to the publication again (ALTER PUBLICATION ... ADD TABLE), and take a new "
+            "snapshot of them: changes that were made in between are not sent. Topics and mirrors keep what they have",
+        )
 
 
 def _is_decodable(oid: int, facts: dict[int, TypeFacts]) -> bool:

@@ -17,7 +17,8 @@ from schemas.lsn import Lsn
 class ServerFacts:
     """`flush_lsn` is the end of the WAL on disk, on a standby the end of what it has replayed.
 
-    `timeline` of a standby may be an earlier one than that which it follows.
+    `timeline` of a standby may be an earlier one than that which it follows. `in_recovery`: it is a standby, or is
+    being restored.
     `wal_sender_timeout_s` 0, `max_slot_wal_keep_mb` -1 and `idle_slot_timeout_s` 0 mean: no limit. The last is of 18
     and newer, `synchronized_standby_slots` of 17 and newer, `effective_wal_level` of 19 and newer.
     """
@@ -69,7 +70,6 @@ class SlotFacts:
     invalidation_reason: str | None = None
     conflicting: bool | None = None
     failover: bool | None = None
-    synced: bool | None = None
     inactive_since: str | None = None
     sync_state: str | None = None
 
@@ -97,6 +97,7 @@ class PublishedRelation:
     row_filter: str | None  # to be compared, not to be read
     generated_identity: tuple[str, ...] = ()  # those of identity_columns that are generated
     has_primary_key: bool = True  # one that is not deferrable
+    has_column_list: bool = True
 
     @property
     def full_name(self) -> str:
@@ -124,6 +125,9 @@ class PublicationFacts:
     actions: frozenset[str]  # of insert, update, delete, truncate
     relations: tuple[PublishedRelation, ...]
     excluded: tuple[PublishedRelation, ...] = ()
+    detaching: tuple[tuple[str, str], ...] = ()
+    """Quoted names of a partitioned table and of its partition whose DETACH ... CONCURRENTLY has not ended. They are only looked
+    up where a row that is written to such a partition crashes the server: FOR ALL TABLES, with publish_via_partition_root."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ server does, when it decodes (see notice.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from gateway.errors import RetrySlowly, StopForOperator
@@ -41,6 +41,7 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield from _without_keys(facts)
     yield from _column_lists(facts)
     yield from _keys_sent_in_part(facts)
+    yield from _detaching(facts)
 
 
 def check_actions(facts: Facts) -> Iterator[Finding]:
@@ -96,19 +97,44 @@ def _without_keys(facts: Facts) -> Iterator[Finding]:
 
 def _column_lists(facts: Facts) -> Iterator[Finding]:
     """ "cannot use different column lists for table ... in different publications" ends the stream at its first row."""
-    seen: dict[int, tuple[str, frozenset[str]]] = {}
+    seen: dict[int, tuple[str, PublishedRelation]] = {}
     for publication in facts.publications.values():
         for relation in publication.relations:
-            columns = frozenset(column.name for column in relation.columns)
-            first, known = seen.setdefault(relation.relation_oid, (publication.name, columns))
-            if known != columns:
+            first, known = seen.setdefault(relation.relation_oid, (publication.name, relation))
+            if {column.name for column in known.columns} != {column.name for column in relation.columns}:
                 name = quote_identifier(publication.name)
+                if not known.has_column_list and not relation.has_column_list:
+                    yield _generated_columns(first, publication.name, relation)
+                    continue
                 yield RetrySlowly(
                     f"publications {first} and {publication.name} have different column lists for {relation.full_name}",
                     hint="give the table the same column list in both publications: in one transaction, run ALTER PUBLICATION "
                     f"{name} DROP TABLE ..., then ALTER PUBLICATION {name} ADD TABLE ... (columns). A publication FOR ALL TABLES "
                     "or FOR TABLES IN SCHEMA cannot have column lists: then publish the table without one in the other one",
                 )
+
+
+def _generated_columns(first: str, second: str, relation: PublishedRelation) -> RetrySlowly:
+    return RetrySlowly(
+        f"publications {first} and {second} have different values of publish_generated_columns, and "
+        f"{relation.full_name} has a generated column",
+        hint=f"give both the same value: ALTER PUBLICATION {quote_identifier(second)} SET (publish_generated_columns = ...), "
+        f"with the value of {first} (none or stored)",
+    )
+
+
+def _detaching(facts: Facts) -> Iterator[Finding]:
+    """pgoutput crashes (a null pointer in get_rel_sync_entry), on 14 to 18, and with it every session of the server."""
+    for publication in facts.publications.values():
+        for root, partition in publication.detaching:
+            yield OperatorWarning(
+                f"partition {partition} of {root} is being detached: with publish_via_partition_root in publication "
+                f"{publication.name} (FOR ALL TABLES), PostgreSQL crashes when it is to send a row that was written to the "
+                "partition in this state, and crashes again at each attempt",
+                "write no rows to the partition until this has run, when the statement that detaches it has ended or failed: "
+                f"ALTER TABLE {root} DETACH PARTITION {partition} FINALIZE. Detach partitions without CONCURRENTLY, or set "
+                "publish_via_partition_root = false for the publication",
+            )
 
 
 def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
@@ -199,16 +225,28 @@ def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
 
 def added_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
     """Tables that are published since `before`, by name."""
-    known = {
-        relation.relation_oid for publication in before.publications.values() for relation in publication.relations
-    }
-    added = {
+    known, current = _by_oid(before), _by_oid(now)
+    return _by_name(current[oid] for oid in current.keys() - known.keys())
+
+
+def removed_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
+    """Tables that are no longer published, or no longer exist, by name. A publication that is missing is told by itself."""
+    if before.publications.keys() - now.publications.keys():
+        return []
+    known, current = _by_oid(before), _by_oid(now)
+    return _by_name(known[oid] for oid in known.keys() - current.keys())
+
+
+def _by_oid(facts: Facts) -> dict[int, PublishedRelation]:
+    return {
         relation.relation_oid: relation
-        for publication in now.publications.values()
+        for publication in facts.publications.values()
         for relation in publication.relations
-        if relation.relation_oid not in known
     }
-    return sorted(added.values(), key=lambda relation: relation.full_name)
+
+
+def _by_name(relations: Iterable[PublishedRelation]) -> list[PublishedRelation]:
+    return sorted(relations, key=lambda relation: relation.full_name)
 
 
 def rows_not_sent(tables: Sequence[str]) -> OperatorWarning:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.errors import RetrySlowly, StopForOperator
-from gateway.startup.facts import Expected, Facts, ServerFacts
+from gateway.startup.facts import Expected, Facts
 from gateway.startup.findings import Finding, OperatorWarning
-from gateway.startup.timeline_checks import check_timeline
+from gateway.startup.timeline_checks import NotPrimary, check_timeline
 
 OLDEST_VERSION_NUM: Final = 140003
 """Before it, the server did not send a key column that was stored out of line and left unchanged."""
@@ -26,6 +26,16 @@ STANDBYS_FIRST: Final = "(standbys first: their value must not be lower than the
 def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
     server = facts.server
     major = server.version_num // 10000
+    if server.in_recovery:
+        yield NotPrimary(
+            "this server is a read-only standby (or is still being restored): the gateway reads from the primary only",
+            hint="point source.dsn to the primary. If several servers may be the primary, name all of them, and add "
+            "target_session_attrs=primary",
+        )
+    elif not server.decodes:
+        yield RetrySlowly(
+            f"wal_level is {server.wal_level}", hint="ALTER SYSTEM SET wal_level = logical; then restart the server"
+        )
     if server.version_num < OLDEST_VERSION_NUM:
         version = f"{major}.{server.version_num % 10000}"
         yield StopForOperator(f"PostgreSQL {version} is too old", hint="use PostgreSQL 14.3 or newer")
@@ -46,8 +56,6 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
             f"PostgreSQL {major} is newer than the versions that this gateway was tested with",
             "look for a newer gateway (docs/postgresql-19.md says what is expected to work)",
         )
-    if not server.decodes:
-        yield _no_decoding(server)
     if server.encoding == "SQL_ASCII":
         yield StopForOperator(
             f"database {server.database} has the encoding SQL_ASCII: the encoding of its text is unknown",
@@ -65,17 +73,6 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
             "set source.two_phase = false. Or, if applications prepare transactions: ALTER SYSTEM SET "
             f"max_prepared_transactions = 100; then restart the server {STANDBYS_FIRST}",
         )
-
-
-def _no_decoding(server: ServerFacts) -> RetrySlowly:
-    if server.effective_wal_level and server.wal_level == "replica":
-        return RetrySlowly(
-            "effective_wal_level is replica: this standby cannot decode, because its primary has no logical slot",
-            hint="create the slot on the primary; or, on the primary: ALTER SYSTEM SET wal_level = logical; then restart it",
-        )
-    return RetrySlowly(
-        f"wal_level is {server.wal_level}", hint="ALTER SYSTEM SET wal_level = logical; then restart the server"
-    )
 
 
 def check_slot_capacity(facts: Facts) -> Iterator[Finding]:

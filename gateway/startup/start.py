@@ -305,7 +305,7 @@ def _same_server(facts: Facts, position: Position) -> Generator[Step, Any, int]:
     identity: SystemIdentity = yield Identify()
     server = facts.server
     is_other = identity.system_identifier != server.system_identifier
-    if is_other or (not server.in_recovery and identity.timeline != server.timeline):
+    if is_other or identity.timeline != server.timeline:
         raise Retry("the replication connection and the regular connection reached different servers")
     # A position of epoch 0 stands for nothing that was sent: its timeline is what the server's facts said just now.
     if position.epoch > 0 and identity.timeline != position.timeline:

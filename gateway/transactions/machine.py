@@ -57,7 +57,7 @@ from typing import Any, ClassVar, Final
 
 from librt.strings import read_i32_be
 
-from gateway.errors import UNTIL_NOW, DataGap, Retry, StopForOperator
+from gateway.errors import UNTIL_NOW, DataGap, Retry, StopForOperator, WalgateError
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker, readable_time
 from gateway.events.transaction_context import TransactionContext
@@ -146,7 +146,7 @@ class TransactionMachine:
         self.left_out_count = 0
         """Changes of excluded tables."""
         self.skip_lsn = skip_lsn
-        self._refused: dict[int, StopForOperator] = {}  # what was described in a transaction that is left out
+        self._refused: dict[int, WalgateError] = {}  # what was described and has no version
         self.in_stream = False
         self.event_count = 0
         self.transaction_count = 0
@@ -269,8 +269,9 @@ class TransactionMachine:
         else:
             self.relations.announce(relation_oid, version)
 
-    def refuse(self, relation_oid: int, error: StopForOperator) -> None:
-        """A Relation message, in a transaction that is left out, that cannot be announced: `error` at its next change."""
+    def refuse(self, relation_oid: int, error: WalgateError) -> None:
+        """A Relation message that cannot be announced, in a transaction that is left out, or need not be: `error` at its next
+        change."""
         self._active.clear()
         self._refused[relation_oid] = error
 

@@ -307,7 +307,7 @@ def admit(transactions: list[CommittedTransaction], max_changes: int) -> list[Co
     for count, transaction in enumerate(transactions):
         changes += transaction.event_count
         is_full = changes > max_changes or count >= _TRANSACTIONS_PER_TRIGGER
-        if is_full and any(not before.is_notice for before in transactions[:count]):
+        if is_full and not transaction.is_notice and any(not before.is_notice for before in transactions[:count]):
             return transactions[:count]
     return transactions
 

@@ -49,6 +49,7 @@ from gateway.kafka.aiokafka_internals import (
     DirectProducer,
     check_version,
     end_batch,
+    first_to_succeed,
     record_appender,
 )
 from gateway.local import Kafka
@@ -632,3 +633,28 @@ async def test_what_is_asked_beyond_the_admin_client_and_the_consumer(kafka: Kaf
         assert admin._client.cluster.partitions_for_topic(topics[1]) is None
     finally:
         await asyncio.gather(admin.close(), consumer.stop())
+
+
+async def test_attempts_that_end_together_leave_no_exception_behind() -> None:
+    """asyncio would log each of them as one that was never retrieved."""
+    noted: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: noted.append(context))
+    for _ in range(20):
+        gate = asyncio.Event()
+
+        async def succeeds(opened: asyncio.Event = gate) -> int:
+            await opened.wait()
+            return 1
+
+        async def fails(opened: asyncio.Event = gate) -> int:
+            await opened.wait()
+            raise OSError("refused")
+
+        racing = asyncio.create_task(first_to_succeed([succeeds, fails, fails], 0.0))
+        await asyncio.sleep(0.01)
+        gate.set()
+        assert await racing == 1
+        del racing
+    gc.collect()
+    await asyncio.sleep(0)
+    assert noted == []
