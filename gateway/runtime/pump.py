@@ -102,6 +102,10 @@ class HandOver(Protocol):
         """`arrived` came in the transaction that is about to be committed in the state machine."""
         ...
 
+    def announced(self, relation: Relation, *, is_again: bool) -> None:
+        """A relation is announced in the stream, for the first time in this session or once more."""
+        ...
+
     def take_states(self) -> dict[bytes, bytes]:
         """Records that are to be durable with what is closed now."""
         ...
@@ -358,6 +362,8 @@ class Pump:
             name = f"{relation.namespace}.{relation.name}"
             machine.refuse(relation_oid, RowsOfPartition(f"partition {name} has rows of its own: it gets a topic"))
             return
+        if self._snapshot is not None:
+            self._snapshot.announced(relation, is_again=relation_oid in self._relation_names)
         self._relation_names[relation_oid] = relation.namespace, relation.name
         excluded = await self._announcer.excluded_tables.find(relation)
         if excluded is not None:

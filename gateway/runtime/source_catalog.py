@@ -16,6 +16,7 @@ from gateway.postgres.publication import PublicationLoader, tables_that_held_row
 from gateway.postgres.server import load_facts
 from gateway.postgres.slot import advance_slot, create_slot, drop_slot, slot_facts
 from gateway.relations.type_catalog import TYPES_QUERY, read_types, unknown_type
+from gateway.snapshot.comparison import Watch
 from gateway.startup.facts import Expected, Facts, ServerFacts, SlotFacts, published_types
 from gateway.startup.findings import OperatorWarning
 from gateway.startup.periodic_check import check_running
@@ -60,6 +61,8 @@ class SourceCatalog:
         self._moment = moment
         self._logged = logged
         self._reads_new_tables = reads_new_tables
+        self._takes_snapshots = settings.takes_snapshots
+        self._unsent = Watch(sql, settings.source.publications)
         self._facts: Facts | None = None
         self.publications = PublicationLoader(settings.source.publications, settings.source.excluded_tables)
         self.expected = expected_of(settings)
@@ -162,6 +165,8 @@ class SourceCatalog:
         """The periodic check, and `check` with it, until cancelled. Raises what ends the session."""
         seen = self.facts
         expected = replace(self.expected, timeline=position.timeline, backend_pid=backend_pid)
+        if not self._takes_snapshots:
+            await self._unsent.look(_relation_oids(seen))
         while True:
             await asyncio.sleep(self._source.check_interval_s)
             failpoint("before_periodic_check")
@@ -172,6 +177,8 @@ class SourceCatalog:
             if added:
                 names = [relation.full_name for relation in added]
                 log.info("tables_added", count=len(names), tables=names[:_NAMED_TABLES])
+            if not self._takes_snapshots:
+                await self._unsent.look(_relation_oids(now))
             if added and not self._reads_new_tables:
                 held = await tables_that_held_rows(self._sql, self._source.publications, added)
                 self.warn((rows_not_sent(held),) if held else ())
@@ -181,6 +188,10 @@ class SourceCatalog:
             self.warn(report.warnings)
             report.raise_errors()
             failpoint("after_periodic_check")
+
+
+def _relation_oids(facts: Facts) -> set[int]:
+    return {relation.relation_oid for publication in facts.publications.values() for relation in publication.relations}
 
 
 def _tell_removed(names: list[str]) -> None:

@@ -26,6 +26,7 @@ from gateway.debezium.machine import DebeziumMachine
 from gateway.failpoints import failpoint
 from gateway.kafka.delivery import Delivery
 from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus
+from gateway.pgoutput import Relation
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.postgres.publication import PublicationLoader
@@ -53,6 +54,8 @@ log = structlog.get_logger()
 MOST_AT_ONCE: Final = 50
 """So many relations are read at a time, at most: the changes of each are noted."""
 TICK_S: Final = 0.5
+LOOK_APART_S: Final = 1.0
+"""At least, between two looks at the catalog, and ten times as long as one takes."""
 
 
 class SnapshotCoordinator:
@@ -91,7 +94,7 @@ class SnapshotCoordinator:
             settings.snapshot, machine, self._noting, self._readings, self._arriving.wake, is_on=reselects
         )
         self._discovery = Discovery(
-            settings.snapshot, sql, publications, self._readings,
+            settings.snapshot, sql, settings.source.publications, publications, self._readings,
             is_first=is_first, is_late=states.stream is None and not is_first,
         )  # fmt: skip
         self._readers = ReaderTasks(settings, self._readings, self._recipes, self._arriving)
@@ -101,6 +104,8 @@ class SnapshotCoordinator:
         )  # fmt: skip
         self._unreadable = UnreadableTables(settings, self._readings, self._arriving)
         self._progress = ProgressLog()
+        self._is_look_due = False
+        self._least_wait_s = LOOK_APART_S
         self._discovered_at = self._begun_at = self._ended_at = self._looked_at = -1e9
 
     def status(self) -> SnapshotStatus:
@@ -128,8 +133,14 @@ class SnapshotCoordinator:
         if self._reselecting.is_on and isinstance(self._machine, DebeziumMachine):
             await self._note()
             self._machine.on_left_out = self._reselecting.left_out
+        await self._discover()
+
+    async def _discover(self) -> None:
+        self._is_look_due = False
+        begun = time.monotonic()
         await self._discovery.look()
         self._discovered_at = time.monotonic()
+        self._least_wait_s = max(LOOK_APART_S, 10 * (self._discovered_at - begun))
 
     async def _note(self) -> None:
         await self._noting.start(self._readings.stream_state)
@@ -223,6 +234,11 @@ class SnapshotCoordinator:
         for oid, (namespace, name) in chosen.tables.items():
             self._readings.queue(oid, namespace, name, command.purpose)
 
+    def announced(self, relation: Relation, *, is_again: bool) -> None:
+        """Once more, if it or one of its publications was altered."""
+        self._is_look_due |= is_again
+        self._discovery.announced(relation.relation_oid, relation.namespace, relation.name)
+
     def take_states(self) -> dict[bytes, bytes]:
         """What goes with the Kafka transaction that is closed now."""
         is_known = self._is_first or self._discovered_at > 0 or self._readings.stream_state is not None
@@ -247,9 +263,8 @@ class SnapshotCoordinator:
         while True:
             wake.clear()  # whoever wakes it during the round means the next one
             now = time.monotonic()
-            if now - self._discovered_at >= self._settings.source.check_interval_s:
-                await self._discovery.look()
-                self._discovered_at = now
+            if now - self._discovered_at >= self._wait_s:
+                await self._discover()
             self._unreadable.look()
             if readings.has_work:
                 await self._note()
@@ -273,6 +288,12 @@ class SnapshotCoordinator:
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await wake.wait()
+
+    @property
+    def _wait_s(self) -> float:
+        """Until the next look at the catalog, from the last one."""
+        interval_s = self._settings.source.check_interval_s
+        return min(self._least_wait_s, interval_s) if self._is_look_due else interval_s
 
     def _tell_progress(self) -> None:
         readings = self._readings

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import asyncpg
 
 from gateway.config.settings import SnapshotSettings
-from gateway.postgres.cached_query import CachedQuery
-from gateway.postgres.connection import transaction
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import PublicationLoader
+from gateway.snapshot.comparison import Comparison
 from gateway.snapshot.progress_log import tell_late, tell_quarantined, tell_unsent
-from gateway.snapshot.relation_files import RelationFiles, read_contents, unsent
-from gateway.snapshot.sql import CONTENT
+from gateway.snapshot.rules.relation_files import RelationFiles
 from gateway.snapshot.stored_state import TableState
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
+
+HORIZON_STEP: Final = 50_000_000
+"""So many transactions later, the horizon of a table that has not changed is written anew."""
 
 
 class Discovery:
     """`is_first`: nothing was delivered before this session, so that all tables are new. `is_late`: something was, without
     snapshots.
 
-    `published`: (schema, name) -> oid, as of the last look.
+    `names`: of the publications. `published`: (schema, name) -> oid, as of the last look.
     """
 
     def __init__(
         self,
         settings: SnapshotSettings,
         sql: asyncpg.Connection,
+        names: Sequence[str],
         publications: PublicationLoader,
         readings: TableTasks,
         *,
@@ -43,9 +46,7 @@ class Discovery:
         self._is_first = is_first
         self._is_late = is_late
         self.published: dict[tuple[str, str], int] = {}
-        self._content_rows = CachedQuery()
-        self._found: dict[int, RelationFiles] = {}
-        """Of the last look at what is known."""
+        self._comparison = Comparison(sql, names)
 
     async def look(self) -> None:
         """Raises classified errors."""
@@ -72,6 +73,9 @@ class Discovery:
             state = TableState(oid, relation.namespace, relation.name, "" if is_late else readings.snapshot_id)
             if is_late:
                 readings.never_read(state)
+                if oid in readings.left:
+                    readings.left.discard(oid)
+                    tell_unsent(relation.namespace, relation.name, "it was not published for a time", reads=False)
             elif oid in readings.left:
                 readings.left.discard(oid)
                 readings.wait(TableTask(replace(state, purpose="REPLACE"), misses_keys=True))
@@ -83,26 +87,47 @@ class Discovery:
     async def _compare(self) -> None:
         """Whether rows of what is known have come, gone or changed without an event."""
         readings = self._readings
-        try:
-            async with transaction(self._sql, isolation="repeatable_read", readonly=True):
-                rows = await self._content_rows.fetch(self._sql, CONTENT, sorted(readings.known))
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, "querying files and partitions") from error
-        if rows is not None:
-            self._found = read_contents(rows)
-        found, known = self._found, readings.contents
-        changed = [
-            (oid, now, known.get(oid))
-            for oid, now in found.items()
-            if now is not known.get(oid) and now != known.get(oid)
-        ]
-        reads = self._settings.mode == "initial" and self._settings.read_again
-        for oid, now, before in changed:
-            reason = "" if before is None else unsent(before, now)
-            if reason and oid not in readings.quarantined:
-                tell_unsent(now, reason, reads=reads)
-            if reason and reads and oid not in readings.quarantined:
-                readings.begin_snapshot(1)
-                readings.queue(oid, now.schema, now.name, "REPLACE")
+        look = await self._comparison.look(readings.known)
+        changed = []
+        for oid, now in list(look.contents.items()):
+            before = readings.contents.get(oid)
+            if before is None or not look.is_as_before(oid, before):
+                changed.append((oid, now, before))
+            elif look.horizon - before.horizon >= HORIZON_STEP:
+                readings.note_content(oid, replace(now, horizon=look.horizon))
             else:
-                readings.note_content(oid, now)
+                readings.horizons[oid] = look.horizon
+        for oid, now, before in changed:
+            await self._account_for(oid, replace(now, horizon=look.horizon), before, look.until)
+
+    async def _account_for(self, oid: int, now: RelationFiles, before: RelationFiles | None, until: float) -> None:
+        readings = self._readings
+        reason: str | None = ""
+        if before is not None:
+            horizon = readings.horizons.get(oid, before.horizon)
+            if now.account is not None and not now.account.memberships:
+                return  # it is not published any more: the next look finds that, too
+            reason = await self._comparison.reason(before, now, horizon, until)
+            if reason is None or readings.contents.get(oid) is not before or oid not in readings.known:
+                return
+        if not reason or oid in readings.quarantined or not self._reads(oid, now, reason):
+            readings.note_content(oid, now)
+
+    def announced(self, oid: int, namespace: str, name: str) -> None:
+        """A relation has this name in the stream. If it is known under another one, its changes go to
+        another topic from here on, even if it has its name again before the next look. Of a schema that
+        is renamed, and renamed back, only the stream tells."""
+        content = self._readings.contents.get(oid)
+        if content is None or oid not in self._readings.known or oid in self._readings.quarantined:
+            return
+        if (content.schema, content.name) != (namespace, name):
+            self._reads(oid, content, f"it was renamed to {namespace}.{name}, for a time or for good")
+
+    def _reads(self, oid: int, content: RelationFiles, reason: str) -> bool:
+        """Whether it is read again; otherwise it is said that rows are not sent."""
+        reads = self._settings.mode == "initial" and self._settings.read_again
+        tell_unsent(content.schema, content.name, reason, reads=reads)
+        if reads:
+            self._readings.begin_snapshot(1)
+            self._readings.queue(oid, content.schema, content.name, "REPLACE")
+        return reads

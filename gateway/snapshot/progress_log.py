@@ -8,7 +8,6 @@ from typing import Final
 
 import structlog
 
-from gateway.snapshot.relation_files import RelationFiles
 from gateway.snapshot.table_task import TableTask
 
 log = structlog.get_logger()
@@ -78,8 +77,8 @@ def tell_unreachable(table: str, partitions: Sequence[str]) -> None:
     )
 
 
-def tell_unsent(now: RelationFiles, reason: str, *, reads: bool) -> None:
-    name = f"{now.schema}.{now.name}"
+def tell_unsent(schema: str, table: str, reason: str, *, reads: bool) -> None:
+    name = f"{schema}.{table}"
     if reads:
         log.warning("table_read_again", table=name, reason=f"{reason}: PostgreSQL sends no changes for its rows")
     else:
@@ -87,6 +86,17 @@ def tell_unsent(now: RelationFiles, reason: str, *, reads: bool) -> None:
         log.warning(
             "rows_not_sent", table=name, reason=f"{reason}: PostgreSQL sends no changes for its rows", hint=hint
         )
+
+
+def tell_unsent_at_all(schema: str, table: str, reason: str) -> None:
+    name = f"{schema}.{table}"
+    log.warning(
+        "rows_not_sent",
+        table=name,
+        reason=f"{reason}: PostgreSQL sends no changes for its rows",
+        hint="to read the table again, set snapshot.mode = on_command, restart the gateway, and run "
+        f"`walgate snapshot start {name}`",
+    )
 
 
 def tell_owing(names: Sequence[str]) -> None:

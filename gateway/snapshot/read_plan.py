@@ -19,17 +19,18 @@ from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import publication_facts
-from gateway.snapshot.relation_files import RelationFiles, read_contents
 from gateway.snapshot.rules.ctid_ranges import Leaf
+from gateway.snapshot.rules.relation_files import RelationFiles, read_contents
 from gateway.snapshot.sql import (
-    CONTENT,
     ENUMS,
     EQUAL,
     FILES,
     FOREIGN,
+    HORIZON,
     KEYS,
     KeyColumn,
     column_list,
+    content_query,
     facts_query,
     key_condition,
     qualified,
@@ -111,9 +112,10 @@ async def _survey(
         for relation in facts.relations:
             sent.setdefault(relation.relation_oid, []).append(relation)
     wanted = [oid for oid in relation_oids if oid in sent]
-    query = facts_query(sql.get_server_version().major, prints_filters=prints_filters)
-    rows = await sql.fetch(query, wanted, list(publications), None, [])
-    contents = read_contents(await sql.fetch(CONTENT, wanted))
+    version, names = sql.get_server_version().major, list(publications)
+    rows = await sql.fetch(facts_query(version, prints_filters=prints_filters), wanted, names, None, [])
+    horizon = await sql.fetchval(HORIZON)
+    contents = read_contents(await sql.fetch(content_query(version), wanted, names), horizon)
     leaves_of = {row["oid"]: json.loads(row["leaves"] or "[]") for row in rows}
     parts = [*wanted, *(leaf[0] for each in leaves_of.values() for leaf in each)]
     files = {file["oid"]: file for file in await sql.fetch(FILES, parts)}

@@ -24,11 +24,79 @@ SESSION_SETTINGS: Final = (
 
 EQUAL: Final = "OPERATOR(pg_catalog.=)"
 LOOK: Final = "SELECT pg_catalog.pg_current_snapshot()::text"
+HORIZON: Final = "SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::int8"
 NEW_XID: Final = "SELECT pg_catalog.pg_current_xact_id()::text"
 EMIT: Final = (
     "SELECT pg_catalog.pg_current_xact_id()::text "
     f"FROM (SELECT pg_catalog.pg_logical_emit_message(true, '{CHUNK_PREFIX}', $1::text)) AS emitted"
 )
+
+# What the published rows of relation c depend on: see Account in rules/relation_files.py. By the versions
+# of the catalog's rows, since what was altered and altered back looks as before. $2: publications.
+_ACCOUNT: Final = """
+CROSS JOIN LATERAL (
+    WITH RECURSIVE above (oid, namespace, path) AS (
+        SELECT c.oid, c.relnamespace, ''
+        UNION ALL
+        SELECT p.oid, p.relnamespace, above.path || i.xmin::text || '/'
+        FROM above
+        JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = above.oid AND NOT i.inhdetachpending
+        JOIN pg_catalog.pg_class AS p ON p.oid = i.inhparent AND p.relkind = 'p'
+    )
+    SELECT pg_catalog.jsonb_agg(jsonb_build_array(
+        p.oid::int8, p.xmin::text, p.pubname,
+        concat(CASE WHEN p.pubinsert THEN 'i' END, CASE WHEN p.pubupdate THEN 'u' END,
+               CASE WHEN p.pubdelete THEN 'd' END, CASE WHEN p.pubtruncate THEN 't' END),
+        listed.listing, listed.is_whole) ORDER BY p.oid) AS memberships
+    FROM pg_catalog.pg_publication AS p
+    CROSS JOIN LATERAL (
+        SELECT pg_catalog.string_agg(l.listing, ',' ORDER BY l.listing) AS listing, pg_catalog.bool_or(l.is_whole) AS is_whole
+        FROM (
+            SELECT 'all' AS listing, true AS is_whole WHERE p.puballtables
+            UNION ALL
+            SELECT concat_ws(' ', r.oid, r.xmin, above.path), {is_whole}
+            FROM above JOIN pg_catalog.pg_publication_rel AS r ON r.prpubid = p.oid AND r.prrelid = above.oid
+            {by_schema}
+        ) AS l) AS listed
+    WHERE p.pubname = ANY ($2::text[]) AND listed.listing IS NOT NULL) AS sent
+CROSS JOIN LATERAL (
+    WITH RECURSIVE used (oid) AS (
+        SELECT a.atttypid FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid >= 16384
+        UNION
+        SELECT part.oid
+        FROM used
+        JOIN pg_catalog.pg_type AS t ON t.oid = used.oid
+        CROSS JOIN LATERAL (
+            SELECT t.typbasetype UNION ALL SELECT t.typelem
+            UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range AS r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+            UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute AS a
+                      WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) AS part (oid)
+        WHERE part.oid >= 16384
+    )
+    SELECT pg_catalog.jsonb_agg(jsonb_build_array(v.oid, v.version) ORDER BY v.oid) AS types
+    FROM (
+        SELECT e.oid::int8, e.xmin::text FROM used JOIN pg_catalog.pg_enum AS e ON e.enumtypid = used.oid
+        UNION ALL
+        SELECT t.oid::int8, pg_catalog.string_agg(concat(a.attnum, CASE WHEN a.attisdropped THEN '-' END), ',' ORDER BY a.attnum)
+        FROM used
+        JOIN pg_catalog.pg_type AS t ON t.oid = used.oid AND t.typtype = 'c'
+        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = t.typrelid AND a.attnum > 0
+        GROUP BY t.oid
+    ) AS v (oid, version)) AS types
+CROSS JOIN LATERAL (
+    SELECT jsonb_build_array(
+        (SELECT s.xmin::text FROM pg_catalog.pg_attribute AS s WHERE s.attrelid = c.oid AND s.attnum = -1),
+        (SELECT d.xmin::text FROM pg_catalog.pg_depend AS d
+         WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
+           AND d.refclassid = 'pg_catalog.pg_namespace'::regclass AND d.refobjid = c.relnamespace LIMIT 1),
+        (SELECT t.xmin::text FROM pg_catalog.pg_type AS t WHERE t.oid = c.reltype),
+        c.relowner::int8, sent.memberships, types.types) AS account) AS account
+"""
+_IS_WHOLE: Final = "r.prqual IS NULL AND r.prattrs IS NULL"
+_ACCOUNT_BY_SCHEMA: Final = """UNION ALL
+            SELECT concat_ws(' ', s.oid, s.xmin, above.path), true
+            FROM above JOIN pg_catalog.pg_publication_namespace AS s ON s.pnpubid = p.oid AND s.pnnspid = above.namespace"""
 
 _LABELS: Final = """
     SELECT pg_catalog.string_agg(pg_catalog.concat_ws(',', e.oid, e.enumlabel), ';' ORDER BY e.oid)
@@ -38,7 +106,7 @@ SELECT pg_catalog.pg_current_snapshot()::text AS snapshot,
        pg_catalog.pg_relation_size($3::oid) / pg_catalog.current_setting('block_size')::int8 AS blocks,
        c.oid::int8 AS oid, c.relkind::text AS relkind, leaves.leaves::text AS leaves,
        pg_catalog.concat_ws(' ', c.oid, n.nspname, c.relname, c.relkind, c.relreplident, columns.columns, keys.keys,
-                            sent.sent, leaves.leaves) AS fingerprint,
+                            sending.sending, account.account, leaves.leaves) AS fingerprint,
        ({labels} WHERE e.enumtypid = ANY ($4::oid[])) AS labels,
        {filter} AS row_filter
 FROM pg_catalog.pg_class AS c
@@ -54,10 +122,11 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT pg_catalog.string_agg(pg_catalog.concat_ws(',', p.oid, p.pubviaroot, to_jsonb(p) ->> 'pubgencols',
                                                       to_jsonb(r) ->> 'prattrs', to_jsonb(r) ->> 'prqual'), ';'
-                                 ORDER BY p.oid) AS sent
+                                 ORDER BY p.oid) AS sending
     FROM pg_catalog.pg_publication AS p
     LEFT JOIN pg_catalog.pg_publication_rel AS r ON r.prpubid = p.oid AND r.prrelid = c.oid
-    WHERE p.pubname = ANY ($2::text[])) AS sent
+    WHERE p.pubname = ANY ($2::text[])) AS sending
+{account}
 CROSS JOIN LATERAL (
     WITH RECURSIVE part (oid) AS (
         SELECT c.oid
@@ -81,18 +150,19 @@ _FILTER: Final = """(
 
 # The row of a system column is never updated: who inserted it has made the table. A partition that was made as one stands in
 # pg_inherits since then.
-CONTENT: Final = """
-WITH RECURSIVE part (root, oid, is_attached) AS (
-    SELECT c.oid, c.oid, false FROM pg_catalog.pg_class AS c WHERE c.oid = ANY ($1::oid[])
+_CONTENT: Final = """
+WITH RECURSIVE part (root, oid, is_attached, attachment) AS (
+    SELECT c.oid, c.oid, false, '' FROM pg_catalog.pg_class AS c WHERE c.oid = ANY ($1::oid[])
     UNION ALL
     SELECT part.root, i.inhrelid, part.is_attached OR i.xmin <> (
-        SELECT s.xmin FROM pg_catalog.pg_attribute AS s WHERE s.attrelid = i.inhrelid AND s.attnum = -1)
+        SELECT s.xmin FROM pg_catalog.pg_attribute AS s WHERE s.attrelid = i.inhrelid AND s.attnum = -1),
+        part.attachment || i.xmin::text || '/'
     FROM part
     JOIN pg_catalog.pg_inherits AS i ON i.inhparent = part.oid AND NOT i.inhdetachpending
     JOIN pg_catalog.pg_class AS x ON x.oid = i.inhrelid AND x.relispartition
 ), leaf AS (
-    SELECT part.root, pg_catalog.jsonb_agg(jsonb_build_array(l.oid::int8, l.relfilenode::int8, columns.columns, part.is_attached)
-                                           ORDER BY l.oid) AS leaves
+    SELECT part.root, pg_catalog.jsonb_agg(jsonb_build_array(l.oid::int8, l.relfilenode::int8, columns.columns, part.is_attached,
+                                                             part.attachment, l.reltoastrelid::int8) ORDER BY l.oid) AS leaves
     FROM part
     JOIN pg_catalog.pg_class AS l ON l.oid = part.oid AND l.relkind = 'r'
     CROSS JOIN LATERAL (
@@ -100,10 +170,12 @@ WITH RECURSIVE part (root, oid, is_attached) AS (
         FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = l.oid AND a.attnum > 0) AS columns
     GROUP BY part.root
 )
-SELECT c.oid::int8 AS oid, n.nspname, c.relname, c.relkind = 'p' AS is_partitioned, leaf.leaves::text AS leaves
+SELECT c.oid::int8 AS oid, n.nspname, c.relname, c.relkind = 'p' AS is_partitioned, leaf.leaves::text AS leaves,
+       account.account::text AS account
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN leaf ON leaf.root = c.oid
+{account}
 WHERE c.oid = ANY ($1::oid[])
 """
 
@@ -193,11 +265,42 @@ FROM enum
 """
 
 
+# A row whose xmin is ahead of all that were given out is 2^31 transactions old, or older.
+_HAS_OLD_ROW: Final = """
+SELECT EXISTS (SELECT FROM ONLY {table} AS t
+               WHERE pg_catalog.age(t.xmin) > pg_catalog.age($1::text::xid) OR pg_catalog.age(t.xmin) < 0)
+"""
+FILE_FACTS: Final = """
+SELECT c.relfilenode::int8 AS filenode, n.nspname, c.relname,
+       pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::int8 AS next_xid
+FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.oid = $1::oid
+"""
+
+
+def has_old_row(table: str) -> str:
+    """Whether `table` has a row from before transaction $1."""
+    return _HAS_OLD_ROW.format(table=table)
+
+
 def facts_query(major_version: int, *, prints_filters: bool = True) -> str:
     """$1: relation oids; $2: publications; $3: a leaf whose blocks are counted, or null; $4: oids of enums, see ENUMS.
     `fingerprint` and `labels` change with everything that a chunk depends on: columns, identity, publications, partitions,
     files, labels in keys."""
-    return _FACTS.format(labels=_LABELS, filter=_FILTER if prints_filters and major_version >= 15 else "NULL::text")
+    row_filter = _FILTER if prints_filters and major_version >= 15 else "NULL::text"
+    return _FACTS.format(labels=_LABELS, filter=row_filter, account=_account(major_version))
+
+
+def content_query(major_version: int) -> str:
+    """$1: relation oids; $2: publications. Of one snapshot with HORIZON."""
+    return _CONTENT.format(account=_account(major_version))
+
+
+def _account(major_version: int) -> str:
+    has_lists = major_version >= 15
+    return _ACCOUNT.format(
+        is_whole=_IS_WHOLE if has_lists else "true", by_schema=_ACCOUNT_BY_SCHEMA if has_lists else ""
+    )
 
 
 def qualified(namespace: str, name: str) -> str:

@@ -16,8 +16,8 @@ import fastavro
 from fastavro.read import SchemaResolutionError
 
 from gateway.errors import StopForOperator
-from gateway.snapshot.relation_files import LeafContent, RelationFiles
 from gateway.snapshot.rules.ctid_ranges import TidRange
+from gateway.snapshot.rules.relation_files import Account, LeafContent, Membership, RelationFiles, TypeVersion
 from schemas.errors import SchemaError
 from schemas.records import SNAPSHOT_STATE
 from schemas.topic_names import SNAPSHOT_TOPIC
@@ -86,12 +86,24 @@ def encode_keys(frame: bytes, relation_oid: int, segment: int, keys: list[bytes]
 
 
 def encode_content(frame: bytes, relation_oid: int, content: RelationFiles) -> bytes:
-    return _encode(
-        frame, content={**_fields(content), "relation_oid": relation_oid, "leaves": [*map(_fields, content.leaves)]}
-    )
+    account = content.account
+    fields = {
+        **_fields(content),
+        "relation_oid": relation_oid,
+        "leaves": [*map(_fields, content.leaves)],
+        "account": None if account is None else _account_fields(account),
+    }
+    return _encode(frame, content=fields)
 
 
-def _fields(of: StreamState | TableState | RelationFiles | LeafContent) -> dict[str, Any]:
+def _account_fields(account: Account) -> dict[str, Any]:
+    memberships, types = [*map(_fields, account.memberships)], [*map(_fields, account.types)]
+    return {**_fields(account), "memberships": memberships, "types": types}
+
+
+def _fields(
+    of: StreamState | TableState | RelationFiles | LeafContent | Account | Membership | TypeVersion,
+) -> dict[str, Any]:
     """As `asdict`, which copies every value: each table of a snapshot is written several times."""
     return {name: getattr(of, name) for name in of.__slots__}
 
@@ -138,16 +150,24 @@ def decode_states(values: Mapping[bytes, bytes], writers: Mapping[int, Schema]) 
             states.keys.setdefault(found["relation_oid"], {})[found["segment"]] = found["keys"]
         elif record["content"] is not None:
             found = record["content"]
-            leaves = tuple(LeafContent(**leaf) for leaf in found["leaves"])
-            states.contents[found["relation_oid"]] = RelationFiles(
-                found["schema"], found["name"], found["is_partitioned"], leaves
-            )
+            relation_oid = found.pop("relation_oid")
+            states.contents[relation_oid] = _content(found)
     return states
 
 
 def _table(record: dict[str, Any]) -> TableState:
     begun = tuple(TidRange(each["leaf"], each["first"], each["end"]) for each in record["begun"])
     return TableState(**{**record, "begun": begun, "suspects": tuple(record["suspects"])})
+
+
+def _content(record: dict[str, Any]) -> RelationFiles:
+    account = record["account"]
+    if account is not None:
+        memberships = tuple(Membership(**fields) for fields in account["memberships"])
+        types = tuple(TypeVersion(**fields) for fields in account["types"])
+        account = Account(**{**account, "memberships": memberships, "types": types})
+    leaves = tuple(LeafContent(**leaf) for leaf in record["leaves"])
+    return RelationFiles(**{**record, "leaves": leaves, "account": account})
 
 
 def _encode(frame: bytes, **body: dict[str, Any]) -> bytes:

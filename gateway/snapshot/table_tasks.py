@@ -9,7 +9,7 @@ import structlog
 
 from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import new_id
-from gateway.snapshot.relation_files import RelationFiles
+from gateway.snapshot.rules.relation_files import RelationFiles
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import (
     KNOWN,
@@ -52,6 +52,8 @@ class TableTasks:
         self.left: set[int] = set()
         self.contents: dict[int, RelationFiles] = dict(states.contents)
         """Of the relations that are known: what their rows stood on."""
+        self.horizons: dict[int, int] = {}
+        """Of the last look at which a relation was what `contents` says, where that is later than the content's own."""
         self._queued: list[TableTask] = []
         """They wait, and that is not written yet."""
         self._finished: list[TableTask] = []
@@ -135,8 +137,7 @@ class TableTasks:
         self._noting.end(oid)
         self.known.add(oid)
         if reading.state.purpose not in ("VERIFY", RESELECT):
-            self.contents.pop(oid, None)  # what it is when it is looked at next, counts
-            self._unwritten.discard(oid)
+            self._forget_content(oid)  # what it is when it is looked at next, counts
         state = TableState(oid, reading.state.schema, reading.state.name, "", status=KNOWN)
         self._finished.append(TableTask(state, void_segments=void))
 
@@ -145,8 +146,7 @@ class TableTasks:
         reading = self.by_oid.pop(oid, None)
         self.begun.pop(oid, None)
         self.known.discard(oid)
-        self.contents.pop(oid, None)
-        self._unwritten.discard(oid)
+        self._forget_content(oid)
         self.left.add(oid)
         name = oid if reading is None else reading.full_name
         log.info("table_left", table=name, reason="it is no longer published")
@@ -199,7 +199,13 @@ class TableTasks:
 
     def note_content(self, oid: int, now: RelationFiles) -> None:
         self.contents[oid] = now
+        self.horizons.pop(oid, None)
         self._unwritten.add(oid)
+
+    def _forget_content(self, oid: int) -> None:
+        self.contents.pop(oid, None)
+        self.horizons.pop(oid, None)
+        self._unwritten.discard(oid)
 
     def take_states(self, prepared: set[int], *, with_stream: bool) -> dict[bytes, bytes]:
         """What goes with the Kafka transaction that is closed now. `prepared`: xids. `with_stream`: also what is noted of the

@@ -1,4 +1,4 @@
-"""Of what changes below a relation, only that is a reason to read it again which no event tells of."""
+"""A relation is read again for what changes below it without an event, and for nothing else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.snapshot.relation_files import LeafContent, RelationFiles, unsent
+from gateway.snapshot.rules.relation_files import Account, LeafContent, Membership, RelationFiles, TypeVersion, unsent
 
 ONE, TWO = LeafContent(1, 10, "a"), LeafContent(2, 20, "a")
 PLAIN = RelationFiles("public", "t", False, (ONE,))
@@ -31,4 +31,90 @@ PARTED = RelationFiles("public", "t", True, (ONE, TWO))
     ],
 )
 def test_rows_have_changed_without_an_event(before: RelationFiles, now: RelationFiles, reason: str) -> None:
+    """As far as records of gateways tell that kept no account."""
     assert unsent(before, now) == reason
+
+
+LISTED = Membership(7, "100", "p", "iudt", "16384 100 ", True)
+OTHER = Membership(8, "100", "q", "iudt", "all", True)
+ACCOUNT = Account("90", "91", "92", 10, (LISTED,), (TypeVersion(500, "93"), TypeVersion(501, "93")))
+LEAF = LeafContent(1, 10, "a", toast=5)
+KEPT = RelationFiles("public", "t", False, (LEAF,), ACCOUNT)
+ROOT = RelationFiles("public", "t", True, (replace(LEAF, is_attached=True, attachment="80/"),), ACCOUNT)
+NEW_FILE = replace(KEPT, leaves=(replace(LEAF, filenode=11, toast=6),))
+EMPTIED = replace(KEPT, leaves=(replace(LEAF, filenode=11),))
+
+
+def with_account(content: RelationFiles, **changes: object) -> RelationFiles:
+    assert content.account is not None
+    return replace(content, account=replace(content.account, **changes))  # type: ignore[arg-type]
+
+
+def publishing(content: RelationFiles, *memberships: Membership) -> RelationFiles:
+    return with_account(content, memberships=memberships)
+
+
+KEEPING = replace(LISTED, actions="i")
+DELETING = replace(LISTED, actions="iud")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "reason"),
+    [
+        (KEPT, KEPT, ""),
+        (KEPT, with_account(KEPT, moved="101"), "it was in another schema for a time"),
+        (KEPT, with_account(KEPT, named="101"), "it had another name for a time"),
+        (KEPT, with_account(KEPT, named="101", owner=11), ""),
+        (KEPT, with_account(KEPT, types=(*ACCOUNT.types, TypeVersion(502, "101"))), ""),
+        (
+            KEPT,
+            with_account(KEPT, types=(TypeVersion(500, "101"), TypeVersion(501, "93"))),
+            "a label of an enum was renamed, or an attribute of a composite type was added or dropped",
+        ),
+        (
+            KEPT,
+            publishing(KEPT, replace(LISTED, listing="16385 101 ")),
+            "publication p did not contain it for a time, or has changed its row filter or column list",
+        ),
+        (KEPT, publishing(KEPT, replace(LISTED, version="101")), "publication p changed what is published of it"),
+        (KEPT, publishing(KEPT, OTHER), "publications p, q changed what is published of it"),
+        (KEPT, publishing(KEPT, LISTED, OTHER), ""),
+        (publishing(KEPT, LISTED, OTHER), publishing(KEPT, LISTED, replace(OTHER, actions="i")), ""),
+        (
+            publishing(KEPT, replace(LISTED, is_whole=False)),
+            publishing(KEPT, replace(LISTED, is_whole=False), OTHER),
+            "publication q changed what is published of it",
+        ),
+        (KEPT, NEW_FILE, "it was rewritten or truncated"),
+        (KEPT, replace(NEW_FILE, leaves=(replace(NEW_FILE.leaves[0], columns="b"),)), "ALTER TABLE has rewritten it"),
+        (KEPT, EMPTIED, ""),
+        (
+            publishing(KEPT, DELETING),
+            publishing(EMPTIED, DELETING),
+            "it was truncated, and no publication of it publishes truncate",
+        ),
+        (publishing(KEPT, KEEPING), publishing(EMPTIED, KEEPING), ""),
+        (
+            ROOT,
+            replace(ROOT, leaves=(replace(ROOT.leaves[0], attachment="81/"),)),
+            "a partition was detached for a time",
+        ),
+        (ROOT, replace(ROOT, leaves=(replace(ROOT.leaves[0], filenode=11),)), "a partition was rewritten or truncated"),
+        # pg_upgrade: nothing of the catalog is what it was, but for oids, files and names
+        (
+            KEPT,
+            with_account(publishing(KEPT, OTHER), made="1", moved="1", named="1", types=(TypeVersion(500, "1"),)),
+            "",
+        ),
+        (ROOT, with_account(replace(ROOT, leaves=(replace(ROOT.leaves[0], attachment="1/"),)), made="1"), ""),
+        (with_account(KEPT, made="1"), replace(KEPT, name="u"), "it was renamed from public.t"),
+    ],
+)
+def test_the_account_tells_more(before: RelationFiles, now: RelationFiles, reason: str) -> None:
+    assert unsent(before, now) == reason
+
+
+@pytest.mark.parametrize("now", [NEW_FILE, replace(ROOT, leaves=(replace(ROOT.leaves[0], filenode=11),))])
+def test_a_file_that_has_rows_from_before_is_a_copy(now: RelationFiles) -> None:
+    before = ROOT if now.is_partitioned else KEPT
+    assert unsent(before, now) != "" == unsent(before, now, {1})

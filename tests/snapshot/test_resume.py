@@ -14,8 +14,8 @@ from gateway.pgoutput.relation import Relation
 from gateway.snapshot import read_plan
 from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.snapshot.read_plan import Surveyed, survey
-from gateway.snapshot.relation_files import RelationFiles
 from gateway.snapshot.rules.ctid_ranges import Leaf
+from gateway.snapshot.rules.relation_files import RelationFiles
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import TableState
 from gateway.snapshot.table_task import TableTask

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+from typing import Any
+
+import fastavro
 import pytest
 
 from gateway.errors import StopForOperator
-from gateway.snapshot.relation_files import LeafContent, RelationFiles
 from gateway.snapshot.rules.ctid_ranges import TidRange
+from gateway.snapshot.rules.relation_files import Account, LeafContent, Membership, RelationFiles, TypeVersion
 from gateway.snapshot.stored_state import (
     StreamState,
     TableState,
@@ -42,7 +46,9 @@ TABLE = TableState(
     2,
     3,
 )
-CONTENT = RelationFiles("public", "t", True, (LeafContent(16500, 7, "x" * 32, True), LeafContent(16600, 8, "y" * 32)))
+ACCOUNT = Account("1", "2", "3", 10, (Membership(5, "6", "p", "iud", "all", True),), (TypeVersion(16700, "7"),))
+LEAVES = (LeafContent(16500, 7, "x" * 32, True, "8/", 16501), LeafContent(16600, 8, "y" * 32))
+CONTENT = RelationFiles("public", "t", True, LEAVES, ACCOUNT, horizon=1 << 33)
 
 
 def test_states_are_read_back() -> None:
@@ -59,8 +65,29 @@ def test_states_are_read_back() -> None:
     assert len(own) == 5
     states = decode_states(own, WRITERS)
     assert states.contents == {16400: CONTENT}
+    assert states.contents[16400].horizon == CONTENT.horizon
     assert (states.stream, states.tables, states.keys) == (STREAM, {16400: TABLE}, {16400: {1: [b"\2", b"\4"]}})
     assert decode_states({}, {}).stream is None
+
+
+def without(schema: Any, *names: str) -> Any:
+    """The schema before these fields were added."""
+    if isinstance(schema, list):
+        return [without(part, *names) for part in schema if not (isinstance(part, dict) and part.get("name") in names)]
+    if isinstance(schema, dict):
+        return {name: without(part, *names) for name, part in schema.items()}
+    return schema
+
+
+def test_the_content_that_an_older_gateway_wrote_is_read() -> None:
+    older = without(SNAPSHOT_STATE, "account", "horizon", "attachment", "toast")
+    assert older != SNAPSHOT_STATE
+    leaf = {"oid": 16500, "filenode": 7, "columns": "x", "is_attached": True}
+    content = {"relation_oid": 16400, "schema": "public", "name": "t", "is_partitioned": False, "leaves": [leaf]}
+    body = io.BytesIO()
+    fastavro.schemaless_writer(body, fastavro.parse_schema(older), {"content": content})
+    states = decode_states({content_key(KEY, 16400): FRAME + body.getvalue()}, {7: older})
+    assert states.contents == {16400: RelationFiles("public", "t", False, (LeafContent(16500, 7, "x", True),))}
 
 
 @pytest.mark.parametrize("value", [b"", FRAME, FRAME + b"\7", b"\1" + FRAME, frame(8) + b"\0\0\0"])

@@ -1,0 +1,136 @@
+"""Compares what relations are with what they were at the last look, again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import asyncpg
+
+from gateway.postgres.cached_query import CachedQuery
+from gateway.postgres.connection import transaction
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.snapshot.progress_log import tell_unsent_at_all
+from gateway.snapshot.rules.relation_files import LeafContent, RelationFiles, new_files, read_contents, unsent
+from gateway.snapshot.sql import FILE_FACTS, HORIZON, content_query, has_old_row, qualified
+
+_COMPARABLE_XIDS: Final = (1 << 31) - 100_000_000
+"""Transaction ids of rows have 32 bits: those farther apart cannot be compared."""
+MOST_LOOKS_S: Final = 5.0
+"""Spent within one look on new files: the other tables are for the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All relations as of one snapshot of the database. `until`: in the time of the loop, new files are
+    looked into."""
+
+    contents: dict[int, RelationFiles]
+    horizon: int
+    until: float
+
+    def is_as_before(self, oid: int, before: RelationFiles) -> bool:
+        """Whether a relation is what it was; it is then the same object from now on, which is soon compared."""
+        now = self.contents[oid]
+        if now is before:
+            return True
+        if now == before:
+            self.contents[oid] = before
+            return True
+        return False
+
+
+class Comparison:
+    """`publications`: their names. `trusts_unreadable`: the new file of a table that may not be read is
+    taken for a copy. Raises classified errors."""
+
+    def __init__(
+        self, sql: asyncpg.Connection, publications: Sequence[str], *, trusts_unreadable: bool = False
+    ) -> None:
+        self._sql = sql
+        self._trusts_unreadable = trusts_unreadable
+        self._publications = list(publications)
+        self._query = CachedQuery()
+        self._contents: dict[int, RelationFiles] = {}
+
+    async def look(self, relation_oids: Iterable[int]) -> Look:
+        query = content_query(self._sql.get_server_version().major)
+        try:
+            async with transaction(self._sql, isolation="repeatable_read", readonly=True):
+                horizon: int = await self._sql.fetchval(HORIZON)
+                rows = await self._query.fetch(self._sql, query, sorted(relation_oids), self._publications)
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, "querying files and partitions") from error
+        if rows is not None:
+            self._contents = read_contents(rows, horizon)
+        return Look(self._contents, horizon, time.monotonic() + MOST_LOOKS_S)
+
+    async def reason(self, before: RelationFiles, now: RelationFiles, horizon: int, until: float) -> str | None:
+        """Why rows have come, gone or changed without an event since transaction `horizon`; "" where
+        nothing says so. None: that cannot be told yet."""
+        copied = set()
+        for leaf in new_files(before, now) if before.account is not None else ():
+            if time.monotonic() > until:
+                return None
+            is_copy = await keeps_old_row(self._sql, leaf, horizon, unreadable=self._trusts_unreadable)
+            if is_copy is None:
+                return None
+            if is_copy:
+                copied.add(leaf.oid)
+        return unsent(before, now, copied)
+
+
+class Watch:
+    """Says which rows are not sent where no snapshots are taken. It remembers as long as its session."""
+
+    def __init__(self, sql: asyncpg.Connection, publications: Sequence[str]) -> None:
+        self._comparison = Comparison(sql, publications, trusts_unreadable=True)
+        self._contents: dict[int, RelationFiles] = {}
+        self._horizons: dict[int, int] = {}
+
+    async def look(self, relation_oids: Iterable[int]) -> None:
+        look = await self._comparison.look(relation_oids)
+        for oid, now in list(look.contents.items()):
+            before = self._contents.get(oid)
+            reason: str | None = ""
+            if before is not None and not look.is_as_before(oid, before):
+                reason = await self._comparison.reason(before, now, self._horizons[oid], look.until)
+            if reason is None:
+                continue
+            self._contents[oid], self._horizons[oid] = look.contents[oid], look.horizon
+            if reason:
+                tell_unsent_at_all(now.schema, now.name, reason)
+
+
+async def keeps_old_row(
+    sql: asyncpg.Connection, leaf: LeafContent, horizon: int, *, unreadable: bool = False
+) -> bool | None:
+    """Whether a row is there from before `horizon`; False where that stays unknown, and `unreadable`
+    where the table may not be read. None: somebody has locked the table, or it has yet another file:
+    the next look tells. Raises classified errors."""
+    try:
+        facts = await sql.fetchrow(FILE_FACTS, leaf.oid)
+        if facts is None or facts["filenode"] != leaf.filenode:
+            return None
+        if horizon <= 0 or facts["next_xid"] - horizon >= _COMPARABLE_XIDS:
+            return False
+        return await _has_old_row(sql, qualified(facts["nspname"], facts["relname"]), horizon)
+    except asyncpg.InsufficientPrivilegeError:
+        return unreadable
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "looking into the new file of a table") from error
+
+
+async def _has_old_row(sql: asyncpg.Connection, table: str, horizon: int) -> bool | None:
+    try:
+        async with transaction(sql, readonly=True):
+            await sql.execute("SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '1s'")
+            return bool(await sql.fetchval(has_old_row(table), str(horizon & 0xFFFFFFFF)))
+    except asyncpg.LockNotAvailableError:
+        return None
+    except asyncpg.InsufficientPrivilegeError:
+        raise
+    except asyncpg.PostgresError:  # it is large and new, or cannot be read: what happened to it stays unknown
+        return False
