@@ -159,8 +159,8 @@ class Session:
         cut, self._memory.cut = self._memory.cut, None
         if cut is None or not self._recovery.follows_crash_since(cut.recovery):
             return
-        before, crash = self._memory.reported, ServerCrashed(cut.message)
-        crash = counted_again(before, crash, cut.resume_lsn, _now(), has_passed=cut.has_passed)
+        before, now = self._memory.reported, ServerCrashed(cut.message)
+        crash = counted_again(before, now, cut.resume_lsn, _now(), has_passed=cut.has_passed)
         self._memory.reported = crash
         # What can be delivered is delivered before the server reads that place again.
         self._memory.careful_until = max(self._memory.careful_until, cut.received_until)
