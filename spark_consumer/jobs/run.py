@@ -35,6 +35,7 @@ from spark_consumer.reader.markers import MarkerDecoder
 from spark_consumer.reader.positions import resolve
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.source.options import Options
+from spark_consumer.source.shapes import ChangeShape
 
 _LOOK_EVERY_S = 0.2
 _ASK_EVERY_S = 1.0  # where the gateway stands
@@ -66,6 +67,8 @@ class Run:
         self._measured = -_MEASURE_EVERY_S
         # Position in the marker topic: between the last batch and it no marker is that of a transaction.
         self._nothing_up_to = 0
+        # Transactions of other tables do not move a query's offset at once: they are no lag.
+        self._weight = ChangeShape(options, None).weight
         schemas = SchemaCache(options.registry)
         self._schemas = schemas
         # Nothing that is asked here is worth a long wait, which signals would have to wait for too.
@@ -130,14 +133,21 @@ class Run:
                 self.status.waits_for = f"{self.options.marker_topic}: {problem}"
                 self.stopping.wait(0.5)
 
-    def keep_up(self, start: Callable[[], Any], *, outages: bool = True) -> None:
+    def keep_up(self, start: Callable[[], Any], *, outages: bool = True, until_position: int | None = None) -> None:
         """Runs the query that `start` starts, and another one where Spark could not start a Python process in time, or where
-        Kafka or the registry was away for too long (`outages`): it goes on at its checkpoint. Raises what else ends a query."""
+        Kafka or the registry was away for too long (`outages`): it goes on at its checkpoint. Raises what else ends a query.
+
+        `until_position`: of queries that end behind one batch, as `availableNow` is on Spark 4.0
+        and 4.1: they are repeated until everything before it is written.
+        """
         pause_s, reached = 1.0, self._commit_lsn
         while not self.stopping.is_set():
             try:
-                self.watch(start())
-                return
+                query = start()
+                self.watch(query)
+                if until_position is None or self._is_reached(query.lastProgress, until_position):
+                    return
+                continue
             except (PySparkException, Py4JJavaError) as problem:
                 away = told_by(str(problem)) or ""
                 told = slow_start_in(str(problem)) or (away if outages and away.startswith("SourceUnavailable") else "")
@@ -149,6 +159,13 @@ class Run:
             self.status.add("restarts_total", 1)
             self.say({"waiting_s": pause_s, "problem": told}, f"trying again in {pause_s:g} s: {told}")
             self.stopping.wait(pause_s)
+
+    def _is_reached(self, progress: Any, position: int) -> bool:
+        """The query has no batch left, or its last one is behind everything wanted before `position`."""
+        if progress is None or not progress.sources or progress.sources[0].startOffset == progress.sources[0].endOffset:
+            return True
+        end = json.loads(progress.sources[0].endOffset)["position"]
+        return self.log.first_between(end, position, is_wanted=self._weight) is None
 
     def watch(self, query: Any) -> None:
         """Until the query ends, a signal comes, or everything up to `until_lsn` is written. Raises the query's own error."""
@@ -219,7 +236,7 @@ class Run:
         self._measured = time.monotonic()
         try:
             newest_position = self.log.bounds(patience_s=0)[1]
-            waiting = backlog(self.log, position, newest_position)
+            waiting = backlog(self.log, position, newest_position, self._weight)
         except ConsumerError:  # only figures are missing: what keeps the query from going on ends the query
             return
         if waiting.newest_lsn is None:
@@ -238,7 +255,7 @@ class Run:
                 return False
             end = self.log.bounds()[1]
             start = resolve(self.options.starting, self.log) if position is None else position
-            return self.log.first_between(start, end) is None
+            return self.log.first_between(start, end, is_wanted=self._weight) is None
         except (SourceUnavailable, TransactionIncomplete):
             return False
 

@@ -9,17 +9,19 @@ import sys
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
+import pyspark
 import pytest
 import pytest_asyncio
 from pyspark.sql import SparkSession
 
 from gateway.local import Kafka, Registry
-from gateway.local.artifacts import jars
+from gateway.local.artifacts import jars, locked_version
 from gateway.local.java import spark_java_home
+from gateway.local.spark import delta_jars
 from spark_consumer.jobs.session import local_session
-from spark_consumer.mirror.append_batch import AppendingMirror
 from tests.spark_consumer.feeder import Feeder
 
 _JAVA = (
@@ -43,7 +45,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     folder: Path = tmp_path_factory.mktemp("spark")
     settings = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
     settings |= SMALL_BATCHES
-    session = local_session("tests", java_home=spark_java_home(), jars=jars("delta"), cores=2, settings=settings)
+    needed = delta_jars() if find_spec("delta") else ()
+    if pyspark.__version__ == locked_version("spark-kafka", "spark-avro_2.13"):  # for examples/plain_spark.py
+        needed += jars("spark-kafka")
+    session = local_session("tests", java_home=spark_java_home(), jars=needed, cores=2, settings=settings)
     yield session
     gateway = session.sparkContext._gateway
     assert gateway is not None
@@ -66,6 +71,8 @@ async def feeder(kafka: Kafka, registry: Registry, topic_prefix: str) -> AsyncIt
 @pytest.fixture(params=["merged", pytest.param("appended", marks=pytest.mark.long)])
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every mirror of a test: its batches are merged, or appended, read through `changes`, and merged by the next mirror."""
+    from spark_consumer.mirror.append_batch import AppendingMirror  # needs Delta, which test_spark_versions.py may lack
+
     if request.param == "appended":
         made_in = {request.module, sys.modules.get(f"{__package__}.test_mirror", request.module)}
         for module in (each for each in made_in if hasattr(each, "Mirror")):
