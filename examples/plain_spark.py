@@ -86,7 +86,7 @@ class PlainMirror:
         cut = changes.where("op = 'TRUNCATE'").agg(f.max(place)).head()[0]
         rows = changes.where("op != 'TRUNCATE'").withColumn("place", place)
         if cut is not None:
-            rows = rows.where(f.col("place") > f.struct(f.lit(cut[0]), f.lit(cut[1])))
+            rows = rows.where(f.col("place") > literal(cut))
         new, old = (self.key_of(*names) for names in (("after", "before", "old_key"), ("old_key", "before", "after")))
         rows = rows.select("op", "place", "before", "after", "unchanged", new.alias("key"), old.alias("old")).persist()
         moves = rows.where("op = 'UPDATE' AND key != old").select("place", "old", "key").orderBy("place").collect()
@@ -99,10 +99,9 @@ class PlainMirror:
         for number, start in enumerate(starts):
             part = rows
             if start is not None:
-                part = part.where(f.col("place") >= f.struct(f.lit(start[0]), f.lit(start[1])))
+                part = part.where(f.col("place") >= literal(start))
             if number + 1 < len(starts):
-                end = starts[number + 1]
-                part = part.where(f.col("place") < f.struct(f.lit(end[0]), f.lit(end[1])))
+                part = part.where(f.col("place") < literal(starts[number + 1]))
             self.merge_round(part, empties=cut is not None and number == 0, version=batch * 1_000_000 + number)
 
     def merge_round(self, rows: DataFrame, *, empties: bool, version: int) -> None:
@@ -176,6 +175,10 @@ class PlainMirror:
     def asked(self, request: str) -> str:
         with urllib.request.urlopen(f"{self.registry}/{request}") as answer:
             return str(json.load(answer)["schema"])
+
+
+def literal(place: tuple[int, int]) -> Column:
+    return f.struct(*(f.lit(value).cast("long").alias(name) for name, value in zip(POSITION, place, strict=True)))
 
 
 if __name__ == "__main__":
