@@ -202,7 +202,7 @@ class BatchReader(DataSourceReader):
     def __init__(self, planner: _Planner) -> None:
         self._planner = planner
         self._wanted = Wanted()
-        self.pushFilters = FilterPushdown(self._narrow)
+        self.pushFilters = FilterPushdown(self._narrow)  # type: ignore[method-assign]
 
     def _narrow(self, filters: Iterable[Any]) -> None:
         for given in filters:

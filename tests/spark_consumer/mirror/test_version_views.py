@@ -26,8 +26,8 @@ def test_views_and_statements_show_all_tables_as_of_one_commit(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
     """Each transaction moves an amount from one table to the other."""
-    columns = {"id": INT8, "amount": INT8}
-    tables = [feeder.table(relation(name, columns, ("id",))) for name in ("outgoing", "Incoming table")]
+    names = ("outgoing", "Incoming table")
+    tables = [feeder.table(relation(name, {"id": INT8, "amount": INT8}, ("id",))) for name in names]
     lsns = []
     for amount in range(3):
         transaction = feeder.begin()
