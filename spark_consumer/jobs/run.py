@@ -67,6 +67,7 @@ class Run:
         self._measured = -_MEASURE_EVERY_S
         # Position in the marker topic: between the last batch and it no marker is that of a transaction.
         self._nothing_up_to = 0
+        self._newest_position = 0  # as the last look at the topic has found it
         # Transactions of other tables do not move a query's offset at once: they are no lag.
         self._weight = ChangeShape(options, None).weight
         schemas = SchemaCache(options.registry)
@@ -221,9 +222,10 @@ class Run:
         if not isinstance(end, dict):
             return None
         newest = json.loads(progress.sources[0].latestOffset or "null")
-        if isinstance(newest, dict):
-            self.status.set("lag_markers", max(0, newest["position"] - end["position"]))
-            self.status.is_behind = newest["position"] > max(end["position"], self._nothing_up_to)
+        # Spark 4.0 and 4.1 do not ask the source for the end of the topic: that of the last look serves.
+        newest_position = newest["position"] if isinstance(newest, dict) else self._newest_position
+        self.status.set("lag_markers", max(0, newest_position - end["position"]))
+        self.status.is_behind = newest_position > max(end["position"], self._nothing_up_to)
         if end["commit_lsn"] > self._commit_lsn:
             self.report(BatchReport(progress.batchId, end["commit_lsn"], 0, 0, {}, 0.0))
         self._measure(end["position"])
@@ -239,6 +241,7 @@ class Run:
             waiting = backlog(self.log, position, newest_position, self._weight)
         except ConsumerError:  # only figures are missing: what keeps the query from going on ends the query
             return
+        self._newest_position = newest_position
         if waiting.newest_lsn is None:
             self._nothing_up_to = newest_position
         newest = self._commit_lsn if waiting.newest_lsn is None else waiting.newest_lsn
