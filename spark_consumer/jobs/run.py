@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import signal
@@ -165,8 +166,8 @@ class Run:
         """The query has no batch left, or its last one is behind everything wanted before `position`."""
         if progress is None or not progress.sources or progress.sources[0].startOffset == progress.sources[0].endOffset:
             return True
-        end = json.loads(progress.sources[0].endOffset)["position"]
-        return self.log.first_between(end, position, is_wanted=self._weight) is None
+        end = offset_of(progress.sources[0].endOffset)
+        return end is None or self.log.first_between(end["position"], position, is_wanted=self._weight) is None
 
     def watch(self, query: Any) -> None:
         """Until the query ends, a signal comes, or everything up to `until_lsn` is written. Raises the query's own error."""
@@ -218,12 +219,12 @@ class Run:
 
     def _catch_up(self, progress: Any) -> int | None:
         """Position of the last batch; transactions that had no change to write count too."""
-        end = json.loads(progress.sources[0].endOffset) if progress is not None and progress.sources else None
-        if not isinstance(end, dict):
+        end = offset_of(progress.sources[0].endOffset) if progress is not None and progress.sources else None
+        if end is None:
             return None
-        newest = json.loads(progress.sources[0].latestOffset or "null")
+        newest = offset_of(progress.sources[0].latestOffset)
         # Spark 4.0 and 4.1 do not ask the source for the end of the topic: that of the last look serves.
-        newest_position = newest["position"] if isinstance(newest, dict) else self._newest_position
+        newest_position = self._newest_position if newest is None else newest["position"]
         self.status.set("lag_markers", max(0, newest_position - end["position"]))
         self.status.is_behind = newest_position > max(end["position"], self._nothing_up_to)
         if end["commit_lsn"] > self._commit_lsn:
@@ -261,6 +262,16 @@ class Run:
             return self.log.first_between(start, end, is_wanted=self._weight) is None
         except (SourceUnavailable, TransactionIncomplete):
             return False
+
+
+def offset_of(told: str | None) -> dict[str, int] | None:
+    """An offset in a query's progress; None: it has none.
+
+    It is JSON, which PySpark 4.0 and 4.1 have read and written down as Python does.
+    """
+    if not told or not told.startswith("{"):
+        return None
+    return dict(ast.literal_eval(told) if told.startswith("{'") else json.loads(told))
 
 
 def facts_of(report: BatchReport) -> dict[str, Any]:
