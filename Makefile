@@ -5,6 +5,7 @@ READY  := .venv/.ready
 TOOLS  := .venv-tools/.ready
 HOT    := build/hot/.ready
 SPARKS ?= 4.0.5 4.1.4 4.3.0
+ON_EACH := tests/spark_consumer/jobs/test_spark_versions.py tests/spark_consumer/source/test_plain_session.py
 ARGS   ?=
 # Test processes, each with a PostgreSQL of its own: docs/decisions/0061.
 WORKERS ?= 4
@@ -69,8 +70,8 @@ spark-versions: SOCKETS := ignore::pytest.PytestUnraisableExceptionWarning
 spark-versions: $(READY)  ## the source, a mirror and changelogs on other releases of Spark, each in an environment in build/
 	@for version in $(SPARKS); do \
 	    $(MAKE) --no-print-directory build/spark-$$version/.ready || exit; \
-	    case $$version in 4.3.*) chosen="-k source" ;; *) chosen= ;; esac; \
-	    build/spark-$$version/bin/python -m pytest -m long -W $(SOCKETS) $$chosen $(ARGS) tests/spark_consumer/jobs/test_spark_versions.py || exit; \
+	    case $$version in 4.3.*) chosen="not mirror" ;; *) chosen= ;; esac; \
+	    build/spark-$$version/bin/python -m pytest -m "" -W $(SOCKETS) -k "$$chosen" $(ARGS) $(ON_EACH) || exit; \
 	done
 
 docs: $(TOOLS)  ## build the documentation site in build/site
