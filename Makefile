@@ -1,4 +1,4 @@
-# Everything from a fresh clone with Python 3.11 to 3.13 and make: `make demo`, `make test`. `make help` lists the rest.
+# Everything from a fresh clone with Python 3.11 to 3.14 and make: `make demo`, `make test`. `make help` lists the rest.
 
 PYTHON := .venv/bin/python
 READY  := .venv/.ready
@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check archives format bench unit integration e2e long coverage spark-versions docs sbom changelog lock clean
+.PHONY: help demo test check archives format bench unit integration e2e long coverage spark-versions docs dist sbom changelog lock clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -77,6 +77,9 @@ spark-versions: $(READY)  ## the source, a mirror and changelogs on other releas
 docs: $(TOOLS)  ## build the documentation site in build/site
 	.venv-tools/bin/mkdocs build --strict
 
+dist: $(TOOLS)  ## build wheels, source distribution and images into dist and Docker; ARGS="--only pure sdist --python 3.13"
+	.venv-tools/bin/python tools/dist.py $(ARGS)
+
 sbom: $(TOOLS)  ## write the bill of materials (CycloneDX) of Python packages and Java artifacts to build/sbom.json
 	.venv-tools/bin/python tools/sbom.py build/sbom.json
 
@@ -99,10 +102,10 @@ clean:  ## remove the virtual environment, compiled modules and tool caches; kee
 # first, so that building PySpark and this project fetches nothing. uv is only the faster installer: pip does it as well.
 $(READY): requirements-build.lock requirements.lock pyproject.toml
 	@if $(PYTHON) -m pip --version >/dev/null 2>&1; then exit 0; fi; \
-	python=; for one in python3.13 python3.12 python3.11 python3; do \
-	    if $$one -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then python=$$one; break; fi; \
+	python=; for one in python3.13 python3.14 python3.12 python3.11 python3; do \
+	    if $$one -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; then python=$$one; break; fi; \
 	done; \
-	if [ -z "$$python" ]; then echo "Walgate needs Python 3.11, 3.12 or 3.13: none is on the path" >&2; exit 1; fi; \
+	if [ -z "$$python" ]; then echo "Walgate needs Python 3.11, 3.12, 3.13 or 3.14: none is on the path" >&2; exit 1; fi; \
 	if ! $$python -c 'import ensurepip, venv' 2>/dev/null; then \
 	    echo "$$python cannot make virtual environments: install its venv package (Debian: apt install python3-venv)" >&2; exit 1; fi; \
 	echo "making .venv with $$($$python -V)"; \

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -169,7 +171,16 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.compiled is not None and "walgate_compiled" not in arguments.contestants:
         arguments.contestants.insert(2, "walgate_compiled")
-    asyncio.run(_measure(arguments))
+    asyncio.run(_until_interrupted(arguments))
+
+
+async def _until_interrupted(arguments: argparse.Namespace) -> None:
+    """Ctrl-C ends the servers, and then the process: threads of it may wait for records that nobody will send any more."""
+    try:
+        await _measure(arguments)
+    except asyncio.CancelledError:
+        print("interrupted", file=sys.stderr, flush=True)
+        os._exit(128 + signal.SIGINT)
 
 
 main()

@@ -25,7 +25,6 @@ from gateway.local.java import spark_java_home
 from spark_consumer.jobs.run import facts_of
 from spark_consumer.jobs.session import local_session
 from spark_consumer.mirror.append_batch import AppendingMirror
-from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
@@ -71,18 +70,12 @@ def take_in(spark: Any, options: dict[str, str], merge_every: float, folder: str
         print(json.dumps({**facts, "changes": made.changes, "seconds": known["seconds"]}), flush=True)
 
     schemas = SchemaCache(Registry({"url": options["registry.url"]}))
-    mirror: Any
-    mirror = (
-        AppendingMirror(folder, schemas, report, merge_every_s=merge_every)
-        if merge_every
-        else Mirror(folder, schemas, report)
-    )
+    mirror = AppendingMirror(folder, schemas, report, merge_every_s=merge_every)
     cpu = cpu_seconds(jvm_pid(spark)) + time.process_time()
     writer = spark.readStream.format("walgate").options(**options).load().writeStream.foreachBatch(mirror.apply)
     query = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
     query.awaitTermination()
-    if merge_every:
-        mirror.finish(spark, merge=True)
+    mirror.finish(spark, merge=True)
     seconds, cpu = time.perf_counter() - began, cpu_seconds(jvm_pid(spark)) + time.process_time() - cpu
     return seconds, cpu
 

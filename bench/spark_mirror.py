@@ -1,11 +1,11 @@
 """What a mirror costs beside a plain Delta MERGE: `python -m bench.spark_mirror`.
 
 For each of --changes: equal Delta tables of --rows rows, with deletion vectors or without. Each round's updates, spread over the
-table, lie in Kafka. One mirror merges them in a batch (read, counted, decoded, folded, merged, the version recorded); another
-appends them, and merges then. Last, a MERGE of the same rows, which lie ready in Parquet, goes into a plain table, as a person
-writes it. In the end all must be equal. Prints one line of JSON for each, and at last the ratios of the medians of the two
-merges to those of the plain one: of time, of CPU time (JVM, Python workers, this process) and of bytes written (data, deletion
-vectors and log of the table; and with the mirror's manifest, one entry a merge); the first two rounds warm up.
+table, lie in Kafka. One mirror merges them after its batch (read, counted, appended, decoded, folded, merged, the version
+recorded); another appends them, and merges then. Last, a MERGE of the same rows, which lie ready in Parquet, goes into a plain
+table, as a person writes it. In the end all must be equal. Prints one line of JSON for each, and at last the ratios of the
+medians of the two merges to those of the plain one: of time, of CPU time (JVM, Python workers, this process) and of bytes written
+(data, deletion vectors and log of the table; and with the mirror's manifest, one entry a merge); the first two rounds warm up.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from spark_consumer.jvm import cloned, java_class
 from spark_consumer.mirror.append_batch import AppendingMirror
 from spark_consumer.mirror.delta import delta_table
 from spark_consumer.mirror.delta.merge import write_once
-from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.spark_settings import COMPACT
 from spark_consumer.reader.registry import Registry, SchemaCache
@@ -127,7 +126,7 @@ def compare(
     tables = [table_path(str(place), TableName("public", "accounts")) for place in (merged, appended)] + [str(plain)]
     for place in tables:
         shutil.copytree(folder / "made", place)
-    mirror = Mirror(str(merged), schemas)
+    mirror = AppendingMirror(str(merged), schemas, merge_every_s=0.0)
     appending = AppendingMirror(str(appended), schemas, merge_every_s=_NEVER_S)
     beside = cloned(spark)  # Delta compacts by itself only where it is told to
     beside.conf.set(COMPACT, "false")
@@ -149,8 +148,7 @@ def compare(
             seconds, cpu = clock(spark, f"{name}, {changes}", turn, work)
             of_table = bytes_written(written_in / "tables" if written_in != plain else plain, before)
             times.setdefault(name, []).append((seconds, cpu, of_table, bytes_written(written_in, before)))
-        assert mirror.last is not None
-        start = f"lsn:{mirror.last.commit_lsn}"
+        start = f"lsn:{mirror.taken_lsn}"
     found = [spark.read.format("delta").load(place).drop("_special") for place in tables]
     if any(frame.count() != rows or frame.exceptAll(found[-1]).count() for frame in found[:-1]):
         raise SystemExit("the tables are not equal")

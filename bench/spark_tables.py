@@ -26,7 +26,6 @@ from gateway.local.java import spark_java_home
 from spark_consumer.jobs.session import local_session
 from spark_consumer.mirror import versions
 from spark_consumer.mirror.append_batch import AppendingMirror
-from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
 
@@ -55,7 +54,7 @@ def run(kafka: str, registry: str, count: int, rows: int, rounds: int, append_on
     times: dict[str, list[tuple[float, float]]] = {}
     start = "earliest"
     with tempfile.TemporaryDirectory() as folder:
-        plain = Mirror(f"{folder}/merged", schemas)
+        plain = AppendingMirror(f"{folder}/merged", schemas, merge_every_s=0.0)
         appending = AppendingMirror(f"{folder}/appended", schemas, merge_every_s=math.inf)
         for turn in range(rounds + 1):
             change(feeder, tables, turn, rows)

@@ -20,7 +20,7 @@ from typing import Final
 _BEHIND_A_GAP: Final = (
     "either {} and writes a GAP marker for consumers (the slot's name and the topic prefix stay the same), or use a new "
     "source.slot and a new kafka.prefix, in which case the old slot, if it still exists, must be dropped. Then, in either "
-    "case, start the gateway and take a new snapshot of the tables (docs/operations.md, After a data gap)"
+    "case, start the gateway and take a new snapshot of the tables (docs/gap.md)"
 )
 _RUN_UNTIL_NOW: Final = (
     "run walgate accept-gap --until-now, which drops and recreates the slot, discards all committed changes that have not been "

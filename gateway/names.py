@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -13,6 +14,8 @@ _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _LONGEST_BYTES: Final = 63
 HEARTBEAT_PREFIX: Final = "walgate.heartbeat"
 """Of the gateway's own logical messages, which measure the lag where nothing else commits."""
+APPLICATION_NAME: Final = "walgate"
+"""The application_name of every session of the gateway."""
 
 
 def is_slot(name: str) -> bool:
@@ -31,3 +34,17 @@ def quote_identifier(name: str) -> str:
 def is_table(relation: str, patterns: Sequence[str]) -> bool:
     """What an operator chooses: `schema.table`, or `table` in any schema; `*` and `?` as in a shell."""
     return any(fnmatchcase(relation, pattern if "." in pattern else f"*.{pattern}") for pattern in patterns)
+
+
+_LOCAL: Final = ("localhost", "127.0.0.1", "::1")
+_OF_CONTAINERS: Final = ("/.dockerenv", "/run/.containerenv")
+
+
+def where_local_is(host: str) -> str:
+    """What to add to the hint where nothing listens at `host`: for a program in a container, localhost is not the computer."""
+    is_container = "KUBERNETES_SERVICE_HOST" in os.environ or any(map(os.path.exists, _OF_CONTAINERS))
+    return (
+        f"{host} is this container itself: use the name of the server's host. "
+        if host in _LOCAL and is_container
+        else ""
+    )

@@ -9,12 +9,14 @@ import structlog
 
 from gateway.config.settings import RegistrySettings
 from gateway.errors import Retry, RetrySlowly, UnwritableRelation
+from schemas.compatibility_levels import LevelChange
 from schemas.errors import (
     IncompatibleSchema,
     RegistryDenied,
     RegistryMissing,
     RegistryRefused,
     RegistryUnavailable,
+    RegistryUnwilling,
 )
 from schemas.registry_client import RegistryClient
 
@@ -23,18 +25,29 @@ log = structlog.get_logger()
 
 @contextmanager
 def classified_schema_errors() -> Iterator[None]:
-    """A registry that is away comes back: Retry. So may rights, and the registry where something else answers: RetrySlowly.
-    Everything else needs the operator, and a refused schema is logged, so that it can be registered by hand."""
+    """A registry that is away comes back: Retry. So may rights, the registry where something else answers, and one that refuses
+    requests for a reason of its own: RetrySlowly. What is refused because of the schema itself needs the operator, and an
+    incompatible schema is logged, so that it can be registered by hand."""
     try:
         yield
     except RegistryUnavailable as error:
         raise Retry(error.message, hint=error.hint) from error
-    except (RegistryDenied, RegistryMissing) as error:
+    except (RegistryDenied, RegistryMissing, RegistryUnwilling) as error:
         raise RetrySlowly(error.message, hint=error.hint) from error
     except (IncompatibleSchema, RegistryRefused) as error:
         if isinstance(error, IncompatibleSchema):
             log.error("schema_rejected", subject=error.subject, schema=error.schema_text)
         raise UnwritableRelation(error.message, hint=error.hint) from error
+
+
+def log_level_change(change: LevelChange) -> None:
+    log.info(
+        "compatibility_changed",
+        subject=change.subject,
+        before=change.before or None,
+        after=change.after or None,
+        reason=change.reason,
+    )
 
 
 @asynccontextmanager

@@ -6,6 +6,9 @@ what the stream does not say and the catalog told at that moment,
 `pg.protected` where a rule of the settings replaces the column's values, and `pg.name` wherever an Avro name is not the true
 name.
 
+The labels of an enum are written where its type comes first, and left out where they are many: the registry refuses schemas
+that are too large for its own storage.
+
 Every field of Row and Key is a union with null, default null: so a column may come, go or change its part in the replica
 identity, and old events are still readable with the new schema. Key schemas carry no attributes but `pg.name`, so that a
 key's bytes (which choose the partition) do not change when something about the column changes that is not its value.
@@ -13,7 +16,9 @@ key's bytes (which choose the partition) do not change when something about the 
 
 from __future__ import annotations
 
-from typing import Any
+from base64 import b64encode
+from collections.abc import Iterator
+from typing import Any, Final
 
 from schemas.avro_types import ColumnType, avro_type, key_type, value_type
 from schemas.relation import ColumnDescription, Kind, Protect, RelationDescription, TypeFacts
@@ -23,6 +28,11 @@ OPERATIONS = ("INSERT", "UPDATE", "DELETE", "TRUNCATE", "READ")
 BEFORE_PREFIX = "before."
 """In `unchanged` and `special`: marks a field of the `before` row. No Avro name holds a dot."""
 
+MOST_LABEL_BYTES: Final = 64 << 10
+"""Of the labels of one type. A registry takes schemas of up to 1 MB by default (`max.message.bytes` of its topic)."""
+_MOST_HEX_BYTES: Final = 64
+"""A value that was missing is written in hexadecimal up to this size, so that older readers know it, else in Base64."""
+
 Schema = dict[str, Any]
 
 
@@ -30,7 +40,8 @@ def change_schema(description: RelationDescription, prefix: str) -> Schema:
     """The envelope, record `Change`: docs/topics.md. The fields up to `ordinal` are plain and come first."""
     namespace = avro_namespace(prefix, description.namespace, description.name)
     columns = [column for column in description.columns if not _is_dropped(column)]
-    row = {"type": "record", "name": "Row", "fields": [_row_field(column) for column in columns]}
+    labelled: set[int] = set()
+    row = {"type": "record", "name": "Row", "fields": [_row_field(column, labelled) for column in columns]}
     return {
         "type": "record",
         "name": "Change",
@@ -94,7 +105,8 @@ def _key_record(description: RelationDescription) -> Schema:
     return {"type": "record", "name": "Key", "fields": fields}
 
 
-def _row_field(column: ColumnDescription) -> Schema:
+def _row_field(column: ColumnDescription, labelled: set[int]) -> Schema:
+    """`labelled`: oids of the types whose labels are written already."""
     described: Schema = {
         **_named(column.name),
         **_nullable(value_type(column)),
@@ -105,7 +117,7 @@ def _row_field(column: ColumnDescription) -> Schema:
             **_attribute(column),
         },
     }
-    catalog = _catalog_facts(column.facts)
+    catalog = _catalog_facts(column.facts, labelled)
     if catalog:
         described["pg.catalog"] = catalog
     if column.protection is not None:
@@ -118,7 +130,11 @@ def _attribute(column: ColumnDescription) -> Schema:
         return {}
     if column.missing is None:
         return {"attnum": column.attnum}
-    missing = {"avro": column.missing.encoded.hex()}
+    encoded = column.missing.encoded
+    if len(encoded) <= _MOST_HEX_BYTES:
+        missing = {"avro": encoded.hex()}
+    else:
+        missing = {"avro_base64": b64encode(encoded).decode()}
     if column.missing.special is not None:
         missing["special"] = column.missing.special
     return {"attnum": column.attnum, "attmissingval": missing}
@@ -145,24 +161,46 @@ def _type_name(facts: TypeFacts) -> Schema:
     return {"oid": facts.oid, "schema": facts.namespace, "name": facts.name}
 
 
-def _catalog_facts(facts: TypeFacts) -> Schema:
+def _catalog_facts(facts: TypeFacts, labelled: set[int]) -> Schema:
     """What only the catalog knows: nothing for a base type."""
     if facts.kind is Kind.BASE:
         return {}
     told: Schema = {"kind": facts.kind.value}
     if facts.base is not None:
-        told["base"] = {**_nested(facts.base), "typmod": facts.base_typmod}
+        told["base"] = {**_nested(facts.base, labelled), "typmod": facts.base_typmod}
     if facts.element is not None:
-        told["element"] = _nested(facts.element)
-    if facts.labels:
-        told["labels"] = list(facts.labels)
+        told["element"] = _nested(facts.element, labelled)
+    if facts.labels and facts.oid not in labelled:
+        labelled.add(facts.oid)
+        if _are_too_many(facts.labels):
+            told["label_count"] = len(facts.labels)
+        else:
+            told["labels"] = list(facts.labels)
     if facts.attributes:
         told["attributes"] = [
-            {"attribute": attribute.name, **_nested(attribute.facts), "typmod": attribute.typmod}
+            {"attribute": attribute.name, **_nested(attribute.facts, labelled), "typmod": attribute.typmod}
             for attribute in facts.attributes
         ]
     return told
 
 
-def _nested(facts: TypeFacts) -> Schema:
-    return {**_type_name(facts), **_catalog_facts(facts)}
+def _nested(facts: TypeFacts, labelled: set[int]) -> Schema:
+    return {**_type_name(facts), **_catalog_facts(facts, labelled)}
+
+
+def _are_too_many(labels: tuple[str, ...]) -> bool:
+    return sum(len(label.encode()) for label in labels) > MOST_LABEL_BYTES
+
+
+def enums_without_labels(description: RelationDescription) -> list[str]:
+    """Names of the types of columns whose labels are not in the schema because they are many."""
+    enums = {facts for column in description.columns for facts in _enums(column.facts)}
+    return sorted(f"{facts.namespace}.{facts.name}" for facts in enums if _are_too_many(facts.labels))
+
+
+def _enums(facts: TypeFacts) -> Iterator[TypeFacts]:
+    if facts.labels:
+        yield facts
+    for part in (facts.base, facts.element, *(attribute.facts for attribute in facts.attributes)):
+        if part is not None:
+            yield from _enums(part)

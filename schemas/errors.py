@@ -3,9 +3,10 @@
 SchemaError
 +-- IncompatibleSchema    a relation changed so that readers of old events could not read the new ones
 +-- RegistryUnavailable   the registry does not answer, or says that it cannot now: try again
-+-- RegistryRefused       an answer that more attempts will not change
++-- RegistryRefused       the registry refuses this schema, or it cannot be asked with these settings
     +-- RegistryDenied    credentials or permissions
     +-- RegistryMissing   something else answers in its place
+    +-- RegistryUnwilling an answer that says nothing about the schema
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class RegistryUnavailable(SchemaError):
 
 
 class RegistryRefused(SchemaError):
-    """An answer that more attempts will not change."""
+    """The registry refuses this schema, or it cannot be asked with these settings."""
 
 
 class RegistryDenied(RegistryRefused):
@@ -46,3 +47,7 @@ class RegistryDenied(RegistryRefused):
 
 class RegistryMissing(RegistryRefused):
     """Something else answers in its place: another path, a proxy, a login page, an ingress without a backend."""
+
+
+class RegistryUnwilling(RegistryRefused):
+    """Any other error: a registry in read-only mode, a limit of a proxy. It says nothing about the schema, and may pass."""

@@ -1,7 +1,8 @@
 """The schema registry, by the Confluent API: the only part of this package that talks to anybody.
 
-Rules: `BACKWARD` is set on a subject before its first version (Apicurio enforces nothing until it is told to); the same
-content is registered once; what a reader could not follow is refused here even where the registry would take it.
+Rules: a subject without a compatibility level gets `BACKWARD` before its first version, and other people's levels stay
+(compatibility_levels.py); the same content is registered once; what a reader could not follow is refused here even where the
+registry would take it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import quote
@@ -16,7 +18,9 @@ from urllib.parse import quote
 import httpx2
 
 from schemas.compatibility import TypeChange, added_columns, incompatible_columns
-from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryMissing, RegistryRefused, RegistryUnavailable
+from schemas.compatibility_levels import CompatibilityLevels, LevelChange
+from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryRefused, RegistryUnavailable
+from schemas.refusals import NOT_FOUND, Refused, error_of, no_registry
 
 Schema = dict[str, Any]
 OnIncompatible = Literal["stop", "register"]
@@ -24,22 +28,17 @@ OnIncompatible = Literal["stop", "register"]
 _JSON: Final = "application/vnd.schemaregistry.v1+json"
 _BROKEN: Final = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
 """The server may have closed the connection while it was idle. What we ask can be asked twice."""
-_NOT_FOUND: Final = frozenset({40401, 40402, 40403, 40408})
-"""Subject, version, schema, compatibility of the subject."""
-_TRY_AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _HINT_UNREACHABLE: Final = (
     "check that registry.url is correct, the registry is running, and no firewall blocks the port"
 )
 _HINT_INCOMPATIBLE: Final = (
-    "there are two ways to continue without losing data. To accept all such changes, set schemas.on_incompatible=register. "
+    "to accept all such changes, set schemas.on_incompatible=register, and restart the gateway. "
     "To accept only this one, set the compatibility of subject {subject} to NONE, register the rejected schema (see the log), "
-    "and set the compatibility back to BACKWARD. Then start the gateway. Consumers must be able to read both types. "
+    "{back}, and restart the gateway. Consumers must be able to read both types. "
     "Changing the column back does not help: rows of the new type are already in the stream"
 )
-_HINT_CREDENTIALS: Final = (
-    "check registry.username and registry.password, or the source of the token, and that this user "
-    "may write subjects and their configuration"
-)
+_BACK: Final = "set the compatibility back to {}"
+_BACK_TO_DEFAULT: Final = "delete this setting of the subject again"
 _HINT_CERTIFICATES: Final = (
     "check registry.ca_file, and registry.cert_file if the registry requires a client certificate"
 )
@@ -60,7 +59,7 @@ class BearerTokens(Protocol):
 
 
 class RegistryClient:
-    """Errors: RegistryUnavailable (try again), RegistryRefused, IncompatibleSchema. Times in seconds."""
+    """Errors: RegistryUnavailable (try again), RegistryRefused and its kinds, IncompatibleSchema. Times in seconds."""
 
     def __init__(
         self,
@@ -73,7 +72,9 @@ class RegistryClient:
         tokens: BearerTokens | None = None,
         timeout_s: float = 30.0,
         on_incompatible: OnIncompatible = "stop",
+        on_level_change: Callable[[LevelChange], None] = lambda _: None,
     ) -> None:
+        """`on_level_change` hears of each compatibility level that is changed on a subject which has one."""
         address = _address(url)
         try:
             if tls is None and address.scheme == "https":
@@ -93,6 +94,7 @@ class RegistryClient:
         self._tokens = tokens
         self._timeout_s = timeout_s
         self._on_incompatible = on_incompatible
+        self._levels = CompatibilityLevels(self._ask, self._find, self._put_settings, on_level_change)
         self._ids: dict[tuple[str, str], int] = {}
         self._schemas: dict[int, Schema] = {}
 
@@ -138,11 +140,11 @@ class RegistryClient:
         newest = await self._newest(subject)
         body = {"schema": text}
         if newest is None:
-            await self._set_compatibility(subject, "BACKWARD")
+            await self._levels.begin(subject)
             return await self._new_version(subject, body)
         newest_schema = _schema(newest)
         if newest_schema != schema or regardless:
-            await self._repair_compatibility(subject)
+            await self._levels.repair(subject)
         if newest_schema == schema:
             return _number(newest, "id")
         known = await self._find("POST", f"/subjects/{_quoted(subject)}", body)
@@ -152,15 +154,17 @@ class RegistryClient:
         # The newest may be of a transaction that was rolled back: what it cannot be read by is no reason then.
         goes_on = regardless or (not changes and incompatible_columns(newest_schema, schema))
         if changes and not goes_on:
-            raise _incompatible(subject, schema, text, changes, "")
+            raise _incompatible(subject, schema, text, changes, "", await self._levels.of(subject))
         try:
             return await self._new_version(subject, body)
-        except _Refused as error:
-            if error.status != 409:
+        except Refused as error:
+            if error.code != 409:
                 raise
             if not goes_on:
-                raise _incompatible(subject, schema, text, changes, error.message) from error
-        return await self._register_regardless(subject, body)
+                level = await self._levels.of(subject)
+                raise _incompatible(subject, schema, text, changes, error.message, level) from error
+        async with self._levels.off(subject):
+            return await self._new_version(subject, body)
 
     async def _changes(self, subject: str, in_force: Schema | None, newest: Schema, schema: Schema) -> list[TypeChange]:
         """What cannot be read of the version in force; and of columns that it lacks but an earlier one had: `BACKWARD` looks
@@ -182,20 +186,6 @@ class RegistryClient:
                 added = added_columns(earlier, schema) & added
         return changes
 
-    async def _register_regardless(self, subject: str, body: Schema) -> int:
-        """`schemas.on_incompatible: register`: compatibility off for this one version."""
-        await self._set_compatibility(subject, "NONE")
-        try:
-            return await self._new_version(subject, body)
-        finally:
-            await self._set_compatibility(subject, "BACKWARD")
-
-    async def _repair_compatibility(self, subject: str) -> None:
-        """A process that ended inside `_register_regardless` has left NONE behind."""
-        found = await self._find("GET", f"/config/{_quoted(subject)}")
-        if found is not None and found.get("compatibilityLevel") == "NONE":
-            await self._set_compatibility(subject, "BACKWARD")
-
     async def _new_version(self, subject: str, body: Schema) -> int:
         return _number(await self._ask("POST", f"/subjects/{_quoted(subject)}/versions", body), "id")
 
@@ -203,12 +193,12 @@ class RegistryClient:
         """Id, version and schema."""
         return await self._find("GET", f"/subjects/{_quoted(subject)}/versions/latest")
 
-    async def _set_compatibility(self, subject: str, level: str) -> None:
-        path, body = f"/config/{_quoted(subject)}", {"compatibility": level}
+    async def _put_settings(self, subject: str, body: Schema) -> None:
+        path = f"/config/{_quoted(subject)}"
         try:
             await self._ask("PUT", path, body)
-        except _Refused as error:
-            if error.status != 409:
+        except Refused as error:
+            if error.code != 409:
                 raise
             await self._ask("PUT", path, body)  # Apicurio: somebody else has set it for the first time just now
 
@@ -216,8 +206,8 @@ class RegistryClient:
         """None where the registry says that there is no such thing."""
         try:
             return await self._ask(method, path, body)
-        except _Refused as error:
-            if error.code in _NOT_FOUND:
+        except Refused as error:
+            if error.code in NOT_FOUND:
                 return None
             raise
 
@@ -234,19 +224,11 @@ class RegistryClient:
             try:
                 found = json.loads(answer.content)
             except ValueError as error:
-                raise _no_registry(what, error) from error
+                raise no_registry(what, error) from error
             if not isinstance(found, dict):
-                raise _no_registry(what, "not an object")
+                raise no_registry(what, "not an object")
             return found
-        code, message = _problem(answer.content)
-        said = f"the schema registry returned {status} ({what})"
-        if status in _TRY_AGAIN:
-            raise RegistryUnavailable(f"{said}: {message}")
-        if status in (401, 403):
-            raise RegistryDenied(said, hint=_HINT_CREDENTIALS)
-        if not code and (status in (404, 405) or 300 <= status < 400):
-            raise _no_registry(what, f"{status}, but not in the format of the Confluent API")
-        raise _Refused(status, code, f"{said}: {message}")
+        raise error_of(status, answer.content, what)
 
     async def _send(self, method: str, path: str, content: bytes | None, what: str) -> httpx2.Response:
         headers = {"Content-Type": _JSON}
@@ -292,23 +274,6 @@ def _address(url: str) -> httpx2.URL:
     )
 
 
-class _Refused(RegistryRefused):
-    """What the registry answers instead: HTTP's status, its own code and message."""
-
-    def __init__(self, status: int, code: int, message: str) -> None:
-        self.status, self.code = status, code
-        super().__init__(message)
-
-
-def _problem(answer: bytes) -> tuple[int, str]:
-    """Code and message of an answer that is no success; 0 where it has none."""
-    try:
-        found = json.loads(answer)
-        return int(found["error_code"]), str(found["message"])
-    except (ValueError, KeyError, TypeError):
-        return 0, answer[:200].decode("utf-8", "replace")
-
-
 def _text(schema: Schema) -> str:
     return json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
 
@@ -321,28 +286,19 @@ def _number(found: Schema, name: str) -> int:
     try:
         return int(found[name])
     except (KeyError, TypeError, ValueError) as error:
-        raise _no_registry(f"an answer without {name}", error) from error
+        raise no_registry(f"an answer without {name}", error) from error
 
 
 def _schema(found: Schema) -> Schema:
     try:
         schema: Schema = json.loads(found["schema"])
     except (KeyError, TypeError, ValueError) as error:
-        raise _no_registry("an answer without a schema", error) from error
+        raise no_registry("an answer without a schema", error) from error
     return schema
 
 
-def _no_registry(what: str, reason: object) -> RegistryMissing:
-    described = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason
-    return RegistryMissing(
-        f"registry.url does not point to a schema registry ({what}): {described}",
-        hint="registry.url needs the path of the Confluent Schema Registry API: /apis/ccompat/v7 for Apicurio, none for "
-        "Confluent and Karapace. If it is correct, a proxy or login page may be answering",
-    )
-
-
 def _incompatible(
-    subject: str, schema: Schema, text: str, changes: list[TypeChange], answer: str
+    subject: str, schema: Schema, text: str, changes: list[TypeChange], answer: str, level: str | None
 ) -> IncompatibleSchema:
     described = schema.get("pg.relation")
     relation = f"{described['schema']}.{described['name']}" if described else subject
@@ -350,7 +306,7 @@ def _incompatible(
     return IncompatibleSchema(
         f"{relation}: the new schema is incompatible with an earlier one of subject {subject}: with it, consumers could not "
         f"read old events: {columns or answer}",
-        hint=_HINT_INCOMPATIBLE.format(subject=subject),
+        hint=_HINT_INCOMPATIBLE.format(subject=subject, back=_BACK.format(level) if level else _BACK_TO_DEFAULT),
         subject=subject,
         schema_text=text,
     )

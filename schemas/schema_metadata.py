@@ -5,6 +5,8 @@ The inverse of `pg.type` and `pg.catalog` in `schemas.change_schema`.
 
 from __future__ import annotations
 
+from base64 import b64decode
+from collections.abc import Mapping
 from typing import Any
 
 from schemas.relation import Attribute, Kind, MissingValue, TypeFacts
@@ -18,9 +20,10 @@ _BOX_OID = 603
 def recorded_types(schema: Schema) -> dict[int, TypeFacts]:
     """Types of the columns and of what they are made of, by oid; one that was unknown then has the kind UNKNOWN."""
     found: dict[int, TypeFacts] = {}
+    labels: dict[int, tuple[str, ...]] = {}
     for field in _row_fields(schema):
         if "pg.type" in field:
-            _remember(_facts({**field["pg.type"], **field.get("pg.catalog", {})}), found)
+            _remember(_facts({**field["pg.type"], **field.get("pg.catalog", {})}, labels), found)
     return found
 
 
@@ -43,7 +46,12 @@ def recorded_attributes(schema: Schema) -> dict[str, tuple[int, MissingValue | N
 
 
 def _missing(told: Schema | None) -> MissingValue | None:
-    return None if told is None else MissingValue(bytes.fromhex(told["avro"]), told.get("special"))
+    return None if told is None else MissingValue(missing_bytes(told), told.get("special"))
+
+
+def missing_bytes(told: Mapping[str, Any]) -> bytes:
+    """What `attmissingval` of a field says in either of its two forms."""
+    return b64decode(told["avro_base64"]) if "avro_base64" in told else bytes.fromhex(told["avro"])
 
 
 def recorded_oid(schema: Schema) -> int | None:
@@ -65,7 +73,8 @@ def _row_fields(schema: Schema) -> list[Schema]:
     return []
 
 
-def _facts(told: Schema) -> TypeFacts:
+def _facts(told: Schema, labels: dict[int, tuple[str, ...]]) -> TypeFacts:
+    """`labels`: those of the types that came before; they are written once."""
     base, element = told.get("base"), told.get("element")
     return TypeFacts(
         oid=told["oid"],
@@ -73,11 +82,13 @@ def _facts(told: Schema) -> TypeFacts:
         name=told["name"],
         kind=Kind(told.get("kind", Kind.BASE.value)),
         delimiter=";" if told["oid"] == _BOX_OID else ",",
-        element=None if element is None else _facts(element),
-        base=None if base is None else _facts(base),
+        base=None if base is None else _facts(base, labels),
+        element=None if element is None else _facts(element, labels),
         base_typmod=-1 if base is None else base["typmod"],
-        labels=tuple(told.get("labels", ())),
-        attributes=tuple(Attribute(a["attribute"], _facts(a), a["typmod"]) for a in told.get("attributes", ())),
+        labels=labels.setdefault(told["oid"], tuple(told["labels"]))
+        if "labels" in told
+        else labels.get(told["oid"], ()),
+        attributes=tuple(Attribute(a["attribute"], _facts(a, labels), a["typmod"]) for a in told.get("attributes", ())),
     )
 
 

@@ -94,6 +94,10 @@ class MirrorError(ConsumerError):
     """The mirror's target is not what the mirror left there, or cannot take a change."""
 
 
+class JavaUnusable(ConsumerError):
+    """Spark cannot start with this Java, or there is none."""
+
+
 class BatchInterrupted(ConsumerError):
     """The query was stopped during this batch, which the next query repeats.
 

@@ -115,6 +115,17 @@ def file_names(spark: SparkSession, location: str) -> list[str]:
     return re.findall(r"/([^/,)]+)[,)]", listed)
 
 
+def file_text(spark: SparkSession, location: str) -> str:
+    """Of a small file."""
+    path, files = hadoop_path(spark, location)
+    stream = files.open(path)
+    try:
+        found: str = java_class(spark, "org.apache.commons.io.IOUtils").toString(stream, "UTF-8")
+        return found
+    finally:
+        stream.close()
+
+
 def cloned(spark: SparkSession) -> SparkSession:
     """With the same settings, and its own from now on."""
     return SparkSession(spark.sparkContext, java_session(spark).cloneSession())

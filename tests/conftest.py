@@ -28,7 +28,7 @@ import structlog
 from xdist.remote import Producer
 
 from gateway.local import Kafka, Postgres, Registry
-from gateway.local.binaries import OLDEST_VERSION
+from gateway.local.binaries import NEWEST_VERSION, OLDEST_VERSION
 from gateway.local.java import java_version
 from tests import quick_java
 from tests.distribution import KindsInFewProcesses, in_order
@@ -128,7 +128,7 @@ async def start_postgres() -> AsyncIterator[Callable[..., Awaitable[Postgres]]]:
     """`await start_postgres(version=16, settings={...})`: a server that ends with the test."""
     servers: list[Postgres] = []
 
-    async def start(version: int = 18, **options: Any) -> Postgres:
+    async def start(version: int = NEWEST_VERSION, **options: Any) -> Postgres:
         options["settings"] = {**TEST_SETTINGS, **options.get("settings", {})}
         server = Postgres(version, **options)
         servers.append(server)

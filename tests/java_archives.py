@@ -18,7 +18,7 @@ from gateway.local.java import java
 from gateway.local.kafka import QUICK_START
 from spark_consumer.jobs.session import local_session
 from spark_consumer.mirror import versions
-from spark_consumer.mirror.merge_batch import Mirror
+from spark_consumer.mirror.append_batch import AppendingMirror
 from spark_consumer.reader.registry import Registry as SchemaRegistry
 from spark_consumer.reader.registry import SchemaCache
 from tests.quick_java import ARCHIVES, FOLDER, JAVA, JAVA_HOME, MAKES, SOURCES, home
@@ -64,7 +64,7 @@ def _session(folder: str) -> Any:
 
 def _mirror(spark: Any, folder: str, bootstrap_servers: str, registry_url: str) -> None:
     feeder = Feeder(bootstrap_servers, registry_url, "archives")
-    mirror = Mirror(f"{folder}/mirror", SchemaCache(SchemaRegistry({"url": registry_url})))
+    mirror = AppendingMirror(f"{folder}/mirror", SchemaCache(SchemaRegistry({"url": registry_url})), merge_every_s=0.0)
     items = feeder.table(ITEMS)
     for number in range(2):
         transaction = feeder.begin()

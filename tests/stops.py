@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.errors import StopForOperator
-from gateway.postgres.errors import _TABLE
+from gateway.startup.sqlstates import TABLE
 
 ROOT: Final = Path(__file__).parents[1]
-_ROOMS: Final = (
-    *("judgement", "service", "replication", "kafka", "transactions", "events", "values", "pgoutput", "snapshot"),
-    "operate",
-)
+_OF_COMMANDS: Final = {"main.py", "positions.py", "snapshots.py", "exit_codes.py"}
 _FIRST: Final = "StopForOperator"
 _GAP: Final = "exactly_once/test_repairs.py::test_a_gap_is_accepted_and_marked_and_the_stream_goes_on"
 _ADOPTED: Final = (
@@ -62,6 +59,10 @@ _SPLIT: Final = (
 )
 _UNTRANSLATABLE: Final = "exactly_once/test_ways_on.py::test_text_that_cannot_be_sent_is_given_up"
 _DIALECT: Final = "exactly_once/test_ways_on_debezium.py::test_a_stop_of_the_dialect_is_left_as_the_message_says"
+_PLACES: Final = "exactly_once/test_ways_on_places.py::"
+_FILTER: Final = _PLACES + "test_a_row_filter_that_failed_for_a_row_stops_with_the_way_on"
+_DISAGREED: Final = _PLACES + "test_publications_that_disagreed_for_a_row_stop_with_the_way_on"
+_CRASHES: Final = _PLACES + "test_a_server_that_crashes_at_one_place_stops_with_the_way_on"
 WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/startup/listener_checks.py check_listener", "but kafka.security_protocol"): _CHECK,
     ("gateway/startup/listener_checks.py _login", "does not use SASL"): _CHECK,
@@ -101,7 +102,10 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     + "test_a_topic_that_is_deleted_while_nobody_looks_is_not_created_again_silently",
     ("gateway/kafka/topics.py topic_of_another", ""): _STATE,
     ("gateway/kafka/topics.py refused_topic", "change the setting that the broker rejects"): _STATE,
+    ("gateway/postgres/login.py take_system_roots", ""): _MENDED,
+    ("gateway/postgres/login.py without_authority", ""): _MENDED,
     ("gateway/postgres/start_replication.py pgoutput_options", ""): _OLDER,
+    ("gateway/postgres/authentication.py not_postgresql", ""): _SERVICE,
     ("gateway/runtime/column_rules.py _check_key", ""): _STATE,
     ("gateway/schema_registry.py classified_schema_errors", "UnwritableRelation"): _SKIPPED,
     ("gateway/runtime/session.py _stop_if_again", ""): _KAFKA
@@ -139,15 +143,16 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/config/settings.py _read_secret_files", ""): _MENDED,
     ("gateway/config/settings.py _refuse_unknown_variables", ""): _MENDED,
     ("gateway/postgres/authentication.py _next_message", ""): _SERVICE,
-    ("gateway/postgres/errors.py 08P01", ""): _SERVICE,
-    ("gateway/postgres/errors.py 42601", ""): _UNREPLICATED,
-    ("gateway/postgres/errors.py 22023", ""): _MENDED,
-    ("gateway/postgres/errors.py 22008", ""): _UNPRINTABLE,
-    ("gateway/postgres/errors.py 22P05", ""): _UNTRANSLATABLE,
-    ("gateway/postgres/errors.py 22021", ""): _UNTRANSLATABLE,
+    ("gateway/startup/sqlstates.py 08P01", ""): _SERVICE,
+    ("gateway/startup/sqlstates.py 42601", ""): _UNREPLICATED,
+    ("gateway/startup/sqlstates.py 22023", ""): _MENDED,
+    ("gateway/startup/sqlstates.py 22008", ""): _UNPRINTABLE,
+    ("gateway/startup/sqlstates.py 22P05", ""): _UNTRANSLATABLE,
+    ("gateway/startup/sqlstates.py 22021", ""): _UNTRANSLATABLE,
     ("gateway/postgres/errors.py classify", "is now unusable"): _REFUSED,
     ("gateway/postgres/errors.py classify", "is too large for the server to send"): _REFUSED,
     ("gateway/postgres/login.py check_dsn", ""): _MENDED,
+    ("gateway/postgres/credentials.py check_form", ""): _MENDED,
     ("gateway/postgres/login.py _classified", ""): _MENDED,
     ("gateway/postgres/login.py _unreadable_file", ""): _TLS,
     ("gateway/postgres/login.py unusable_dsn", ""): _MENDED,
@@ -165,6 +170,11 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/kafka/aiokafka_internals.py check_version", ""): _MENDED,
     ("gateway/transactions/machine.py _commit_prepared", ""): _STATE,
     ("gateway/transactions/position.py _not_a_position", ""): _SHARED,
+    ("gateway/startup/standstill.py judge_standstill", "the server has crashed"): _CRASHES,
+    ("gateway/startup/standstill.py judge_standstill", "disagreed about the columns"): _DISAGREED,
+    ("gateway/startup/standstill.py judge_standstill", "the server evaluates row filters"): _FILTER,
+    ("gateway/startup/standstill.py judge_standstill", "a newer minor release of PostgreSQL"): _PLACES
+    + "test_an_internal_error_at_one_place_stops_with_the_way_on",
     ("gateway/snapshot/stored_state.py _decode", ""): _SHARED,
     ("gateway/config/msk_iam.py __init__", ""): _LIBRARY,
 }
@@ -207,7 +217,9 @@ INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
 )
 """Where a message names more than one way on: the tests of the others, where they are not in the same test."""
 
-DEFECTS: Final = frozenset({"Defect", "FrameError", "KeyNotSent", "OutOfOrder", "PgOutputError", "UnreadableSnapshot"})
+DEFECTS: Final = frozenset(
+    {"InternalError", "FrameError", "KeyNotSent", "OutOfOrder", "PgOutputError", "UnreadableSnapshot"}
+)
 """What should never be raised: defects of the gateway, or of what it talks to. Only a repaired version goes on."""
 
 _HEAD: Final = """# Errors with exit code 78
@@ -233,18 +245,24 @@ class Stop:
     hint: str
 
 
+def _is_of_command(path: Path) -> bool:
+    """Whether an error raised there ends a command that the operator has typed, and not the gateway."""
+    return path.parts[0] in ("demo", "local") or path.parts[:2] == ("cli", "tail") or path.name in _OF_COMMANDS
+
+
 @cache
 def stops() -> list[Stop]:
-    files = [path for room in _ROOMS for path in sorted((ROOT / "gateway" / room).glob("*.py"))]
+    gateway = ROOT / "gateway"
+    files = [path for path in sorted(gateway.rglob("*.py")) if not _is_of_command(path.relative_to(gateway))]
     trees = {path: ast.parse(path.read_text("utf-8")) for path in files}
     kinds = _kinds(list(trees.values()))
     return [*_by_sqlstate(), *(stop for path, tree in trees.items() for stop in _of_file(path, tree, kinds))]
 
 
 def _by_sqlstate() -> Iterator[Stop]:
-    for sqlstate, (kind, hint) in _TABLE.items():
-        if issubclass(kind, StopForOperator):
-            yield Stop(f"gateway/postgres/errors.py {sqlstate}", kind.__name__, "{doing}: {said}", hint)
+    for sqlstate, (kind, hint) in TABLE.items():
+        if issubclass(kind, StopForOperator) and len(sqlstate) == 5:
+            yield Stop(f"gateway/startup/sqlstates.py {sqlstate}", kind.__name__, "{doing}: {said}", hint)
 
 
 def _kinds(trees: list[ast.Module]) -> set[str]:

@@ -1,4 +1,4 @@
-"""docs/topics.md shows what the code writes, and names every field; docs/operations.md names every metric."""
+"""docs/topics.md shows what the code writes, and names every field; docs/monitoring.md names every metric."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_every_field_is_named() -> None:
 
 def test_every_metric_is_named() -> None:
     show(StatusBoard())
-    page = _page("operations")
+    page = _page("monitoring")
     named = set(re.findall(r"`(walgate_[a-z_]+)", page))
     exported = {family.name + "_total" * (family.type == "counter") for family in REGISTRY.collect()}
     assert named == exported

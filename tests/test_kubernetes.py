@@ -60,3 +60,17 @@ def test_they_are_what_kubernetes_takes(name: str) -> None:
     except ImportError:
         pytest.skip("kubernetes-validate is not installed (PyPI); the parts were compared without it")
     schemas.validate(manifest(f"{name}.yaml"), schemas.latest_version(), strict=True)
+
+
+def test_the_pods_are_scraped_under_the_name_that_the_rules_expect() -> None:
+    """The Prometheus Operator names a job after the label `jobLabel` of the pods."""
+    component, monitor = manifest("prometheus/kustomization.yaml"), manifest("prometheus/podmonitor.yaml")
+    assert component["kind"] == "Component" and component["resources"] == ["podmonitor.yaml"]
+    template = manifest("deployment.yaml")["spec"]["template"]
+    spec = monitor["spec"]
+    assert spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    rules = (ROOT / "deploy/monitoring/alerts.yml").read_text()
+    assert f'job="{template["metadata"]["labels"][spec["jobLabel"]]}"' in rules
+    (container,) = template["spec"]["containers"]
+    (endpoint,) = spec["podMetricsEndpoints"]
+    assert endpoint["port"] in {port["name"] for port in container["ports"]} and endpoint["path"] == "/metrics"

@@ -19,7 +19,7 @@ PURE_ROOMS = (
     "gateway/snapshot/rules",
     "schemas",
 )
-CLIENTS = {ROOT / "schemas" / "registry_client.py"}
+CLIENTS = {ROOT / "schemas" / name for name in ("registry_client.py", "compatibility_levels.py")}
 FORBIDDEN = {
     *("asyncio", "concurrent", "multiprocessing", "queue", "sched", "threading", "time"),
     *("ftplib", "http", "select", "selectors", "smtplib", "socket", "socketserver", "ssl", "subprocess", "urllib"),

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Final
 
 import asyncpg
@@ -18,7 +19,7 @@ import asyncpg
 from gateway.cli.check_report import Area, CheckResult, outcome_of
 from gateway.config.settings import Settings
 from gateway.errors import WalgateError
-from gateway.kafka.cluster_facts import kafka_facts
+from gateway.kafka.cluster_facts import advertised_addresses, kafka_facts
 from gateway.kafka.durability import Durability, cautions
 from gateway.kafka.listener_probe import probe_listener
 from gateway.kafka.position_topic import read_positions
@@ -27,6 +28,7 @@ from gateway.observe.http_client import ask_status
 from gateway.observe.http_socket import listen
 from gateway.postgres.connection import address_text, connect_replication, connect_sql
 from gateway.postgres.credentials import login_of
+from gateway.postgres.publication import filters_that_can_fail, publication_names
 from gateway.postgres.role import role_facts
 from gateway.postgres.server import load_facts
 from gateway.postgres.wal_retention import holders
@@ -44,7 +46,7 @@ from gateway.startup.position_checks import (
     check_progress,
     position_before_rename,
 )
-from gateway.startup.publication_checks import check_actions
+from gateway.startup.publication_checks import check_actions, excluded_names, some_names
 from gateway.startup.role_checks import RoleFacts, check_role, for_provider
 from gateway.startup.server_checks import check_left_behind, check_slot_capacity
 from gateway.startup.start import check_without_position
@@ -74,7 +76,8 @@ class _Check:
         await self._postgresql()
         kafka = await self._kafka()
         await self._registry()
-        if kafka is not None and self._facts is not None and self._registry_answers:
+        is_primary = self._facts is not None and not self._facts.server.in_recovery
+        if kafka is not None and is_primary and self._registry_answers:
             await self._position(kafka)
         return self._checked
 
@@ -121,18 +124,24 @@ class _Check:
 
     async def _look(self, sql: asyncpg.Connection) -> Facts:
         source = self._settings.source
-        return await load_facts(sql, source.slot, source.publications, self._next_moment())
+        return await load_facts(
+            sql, source.slot, source.publications, self._next_moment(), excluded=source.excluded_tables
+        )
 
     async def _postgresql(self) -> None:
         try:
             async with self._sql() as sql:
-                role = await role_facts(sql, self._settings.source.publications)
+                role = await role_facts(
+                    sql, self._settings.source.publications, excluded=self._settings.source.excluded_tables
+                )
                 # What is wrong with the role explains why the rest fails.
                 self._add("postgresql", check_role(role, takes_snapshots=self._settings.takes_snapshots), role.provider)
                 facts = self._facts = await self._look(sql)
                 self._say_server(sql, facts, role)
                 report = check_without_position(facts, self._expected)
+                await self._suggest_publications(sql, report.errors)
                 self._add("postgresql", (*report.errors, *report.warnings, *check_actions(facts)), role.provider)
+                self._add("postgresql", await filters_that_can_fail(sql, facts.publications), role.provider)
                 if facts.slot is None:
                     self._add("postgresql", check_slot_capacity(facts), role.provider)
                     await self._holders(sql)
@@ -140,10 +149,27 @@ class _Check:
                     self._ok(
                         "postgresql", f"slot {facts.slot.name} is confirmed up to {facts.slot.confirmed_flush_lsn}"
                     )
-                if role.may_replicate and not role.is_pooled and facts.server.wal_level == "logical":
+                if role.may_replicate and not role.is_pooled and facts.server.decodes:
                     await self._replication(facts)
         except WalgateError as error:
             self._add("postgresql", [error])
+
+    async def _suggest_publications(self, sql: asyncpg.Connection, errors: Iterable[WalgateError]) -> None:
+        """For a publication that is missing: a name that is nearly the same, or another database, may be meant."""
+        assert self._facts is not None
+        missing = [name for name in self._settings.source.publications if name not in self._facts.publications]
+        if not missing:
+            return
+        names = {name.lower(): name for name in await publication_names(sql)}
+        for name in missing:
+            near = get_close_matches(name.lower(), names, 1)
+            suggestion = f"did you mean {names[near[0]]}? " if near else ""
+            if not names:
+                database = self._facts.server.database
+                suggestion = f"database {database} has no publication at all: is it the right one? "
+            for error in errors:
+                if error.message == f"publication {name} does not exist":
+                    error.hint = suggestion + error.hint
 
     def _say_server(self, sql: asyncpg.Connection, facts: Facts, role: RoleFacts) -> None:
         at = address_text(sql)
@@ -154,6 +180,12 @@ class _Check:
         tables = {r.relation_oid for p in facts.publications.values() for r in p.relations}
         if tables:
             self._ok("postgresql", f"{counted(len(tables), 'table')} published by {', '.join(facts.publications)}")
+        excluded = excluded_names(facts)
+        if excluded:
+            self._ok(
+                "postgresql",
+                f"{counted(len(excluded), 'published table')} left out by source.excluded_tables: {some_names(excluded)}",
+            )
 
     async def _holders(self, sql: asyncpg.Connection) -> None:
         """The creation of the slot waits for every transaction that has written."""
@@ -223,16 +255,12 @@ class _Check:
             own.append(SNAPSHOT_TOPIC)
         tables = [topics.possible_names(relation)[0] for relation in self._relations()]
         try:
-            facts, advertised = await kafka_facts(
-                kafka, expected, [*own, *tables], [*own, *tables[:1]], topics.new_topic
-            )
+            if not await self._advertised(addresses, expected):
+                return None
+            facts = await kafka_facts(kafka, expected, [*own, *tables], [*own, *tables[:1]], topics.new_topic)
         except WalgateError as error:
             self._add("kafka", [error])
             return None
-        for address in advertised:
-            if address not in addresses:
-                listener = await probe_listener(address, kafka, advertised=True)
-                self._add("kafka", check_listener(listener, expected))
         for check in (check_refusals, check_brokers, check_topics):
             self._add("kafka", check(facts, expected))
         self._add("kafka", cautions(_durability(facts), facts.broker_count))
@@ -241,6 +269,15 @@ class _Check:
             "kafka", f"{counted(facts.broker_count, 'broker')}; {len(known)} of {len(own) + len(tables)} topics exist"
         )
         return facts
+
+    async def _advertised(self, addresses: list[str], expected: KafkaExpected) -> bool:
+        """All further requests go to the addresses that the brokers advertise. False where none of them can be used."""
+        advertised = await advertised_addresses(self._settings.kafka)
+        usable = [address in addresses for address in advertised]
+        for address in (address for address in advertised if address not in addresses):
+            listener = await probe_listener(address, self._settings.kafka, advertised=True)
+            usable.append(self._add("kafka", check_listener(listener, expected)))
+        return any(usable)
 
     def _relations(self) -> list[tuple[str, str]]:
         if self._facts is None:

@@ -34,6 +34,11 @@ app = typer.Typer(
 
 log = structlog.get_logger()
 
+RUN, INSPECT, REPAIR = "Run", "Inspect", "Repair: after a stop, a gap or a quarantine"
+CONSUME, TRY = "Consume: Spark and Delta", "Try"
+PANELS = (RUN, INSPECT, REPAIR, CONSUME, TRY)
+"""Groups of commands in the help, in their order."""
+
 _SPARK_MODULES = ("pyspark", "delta", "pyarrow", "confluent_kafka")
 SPARK_JOBS = {
     **dict.fromkeys(("mirror", "merge", "consume"), _SPARK_MODULES),
@@ -54,7 +59,7 @@ def _everywhere(
     pass
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def run(
     config: ConfigOption = None,
     log_format: Annotated[
@@ -80,37 +85,52 @@ def run(
         raise SystemExit(exit_code(error)) from None
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    rich_help_panel=CONSUME,
+)
 def mirror(context: typer.Context) -> None:
     """Rebuild the tables in Delta from the topics (Spark). `walgate mirror --help` lists the options."""
     _run_spark_job("mirror", context.args)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    rich_help_panel=CONSUME,
+)
 def merge(context: typer.Context) -> None:
     """Merge appended changes into the tables of a mirror (Spark). `walgate merge --help` lists the options."""
     _run_spark_job("merge", context.args)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    rich_help_panel=CONSUME,
+)
 def consume(context: typer.Context) -> None:
     """Append every committed change to a changelog (Spark). `walgate consume --help` lists the options."""
     _run_spark_job("consume", context.args)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    rich_help_panel=CONSUME,
+)
 def dump(context: typer.Context) -> None:
     """Write the rows of a local mirror, without Spark. `walgate dump --help` lists the options."""
     _run_spark_job("dump", context.args)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+@app.command(
+    rich_help_panel=INSPECT,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
 def versions(context: typer.Context) -> None:
     """List the versions of a local mirror, or print one as SQL. `walgate versions --help` lists the options."""
     _run_spark_job("versions", context.args)
 
 
-@app.command()
+@app.command(rich_help_panel=INSPECT)
 def tail(
     config: ConfigOption = None,
     publications: Annotated[
@@ -175,7 +195,7 @@ def tail(
             )
 
 
-@app.command()
+@app.command(rich_help_panel=INSPECT)
 def decode(
     sources: Annotated[
         list[str] | None,
@@ -201,7 +221,7 @@ def decode(
         )
 
 
-@app.command()
+@app.command(rich_help_panel=TRY)
 def demo(
     seconds: Annotated[float, typer.Option(min=5, help="How long the workload runs.")] = 30.0,
     seed: Annotated[int, typer.Option(help="The same seed produces the same workload.")] = 1,
@@ -218,11 +238,11 @@ def demo(
     raise SystemExit(run_demo(seconds=seconds, seed=seed, keep=keep, kill_gateway=kill_gateway))
 
 
-app.add_typer(snapshot_app, name="snapshot")
-app.command()(verify)
+app.add_typer(snapshot_app, name="snapshot", rich_help_panel=RUN)
+app.command(rich_help_panel=INSPECT)(verify)
 
 
-@app.command()
+@app.command(rich_help_panel=INSPECT)
 def health(config: ConfigOption = None) -> None:
     """Ask a running gateway whether it is streaming. Exit code 0, or 1 with the reason. Needs only http.port."""
     try:
@@ -236,7 +256,7 @@ def health(config: ConfigOption = None) -> None:
     raise SystemExit(EXIT_FAILURE if waiting_for else 0)
 
 
-@app.command()
+@app.command(rich_help_panel=INSPECT)
 def check(
     config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
@@ -256,7 +276,7 @@ def check(
     raise SystemExit(report.exit_code(checked))
 
 
-@app.command()
+@app.command(rich_help_panel=INSPECT)
 def status(
     config: ConfigOption = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every 2 s, until Ctrl-C.")] = False,
@@ -277,13 +297,16 @@ def status(
 
 
 for each in (skip, readmit, accept_gap, adopt):
-    app.command()(each)
+    app.command(rich_help_panel=REPAIR)(each)
 
 
-@app.command()
+@app.command(rich_help_panel=INSPECT)
 def version() -> None:
     """Print the version, and whether this build is compiled."""
     _print_version(True)
+
+
+app.registered_commands.sort(key=lambda registered: PANELS.index(str(registered.rich_help_panel)))
 
 
 def _print_version(wanted: bool) -> None:

@@ -15,6 +15,7 @@ from gateway.cli import exit_codes
 from gateway.cli.exit_codes import EXIT_CONFIGURATION, ConfigOption
 from gateway.config.settings import load_settings
 from gateway.errors import StopForOperator, WalgateError
+from gateway.names import is_table
 from gateway.observe.logs import set_up_logs
 
 if TYPE_CHECKING:
@@ -146,6 +147,13 @@ def _send_command(config: Path | None, command: str, tables: Sequence[str] = (),
         except InvalidCommand as error:
             raise StopForOperator(f"snapshot {command}: {error}") from None
         login = login_of(settings.source)
+        patterns = settings.source.excluded_tables
+        if excluded := [table for table in tables if is_table(table, patterns)]:
+            raise StopForOperator(
+                f"snapshot {command}: left out by source.excluded_tables: {', '.join(excluded)}",
+                hint="to read and send these tables, set source.excluded_tables to patterns that do not match them, and restart "
+                "the gateway",
+            )
         if tables and (unknown := asyncio.run(unpublished(login, settings.source.publications, tables))):
             near = [name for name in unknown.values() if name]
             meant = f"did you mean {', '.join(near)}? " if near else ""

@@ -11,9 +11,10 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from gateway.cli.check import run_check
 from gateway.cli.status_text import UNKNOWN, render
 from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import Settings
@@ -46,20 +47,33 @@ _LISTED_TABLES: Final = 20
 WATCH_S: Final = 2.0
 
 
-async def load_status(settings: Settings) -> dict[str, Any]:
-    """The fields of `Snapshot`, and `asked`: "gateway", or "services" where no gateway answers."""
+async def load_status(settings: Settings, *, with_obstacles: bool = False) -> dict[str, Any]:
+    """The fields of `Snapshot`, and `asked`: "gateway", or "services" where no gateway answers.
+
+    `obstacles`: where no gateway runs and `with_obstacles`, what would keep one from starting, as `walgate check` finds it; None:
+    not looked for.
+    """
     port = settings.http.port
     if port:
         found = await asyncio.to_thread(ask_status, settings.http.host, port)
         if found is not None:
-            return {**found, "asked": "gateway"}
-    return {**(await _ask_servers(settings)), "asked": "services"}
+            return {**found, "asked": "gateway", "obstacles": None}
+    of_servers = await _ask_servers(settings)
+    runs = of_servers["waiting_for"].startswith(UNKNOWN)
+    answer = all(part["up"] for part in of_servers["parts"])
+    obstacles = await _obstacles(settings) if with_obstacles and answer and not runs else None
+    return {**of_servers, "asked": "services", "obstacles": obstacles}
+
+
+async def _obstacles(settings: Settings) -> list[dict[str, Any]]:
+    """What ended the gateway, as far as it lasts; a row that cannot be sent is only in its log."""
+    return [asdict(found) for found in await run_check(settings) if found.outcome in ("waits", "stops")]
 
 
 def show_status(settings: Settings, *, watch: bool, as_json: bool) -> int:
     """Print it, with `watch` again and again; the exit code."""
     while True:
-        now = asyncio.run(load_status(settings))
+        now = asyncio.run(load_status(settings, with_obstacles=not watch))
         if as_json:
             print(json.dumps(now), flush=True)
         else:
@@ -108,7 +122,8 @@ async def _ask_postgresql(settings: Settings, board: StatusBoard) -> list[tuple[
             if slot is not None and slot.restart_lsn:
                 board.held = wal_held(slot, max(lsn - slot.restart_lsn, 0), 0.0, settings.source.wal_budget_bytes)
             board.blockers = await holders(sql, settings.source.slot)
-            tables = await published_tables(sql, settings.source.publications, _LISTED_TABLES)
+            source = settings.source
+            tables = await published_tables(sql, source.publications, _LISTED_TABLES, excluded=source.excluded_tables)
         finally:
             sql.terminate()
         board.part_is_up("postgresql", address)

@@ -7,10 +7,16 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from gateway.observe.status import TITLES
+from gateway.startup.synchronous_standby import WAITED_FOR
 from schemas.lsn import Lsn
 
 UNKNOWN: Final = "state unknown"
 _LISTED: Final = 12
+_LOG: Final = (
+    "if it ended by itself, the last lines of its log say why (after exit code 78, an operator must make a decision)"
+)
+_TOLD_S: Final = 3600.0
+"""So long an error that is over is shown."""
 
 
 def render(now: Mapping[str, Any]) -> str:
@@ -19,12 +25,10 @@ def render(now: Mapping[str, Any]) -> str:
 
 def _lines(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "gateway", _state(now)
+    yield from _obstacles(now)
     error = now["last_error"]
     if error:
-        is_over = now["state"] == "streaming" and now["since"] > error["time"]
-        yield "last error", f"{error['kind']} at {_clock(error['time'])}{' (over)' * is_over}: {error['message']}"
-        if error["hint"] and not is_over:
-            yield "", error["hint"]
+        yield from _last_error(error, now["time"])
     for part in now["parts"]:
         yield TITLES[part["name"]].removeprefix("the schema "), _part(part, now["time"])
         if part["hint"] and not part["up"]:
@@ -60,8 +64,35 @@ def _state(now: Mapping[str, Any]) -> str:
     since = now["waiting_since"]
     if waiting_for.startswith(UNKNOWN):
         return f"{waiting_for}; {of}"
+    if now["state"] == "down":
+        return f"NOT RUNNING: {waiting_for.removeprefix('a gateway: ')}; {of}"
     for_s = f" (for {_span(now['time'] - since)})" if since is not None and now["asked"] == "gateway" else ""
     return f"WAITING for {waiting_for}{for_s}; {of}"
+
+
+def _obstacles(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Why it does not run, where that was looked for."""
+    obstacles = now.get("obstacles")
+    if obstacles is None:
+        return
+    for obstacle in obstacles:
+        yield "would stop" if obstacle["outcome"] == "stops" else "would wait", obstacle["message"]
+        yield from (("", line) for line in obstacle["remedy"].splitlines())
+    if not obstacles:
+        yield "", f"walgate check finds nothing that keeps it from starting: {_LOG}"
+
+
+def _last_error(error: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
+    """One that is over for long is only in the log and on the page."""
+    over_since = error["over_since"]
+    if over_since is None:
+        yield "last error", f"{error['kind']} at {_clock(error['time'])}: {error['message']}"
+        if error["times"] > 1:
+            yield "", f"{error['times']} times since {error['since']} at the resume LSN {Lsn(error['resume_lsn'])}"
+        if error["hint"]:
+            yield "", error["hint"]
+    elif now - over_since < _TOLD_S:
+        yield "last error", f"over since {_clock(over_since)}: {error['message']}"
 
 
 def _part(part: Mapping[str, Any], now: float) -> str:
@@ -98,6 +129,11 @@ def _wal(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         return
     used = f"read by process {slot['active_pid']}" if slot["active_pid"] else "NOT IN USE"
     yield "slot", f"{slot['name']}: {used}, {slot['wal_status'] or '?'}, confirmed {Lsn(slot['confirmed_flush_lsn'])}"
+    state = slot.get("sync_state", "")
+    if state not in ("", "async"):
+        waits = "waits" if state in WAITED_FOR else "may have to wait"
+        yield "", f"SYNCHRONOUS STANDBY ({state}): each COMMIT of every database {waits} until Kafka has its changes"
+        yield "", "change synchronous_standby_names: walgate check prints the statement"
     if wal is None:
         return
     rate = wal["bytes_per_s"]
@@ -147,7 +183,8 @@ def _mirrors(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 f"tables: {each['stale_tables']} not up to date, {each['filling_tables']} with an unfinished snapshot",
             )
         if each["last_error"]:
-            yield "", f"last error at {_clock(each['last_error_time'])}: {each['last_error']}"
+            is_over = " (over)" if each["up"] and each["state"] == "running" else ""
+            yield "", f"last error at {_clock(each['last_error_time'])}{is_over}: {each['last_error']}"
 
 
 def _mirror_state(mirror: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -170,12 +207,9 @@ def _mirror_lag(mirror: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def _quarantine(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for each in now["quarantined"][:_LISTED]:
         yield "quarantine", f"{each['table']}, since {Lsn(each['since_lsn'])}: {each['reason']}"
+        load = f"walgate snapshot start {each['table']}" if now["snapshot"] else "load the table again"
+        yield "", f"once the cause is removed, run walgate readmit {each['table']}, then {load}"
     yield from _more(now["quarantined"])
-    if now["quarantined"]:
-        yield (
-            "",
-            "once the cause is removed, run walgate readmit schema.table, then walgate snapshot start schema.table",
-        )
 
 
 def _snapshot(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -73,7 +73,7 @@ async def verify(
     source = settings.source
     sql = await connect_sql(login_of(source))
     try:
-        facts = await load_facts(sql, source.slot, source.publications, 0)
+        facts = await load_facts(sql, source.slot, source.publications, 0, excluded=source.excluded_tables)
     finally:
         sql.terminate()
     tables = choose_tables(facts.publications, patterns)

@@ -30,7 +30,8 @@ from gateway.errors import StopForOperator
 _NO_SETTINGS: Final = frozenset(
     PREFIX + name
     for name in (
-        *("CACHE", "COMPILE", "FAILPOINTS", "JAVA_HOME", "PASSWORD", "PROJECT_URL", "REPOSITORY"),
+        *("CACHE", "COMPILE", "FAILPOINTS", "JAVA_HOME", "PASSWORD", "POSTGRES", "PROJECT_URL"),
+        "REPOSITORY",
         *("SPARK_JARS", "SPARK_SETUP"),
         *("CHAOS_S", "EXAMPLES", "FUZZ_INPUTS", "FUZZ_SEED", "TEST_SEED"),
     )
@@ -169,7 +170,7 @@ class TableErrors(Section):
 
 
 class ErrorSettings(Section):
-    """What happens if a row or a schema change cannot be written (docs/operations.md)."""
+    """What happens if a row or a schema change cannot be written (docs/quarantine.md)."""
 
     on_error: Literal["stop", "quarantine"] = Field(
         default="stop",

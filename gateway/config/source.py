@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from gateway.config.section import Names, Section
 from gateway.names import IDENTIFIER_RULE, SLOT_RULE, is_identifier, is_slot
+
+EXCLUDED_BY_DEFAULT: Final = ("repack.*", "squeeze.*", "pgroll.*", "_timescaledb_internal.*")
+"""pg_repack, pg_squeeze and pgroll keep copies and logs of other tables there; TimescaleDB keeps the chunks of hypertables."""
 
 
 class SourceSettings(Section):
@@ -28,6 +31,13 @@ class SourceSettings(Section):
     )
     slot: str = Field(default="walgate", description="Replication slot. It is created on the first start.")
     publications: Names = Field(default=("walgate",), description="Publications. They must exist.")
+    excluded_tables: Names = Field(
+        default=EXCLUDED_BY_DEFAULT,
+        description="Published tables that are left out: `schema.table`, or `table` in any schema, with `*` and `?`. "
+        "Their changes are counted, but not written to Kafka. They get no topic, and their rows are not read. The default has "
+        "the schemas of tools that copy or rebuild tables. Rows of TimescaleDB's hypertables are in `_timescaledb_internal`: "
+        "to send them, set a list without it.",
+    )
     adopt_slot: bool = Field(default=False, description="Use an existing slot although no resume LSN is stored for it.")
     two_phase: bool = Field(
         default=False,

@@ -124,7 +124,8 @@ def adjusted_name(name: str) -> str:
 
 
 def _namespace(topic: str) -> str:
-    return ".".join(adjusted_name(part) for part in topic.split("."))
+    """Avro allows no empty part, which a table has that is named `.`, or has two dots in a row."""
+    return ".".join(adjusted_name(part) or "_" for part in topic.split("."))
 
 
 def envelope_schema(relation: ConnectRelation, topic: str, *, adjusts_names: bool = True) -> Schema:

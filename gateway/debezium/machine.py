@@ -46,6 +46,7 @@ from gateway.transactions.transaction import (
     OWN_PREFIXES,
     ChangeObserver,
     ExcludedMessage,
+    ExcludedTable,
     MessageTopic,
     Prepared,
     RelationVersion,
@@ -255,11 +256,13 @@ class DebeziumMachine(TransactionMachine):
         row = position + 5
         relation_oid: int = read_i32_be(data, row - 4)
         relation_oid &= _UNSIGNED
-        if self._tracks:
-            self._track(transaction, relation_oid, data, row, end, change_lsn)
         version = self.versions.get(relation_oid)
         if version is None or self._refused:
+            if self._leaves_out(transaction, relation_oid):
+                return
             version = self._debezium_version(relation_oid)
+        if self._tracks:
+            self._track(transaction, relation_oid, data, row, end, change_lsn)
         if not transaction.ordinal & _TICK:
             self._refresh(source)
         kind = data[position]
@@ -337,6 +340,11 @@ class DebeziumMachine(TransactionMachine):
     def pending_marker_count(self) -> int:
         return int(self._owes)
 
+    def announce(self, relation_oid: int, subxid: int | None, version: RelationVersion | ExcludedTable) -> None:
+        super().announce(relation_oid, subxid, version)
+        if isinstance(version, ExcludedTable):
+            self.versions.pop(relation_oid, None)
+
     def take_markers(self) -> list[Marker]:
         self._owes = False
         return []
@@ -402,7 +410,8 @@ class DebeziumMachine(TransactionMachine):
 
     def _truncate(self, message: Truncate, change_lsn: int) -> None:
         transaction = self._demand_transaction("Truncate")
-        for relation_oid in message.relation_oids if self._tracks else ():
+        kept = [oid for oid in message.relation_oids if not self._leaves_out(transaction, oid)]
+        for relation_oid in kept if self._tracks else ():
             changes = (self._active.get(relation_oid) or self._activate(relation_oid)).changes
             if changes is not None:
                 changes.enter(transaction)
@@ -413,7 +422,7 @@ class DebeziumMachine(TransactionMachine):
             return
         assert self._source is not None
         self._refresh(self._source)
-        for relation_oid in message.relation_oids:
+        for relation_oid in kept:
             version = self._debezium_version(relation_oid)
             block = self._block(transaction, version.collection)
             version.outlet.append_hashed(None, version.encoder.truncate(self._source, change_lsn, block))

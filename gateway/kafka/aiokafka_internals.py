@@ -28,8 +28,9 @@ Why each is there, and what would make it unnecessary:
   waits for any more are logged as errors. Unnecessary with a `send_batch` that only queues, and a `close` that gives up.
 * `record_appender`, `end_batch`. `BatchBuilder.append` costs 0.6 us a record more than the C builder behind it. Unnecessary
   when it takes positional arguments and does not call a serializer that is not there.
-* `Admin`. aiokafka's creates the topics that it is asked to describe, and can ask neither where partitions end nor whether we may
-  write to a topic. Unnecessary with an option for the first, `list_offsets` (KIP-396), and the allowed operations (KIP-430).
+* `Admin`. aiokafka's asks one broker at random and fails where that one is out of reach, creates the topics that it is asked to
+  describe, and can ask neither where partitions end nor whether we may write to a topic. Unnecessary with requests to any broker
+  that answers, an option for the second, `list_offsets` (KIP-396), and the allowed operations (KIP-430).
 * `Consumer.partitions_below`. aiokafka's `topics` reads the partitions of all topics too, and drops them; `partitions_for_topic`
   knows those of topics that are read. Unnecessary when `topics` keeps them. And all clients are to be a `Client`.
 """
@@ -54,7 +55,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.conn import AIOKafkaConnection, CloseReason
-from aiokafka.errors import KafkaConnectionError, KafkaError, SaslAuthenticationFailed
+from aiokafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError, SaslAuthenticationFailed
 from aiokafka.producer.sender import BACKOFF_OVERRIDE, AddPartitionsToTxnHandler, EndTxnHandler, Sender
 from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.protocol.admin import SaslAuthenticateRequest, SaslHandShakeRequest
@@ -239,6 +240,15 @@ class TlsRefused(KafkaError):  # type: ignore[misc]
     """The connection ended while TLS was begun on it."""
 
 
+class AdvertisedUnreachable(NodeNotReadyError):  # type: ignore[misc]
+    """Brokers that a first request named do not take connections. `errors`: what happened at each `host:port` that they
+    advertise."""
+
+    def __init__(self, errors: Mapping[str, BaseException]) -> None:
+        self.errors = dict(errors)
+        super().__init__("; ".join(f"{address}: {_words(error)}" for address, error in sorted(errors.items())))
+
+
 def _words(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {CONNECT_TIMEOUT_S:.0f} s"
@@ -253,7 +263,9 @@ async def first_to_succeed(attempts: Sequence[Callable[[], Coroutine[Any, Any, T
     try:
         while left or running:
             if left:
-                running.add(asyncio.create_task(left.pop()()))
+                attempt = asyncio.create_task(left.pop()())
+                attempt.add_done_callback(_mark_retrieved)  # of those that end together, one result is taken
+                running.add(attempt)
             done, running = await asyncio.wait(
                 running, timeout=stagger_s if left else None, return_when=asyncio.FIRST_COMPLETED
             )
@@ -265,7 +277,6 @@ async def first_to_succeed(attempts: Sequence[Callable[[], Coroutine[Any, Any, T
         return None
     finally:
         for task in running:
-            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             task.cancel()
 
 
@@ -355,10 +366,13 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
                     self._conns.pop(place, None)
                     self._conns[place] = await self._connect(broker.host, broker.port, self._on_connection_closed)
             self._suspects.pop(node_id, None)
+            self._refusals.pop(node_id, None)
             return self._conns[place]
         except (KafkaError, OSError, TimeoutError, WalgateError) as error:
             log.debug("no_connection", broker=node_id, reason=_words(error))
             self._suspects[node_id] = time.monotonic()
+            if broker is not None:
+                self._refusals[node_id] = (f"{broker.host}:{broker.port}", error)
             self.force_metadata_update()
             return None
 
@@ -377,6 +391,35 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         """Brokers that did not take a connection, and when."""
         suspects: dict[Any, float] = self.__dict__.setdefault("_own_suspects", {})
         return suspects
+
+    @property
+    def _refusals(self) -> dict[Any, tuple[str, BaseException]]:
+        """The address that a broker advertises, and why the last connection to it failed."""
+        refusals: dict[Any, tuple[str, BaseException]] = self.__dict__.setdefault("_own_refusals", {})
+        return refusals
+
+    async def send(self, node_id: Any, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:
+        """aiokafka would say no more than the number of the broker. Raises AdvertisedUnreachable."""
+        try:
+            return await super().send(node_id, request, group=group)
+        except NodeNotReadyError:
+            if node_id not in self._refusals:
+                raise
+            address, error = self._refusals[node_id]
+            raise AdvertisedUnreachable({address: error}) from error
+
+    def silence(self) -> KafkaError:
+        """The error to raise where no broker answers."""
+        return (
+            AdvertisedUnreachable(dict(self._refusals.values()))
+            if self._refusals
+            else KafkaConnectionError("no broker answers")
+        )
+
+    @property
+    def addresses(self) -> list[str]:
+        """Those that the brokers advertise."""
+        return sorted(f"{broker.host}:{broker.port}" for broker in self.cluster.brokers())
 
     def _brokers(self) -> list[Any]:
         """In random order, those that are suspected last."""
@@ -448,7 +491,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             found = ClusterMetadata()
             answer = await self._ask_any(request)
             if answer is None:
-                raise KafkaConnectionError("no broker answers")
+                raise self.silence()
             found.update_metadata(answer)
             self.cluster._partitions.update(found._partitions)
 
@@ -520,11 +563,25 @@ class Admin(AIOKafkaAdminClient):  # type: ignore[misc]
         """Of those that were alive when the metadata were last read."""
         return len(self._client.cluster.brokers())
 
+    @property
+    def addresses(self) -> list[str]:
+        """Those that the brokers advertise to clients, by the answer to the first request."""
+        addresses: list[str] = self._client.addresses
+        return addresses
+
+    async def _send_request(self, request: Any, node_id: Any = None) -> Any:
+        """Where no broker is named, the answer of the first one that gives one: aiokafka asks one at random, and a start with a
+        broker out of reach would fail a time in three, again and again."""
+        if node_id is not None:
+            return await super()._send_request(request, node_id)
+        answer = await self._client._ask_any(request)
+        if answer is None:
+            raise self._client.silence()
+        return answer
+
     async def metadata(self, topics: list[str]) -> list[dict[str, Any]]:
         """What a broker says of these topics, fields named as in Kafka's protocol; none is created."""
-        answer = await self._client._ask_any(MetadataRequest(topics, allow_auto_topic_creation=False))
-        if answer is None:
-            raise KafkaConnectionError("no broker answers")
+        answer = await self._send_request(MetadataRequest(topics, allow_auto_topic_creation=False))
         found: list[dict[str, Any]] = answer.to_object()["topics"]
         return found
 

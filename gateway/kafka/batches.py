@@ -260,7 +260,7 @@ class TopicSink:
             f"a row of {self.owner} {what}, but kafka.max_record_bytes allows at most {self._writer.max_record_bytes} bytes "
             f"in {self.topic}",
             hint="raise kafka.max_record_bytes and the topic's max.message.bytes (beyond 100 MB also the brokers' "
-            f"socket.request.max.bytes) above {size}, then restart the gateway: nothing was skipped",
+            f"socket.request.max.bytes) above {size}, and restart the gateway",
         )
 
     def append_everywhere(self, value: bytes, manifest: Manifest | None) -> None:

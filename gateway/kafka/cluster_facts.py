@@ -24,16 +24,25 @@ _AUTHORIZATION: Final = {29: "Topic", 31: "Cluster", 53: "TransactionalId"}
 T = TypeVar("T")
 
 
+async def advertised_addresses(settings: KafkaSettings) -> list[str]:
+    """host:port of each broker, as the answer to the first request gives them to clients. Raises WalgateError."""
+    admin = Admin(**settings.client_options(), request_timeout_ms=int(TIMEOUT_S * 1000))
+    try:
+        await _limited(admin.start(), "connecting to Kafka")
+        return admin.addresses
+    finally:
+        await close_with_timeout(admin.close(), STOP_TIMEOUT_S)
+
+
 async def kafka_facts(
     settings: KafkaSettings,
     expected: KafkaExpected,
     topics: Iterable[str],
     new: Iterable[str],
     new_topic: Callable[[str, int], NewTopic],
-) -> tuple[KafkaFacts, tuple[str, ...]]:
-    """Of the brokers and of those `topics` that exist; what would be refused, the creation of those of `new` that do not exist
-    among it, as `new_topic` (name, replication factor) describes them. And the addresses that brokers give to clients. Raises
-    WalgateError."""
+) -> KafkaFacts:
+    """Facts of the brokers and of those `topics` that exist; what would be refused, the creation of those of `new` that do not
+    exist among it, as `new_topic` (name, replication factor) describes them. Raises WalgateError."""
     admin = Admin(**settings.client_options(), request_timeout_ms=int(TIMEOUT_S * 1000))
     try:
         await _limited(admin.start(), "connecting to Kafka")
@@ -58,9 +67,8 @@ async def _look(
     names: list[str],
     new: list[str],
     new_topic: Callable[[str, int], NewTopic],
-) -> tuple[KafkaFacts, tuple[str, ...]]:
+) -> KafkaFacts:
     brokers = (await admin.describe_cluster())["brokers"]
-    addresses = tuple(sorted(f"{broker['host']}:{broker['port']}" for broker in brokers))
     found = await admin.metadata(names)
     refusals = [
         Refused("Describe", facts["topic"], for_code(facts["error_code"]).__name__)
@@ -78,7 +86,7 @@ async def _look(
     refusals += await _would_refuse(admin, [new_topic(name, factor) for name in new if name not in there])
     refusals += await _may_not_write(admin, expected.transactional_id, list(there))
     topics = {name: _topic(facts, configs.get(name, {})) for name, facts in there.items()}
-    return KafkaFacts(len(brokers), of_broker, topics, tuple(refusals)), addresses
+    return KafkaFacts(len(brokers), of_broker, topics, tuple(refusals))
 
 
 def _topic(facts: Mapping[str, Any], config: Mapping[str, str]) -> TopicFacts:

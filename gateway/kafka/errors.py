@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Iterator
 from typing import Final
@@ -23,7 +24,7 @@ from aiokafka.errors import (
 )
 
 from gateway.errors import Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.kafka.aiokafka_internals import AuthenticationRequired, ConnectError, TlsRefused
+from gateway.kafka.aiokafka_internals import AdvertisedUnreachable, AuthenticationRequired, ConnectError, TlsRefused
 
 WRITING: Final = "Write and Describe"
 READING: Final = "Read and Describe"
@@ -31,6 +32,10 @@ CREATING: Final = "Create"
 DESCRIBING: Final = "DescribeConfigs"
 _TLS_ALERT: Final = 0x15
 """The first byte of a TLS server's answer to what is no TLS."""
+ADVERTISED: Final = (
+    "set the broker's advertised.listeners to an address that this host can resolve and reach (or make the name known to this "
+    "host); kafka.bootstrap_servers is used only for the first request"
+)
 _LOGIN: Final = "the listener may require SASL: check kafka.security_protocol and kafka.sasl_mechanism"
 _NO_TLS: Final = (
     "perhaps the listener does not use TLS (check kafka.security_protocol), or it requires a client certificate "
@@ -52,6 +57,8 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
     text = f"{doing}: {said if name in said else f'{name}: {said}'}".rstrip(": ")
     if isinstance(error, ConnectError):
         return _not_connected(error, doing)
+    if isinstance(error, AdvertisedUnreachable):
+        return _not_reached(error, doing)
     if isinstance(error, (MessageSizeTooLargeError, RecordListTooLargeError)):
         return StopForOperator(
             text,
@@ -65,7 +72,7 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
     if isinstance(error, TransactionalIdAuthorizationFailed):
         return RetrySlowly(text, hint="grant Write and Describe on the transactional id (prefix walgate.)")
     if isinstance(error, ClusterAuthorizationFailedError):
-        return RetrySlowly(text, hint="docs/operations.md lists the ACLs that the gateway needs")
+        return RetrySlowly(text, hint="docs/checklist.md lists the ACLs that the gateway needs")
     if isinstance(error, InvalidTransactionTimeout):
         return StopForOperator(
             text, hint="lower kafka.transaction_timeout_s, or raise the broker's transaction.max.timeout.ms"
@@ -100,6 +107,22 @@ def _not_connected(error: ConnectError, doing: str) -> WalgateError:
     if hints:
         return RetrySlowly(text, hint=next(iter(hints)))
     return Retry(text, hint="check that kafka.bootstrap_servers is correct and the broker is running")
+
+
+def _not_reached(error: AdvertisedUnreachable, doing: str) -> WalgateError:
+    """The first request was answered, so kafka.bootstrap_servers is right. A name that cannot be resolved is seldom a broker that
+    is only down."""
+    hints = {hint: None for each in error.errors.values() for cause in _chain(each) if (hint := _diagnosis(cause))}
+    text = f"{doing}: no connection at the address that the brokers advertise to clients: {error}"
+    if hints:
+        return RetrySlowly(text, hint=next(iter(hints)))
+    if any(isinstance(cause, socket.gaierror) for each in error.errors.values() for cause in _chain(each)):
+        return RetrySlowly(text, hint=ADVERTISED)
+    return Retry(
+        text,
+        hint="check that the broker is running. If it is, this host cannot reach the address: "
+        "set the broker's advertised.listeners to one that it can reach",
+    )
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -14,6 +14,7 @@ import struct
 from typing import Final
 
 from gateway.config.kafka import KafkaSettings
+from gateway.names import where_local_is
 from gateway.startup.listener_checks import ListenerFacts
 
 TIMEOUT_S: Final = 5.0
@@ -63,8 +64,8 @@ async def _connects(host: str, port: int) -> tuple[str, str]:
         return "", ""
     except socket.gaierror as error:
         return "dns", str(error)
-    except ConnectionRefusedError as error:
-        return "refused", str(error)
+    except ConnectionRefusedError:
+        return "refused", where_local_is(host)
     except TimeoutError:
         return "timeout", ""
     except OSError as error:

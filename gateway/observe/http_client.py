@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from http.client import HTTPException
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -26,21 +28,33 @@ def probe(host: str, port: int) -> str:
             with urlopen(f"http://{authority(host, port)}/readyz", timeout=PROBE_TIMEOUT_S):
                 return ""
         except HTTPError as error:
-            return str(error.read().decode("utf-8", "replace").strip() or error)
+            with error:
+                return str(error.read().decode("utf-8", "replace").strip() or error)
     except (OSError, HTTPException) as error:
         return f"{host}:{port}: {getattr(error, 'reason', error) or type(error).__name__}"
 
 
+@contextmanager
+def _opened(url: str) -> Iterator[HTTPResponse]:
+    """Close the response also if it is an error, which Python 3.14 complains of otherwise."""
+    try:
+        with urlopen(url, timeout=PROBE_TIMEOUT_S) as answer:
+            yield answer
+    except HTTPError as error:
+        error.close()
+        raise
+
+
 def ask_json(url: str) -> Any:
     """What another program serves there. Raises OSError, HTTPException, ValueError."""
-    with urlopen(url, timeout=PROBE_TIMEOUT_S) as answer:
+    with _opened(url) as answer:
         return json.loads(answer.read(_LARGEST_BYTES))
 
 
 def ask_status(host: str, port: int) -> dict[str, Any] | None:
     """What /status of a running gateway says; None: nobody answers there."""
     try:
-        with urlopen(f"http://{authority(host, port)}/status", timeout=PROBE_TIMEOUT_S) as answer:
+        with _opened(f"http://{authority(host, port)}/status") as answer:
             found = json.load(answer)
             return found if isinstance(found, dict) else None
     except (OSError, HTTPException, ValueError):

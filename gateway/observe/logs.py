@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 import warnings
+from collections import Counter
 from collections.abc import MutableMapping
 from types import TracebackType
 from typing import Any, Final, Literal
@@ -20,6 +22,12 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 _ALWAYS: Final = 2
 """So many of the same are logged one by one."""
+_KINDS: Final = 50
+"""So many different ones are remembered."""
+_AGAIN_S: Final = 60.0
+"""A line of a library is logged once in so long."""
+_SERVICES: Final = {"aiokafka": "kafka", "asyncpg": "postgresql"}
+"""The service that each of these libraries speaks to."""
 
 
 def set_up_logs(log_format: LogFormat, level: LogLevel = "info") -> None:
@@ -38,6 +46,7 @@ def set_up_logs(log_format: LogFormat, level: LogLevel = "info") -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(library_lines)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*first, structlog.stdlib.add_logger_name],
@@ -79,26 +88,85 @@ def _log_defect(kind: type[BaseException], error: BaseException, traceback: Trac
     structlog.get_logger().critical("defect", exc_info=(kind, error, traceback))
 
 
-class RepeatedMessages:
-    """What comes again and again is told ever more seldom: the first times, then at the 4th, 8th, 16th, each with how often and
-    since when."""
+class LibraryLines(logging.Filter):
+    """Folds what the clients of Kafka and PostgreSQL say of their connections: each error is told by the gateway itself, with
+    its cause and its remedy, and while a service is down its client repeats itself many times a second.
+
+    While the gateway's own `service_down` stands, nothing of that service's client is logged; otherwise each line once a minute,
+    at most as a warning, and without a traceback. Only what is neither an error of the service nor of the network is a
+    defect, and logged as it is.
+    """
 
     def __init__(self) -> None:
-        self._what = ""
-        self._times = 0
-        self._since = ""
+        super().__init__()
+        self._down: set[str] = set()
+        self._logged_at: dict[str, float] = {}
+        self._folded: Counter[str] = Counter()
+
+    def service_is_down(self, service: str) -> None:
+        """`service`: as in /status."""
+        self._down.add(service)
+
+    def service_is_up(self, service: str) -> int:
+        """Return how many lines were folded while it was down."""
+        self._down.discard(service)
+        return self._folded.pop(service, 0)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        service = _SERVICES.get(record.name.partition(".")[0])
+        error = record.exc_info[1] if record.exc_info else None
+        if service is None or (error is not None and not _is_of_service(error)):
+            return True
+        if service in self._down:
+            self._folded[service] += 1
+            return False
+        kind, now = f"{record.name} {record.msg}", time.monotonic()
+        if now - self._logged_at.get(kind, -_AGAIN_S) < _AGAIN_S:
+            self._folded[kind] += 1
+            return False
+        self._logged_at[kind] = now
+        _rewrite(record, error, self._folded.pop(kind, 0))
+        return record.levelno >= logging.root.level
+
+
+def _is_of_service(error: BaseException) -> bool:
+    return isinstance(error, (OSError, TimeoutError)) or type(error).__module__.startswith(tuple(_SERVICES))
+
+
+def _rewrite(record: logging.LogRecord, error: BaseException | None, folded: int) -> None:
+    cause = f": {type(error).__name__}: {error}".removesuffix(": ") if error is not None else ""
+    more = f" ({folded} more of these in the meantime)" if folded else ""
+    record.msg, record.args = f"{record.getMessage()}{cause}{more}", ()
+    record.exc_info = record.exc_text = None
+    if record.levelno > logging.WARNING:
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+
+
+library_lines: Final = LibraryLines()
+"""Those of this process."""
+
+
+class RepeatedMessages:
+    """What comes again and again is told ever more seldom: the first times, then at the 4th, 8th, 16th, each with how often and
+    since when. Two that take turns are counted each by itself."""
+
+    def __init__(self) -> None:
+        self._times: Counter[str] = Counter()
+        self._since: dict[str, str] = {}
 
     def again(self, what: str, now: str) -> dict[str, Any] | None:
         """What to add to the line; None: no line. Numbers in `what` may differ: a process, a port, seconds. `now`: the time, as
         the log writes it."""
         kind = "".join("#" if character.isdigit() else character for character in what)
-        if kind != self._what:
-            self._what, self._times, self._since = kind, 0, now
-        self._times += 1
-        if self._times <= _ALWAYS:
-            return {} if self._times == 1 else {"times": self._times, "since": self._since}
-        return {"times": self._times, "since": self._since} if self._times.bit_count() == 1 else None
+        if kind not in self._since and len(self._since) >= _KINDS:
+            self.forget()
+        self._times[kind] += 1
+        since, times = self._since.setdefault(kind, now), self._times[kind]
+        if times <= _ALWAYS:
+            return {} if times == 1 else {"times": times, "since": since}
+        return {"times": times, "since": since} if times.bit_count() == 1 else None
 
     def forget(self) -> None:
         """It went well in between."""
-        self._what = ""
+        self._times.clear()
+        self._since.clear()

@@ -32,6 +32,11 @@ EXCLUDED = Counter(
     ["table"],
     registry=REGISTRY,
 )
+LEFT_OUT = Counter(
+    "walgate_left_out_events",
+    "Changes of tables that source.excluded_tables names: they were counted, and are not in Kafka.",
+    registry=REGISTRY,
+)
 UNCONVERTIBLE = Counter(
     "walgate_unconvertible_values",
     "Values that were sent as null, with kafka.dialect = debezium, because their Kafka Connect type cannot represent them.",
@@ -97,6 +102,8 @@ GAUGES: Final[dict[str, str]] = {
     "is no delay.",
     "walgate_last_error_timestamp_seconds": "Time of the last error after which replication was restarted (Unix). "
     "The error is shown in /status and in the log.",
+    "walgate_failures_at_resume_lsn": "Number of times in a row that replication has failed with the same error at the same "
+    "resume LSN; 0 as soon as the delivered LSN is after it.",
     "walgate_in_flight_bytes": "Bytes of batches that Kafka has not acknowledged; reading pauses at "
     "kafka.memory_bytes.",
     "walgate_streamed_transactions": "In-progress transactions that are being streamed.",
@@ -104,6 +111,7 @@ GAUGES: Final[dict[str, str]] = {
     "is being streamed were received.",
     "walgate_prepared_transactions": "Transactions received at PREPARE TRANSACTION (source.two_phase) that are neither "
     "committed nor rolled back.",
+    "walgate_snapshot_unfinished_tables": "Tables whose snapshot has not finished.",
     "walgate_wal_retained_bytes": "WAL that the server retains for the slot.",
     "walgate_wal_limit_bytes": "Limit on the WAL that the slot may retain: max_slot_wal_keep_size or "
     "source.wal_budget_bytes, whichever is less.",
@@ -132,15 +140,22 @@ def _values(board: StatusBoard, now: GatewayStatus) -> dict[str, float | None]:
         "walgate_undelivered_transactions": now.undelivered_transactions,
         "walgate_waiting_seconds": max(now.time - now.waiting_since, 0.0) if now.waiting_since is not None else 0.0,
         "walgate_last_error_timestamp_seconds": now.last_error.time if now.last_error else None,
+        "walgate_failures_at_resume_lsn": _failures_at_resume_lsn(now),
         "walgate_in_flight_bytes": now.in_flight_bytes,
         "walgate_streamed_transactions": len(now.streamed_transactions),
         "walgate_oldest_streamed_transaction_seconds": max(now.time - oldest, 0.0) if oldest is not None else 0.0,
         "walgate_prepared_transactions": now.prepared_transactions,
+        "walgate_snapshot_unfinished_tables": now.snapshot.left if now.snapshot else 0,
         "walgate_wal_retained_bytes": wal.retained_bytes if wal else None,
         "walgate_wal_limit_bytes": wal.limit_bytes if wal else None,
         "walgate_wal_seconds_to_full": wal.seconds_to_full if wal else None,
         "walgate_oldest_blocker_seconds": max(_server_now(now) - held_since, 0.0) if held_since is not None else 0.0,
     }
+
+
+def _failures_at_resume_lsn(now: GatewayStatus) -> int:
+    error = now.last_error
+    return error.times if error is not None and now.delivered_lsn <= error.resume_lsn else 0
 
 
 class StatusCollector(Collector):

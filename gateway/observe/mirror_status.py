@@ -17,9 +17,9 @@ MIRROR_STATES: Final = ("running", "waiting")
 
 @dataclass(frozen=True, slots=True)
 class MirrorStatus:
-    """`up` None: not asked yet. `error`: why it does not answer. `merged_lsn` 0: every batch is merged at once.
-    `lag_seconds`: age of the oldest commit that is in Kafka and not in the mirror, None: not known. Of a mirror's own words it is
-    the age of what it wrote last, while more waits."""
+    """`up` None: not asked yet. `error`: why it does not answer. `merged_lsn` 0: nothing is merged.
+    `lag_seconds`: age of the oldest commit that is in Kafka and not in the mirror, None: not known. `oldest_waiting_time`: commit
+    time of the first transaction that waits for a mirror, in its own words."""
 
     url: str
     up: bool | None = None
@@ -36,6 +36,12 @@ class MirrorStatus:
     last_error: str = ""
     last_error_time: float | None = None
     lag_seconds: float | None = None
+    oldest_waiting_time: float | None = None
+
+    @property
+    def knows_itself(self) -> bool:
+        """False: it has just started, and has not looked yet at what it has and what waits."""
+        return bool(self.commit_lsn) or self.lag_seconds is not None
 
 
 def read_mirror(url: str, told: Any) -> MirrorStatus:
@@ -62,6 +68,7 @@ def read_mirror(url: str, told: Any) -> MirrorStatus:
         last_error=str(error.get("message", "")),
         last_error_time=_moment(error.get("time")),
         lag_seconds=_moment(told.get("lag_seconds")),
+        oldest_waiting_time=_moment(told.get("oldest_waiting_time")),
     )
 
 
@@ -95,8 +102,10 @@ class CommitTimes:
 
     def lag_s(self, mirror: MirrorStatus, now: float) -> float | None:
         """`now`: by the server's clock. An upper bound where the mirror has not reached the first commit that is known here;
-        what the mirror says itself where none is."""
+        what the mirror says itself where none is, or it has nothing yet: while it does not answer, that lag goes on."""
         if not self._lsns or not mirror.commit_lsn:
+            if mirror.oldest_waiting_time is not None:
+                return max(now - mirror.oldest_waiting_time, 0.0)
             return mirror.lag_seconds if mirror.up else None
         if mirror.commit_lsn >= self._lsns[-1]:
             return 0.0

@@ -38,12 +38,18 @@ class PartStatus:
 
 @dataclass(frozen=True, slots=True)
 class LastError:
-    """What ended the last session. `kind`: its class (gateway/errors.py)."""
+    """The error that ended the last session. `kind` is its class (gateway/errors.py). It came `times` in a row at
+    `resume_lsn` since `since`; 0 where it does not speak about a place in the WAL. `over_since` is when the stream was read
+    again; None while it is not over."""
 
     kind: str
     message: str
     hint: str
     time: float
+    times: int = 0
+    since: str = ""
+    resume_lsn: int = 0
+    over_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,9 @@ class SlotStatus:
     wal_status: str
     safe_wal_bytes: int | None
     inactive_since: str | None = None
+    sync_state: str = ""
+    """That of whoever reads the slot: async; sync, quorum or potential for a synchronous standby; "by name" where the role may
+    not see it, but synchronous_standby_names matches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,7 @@ class StatusBoard:
         self._awaits = what
         if not what:
             self._blocked_by = ()
+            self._errors_are_over(now)
         self._enter("waiting" if what else "streaming", now)
 
     def blocked_by(self, holders: tuple[WalRetentionCause, ...]) -> None:
@@ -113,14 +114,24 @@ class StatusBoard:
         if self._state[0] not in (state, "stopping", "down"):
             self._state = (state, now)
 
-    def failed(self, error: WalgateError) -> None:
-        """What ended a session."""
-        self.last_error = LastError(type(error).__name__, error.message, error.hint, self._clock())
+    def failed(self, error: WalgateError, *, times: int = 0, since: str = "", resume_lsn: int = 0) -> None:
+        """What ended a session; `times` in a row at this LSN where the stream could not get past a place in the WAL."""
+        kind = type(error).__name__
+        self.last_error = LastError(kind, error.message, error.hint, self._clock(), times, since, resume_lsn)
         former = self._recent_errors[-1] if self._recent_errors else None
         if former is not None and (former.kind, former.message) == (self.last_error.kind, self.last_error.message):
             self._recent_errors.pop()
         self._recent_errors.append(self.last_error)
         self.error_count += 1
+
+    def _errors_are_over(self, now: float) -> None:
+        if self.last_error is not None and self.last_error.over_since is None:
+            self.last_error = replace(self.last_error, over_since=now)
+            listed = [
+                error if error.over_since is not None else replace(error, over_since=now)
+                for error in self._recent_errors
+            ]
+            self._recent_errors = deque(listed, maxlen=RECENT_ERRORS)
 
     def announced(self, relation: str, schema_id: int, columns: int, *, known_since: bool = True) -> None:
         """Rows of a relation are written with this schema from now on. Each session starts over: what is known is no news."""
@@ -171,6 +182,9 @@ class StatusBoard:
         since = before.since if before is not None and before.up is found.up else self._clock()
         if not found.up and before is not None:
             found = replace(before, up=found.up, error=found.error)
+        elif before is not None and not found.knows_itself:  # else one that fails again and again would never be behind
+            facts = ("commit_lsn", "commit_time", "merged_lsn", "lag_seconds", "oldest_waiting_time")
+            found = replace(found, **{name: getattr(before, name) for name in facts})
         self._mirrors[found.url] = replace(found, since=since)
 
     def sample_rates(self) -> None:
@@ -227,6 +241,10 @@ class StatusBoard:
     def state(self) -> State:
         return self._state[0]
 
+    def records_per_s(self) -> float:
+        """Of all topics."""
+        return self._rates.per_s(self._monotonic(), ALL_TOPICS, sum(list(self.topic_records.values())))
+
     def snapshot(self, listed_topics: int = LISTED_TOPICS) -> GatewayStatus:
         """With so many of the topics that have most records: of 10,000, they take most of the time."""
         clock = self._monotonic()
@@ -268,7 +286,7 @@ class StatusBoard:
             slot=self.slot,
             blockers=blockers,
             topics=self._topics(listed_topics),
-            records_per_s=self._rates.per_s(clock, ALL_TOPICS, sum(self.topic_records.values())),
+            records_per_s=self.records_per_s(),
             heartbeat_time=progress.heartbeat_time,
             recent_errors=tuple(self._recent_errors),
             schemas=tuple(self._schemas),

@@ -1,6 +1,6 @@
 """The live page: `/` is one file without anything from elsewhere (page.html), `/events` feeds it by server-sent events.
 
-    event: history   once: [[Unix time, lag in seconds or null, retained WAL in bytes or null], ...], oldest first
+    event: history   once: [[Unix time, lag in seconds or null, retained WAL in bytes or null, records/s], ...], oldest first
     event: status    each second: /status, but for the topics behind the busiest SHOWN_TOPICS
 
 All streams share one text a second. A stream gives way when the port is full (http_server.py), and the browser comes back.
@@ -33,7 +33,7 @@ HISTORY_POINTS: Final = 450
 """A quarter of an hour."""
 SHOWN_TOPICS: Final = 100
 
-Point = tuple[float, float | None, int | None]
+Point = tuple[float, float | None, int | None, float]
 
 
 def page_routes(board: StatusBoard) -> list[Route]:
@@ -85,7 +85,8 @@ def _keep(board: StatusBoard, history: deque[Point]) -> None:
     while True:
         board.sample_rates()
         held = board.held
-        history.append((time.time(), board.lag_seconds(), None if held is None else held.retained_bytes))
+        retained = None if held is None else held.retained_bytes
+        history.append((time.time(), board.lag_seconds(), retained, board.records_per_s()))
         time.sleep(HISTORY_INTERVAL_S)
 
 

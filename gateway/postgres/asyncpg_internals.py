@@ -15,6 +15,8 @@ Why each is there, and what would make it unnecessary:
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -35,6 +37,7 @@ _LIMITS: Final = {
     "max_cacheable_statement_size": 15 * 1024,
 }
 """asyncpg's own defaults."""
+_ROOTS: Final = "PGSSLROOTCERT"
 _FROM_DSN: Final = (
     "host", "port", "user", "passfile", "database", "ssl", "direct_tls", "target_session_attrs", "krbsrvname", "gsslib",
     "service", "servicefile",
@@ -42,13 +45,30 @@ _FROM_DSN: Final = (
 
 
 def parse_dsn(
-    dsn: str, password: str | None, settings: Mapping[str, str], options: Mapping[str, Any]
+    dsn: str,
+    password: str | None,
+    settings: Mapping[str, str],
+    options: Mapping[str, Any],
+    *,
+    with_system_roots: bool = False,
 ) -> tuple[list[Address], Any, Any]:
-    """Addresses, connection parameters and configuration, in asyncpg's own records."""
-    parsed: tuple[list[Address], Any, Any] = connect_utils._parse_connect_arguments(
-        dsn=dsn, password=password, server_settings=settings, **options, **_LIMITS, **dict.fromkeys(_FROM_DSN)
-    )
-    return parsed
+    """Addresses, connection parameters and configuration, in asyncpg's own records. `with_system_roots`: the DSN says
+    sslmode=require, but the server's certificate is verified in full, by the authorities that the operating system trusts."""
+    variable = os.environ.pop(_ROOTS, None) if with_system_roots else None
+    try:
+        addresses, parameters, config = connect_utils._parse_connect_arguments(
+            dsn=dsn, password=password, server_settings=settings, **options, **_LIMITS, **dict.fromkeys(_FROM_DSN)
+        )
+    finally:
+        if variable is not None:
+            os.environ[_ROOTS] = variable
+    if with_system_roots and parameters.ssl:
+        context: ssl.SSLContext = parameters.ssl
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.check_hostname = True
+        parameters = parameters._replace(sslmode=SSLMode.verify_full)
+    return addresses, parameters, config
 
 
 async def is_wanted(connection: asyncpg.Connection, wanted: SessionAttribute) -> bool:

@@ -3,6 +3,9 @@
 asyncpg (0.32, coreproto.pyx) sends the password to whoever asks for it in cleartext, over TLS or not, and does SCRAM without
 channel binding. So the server's messages are read here first, up to AuthenticationOk; asyncpg gets those that remain, and
 takes a login that was done here for one that needed no password.
+
+Where the server does not speak PostgreSQL's protocol, `service_at` finds out which one it is: a server that waits for the rest
+of a request, as HTTP servers do with an SSLRequest, would look like one that is only slow.
 """
 
 from __future__ import annotations
@@ -21,6 +24,15 @@ from gateway.postgres.scram import PLAIN, PLUS, Scram, ScramError, certificate_h
 _LARGEST: Final = 1 << 16
 """libpq takes 30,000 bytes of an error at most before it is let in."""
 _HEADER: Final = struct.Struct("!ci")
+PATIENCE_S: Final = 2.0
+"""A server that has said nothing for so long is looked at."""
+_LISTENING_S: Final = 0.4
+"""For a greeting."""
+_ANSWER_S: Final = 1.0
+_SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
+_GET: Final = b"GET / HTTP/1.0\r\n\r\n"
+_API_VERSIONS: Final = struct.pack("!ihhih", 12, 18, 0, 1, 2) + b"wg"
+_NOTHING: Final = (OSError, TimeoutError, asyncio.IncompleteReadError)
 
 
 class ChannelBinding(enum.Enum):
@@ -205,3 +217,48 @@ def is_local(transport: Any) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
+
+
+def not_postgresql(doing: str, service: str) -> StopForOperator:
+    return StopForOperator(
+        f"{doing}: this is not a PostgreSQL server, but {service}", hint="check the host and the port in source.dsn"
+    )
+
+
+async def service_at(host: str, port: int) -> str:
+    """What answers there, with its article; "" where it is PostgreSQL, a pooler, or unknown. Raises nothing."""
+    greeting = await _answer(host, port, b"", _LISTENING_S)
+    if greeting.startswith(b"SSH-"):
+        return "an SSH server"
+    if len(greeting) > 5 and greeting[3] == 0 and greeting[4] in (0x0A, 0xFF):
+        return "a MySQL or MariaDB server"
+    if greeting.startswith((b"220", b"+OK", b"* OK")):
+        return "a mail or FTP server"
+    if await _answer(host, port, _SSL_REQUEST, _ANSWER_S, most=4) in (b"S", b"N"):
+        return ""
+    answer = await _answer(host, port, _GET, _ANSWER_S)
+    if answer.startswith(b"HTTP/"):
+        return "an HTTP server"
+    if answer.startswith((b"-ERR", b"-DENIED", b"-NOAUTH")):
+        return "a Redis server"
+    if answer[:2] == b"\x15\x03":
+        return "a TLS server of another service"
+    answer = await _answer(host, port, _API_VERSIONS, _ANSWER_S)
+    if len(answer) > 10 and struct.unpack_from("!i", answer, 4) == (1,):
+        return "a Kafka broker"
+    return ""
+
+
+async def _answer(host: str, port: int, request: bytes, timeout_s: float, *, most: int = 512) -> bytes:
+    """The first bytes that come; empty where none do."""
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(request)
+            return await reader.read(most)
+    except _NOTHING:
+        return b""
+    finally:
+        if writer is not None:
+            writer.close()

@@ -15,33 +15,55 @@ from typing import Any, Final
 import asyncpg
 
 from gateway.errors import Retry, WalgateError
+from gateway.names import APPLICATION_NAME
 from gateway.postgres.asyncpg_internals import Address, TransportHandover, address_of, transport_of
 from gateway.postgres.credentials import Credentials
-from gateway.postgres.errors import DRIVER_ERRORS
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.login import log_in, shown
 from gateway.postgres.receive_buffer import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW
 from gateway.postgres.replication_stream import PINNED_REPORTS, ReplicationStream, check_report
 from gateway.postgres.standby_status import LEAVE_AFTER_S, LONGEST_SILENCE_S
 
-APPLICATION_NAME: Final = "walgate"
 _COMMAND_TIMEOUT_S: Final = 60.0
 _CANCELLATION_S: Final = 1.0
-# Values are read as text in these forms; the session's settings win over those of server, database and role.
+# The session's settings win over those of server, database and role. Whatever else a role may carry is harmless: the test of
+# all of pg_settings (tests/snapshot/test_every_setting.py) gives each the least and the largest value.
 PINNED_SETTINGS: Final = {
+    # Values are read as text in these forms.
     "DateStyle": "ISO",
     "IntervalStyle": "iso_8601",
     "TimeZone": "UTC",
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "quote_all_identifiers": "off",
+    # Statements mean what they say: literals of keys, arrays with nulls in them, comparisons with null.
+    "standard_conforming_strings": "on",
+    "array_nulls": "on",
+    "transform_null_equals": "off",
+    # The role that logs in has the rights, and its transactions may write and see what was committed before each statement.
+    "role": "none",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    # A chunk of rows is a range of blocks, and a row is found by its key: without these, each would read the whole table.
+    "enable_tidscan": "on",
+    "enable_indexscan": "on",
+    "enable_bitmapscan": "on",
+    # A statement is run once: to compile it takes longer than it saves.
+    "jit": "off",
     # A notice within the stream is taken as bad news (see classify_notice): let no debug message be one.
     "client_min_messages": "warning",
+    "exit_on_error": "off",
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
+    # Where the gateway is a synchronous standby, its own COMMITs (heartbeats, commands) would wait for itself.
+    "synchronous_commit": "local",
     "application_name": APPLICATION_NAME,
 }
+_PINNED_SINCE_17: Final = "SET transaction_timeout = 0"
+"""An older server would refuse the login: it does not know the setting."""
 
 
 async def connect_sql(
@@ -61,8 +83,21 @@ async def connect_sql(
         command_timeout=_COMMAND_TIMEOUT_S,
         avoid=avoid,
     )
+    await _pin_newer_settings(connection, "connection to PostgreSQL")
     _detect_dead_peer(transport_of(connection).get_extra_info("socket"), LONGEST_SILENCE_S)
     return connection
+
+
+async def _pin_newer_settings(connection: asyncpg.Connection, doing: str) -> None:
+    if connection.get_server_version().major < 17:
+        return
+    try:
+        await connection.execute(_PINNED_SINCE_17)
+    except BaseException as error:
+        connection.terminate()
+        if isinstance(error, DRIVER_ERRORS):
+            raise classify_exception(error, doing) from error
+        raise
 
 
 @asynccontextmanager
@@ -125,6 +160,7 @@ async def connect_replication(
         if error is not None:
             connection.terminate()
             raise error
+    await _pin_newer_settings(connection, doing)
     stream = ReplicationStream(
         doing,
         capacity=capacity,

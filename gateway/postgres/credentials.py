@@ -1,15 +1,18 @@
-"""Passwords that change: read from a file or asked of a command at each connect, as tokens of cloud logins need it."""
+"""What is said of a DSN before it is read, and passwords that change: read from a file or asked of a command at each connect, as
+tokens of cloud logins need it."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.parse import parse_qsl, urlsplit
 
 from gateway.config.source import SourceSettings
-from gateway.errors import RetrySlowly
+from gateway.errors import RetrySlowly, StopForOperator
 
 COMMAND_TIMEOUT_S: Final = 30.0
 
@@ -106,3 +109,46 @@ def _one_line(content: bytes, said: str, hint: str) -> str:
     if wrong:
         raise RetrySlowly(f"{said} {wrong}", hint=hint)
     return password
+
+
+_STANDBYS: Final = ("standby", "prefer-standby", "read-only")
+
+
+def check_form(dsn: str, doing: str) -> None:
+    """Raises StopForOperator for what is often taken for a DSN. Nothing of it is quoted that may be a part of the password."""
+    if dsn[:1] in ("'", '"'):
+        raise StopForOperator(
+            f"{doing}: source.dsn begins with a quotation mark",
+            hint="remove the quotation marks around the URL: env files and YAML lists keep them",
+        )
+    scheme = dsn.partition("://")[0]
+    other = next((each for each in ("jdbc:", "postgresql+", "postgres+") if scheme.startswith(each)), "")
+    if other:
+        raise StopForOperator(
+            f"{doing}: source.dsn begins with {other}: this is the URL of another library",
+            hint="write it as libpq does: postgresql://user:password@host:port/database",
+        )
+    try:
+        parts = urlsplit(dsn)
+        ports = [host.rpartition(":")[2] for host in parts.netloc.rpartition("@")[2].split(",")]
+    except ValueError:
+        return  # login.py says what a DSN looks like
+    for port in ports:
+        if port.isdecimal() and not 0 < int(port) < 1 << 16:
+            raise StopForOperator(
+                f"{doing}: port {port} in source.dsn is not between 1 and 65535", hint="correct the port"
+            )
+    wanted = dict(parse_qsl(parts.query)).get("target_session_attrs", "")
+    if wanted in _STANDBYS:
+        raise StopForOperator(
+            f"{doing}: target_session_attrs={wanted} in source.dsn asks for a standby, but the gateway reads from the "
+            "primary only",
+            hint="set target_session_attrs=primary",
+        )
+
+
+def unnamed_database(dsn: str) -> str:
+    """What to add to the hint of an error about the database, where the DSN names none."""
+    parts = urlsplit(dsn)
+    is_named = parts.path.strip("/") or "dbname" in dict(parse_qsl(parts.query)) or os.environ.get("PGDATABASE")
+    return "" if is_named else "source.dsn names no database, so the name of the user is taken: add /database to it. "

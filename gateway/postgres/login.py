@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -19,10 +20,18 @@ import asyncpg
 import structlog
 
 from gateway.errors import Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.names import quote_identifier, where_local_is
 from gateway.postgres import asyncpg_internals
 from gateway.postgres.asyncpg_internals import Address, SessionAttribute, SSLMode, SSLNegotiation
-from gateway.postgres.authentication import ChannelBinding, LoginProtocol, is_local
-from gateway.postgres.credentials import Credentials
+from gateway.postgres.authentication import (
+    PATIENCE_S,
+    ChannelBinding,
+    LoginProtocol,
+    is_local,
+    not_postgresql,
+    service_at,
+)
+from gateway.postgres.credentials import Credentials, check_form, unnamed_database
 from gateway.postgres.errors import DRIVER_ERRORS, NOT_WANTED, classify_exception
 
 log = structlog.get_logger()
@@ -32,6 +41,8 @@ _PARAMETERS: Final = (
     "sslmode, sslrootcert, sslcrl, sslcert, sslkey, sslpassword, sslnegotiation, target_session_attrs, passfile, "
     "channel_binding"
 )
+_OF_ANOTHER_SERVICE: Final = (ConnectionError, asyncpg.ConnectionDoesNotExistError, StopForOperator)
+"""A login to what is not PostgreSQL may fail by these."""
 _cautioned: set[Address] = set()
 """Said once in the life of the process."""
 
@@ -73,14 +84,52 @@ async def log_in(
         place = f"{doing} at {shown(address)}"
         try:
             async with asyncio.timeout(limit_s):
-                return await _log_in_at(address, target, place)
+                return await _unless_other_service(_log_in_at(address, target, place), address, place)
         except WalgateError as error:
             failures.append(error)
         except DRIVER_ERRORS as error:
             failures.append(_classified(error, login.dsn, place))
+            failures[-1].hint = _prefix(error, address, login.dsn) + failures[-1].hint.replace(
+                "<role>", quote_identifier(target.parameters.user)
+            )
         if isinstance(failures[-1], StopForOperator):
             break
     raise _joined(failures)
+
+
+def _prefix(error: BaseException, address: Address, dsn: str) -> str:
+    """What the hint of an error begins with, where the DSN shows what is probably meant."""
+    if isinstance(error, ConnectionRefusedError) and not isinstance(address, str):
+        return where_local_is(address[0])
+    return unnamed_database(dsn) if isinstance(error, asyncpg.InvalidCatalogNameError) else ""
+
+
+async def _unless_other_service(
+    attempt: Coroutine[Any, Any, asyncpg.Connection], address: Address, place: str
+) -> asyncpg.Connection:
+    """Raises what says which service it is where none of PostgreSQL answers, as soon as it is known."""
+    if isinstance(address, str):
+        return await attempt
+    logging_in = asyncio.create_task(attempt)
+    asking: asyncio.Task[str] | None = None
+    try:
+        await asyncio.wait({logging_in}, timeout=PATIENCE_S)
+        if not logging_in.done() or _may_be_of_another_service(logging_in.exception()):
+            asking = asyncio.create_task(service_at(*address))
+            waited_for: set[asyncio.Task[Any]] = {asking} if logging_in.done() else {asking, logging_in}
+            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done() and asking.result():
+                raise not_postgresql(place, asking.result())
+        return await logging_in
+    finally:
+        for task in filter(None, (logging_in, asking)):
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            task.cancel()
+
+
+def _may_be_of_another_service(error: BaseException | None) -> bool:
+    """Where nothing listens, nothing else does."""
+    return isinstance(error, _OF_ANOTHER_SERVICE) and not isinstance(error, ConnectionRefusedError)
 
 
 def shown(address: Address) -> str:
@@ -106,15 +155,19 @@ async def _read_dsn(
     options: dict[str, Any],
     connection_class: type[asyncpg.Connection],
 ) -> _Target:
+    check_form(login.dsn, doing)
     check_dsn(login.dsn, doing)
     password = await login.password()
     try:
         dsn, channel_binding = take_channel_binding(login.dsn)
-        addresses, parameters, config = asyncpg_internals.parse_dsn(dsn, password, settings, options)
+        dsn, with_system_roots = take_system_roots(dsn, doing)
+        addresses, parameters, config = asyncpg_internals.parse_dsn(
+            dsn, password, settings, options, with_system_roots=with_system_roots
+        )
     except OSError as error:
         raise _unreadable_file(login.dsn, doing) or classify_exception(error, doing) from error
     except (asyncpg.ClientConfigurationError, ValueError):
-        raise unusable_dsn(doing) from None
+        raise without_authority(login.dsn, doing) or unusable_dsn(doing) from None
     return _Target(addresses, parameters, config, channel_binding, connection_class)
 
 
@@ -217,7 +270,7 @@ def _caution(address: Address, target: _Target, connection: asyncpg.Connection) 
 
 
 def _classified(error: BaseException, dsn: str, place: str) -> WalgateError:
-    if isinstance(error, asyncpg.UndefinedObjectError):
+    if isinstance(error, asyncpg.UndefinedObjectError) and not getattr(error, "context", None):
         near = get_close_matches(str(error.args[0]).partition('"')[2].strip('"'), _PARAMETERS.split(", "), 1)
         meant = f"did you mean {near[0]}? " if near else ""
         return StopForOperator(
@@ -228,7 +281,7 @@ def _classified(error: BaseException, dsn: str, place: str) -> WalgateError:
         )
     if isinstance(error, (FileNotFoundError, PermissionError)):
         return _unreadable_file(dsn, place) or classify_exception(error, place)
-    return classify_exception(error, place)
+    return classify_exception(error, place, at_login=True)
 
 
 def unusable_dsn(doing: str) -> WalgateError:
@@ -237,7 +290,7 @@ def unusable_dsn(doing: str) -> WalgateError:
         f"{doing}: source.dsn cannot be used",
         hint="expected postgresql://user:password@host:port/database?sslmode=...: percent-encode / ? # @ : % "
         "in the password; ports are numbers; sslmode is disable, allow, prefer, require, verify-ca or "
-        "verify-full, the last two with sslrootcert=FILE",
+        "verify-full, the last two with sslrootcert=FILE or sslrootcert=system",
     )
 
 
@@ -247,7 +300,7 @@ def _unreadable_file(dsn: str, doing: str) -> WalgateError | None:
     for parameter in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
         variable = f"PG{parameter.upper()}"
         path = named.get(parameter) or os.environ.get(variable)
-        if path and not os.access(path, os.R_OK):
+        if path and path != SYSTEM and not os.access(path, os.R_OK):
             return StopForOperator(
                 f"{doing}: {parameter} (source.dsn, {variable}) cannot be read: {path}",
                 hint=f"set {parameter} in source.dsn to a PEM file that the gateway can read",
@@ -255,6 +308,9 @@ def _unreadable_file(dsn: str, doing: str) -> WalgateError | None:
     return None
 
 
+SYSTEM: Final = "system"
+"""As `sslrootcert` it stands for the authorities that the operating system trusts (PostgreSQL manual, 32.1.2, since 16)."""
+_VERIFYING: Final = ("verify-ca", "verify-full")
 _ENCODED: Final = {"@": "%40", "/": "%2F", "?": "%3F", "#": "%23"}
 
 
@@ -292,3 +348,45 @@ def take_channel_binding(dsn: str) -> tuple[str, ChannelBinding]:
         rest = urlencode([pair for pair in pairs if pair[0] != "channel_binding"])
         dsn = urlunsplit(parts._replace(query=rest))
     return dsn, ChannelBinding(value)
+
+
+def take_system_roots(dsn: str, doing: str) -> tuple[str, bool]:
+    """Return the DSN without `sslrootcert=system`, which asyncpg takes for a file, and whether it was there.
+
+    As in libpq, sslmode is then verify-full. Raises StopForOperator for a weaker one."""
+    if _parameter(dsn, "sslrootcert") != SYSTEM:
+        return dsn, False
+    mode = _parameter(dsn, "sslmode") or "verify-full"
+    if mode != "verify-full":
+        raise StopForOperator(
+            f"{doing}: sslmode={mode} cannot be used with sslrootcert=system",
+            hint="set sslmode=verify-full in source.dsn: with any other, whoever has a certificate of a public authority could "
+            "pretend to be the server",
+        )
+    parts = urlsplit(dsn)
+    pairs = [
+        pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in ("sslrootcert", "sslmode")
+    ]
+    return urlunsplit(parts._replace(query=urlencode([*pairs, ("sslmode", "require")]))), True
+
+
+def without_authority(dsn: str, doing: str) -> StopForOperator | None:
+    """The error to raise where the certificate is to be verified, and nothing says by which authority."""
+    try:
+        urlsplit(dsn)
+    except ValueError:
+        return None
+    mode = _parameter(dsn, "sslmode")
+    if mode not in _VERIFYING or _parameter(dsn, "sslrootcert") or (Path.home() / ".postgresql/root.crt").exists():
+        return None
+    return StopForOperator(
+        f"{doing}: sslmode={mode} needs the certificate of the authority that signed the server's certificate, but sslrootcert "
+        "is not set, and ~/.postgresql/root.crt does not exist",
+        hint="add sslrootcert=FILE to source.dsn, or sslrootcert=system if the operating system trusts the authority",
+    )
+
+
+def _parameter(dsn: str, name: str) -> str:
+    """Its last value in the DSN, or else that of libpq's variable."""
+    values = [value for key, value in parse_qsl(urlsplit(dsn).query) if key == name]
+    return values[-1] if values else os.environ.get(f"PG{name.upper()}", "")

@@ -5,20 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import asyncpg
 
-from gateway.names import quote_identifier
+from gateway.names import is_table, quote_identifier
 from gateway.postgres.cached_query import CachedQuery
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.startup.facts import PublicationFacts, PublishedColumn, PublishedRelation
+from gateway.startup.filters import check_filters, filter_calls
+from gateway.startup.findings import OperatorWarning
 
 # Read from the catalog alone: pg_publication_tables and pg_get_expr open each table, and so wait for whoever has locked one.
 PUBLICATION_QUERY: Final = """
-SELECT to_jsonb(p) || jsonb_build_object('oid', p.oid::bigint)
+SELECT to_jsonb(p) || jsonb_build_object(
+    'oid', p.oid::bigint, 'detaching', CASE WHEN p.puballtables AND p.pubviaroot THEN (
+    SELECT jsonb_agg(jsonb_build_array(pg_catalog.format('%I.%I', rn.nspname, r.relname),
+                                       pg_catalog.format('%I.%I', cn.nspname, c.relname)) ORDER BY c.oid)
+    FROM pg_catalog.pg_inherits AS i
+    JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relkind IN ('r', 'p')
+    JOIN pg_catalog.pg_namespace AS cn ON cn.oid = c.relnamespace
+    JOIN pg_catalog.pg_class AS r ON r.oid = i.inhparent JOIN pg_catalog.pg_namespace AS rn ON rn.oid = r.relnamespace
+    WHERE i.inhdetachpending) END)
 FROM pg_catalog.pg_publication AS p WHERE p.pubname = ANY ($1::text[]) ORDER BY p.pubname
 """
 _RELATION_QUERY: Final = """
@@ -35,11 +45,19 @@ WITH RECURSIVE publication AS (
 ), publishable AS ( -- is_publishable_class
     SELECT c.oid, c.relnamespace, c.relkind, c.relispartition FROM pg_catalog.pg_class AS c
     WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384 {of_family}
+), listed AS ( -- in 19, FOR ALL TABLES EXCEPT (TABLE ...) lists what is not published
+    SELECT p.oid AS publication, r.prrelid AS relid, to_jsonb(r) ->> 'prexcept' IS NOT DISTINCT FROM 'true' AS is_except
+    FROM publication AS p JOIN pg_catalog.pg_publication_rel AS r ON r.prpubid = p.oid
+), excepted AS (
+    SELECT publication, relid FROM listed WHERE is_except
+    UNION
+    SELECT l.publication, o.relid FROM listed AS l JOIN part_of AS o ON o.ancestor = l.relid WHERE l.is_except
 ), named AS (
     SELECT p.oid AS publication, c.oid AS relid FROM publication AS p JOIN publishable AS c
     ON p.puballtables AND CASE WHEN p.pubviaroot THEN NOT c.relispartition ELSE c.relkind = 'r' END
+    WHERE NOT EXISTS (SELECT FROM excepted AS e WHERE e.publication = p.oid AND e.relid = c.oid)
     UNION
-    SELECT p.oid, r.prrelid FROM publication AS p JOIN pg_catalog.pg_publication_rel AS r ON r.prpubid = p.oid
+    SELECT publication, relid FROM listed WHERE NOT is_except
     {named_by_schema}
 ), part AS (
     SELECT p.oid AS publication, p.pubviaroot, o.relid
@@ -52,7 +70,8 @@ WITH RECURSIVE publication AS (
 SELECT jsonb_build_object(
     'publication', p.pubname, 'relation_oid', c.oid::bigint, 'namespace', n.nspname, 'name', c.relname,
     'row_filter', chosen.row_filter, 'relreplident', c.relreplident, 'relkind', c.relkind,
-    'identity', keys.identity, 'generated_identity', keys.generated, 'columns', columns.columns,
+    'has_column_list', chosen.attnums IS NOT NULL, 'columns', columns.columns,
+    'identity', keys.identity, 'generated_identity', keys.generated,
     'has_primary_key', EXISTS (SELECT FROM pg_catalog.pg_index AS i
                                WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate))
 FROM published AS t
@@ -113,14 +132,16 @@ def relation_query(major_version: int, *, of_some: bool = False) -> str:
 _IDENTITIES: Final = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "INDEX"}
 
 
-async def published_tables(sql: asyncpg.Connection, names: Sequence[str], limit: int) -> list[tuple[str, str]]:
+async def published_tables(
+    sql: asyncpg.Connection, names: Sequence[str], limit: int, *, excluded: Sequence[str] = ()
+) -> list[tuple[str, str]]:
     """(schema, table), the first ones by name. Raises classified errors."""
     query = "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = ANY($1) ORDER BY 1, 2"
     try:
-        rows = await sql.fetch(f"{query} LIMIT $2", list(names), limit)
+        rows = await sql.fetch(query, list(names))
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the tables of the publications") from error
-    return [(row[0], row[1]) for row in rows]
+    return [(row[0], row[1]) for row in rows if not is_table(f"{row[0]}.{row[1]}", excluded)][:limit]
 
 
 # `$1`: publications, `$2`: tables. Each that is listed there itself, by its schema, or by a table that it is a partition of, with
@@ -132,6 +153,7 @@ CROSS JOIN LATERAL (
     SELECT t.relid UNION SELECT a.relid FROM pg_catalog.pg_partition_ancestors(t.relid::regclass) AS a) AS f (relid)
 JOIN (
     SELECT r.xmin, r.prpubid AS publication, r.prrelid AS relid FROM pg_catalog.pg_publication_rel AS r
+    WHERE to_jsonb(r) ->> 'prexcept' IS DISTINCT FROM 'true'
     {by_schema}
 ) AS l ON l.relid = f.relid
 JOIN pg_catalog.pg_publication AS p ON p.oid = l.publication
@@ -184,9 +206,15 @@ async def _held_rows(sql: asyncpg.Connection, relation: PublishedRelation, liste
 
 
 def parse_publications(
-    publications: Sequence[dict[str, Any]], relations: Sequence[dict[str, Any]]
+    publications: Sequence[dict[str, Any]], relations: Sequence[dict[str, Any]], excluded: Sequence[str] = ()
 ) -> dict[str, PublicationFacts]:
-    """By name; names that do not exist are missing."""
+    """By name; names that do not exist are missing. `excluded`: patterns of source.excluded_tables."""
+    sent: dict[str, list[PublishedRelation]] = {}
+    left_out: dict[str, list[PublishedRelation]] = {}
+    for entry in relations:
+        relation = _relation(entry)
+        group = left_out if is_table(relation.full_name, excluded) else sent
+        group.setdefault(entry["publication"], []).append(relation)
     return {
         row["pubname"]: PublicationFacts(
             oid=row["oid"],
@@ -194,7 +222,9 @@ def parse_publications(
             all_tables=row["puballtables"],
             via_root=row["pubviaroot"],
             actions=frozenset(action for action in ("insert", "update", "delete", "truncate") if row["pub" + action]),
-            relations=tuple(_relation(entry) for entry in relations if entry["publication"] == row["pubname"]),
+            relations=tuple(sent.get(row["pubname"], ())),
+            excluded=tuple(left_out.get(row["pubname"], ())),
+            detaching=tuple((root, partition) for root, partition in row["detaching"] or ()),
         )
         for row in publications
     }
@@ -211,13 +241,19 @@ def _relation(row: dict[str, Any]) -> PublishedRelation:
         row_filter=row["row_filter"],
         generated_identity=tuple(row["generated_identity"] or ()),
         has_primary_key=row["has_primary_key"],
+        has_column_list=row["has_column_list"],
     )
 
 
 async def publication_facts(
-    sql: asyncpg.Connection, names: Sequence[str], relation_oids: Sequence[int] | None = None
+    sql: asyncpg.Connection,
+    names: Sequence[str],
+    relation_oids: Sequence[int] | None = None,
+    *,
+    excluded: Sequence[str] = (),
 ) -> dict[str, PublicationFacts]:
-    """By name; names that do not exist are missing. `relation_oids`: without all other relations. Raises classified errors."""
+    """By name; names that do not exist are missing. `relation_oids`: without all other relations; `excluded`: patterns of tables
+    that are left out. Raises classified errors."""
     arguments = [list(names)] if relation_oids is None else [list(names), list(relation_oids)]
     try:
         # One snapshot, so that no table is seen without its publication.
@@ -227,14 +263,17 @@ async def publication_facts(
             relations = await sql.fetch(query, *arguments)
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the publications") from error
-    return parse_publications([json.loads(row[0]) for row in publications], [json.loads(row[0]) for row in relations])
+    return parse_publications(
+        [json.loads(row[0]) for row in publications], [json.loads(row[0]) for row in relations], excluded
+    )
 
 
 class PublicationLoader:
     """`publication_facts` again and again, of the same names: the loop is not held by what has not changed."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], excluded: Sequence[str] = ()) -> None:
         self._names = list(names)
+        self._excluded = tuple(excluded)
         self._turn = asyncio.Lock()
         self._relations = CachedQuery()
         self._publications: list[dict[str, Any]] = []
@@ -255,5 +294,71 @@ class PublicationLoader:
                 raise classify_exception(error, "querying the publications") from error
             if relations is not None:
                 self._publications = publications
-                self._facts = parse_publications(publications, [json.loads(row[0]) for row in relations])
+                entries = [json.loads(row[0]) for row in relations]
+                self._facts = parse_publications(publications, entries, self._excluded)
             return self._facts
+
+
+_FAILING_FUNCTIONS: Final = """
+SELECT p.oid::int8, p.proname
+FROM pg_catalog.pg_proc AS p
+WHERE p.oid = ANY ($1::oid[]) AND NOT p.proleakproof AND p.proname <> ALL ($2::text[]) AND NOT EXISTS (
+    SELECT FROM pg_catalog.pg_operator AS o
+    JOIN pg_catalog.pg_amop AS a ON a.amopopr IN (o.oid, o.oprnegate)
+    JOIN pg_catalog.pg_am AS m ON m.oid = a.amopmethod AND m.amname IN ('btree', 'hash')
+    WHERE o.oprcode = p.oid)
+"""
+_TYPE_NAMES: Final = (
+    "SELECT t.oid::int8, pg_catalog.format_type(t.oid, NULL) FROM pg_catalog.pg_type AS t WHERE t.oid = ANY ($1::oid[])"
+)
+_NEVER_FAIL: Final = (
+    *("lower", "upper", "initcap", "length", "char_length", "character_length", "octet_length", "bit_length"),
+    *("btrim", "ltrim", "rtrim", "starts_with", "reverse", "strpos", "md5", "ascii"),
+    *("textlike", "textnlike", "bpcharlike", "bpcharnlike", "namelike", "namenlike", "texticlike", "texticnlike"),
+    *("isfinite", "jsonb_exists", "jsonb_contains", "jsonb_contained", "array_length", "cardinality"),
+    *("arrayoverlap", "arraycontains", "arraycontained", "bool", "booland_statefunc", "text"),
+)
+"""Functions that are not marked leakproof, and fail for no value of a row. (A pattern of LIKE is a constant as a rule.)"""
+
+
+async def filters_that_can_fail(
+    sql: asyncpg.Connection, publications: Mapping[str, PublicationFacts]
+) -> list[OperatorWarning]:
+    """A warning for each such row filter. Asks nothing where there are no filters. Raises classified errors."""
+    calls = filter_calls(publications)
+    if not calls.functions and not calls.types:
+        return []
+    try:
+        failing = dict(await sql.fetch(_FAILING_FUNCTIONS, sorted(calls.functions), list(_NEVER_FAIL)))
+        types = dict(await sql.fetch(_TYPE_NAMES, sorted(calls.types)))
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the functions of the row filters") from error
+    return list(check_filters(publications, failing, types))
+
+
+_PARTITIONS: Final = """
+WITH RECURSIVE part (relid) AS (
+    SELECT i.inhrelid FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhparent AND c.relkind = 'p'
+    WHERE i.inhparent = ANY ($1::bigint[]::oid[])
+    UNION
+    SELECT i.inhrelid FROM part JOIN pg_catalog.pg_inherits AS i ON i.inhparent = part.relid
+)
+SELECT relid::bigint FROM part
+"""
+
+
+async def partitions_of(sql: asyncpg.Connection, tables: Iterable[int]) -> frozenset[int]:
+    """All partitions, at every level, of the partitioned ones among these oids. Raises classified errors."""
+    try:
+        rows = await sql.fetch(_PARTITIONS, list(tables))
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the partitions of published tables") from error
+    return frozenset(oid for (oid,) in rows)
+
+
+async def publication_names(sql: asyncpg.Connection) -> list[str]:
+    """Those of this database. Raises classified errors."""
+    try:
+        return [name for (name,) in await sql.fetch("SELECT pubname::text FROM pg_catalog.pg_publication")]
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the publications") from error

@@ -21,7 +21,7 @@ from typing import Final, cast
 
 from gateway.errors import Retry, StopForOperator, WalgateError
 from gateway.postgres.copy_frames import FrameError, standby_status
-from gateway.postgres.errors import LossReported, classify, classify_in_stream, classify_notice
+from gateway.postgres.errors import LossReported, StreamCut, classify, classify_in_stream, classify_notice
 from gateway.postgres.receive_buffer import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW, ReceiveBuffer
 from gateway.postgres.server_message import ServerMessage, parse_server_message
 from gateway.postgres.start_replication import start_command, temporary_slot_command
@@ -214,7 +214,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
     def _lost(self, what: str) -> None:
         partial = self._inbox.partial_bytes
         inside = f", {partial} bytes into a message" if partial else ""
-        self.fail(Retry(f"{self._place}: {what}{inside}"))
+        kind = StreamCut if self._agreed else Retry
+        self.fail(kind(f"{self._place}: {what}{inside}"))
 
     # Messages that are no CopyData
 
@@ -236,7 +237,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
         """Act on one message; return the error that it means, if any."""
         match kind, self._state:
             case "E", (State.STARTING | State.COPYING):
-                return classify_in_stream(parse_server_message(body), self._place, binary=self._binary)
+                said = parse_server_message(body)
+                return classify_in_stream(said, self._place, binary=self._binary, is_streaming=self._agreed)
             case "E", _:
                 return classify(parse_server_message(body), self._place)
             case "N", _:

@@ -9,6 +9,7 @@ from typing import Final
 
 import asyncpg
 
+from gateway.names import is_table
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.startup.role_checks import RoleFacts
 
@@ -36,39 +37,65 @@ SELECT jsonb_build_object(
                  WHERE s.name LIKE ANY (ARRAY['rds.%', 'cloudsql.%', 'alloydb.%', 'azure.%'])))
 FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user
 """
-_UNREADABLE: Final = """
-SELECT pg_catalog.quote_ident(t.schemaname) || '.' || pg_catalog.quote_ident(t.tablename)
+# Published columns, and those of row filters, which pg_depend knows. Before 15 every column is published that is not generated.
+_PARTLY_GRANTED: Final = """
+SELECT pg_catalog.quote_ident(t.schemaname) || '.' || pg_catalog.quote_ident(t.tablename) AS name, t.schemaname, t.tablename,
+       c.oid AS relid,
+       EXISTS (
+           SELECT FROM pg_catalog.pg_attribute AS a
+           WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+             AND NOT pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')
+             AND (coalesce(to_jsonb(t) -> 'attnames' ? a.attname::text, a.attgenerated = '')
+                  OR EXISTS (
+                      SELECT FROM pg_catalog.pg_depend AS d
+                      WHERE d.classid = 'pg_catalog.pg_publication_rel'::pg_catalog.regclass
+                        AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid = c.oid
+                        AND d.refobjsubid = a.attnum))) AS lacks_columns
 FROM pg_catalog.pg_publication_tables AS t
 JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
 JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
 WHERE t.pubname = ANY ($1) AND NOT pg_catalog.has_table_privilege(c.oid, 'SELECT')
-ORDER BY 1 LIMIT 20
+"""
+_UNREADABLE: Final = f"""
+SELECT t.name, t.schemaname, t.tablename FROM ({_PARTLY_GRANTED}) AS t WHERE t.lacks_columns ORDER BY 1
+"""
+# -1 is ctid. Asked for by name, a relation that has none, of those that are looked at on the way, is an error.
+_READ_AT_ONCE: Final = f"""
+SELECT t.name, t.schemaname, t.tablename FROM ({_PARTLY_GRANTED}) AS t
+WHERE NOT t.lacks_columns
+  AND EXISTS (SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = t.relid AND (i.indisprimary OR i.indisreplident))
+  AND NOT pg_catalog.has_column_privilege(t.relid, -1::int2, 'SELECT')
+ORDER BY 1
 """
 _CLOSED: Final = """
-SELECT DISTINCT pg_catalog.quote_ident(t.schemaname)
+SELECT pg_catalog.quote_ident(t.schemaname), t.schemaname, t.tablename
 FROM pg_catalog.pg_publication_tables AS t
 JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
 WHERE t.pubname = ANY ($1) AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')
-ORDER BY 1 LIMIT 20
+ORDER BY 1
 """
 _FILTERED: Final = """
-SELECT pg_catalog.quote_ident(t.schemaname) || '.' || pg_catalog.quote_ident(t.tablename)
+SELECT pg_catalog.quote_ident(t.schemaname) || '.' || pg_catalog.quote_ident(t.tablename), t.schemaname, t.tablename
 FROM pg_catalog.pg_publication_tables AS t
 JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
 JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
 WHERE t.pubname = ANY ($1) AND c.relrowsecurity AND pg_catalog.row_security_active(c.oid)
-ORDER BY 1 LIMIT 20
+ORDER BY 1
 """
+_NAMED: Final = 20
 _PROVIDERS: Final = {"rds": "aws", "cloudsql": "google", "alloydb": "google", "azure": "azure"}
 
 
-async def role_facts(sql: asyncpg.Connection, publications: Sequence[str]) -> RoleFacts:
-    """Raises classified errors."""
+async def role_facts(
+    sql: asyncpg.Connection, publications: Sequence[str], *, excluded: Sequence[str] = ()
+) -> RoleFacts:
+    """`excluded`: patterns of tables that need not be read. Raises classified errors."""
     try:
         begun = time.time()
         row = json.loads(await sql.fetchval(_QUERY))
         now = (begun + time.time()) / 2
         unreadable = await sql.fetch(_UNREADABLE, list(publications))
+        read_at_once = await sql.fetch(_READ_AT_ONCE, list(publications))
         closed = await sql.fetch(_CLOSED, list(publications))
         filtered = await sql.fetch(_FILTERED, list(publications))
     except DRIVER_ERRORS as error:
@@ -89,7 +116,14 @@ async def role_facts(sql: asyncpg.Connection, publications: Sequence[str]) -> Ro
         reserved_connections=row["reserved_connections"],
         used_connections=row["used_connections"],
         server_ahead_s=float(row["time"]) - now,
-        unreadable=tuple(name for (name,) in unreadable),
-        closed_schemas=tuple(name for (name,) in closed),
-        filtered=tuple(name for (name,) in filtered),
+        unreadable=_named(unreadable, excluded),
+        read_at_once=_named(read_at_once, excluded),
+        closed_schemas=_named(closed, excluded),
+        filtered=_named(filtered, excluded),
     )
+
+
+def _named(rows: Sequence[asyncpg.Record], excluded: Sequence[str]) -> tuple[str, ...]:
+    """The first names of rows of (name to show, schema, table), without tables that are left out."""
+    names = (row[0] for row in rows if not is_table(f"{row[1]}.{row[2]}", excluded))
+    return tuple(dict.fromkeys(names))[:_NAMED]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import asyncpg
@@ -18,6 +19,7 @@ from schemas.lsn import Lsn
 _SETTINGS: Final = (
     "server_version_num",
     "wal_level",
+    "effective_wal_level",
     "wal_sender_timeout",
     "max_wal_senders",
     "max_replication_slots",
@@ -25,7 +27,9 @@ _SETTINGS: Final = (
     "max_prepared_transactions",
     "idle_replication_slot_timeout",
     "synchronized_standby_slots",
+    "synchronous_standby_names",
 )
+# REPACK (CONCURRENTLY) of 19 has slots of its own (max_repack_replication_slots), in the same view.
 # A standby cannot name its current WAL file, and pg_control_checkpoint is behind by a checkpoint after a promotion: what it
 # says of the timeline is good for a first position, and for no comparison.
 SERVER_QUERY: Final = """
@@ -39,7 +43,8 @@ SELECT jsonb_build_object(
     'database', d.datname,
     'database_oid', d.oid::bigint,
     'encoding', pg_catalog.pg_encoding_to_char(d.encoding),
-    'used_slots', (SELECT count(*) FROM pg_catalog.pg_replication_slots),
+    'used_slots', (SELECT count(*) FROM pg_catalog.pg_replication_slots AS s
+                   WHERE s.plugin IS DISTINCT FROM 'pgrepack'),
     'used_senders', (SELECT count(*) FROM pg_catalog.pg_stat_replication),
     'settings', (SELECT jsonb_object_agg(s.name, jsonb_build_array(s.setting, s.unit))
                  FROM pg_catalog.pg_settings AS s WHERE s.name = ANY ($1::text[])))
@@ -78,6 +83,8 @@ def parse_server(row: dict[str, Any]) -> ServerFacts:
         max_slot_wal_keep_mb=number("max_slot_wal_keep_size", -1),
         idle_slot_timeout_s=seconds("idle_replication_slot_timeout"),
         synchronized_standby_slots=settings.get("synchronized_standby_slots", ("", None))[0],
+        effective_wal_level=settings.get("effective_wal_level", ("", None))[0],
+        synchronous_standby_names=settings.get("synchronous_standby_names", ("", None))[0],
     )
 
 
@@ -91,13 +98,50 @@ async def server_facts(sql: asyncpg.Connection) -> ServerFacts:
 
 
 async def load_facts(
-    sql: asyncpg.Connection, slot: str, publications: Sequence[str] | PublicationLoader, moment: int = 0
+    sql: asyncpg.Connection,
+    slot: str,
+    publications: Sequence[str] | PublicationLoader,
+    moment: int = 0,
+    *,
+    excluded: Sequence[str] = (),
 ) -> Facts:
     """The server last: its end of the WAL must not be older than the slot's LSNs. A `PublicationLoader` is for who
-    comes again: its first look costs more."""
+    comes again: its first look costs more, and it has patterns of its own. `excluded`: patterns of tables that are
+    left out."""
     if isinstance(publications, PublicationLoader):
         publications_now = await publications.facts(sql)
     else:
-        publications_now = await publication_facts(sql, publications)
+        publications_now = await publication_facts(sql, publications, excluded=excluded)
     slot_now = await slot_facts(sql, slot)
     return Facts(await server_facts(sql), slot_now, publications_now, moment)
+
+
+# On a primary, the end of the WAL that its last crash recovery replayed; null where it was shut down before it started.
+_RECOVERY_QUERY: Final = """
+SELECT pg_catalog.pg_postmaster_start_time()::text,
+       CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() END::text
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The last crash recovery of a server. After a crash of one of its processes the start time is as before, and the LSN is
+    another one."""
+
+    started_at: str
+    replayed_lsn: str
+
+    def follows_crash_since(self, before: Recovery) -> bool:
+        return self.started_at == before.started_at and self.replayed_lsn not in ("", before.replayed_lsn)
+
+
+async def recovery_of(sql: asyncpg.Connection) -> Recovery:
+    """Needs no right but to connect; where a managed server does not have these functions, a crash is not told from a connection
+    that was lost. Raises classified errors."""
+    try:
+        started_at, replayed_lsn = await sql.fetchrow(_RECOVERY_QUERY)
+    except (asyncpg.FeatureNotSupportedError, asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedFunctionError):
+        return Recovery("", "")
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the server") from error
+    return Recovery(started_at, replayed_lsn or "")

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final
+
+import asyncpg
 
 from gateway.postgres.copy_frames import FrameError
+from schemas.lsn import Lsn
 
 # Data exceptions quote the value that was wrong, except 22023, which is about parameters.
 _QUOTES_VALUES = ("22", "23")
+_LSN: Final = re.compile(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerMessage:
     """What the server says. Never translated: `severity` (ERROR, FATAL, PANIC, WARNING, NOTICE, ...), `sqlstate`, and `file` and
-    `routine`, the place in the server's source that reported it."""
+    `routine`, the place in the server's source that reported it. `context` is not for logs: it may quote statements."""
 
     severity: str
     sqlstate: str
@@ -22,12 +28,22 @@ class ServerMessage:
     hint: str = ""
     file: str = ""
     routine: str = ""
+    context: str = ""
+
+    @property
+    def change_lsn(self) -> Lsn:
+        """LSN of the change that the server was decoding (output_plugin_error_callback in logical.c); 0: not known."""
+        found = _LSN.search(self.context)
+        return Lsn.parse(found[0]) if found else Lsn(0)
 
     def __str__(self) -> str:
         """For logs and errors. Texts that may quote a row's values are left out: they are in the server's log."""
         if self.sqlstate.startswith(_QUOTES_VALUES) and self.sqlstate != "22023":
+            condition = asyncpg.PostgresError.get_message_class_for_sqlstate(self.sqlstate).__name__
+            place = f" in {self.routine}" if self.routine else ""
             return (
-                f"{self.severity} {self.sqlstate}: message omitted, as it may contain row values; see the server's log"
+                f"{self.severity} {self.sqlstate} ({condition}{place}): message omitted, as it may contain row values; see the "
+                "server's log"
             )
         detail = f" ({self.detail})" if self.detail else ""
         return f"{self.severity} {self.sqlstate}: {self.message}{detail}"
@@ -52,5 +68,5 @@ def parse_server_message(body: bytes) -> ServerMessage:
     if sqlstate is None or message is None:
         raise FrameError("server message", 0, "the fields C and M", "".join(map(chr, fields)) or "no field")
     severity = fields.get(ord("V"), fields.get(ord("S"), "ERROR"))
-    detail, hint, file, routine = (fields.get(ord(code), "") for code in "DHFR")
-    return ServerMessage(severity, sqlstate, message, detail, hint, file, routine)
+    detail, hint, file, routine, context = (fields.get(ord(code), "") for code in "DHFRW")
+    return ServerMessage(severity, sqlstate, message, detail, hint, file, routine, context)

@@ -18,7 +18,11 @@ _CREATION_TIMEOUT_S = 3600.0
 DECODING_TIMEOUT_S = 86_400.0
 """Of what decodes from where the slot's oldest transaction began: the whole backlog perhaps, and that takes hours."""
 # As JSON, because each version has other columns: a missing one reads as null.
-SLOT_QUERY = "SELECT to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1"
+SLOT_QUERY = """
+SELECT to_jsonb(s) || jsonb_build_object('sync_state', (
+    SELECT r.sync_state FROM pg_catalog.pg_stat_replication AS r WHERE r.pid = s.active_pid))
+FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1
+"""
 
 
 def parse_slot(row: dict[str, Any]) -> SlotFacts:
@@ -36,8 +40,8 @@ def parse_slot(row: dict[str, Any]) -> SlotFacts:
         invalidation_reason=row.get("invalidation_reason"),
         conflicting=row.get("conflicting"),
         failover=row.get("failover"),
-        synced=row.get("synced"),
         inactive_since=row.get("inactive_since"),
+        sync_state=row.get("sync_state"),
     )
 
 

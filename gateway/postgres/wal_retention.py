@@ -10,6 +10,8 @@ from gateway.observe.status import SlotStatus, WalRetentionCause
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.slot import slot_facts
 from gateway.postgres.slot_creation_blockers import SlotCreationBlocker, remedy
+from gateway.startup.facts import SlotFacts
+from gateway.startup.synchronous_standby import names_the_gateway
 
 OLD_S: Final = 5.0
 """A transaction is no news before."""
@@ -45,7 +47,7 @@ SELECT * FROM (
 UNION ALL
 SELECT * FROM (
     SELECT 'slot', s.slot_name::text, coalesce(s.active_pid, 0), '', coalesce(s.database::text, ''),
-           CASE WHEN s.active THEN 'active' ELSE 'inactive' END, NULL::float8, NULL::float8,
+           CASE WHEN s.temporary THEN 'temporary' WHEN s.active THEN 'active' ELSE 'inactive' END, NULL::float8, NULL::float8,
            pg_catalog.age(coalesce(s.xmin, s.catalog_xmin)),
            pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
                                            ELSE pg_catalog.pg_current_wal_flush_lsn() END, s.restart_lsn)::bigint AS held
@@ -93,6 +95,10 @@ def _remedy(kind: str, name: str, pid: int, state: str) -> str:
     quoted = "'" + name.replace("'", "''") + "'"
     if kind == "prepared":
         return f"if it was forgotten, run COMMIT PREPARED {quoted} or ROLLBACK PREPARED {quoted} in database {state}"
+    if (
+        kind == "slot" and state == "temporary"
+    ):  # of REPACK (CONCURRENTLY), of a base backup, of a subscription's first copy
+        return f"it ends with its session: wait for it, or end the session: SELECT pg_terminate_backend({pid})"
     if kind == "slot":
         return (
             "check that the consumer of this slot is running. If the slot is no longer needed, run "
@@ -114,7 +120,19 @@ async def slot_status(sql: asyncpg.Connection, name: str) -> SlotStatus | None:
         slot.wal_status or "",
         slot.safe_wal_bytes,
         slot.inactive_since,
+        slot.sync_state or await _state_by_name(sql, slot),
     )
+
+
+async def _state_by_name(sql: asyncpg.Connection, slot: SlotFacts) -> str:
+    """For a role that may not see pg_stat_replication: what the setting says. Raises classified errors."""
+    if slot.active_pid is None:
+        return ""
+    try:
+        setting = await sql.fetchval("SELECT pg_catalog.current_setting('synchronous_standby_names')")
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying synchronous_standby_names") from error
+    return "by name" if names_the_gateway(setting) else ""
 
 
 def holder_of(blocker: SlotCreationBlocker, now: float) -> WalRetentionCause:

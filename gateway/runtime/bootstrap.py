@@ -39,7 +39,7 @@ from gateway.runtime.restart_state import RestartState
 from gateway.runtime.snapshot_status import load_states
 from gateway.runtime.source_catalog import SourceCatalog
 from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect
-from gateway.schema_registry import classified_schema_errors
+from gateway.schema_registry import classified_schema_errors, log_level_change
 from gateway.snapshot.stored_state import StoredStates, of_slot
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.start import (
@@ -228,6 +228,7 @@ class Bootstrap:
                 **settings.client_options(),
                 timeout_s=settings.timeout_s,
                 on_incompatible=self._settings.schemas.on_incompatible,
+                on_level_change=log_level_change,
             )
 
     async def _fence(self) -> None:
@@ -312,6 +313,7 @@ class Bootstrap:
             is_first_epoch=position.epoch == 1,
             on_announced=self._board.announced,
             debezium=debezium,
+            partitions_have_topics=self._memory.partitions_have_topics,
         )
 
     async def snapshot_states(self, position: Position) -> StoredStates:

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from http.client import HTTPException
+from operator import itemgetter
 from typing import Final
 
 import asyncpg
@@ -25,6 +26,7 @@ from gateway.errors import Retry, WalgateError
 from gateway.kafka.probe import KafkaProbe
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.observe.http_client import ask_json
+from gateway.observe.logs import library_lines
 from gateway.observe.mirror_status import MirrorStatus, read_mirror
 from gateway.observe.status import TITLES, PartName, RetainedWal, SlotStatus
 from gateway.observe.status_board import StatusBoard
@@ -44,6 +46,7 @@ PROBE_INTERVAL_S: Final = 4.0
 PROBE_TIMEOUT_S: Final = 4.0
 CONNECT_TIMEOUT_S: Final = 5.0
 RATE_WINDOW_S: Final = 60.0
+LEAST_WINDOW_S: Final = 10.0
 ALARM_AGAIN_S: Final = 60.0
 WORTH_A_WORD: Final = 0.1
 """Of the limit: below it, a fast minute is no news."""
@@ -211,12 +214,15 @@ class Monitor:
         before = self._board.part(name)
         self._board.part_is_up(name, address)
         if before.up is False:
-            log.info("service_up", service=TITLES[name], down_s=round(time.time() - before.since))
+            folded = library_lines.service_is_up(name)
+            down_s = round(time.time() - before.since)
+            log.info("service_up", service=TITLES[name], down_s=down_s, **({"folded_lines": folded} if folded else {}))
 
     def _down(self, name: PartName, error: WalgateError, address: str = "") -> None:
         before = self._board.part(name).up
         self._board.part_is_down(name, error, address)
         if before is not False:
+            library_lines.service_is_down(name)
             log.warning("service_down", service=TITLES[name], reason=error.message, hint=error.hint)
 
 
@@ -249,9 +255,20 @@ def alarm_level(wal: RetainedWal) -> int:
 
 
 def growth_rate(held: deque[tuple[float, int]]) -> float:
-    """Bytes per second from the first to the last (moment, bytes)."""
-    (begun, first), (ended, last) = held[0], held[-1]
-    return (last - first) / (ended - begun) if ended > begun else 0.0
+    """Bytes per second from the first to the last (moment, bytes).
+
+    What the slot's restart_lsn gives back, it gives back at once. Where that hides that the WAL grows
+    again, this is the rate since it was least, or 0 where that is known for less than `LEAST_WINDOW_S`.
+    """
+    rate = _rate(held[0], held[-1])
+    least = min(reversed(held), key=itemgetter(1))
+    if rate >= 0 or least is held[-1]:
+        return rate
+    return _rate(least, held[-1]) if held[-1][0] - least[0] >= LEAST_WINDOW_S else 0.0
+
+
+def _rate(begin: tuple[float, int], end: tuple[float, int]) -> float:
+    return (end[1] - begin[1]) / (end[0] - begin[0]) if end[0] > begin[0] else 0.0
 
 
 def wal_held(slot: SlotStatus, held: int, rate: float, budget_bytes: int | None) -> RetainedWal:

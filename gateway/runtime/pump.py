@@ -41,10 +41,11 @@ from gateway.pgoutput import (
 from gateway.pgoutput.letters import BEGIN, COMMIT, RELATION, ROW_MESSAGES
 from gateway.pgoutput.transaction import begin_at, commit_at
 from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, XLOG_DATA, FrameError, drained_size, split
+from gateway.postgres.errors import CannotDecode
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.runtime.quarantine import QuarantinePolicy
-from gateway.runtime.relation_registrar import RelationRegistrar
+from gateway.runtime.relation_registrar import RelationRegistrar, RowsOfPartition
 from gateway.runtime.stream_status import StreamStatus
 from gateway.transactions.commit_policy import Filling
 from gateway.transactions.error_context import add_context
@@ -79,7 +80,7 @@ _FAILPOINTS: dict[type, str] = {
 class WholeFirst(Retry):
     """Begin again, and deliver each transaction up to `whole_until` before the next one is read."""
 
-    def __init__(self, error: StopForOperator, whole_until: Lsn) -> None:
+    def __init__(self, error: StopForOperator | CannotDecode, whole_until: Lsn) -> None:
         super().__init__(f"{error.message}; everything committed before it will be delivered first", hint=error.hint)
         self.whole_until = whole_until
 
@@ -138,6 +139,7 @@ class Pump:
         self._table_errors = table_errors
         self._excluded: dict[int, int] = {}
         self._excluded_before: dict[int, int] = {}
+        self._left_out = self._left_out_before = 0
         self._relation_names: dict[int, tuple[str, str]] = {}
         self._policy = delivery.policy
         self._unclosed_bytes = 0
@@ -156,13 +158,14 @@ class Pump:
             while not self._stopping:
                 await self._turn()
             self._close_if_due()
-        except StopForOperator as error:
+        except (StopForOperator, CannotDecode) as error:
             self._failed = True  # what is open stays open: the error may have come half way through closing it
             self._part(error)
             while not self._delivery.is_free:
                 await self._delivery.commit_done()
             self._feedback.tell_now()
-            self._decide(error)
+            if isinstance(error, StopForOperator):
+                self._decide(error)
             raise
         await asyncio.Event().wait()  # the end is drain's to say
 
@@ -225,7 +228,12 @@ class Pump:
             await self._settled.wait()
         self._feedback.tell_now()
 
-    def _part(self, error: StopForOperator) -> None:
+    @property
+    def received_until(self) -> Lsn:
+        """Every transaction that commits before it was received as a whole."""
+        return Lsn(self._machine.resume_lsn)
+
+    def _part(self, error: StopForOperator | CannotDecode) -> None:
         """The stream cannot go on here, but what was committed before it shall not wait for that person. Where it shares a
         Kafka transaction with the one that is in the way, the next attempt parts them: WholeFirst. Behind a
         gap nothing comes first."""
@@ -269,6 +277,9 @@ class Pump:
                 name = self._machine.quarantined[relation_oid].full_name
                 metrics.EXCLUDED.labels(metrics.quarantined_label(name)).inc(more)
         self._excluded_before = self._excluded
+        if self._left_out != self._left_out_before:
+            metrics.LEFT_OUT.inc(self._left_out - self._left_out_before)
+            self._left_out_before = self._left_out
 
     def _close_if_due(self) -> None:
         """Kafka is free, or a read is done."""
@@ -343,7 +354,15 @@ class Pump:
         relation_oid = relation.relation_oid
         if relation_oid in machine.quarantined:
             return
+        if await self._announcer.comes_as_root(relation):
+            name = f"{relation.namespace}.{relation.name}"
+            machine.refuse(relation_oid, RowsOfPartition(f"partition {name} has rows of its own: it gets a topic"))
+            return
         self._relation_names[relation_oid] = relation.namespace, relation.name
+        excluded = await self._announcer.excluded_tables.find(relation)
+        if excluded is not None:
+            machine.announce(relation_oid, relation.xid, excluded)
+            return
         try:
             xids = machine.current_xids
             version = await self._announcer.announce(relation, machine.in_force(relation_oid), xids and xids[0])
@@ -389,6 +408,7 @@ class Pump:
         states = {} if self._snapshot is None else self._snapshot.take_states()
         self._delivery.close(machine.take_markers(), position, states)
         self._excluded = dict(machine.excluded_count)
+        self._left_out = machine.left_out_count
         if self._position.skip_lsn and not position.skip_lsn:
             log.warning("transaction_skipped", commit_lsn=str(self._position.skip_lsn))
         self._position = position

@@ -33,7 +33,12 @@ class QuarantineRelation(Retry):
 
     def __init__(self, error: StopForOperator, relation: Quarantined) -> None:
         since = "this transaction on" if relation.since_lsn else "now on"
-        super().__init__(f"{error.message}; {relation.full_name} is in quarantine from {since}", hint=error.hint)
+        super().__init__(
+            f"{error.message}; {relation.full_name} is in quarantine from {since}",
+            hint="streaming continues without the table. To remove the cause: "
+            f"{error.hint.rstrip('.') or relation.reason}. Then run walgate readmit {relation.full_name}, and take a new "
+            "snapshot of the table",
+        )
         self.relation = relation
 
 
@@ -52,7 +57,7 @@ class QuarantinePolicy:
             return
         skip = (
             "to continue without this transaction (its changes, including those of other tables, are then not written to Kafka), "
-            f"run walgate skip --lsn {commit_lsn} (docs/operations.md, Errors in one table)"
+            f"run walgate skip --lsn {commit_lsn} (docs/quarantine.md)"
         )
         self._quarantine(error, error.relation_oid, name, commit_lsn)
         self._name_ways(error, name, skip)

@@ -16,7 +16,7 @@ import structlog
 from gateway.config.settings import Settings
 from gateway.debezium.envelope_schema import ConnectRelation
 from gateway.debezium.registrar import DebeziumRelations
-from gateway.errors import UnwritableRelation
+from gateway.errors import Retry, UnwritableRelation
 from gateway.events.missing_values import with_attributes
 from gateway.events.row_encoder import RowEncoder
 from gateway.failpoints import failpoint
@@ -25,7 +25,7 @@ from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Name, Topics, compacted_without_key, topic_of_another, topic_of_two
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
-from gateway.postgres.publication import publication_facts
+from gateway.postgres.publication import partitions_of, publication_facts
 from gateway.relations.attributes import (
     ATTRIBUTES_QUERY,
     Attribute,
@@ -43,10 +43,11 @@ from gateway.relations.type_catalog import (
     read_types,
 )
 from gateway.runtime.column_rules import check_key, protect
+from gateway.runtime.excluded_tables import ExcludedTables
 from gateway.schema_registry import classified_schema_errors
 from gateway.transactions.transaction import RelationVersion
 from schemas.avro_types import is_numeric
-from schemas.change_schema import Schema, change_schema, key_schema
+from schemas.change_schema import Schema, change_schema, enums_without_labels, key_schema
 from schemas.errors import IncompatibleSchema
 from schemas.registry_client import RegistryClient
 from schemas.relation import Kind, MissingValue, RelationDescription, TypeFacts
@@ -73,6 +74,10 @@ class _Catalog:
     attributes: dict[int, list[Attribute]]
 
 
+class RowsOfPartition(Retry):
+    """A partition whose root is published has rows of its own: it was published by itself when they were written."""
+
+
 class RelationRegistrar:
     """Raises WalgateError: PostgreSQL, registry or Kafka not there, or a schema that is not compatible."""
 
@@ -88,6 +93,7 @@ class RelationRegistrar:
         is_first_epoch: bool,
         on_announced: Callable[[str, int, int], None],
         debezium: DebeziumRelations | None = None,
+        partitions_have_topics: bool = False,
     ) -> None:
         """`on_announced` hears each relation's name, schema id and number of columns; `debezium`: written in its dialect."""
         self._on_announced = on_announced
@@ -100,8 +106,11 @@ class RelationRegistrar:
         self._prefix = settings.kafka.prefix
         self._columns = settings.columns
         self._publications = settings.source.publications
+        self.excluded_tables = ExcludedTables(settings.source.excluded_tables, topics, marks=debezium is None)
         self._is_first_epoch = is_first_epoch
         self._announced_types: dict[int, tuple[str, str]] = {}
+        self._partitions_have_topics = partitions_have_topics
+        self._partitions_of_roots: frozenset[int] = frozenset()
 
     async def prepare(self, relations: Iterable[Name]) -> None:
         """Make the topics of (schema, table) in batches, before their first row: a thousand one by one take long."""
@@ -125,7 +134,9 @@ class RelationRegistrar:
     async def _make_topics(self, relations: Sequence[Name]) -> None:
         """A new table seldom comes alone: the topics of all that are published by now are made with its own."""
         if await self._topics.without_topic(relations):
-            publications = await publication_facts(self._sql, self._publications)
+            publications = await publication_facts(
+                self._sql, self._publications, excluded=self.excluded_tables.patterns
+            )
             published = {(r.namespace, r.name) for facts in publications.values() for r in facts.relations}
             await self.prepare([*relations, *sorted(published)])
         else:
@@ -150,6 +161,18 @@ class RelationRegistrar:
     def note_type(self, message: Type) -> None:
         """The name of a type, for when the catalog has forgotten it."""
         self._announced_types[message.type_oid] = (message.namespace, message.name)
+
+    async def comes_as_root(self, relation: Relation) -> bool:
+        """Whether rows of this partition come as those of its root, so that it needs no topic: PostgreSQL describes the partition
+        all the same."""
+        oid = relation.relation_oid
+        if self._partitions_have_topics or not await self._topics.without_topic([(relation.namespace, relation.name)]):
+            return False
+        if oid not in self._partitions_of_roots:
+            publications = await publication_facts(self._sql, self._publications)
+            published = {each.relation_oid for facts in publications.values() for each in facts.relations}
+            self._partitions_of_roots = await partitions_of(self._sql, published) - published
+        return oid in self._partitions_of_roots
 
     async def announce(
         self, relation: Relation, in_force: RelationVersion | None, xid: int | None = None
@@ -244,6 +267,14 @@ class RelationRegistrar:
         if self._debezium is not None and relation_ is not None:
             self._debezium.announce(relation_, value_schema_id, key_schema_id, outlet)
             key_schema_id = 0 if description.identity_columns else None
+        without_labels = enums_without_labels(description)
+        if without_labels:
+            log.warning(
+                "labels_left_out",
+                relation=description.qualified_name,
+                types=without_labels,
+                note="the labels of these enums are too many for the schema; values are sent as usual",
+            )
         encoder = RowEncoder(description, value_schema_id, key_schema_id)
         self._on_announced(description.qualified_name, value_schema_id, len(description.columns))
         log.debug("relation", name=description.qualified_name, schema_id=value_schema_id)

@@ -9,12 +9,13 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import asyncpg
 import structlog
 
 from gateway.config.settings import Settings
-from gateway.errors import NeedsText, Retry, StopForOperator
+from gateway.errors import NeedsText, Retry, RetrySlowly, StopForOperator
 from gateway.events.errors import NeedsOptional
 from gateway.failpoints import failpoint
 from gateway.kafka.delivery import TransactionTimedOut
@@ -24,7 +25,10 @@ from gateway.pgoutput import Relation
 from gateway.postgres.asyncpg_internals import address_of
 from gateway.postgres.connection import connect_sql, leave_with
 from gateway.postgres.credentials import login_of
-from gateway.postgres.errors import LossReported
+from gateway.postgres.errors import CannotDecode, LossReported, StreamCut, beside_stream
+from gateway.postgres.publication import filters_that_can_fail
+from gateway.postgres.replication_stream import ReplicationStream
+from gateway.postgres.server import Recovery, recovery_of
 from gateway.postgres.server_message import ServerMessage
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.postgres.start_replication import pgoutput_options, protocol_version
@@ -32,7 +36,8 @@ from gateway.runtime.bootstrap import Bootstrap
 from gateway.runtime.column_rules import unused_rules
 from gateway.runtime.pump import Pump, ReadWhole, WholeFirst
 from gateway.runtime.quarantine import QuarantinePolicy, QuarantineRelation
-from gateway.runtime.restart_state import RestartState
+from gateway.runtime.relation_registrar import RowsOfPartition
+from gateway.runtime.restart_state import RestartState, StreamEnd
 from gateway.runtime.source_catalog import SourceCatalog
 from gateway.runtime.stream_status import show_position
 from gateway.runtime.tasks import run_together
@@ -40,8 +45,9 @@ from gateway.runtime.wal_budget import WalBudget
 from gateway.snapshot.chunk_reader import connect_reader
 from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.startup.periodic_check import check_held
-from gateway.startup.server_notices import LeftOut, WalRemoved
-from gateway.startup.timeline_checks import LeftBehind
+from gateway.startup.server_notices import LeftOut, Reported, WalRemoved
+from gateway.startup.standstill import DecodingFailed, ServerCrashed, Standstill, counted_again, wait_s
+from gateway.startup.timeline_checks import NotPrimary
 from gateway.transactions.machine import RolledBackMessages, TransactionMachine
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import RelationVersion
@@ -49,12 +55,21 @@ from schemas.lsn import Lsn
 
 log = structlog.get_logger()
 
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 DRAIN_TIMEOUT_S = 10.0
 _NAMED_TABLES = 10
 
 
+class CrashedHere(RetrySlowly):
+    """The server has crashed at this place before: no attempt is made for a while."""
+
+
 class Session:
-    """Reads and writes `memory`."""
+    """Reads and writes `memory`. `standstill`: after the end, what kept the session from getting past a place in the WAL."""
 
     def __init__(self, settings: Settings, board: StatusBoard, memory: RestartState) -> None:
         self.is_streaming = False
@@ -65,13 +80,19 @@ class Session:
         self._resume_lsn = 0
         self._sql: asyncpg.Connection | None = None
         self._reads_whole = False
+        self.standstill: Standstill | None = None
+        self._recovery = Recovery("", "")
+        self._stream: ReplicationStream | None = None
+        self._pump: Pump | None = None
+        self._feedback: StandbyStatus | None = None
+        self._end_at_start = Lsn(0)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set and everything received is durable; raises WalgateError."""
         async with AsyncExitStack() as stack:
             stack.callback(self._leave)
             try:
-                await self._run(stack, stop)
+                await self._run_noting_cut(stack, stop)
             except NeedsText:
                 self._memory.text_only = True
                 raise
@@ -88,21 +109,68 @@ class Session:
             except QuarantineRelation as error:
                 self._memory.quarantine[error.relation.relation_oid] = error.relation
                 raise
-            except LossReported as error:
-                self._remember(error)
+            except (LossReported, CannotDecode) as error:
+                self._remember(error.reported)
                 raise
-            except LeftBehind:
+            except RowsOfPartition:
+                self._memory.partitions_have_topics = True
+                raise
+            except NotPrimary:
                 if self._sql is not None:
                     self._memory.avoid(address_of(self._sql))
                 raise
 
-    def _remember(self, error: LossReported) -> None:
-        reported, before = error.reported, self._memory.reported
+    async def _run_noting_cut(self, stack: AsyncExitStack, stop: asyncio.Event) -> None:
+        """Whether a session that ended without a word of the server was ended by a crash, the next one finds out."""
+        try:
+            await self._run(stack, stop)
+        except Retry as error:
+            failure = None if self._stream is None else self._stream.failure
+            if self._stream is not None and isinstance(failure, StreamCut | None):
+                place, received_until = self._place()
+                self._memory.cut = StreamEnd(error.message, place, self._recovery, self._has_passed, received_until)
+            raise
+
+    def _place(self) -> tuple[Lsn, Lsn]:
+        """The LSN with which the next session resumes, and the one before which every transaction was received."""
+        if self._pump is None:
+            return Lsn(self._resume_lsn), Lsn(0)
+        return self._pump.closed_lsn, self._pump.received_until
+
+    def _remember(self, reported: Reported) -> None:
+        before = self._memory.reported
         if isinstance(reported, WalRemoved):
             again = isinstance(before, WalRemoved) and before.resume_lsn == self._resume_lsn
             times = before.times + 1 if again and isinstance(before, WalRemoved) else 1
             reported = replace(reported, resume_lsn=self._resume_lsn, times=times)
+        elif isinstance(reported, DecodingFailed):
+            reported = counted_again(before, reported, self._place()[0], _now(), has_passed=self._has_passed)
+            self.standstill = reported
         self._memory.reported = reported
+
+    @property
+    def _has_passed(self) -> bool:
+        """All WAL was received that was there when the session began, and where an earlier one may have failed."""
+        return self._feedback is not None and self._feedback.received_lsn >= self._end_at_start
+
+    async def _note_crash(self, sql: asyncpg.Connection) -> None:
+        """Raises CrashedHere where the server has crashed before while it read the WAL from the same LSN."""
+        self._recovery = await recovery_of(sql)
+        cut, self._memory.cut = self._memory.cut, None
+        if cut is None or not self._recovery.follows_crash_since(cut.recovery):
+            return
+        before, crash = self._memory.reported, ServerCrashed(cut.message)
+        crash = counted_again(before, crash, cut.resume_lsn, _now(), has_passed=cut.has_passed)
+        self._memory.reported = crash
+        # What can be delivered is delivered before the server reads that place again.
+        self._memory.careful_until = max(self._memory.careful_until, cut.received_until)
+        if 1 < crash.times < crash.certain_times:
+            self.standstill = crash
+            raise CrashedHere(
+                f"the server has crashed {crash.times} times since {crash.since} while it read the WAL after {cut.resume_lsn}",
+                hint=f"each crash ends all sessions of the server, so the next attempt is made in {wait_s(crash):.0f} s. See the "
+                "server's log. If the server crashes there again, the gateway stops and names the ways on",
+            )
 
     def _leave(self) -> None:
         self._board.leave()
@@ -116,6 +184,7 @@ class Session:
         self._wait_for("PostgreSQL")
         failpoint("before_preflight")
         self._sql = sql = await self._connect_sql(stack)
+        await self._note_crash(sql)
         reads_new_tables = settings.snapshot.mode == "initial"
         catalog = SourceCatalog(sql, settings, memory.next_moment, memory.logged, reads_new_tables=reads_new_tables)
         budget = WalBudget(settings, memory, self._board)
@@ -124,7 +193,9 @@ class Session:
         start = Bootstrap(settings, memory, stack, self._board)
         position = memory.position = await start.run(catalog)
         self._resume_lsn = position.resume_lsn
+        self._end_at_start = catalog.server.flush_lsn
         catalog.warn(unused_rules(settings.columns, catalog.facts.publications.values()))
+        catalog.warn(tuple(await filters_that_can_fail(sql, catalog.facts.publications)))
         self._tell_quarantined(position)
 
         # A connection beside the periodic check's: asyncpg runs one query at a time.
@@ -136,7 +207,7 @@ class Session:
         )
         with table_errors.of_snapshot():
             snapshot = await self._snapshot(stack, start, machine, position)
-        feedback = await self._start_stream(start, machine, position)
+        feedback = self._feedback = await self._start_stream(start, machine, position)
         leave_with(sql, start.stream)
         protocol = protocol_version(catalog.server.version_num)
         pump = Pump(
@@ -153,6 +224,7 @@ class Session:
             snapshot=snapshot,
             table_errors=table_errors,
         )
+        self._pump = pump
         show_position(self._board, position)
         if snapshot is not None:
             self._board.watch_snapshot(snapshot.status)
@@ -256,7 +328,8 @@ class Session:
             publications=start.catalog.publications,
             is_behind_gap=position.gap is not None and position.gap.end_lsn == position.resume_lsn,
         )
-        await snapshot.prepare()
+        with beside_stream():
+            await snapshot.prepare()
         return snapshot
 
     async def _start_stream(self, start: Bootstrap, machine: TransactionMachine, position: Position) -> StandbyStatus:
@@ -279,6 +352,7 @@ class Session:
         is_harmless = isinstance(memory.reported, LeftOut)
         if is_harmless:
             memory.reported = None
+        self._stream = start.stream
         await start.stream.start(
             source.slot,
             position.resume_lsn,

@@ -19,7 +19,7 @@ from gateway.relations.type_catalog import TYPES_QUERY, read_types, unknown_type
 from gateway.startup.facts import Expected, Facts, ServerFacts, SlotFacts, published_types
 from gateway.startup.findings import OperatorWarning
 from gateway.startup.periodic_check import check_running
-from gateway.startup.publication_checks import added_tables, rows_not_sent
+from gateway.startup.publication_checks import added_tables, removed_tables, rows_not_sent
 from gateway.transactions.position import Position
 from gateway.values.column_codec import has_binary_decoder
 from schemas.lsn import Lsn
@@ -61,7 +61,7 @@ class SourceCatalog:
         self._logged = logged
         self._reads_new_tables = reads_new_tables
         self._facts: Facts | None = None
-        self.publications = PublicationLoader(settings.source.publications)
+        self.publications = PublicationLoader(settings.source.publications, settings.source.excluded_tables)
         self.expected = expected_of(settings)
 
     async def look(self) -> Facts:
@@ -160,13 +160,14 @@ class SourceCatalog:
 
     async def watch(self, position: Position, backend_pid: int, check: Callable[[Facts], None]) -> None:
         """The periodic check, and `check` with it, until cancelled. Raises what ends the session."""
-        before = self.facts
+        seen = self.facts
         expected = replace(self.expected, timeline=position.timeline, backend_pid=backend_pid)
         while True:
             await asyncio.sleep(self._source.check_interval_s)
             failpoint("before_periodic_check")
             last, now = self.facts, await self.look()
             check(now)
+            _tell_removed([relation.full_name for relation in removed_tables(last, now)])
             added = added_tables(last, now)
             if added:
                 names = [relation.full_name for relation in added]
@@ -174,10 +175,24 @@ class SourceCatalog:
             if added and not self._reads_new_tables:
                 held = await tables_that_held_rows(self._sql, self._source.publications, added)
                 self.warn((rows_not_sent(held),) if held else ())
-            report = check_running(before, now, expected)
+            report = check_running(seen, now, expected)
+            # A publication that is away for a while is compared with what it was.
+            seen = replace(now, publications={**seen.publications, **now.publications})
             self.warn(report.warnings)
             report.raise_errors()
             failpoint("after_periodic_check")
+
+
+def _tell_removed(names: list[str]) -> None:
+    if names:
+        log.warning(
+            "tables_removed",
+            count=len(names),
+            tables=names[:_NAMED_TABLES],
+            reason="they are no longer published, or were dropped: their changes are no longer sent",
+            hint="if this is not intended, add them to the publication again (ALTER PUBLICATION ... ADD TABLE), and take a new "
+            "snapshot of them: changes that were made in between are not sent. Topics and mirrors keep what they have",
+        )
 
 
 def _is_decodable(oid: int, facts: dict[int, TypeFacts]) -> bool:

@@ -4,7 +4,8 @@
     RetrySlowly    2 s doubling up to 60 s
     other errors   end the gateway: a person must decide
 
-The same reason again and again is logged ever more seldom, with how often and since when.
+The same reason again and again is logged ever more seldom, with how often and since when. The same error at the same resume LSN
+is counted, waited for longer each time, and is a stop in the end (gateway/startup/standstill.py).
 
 An attempt that ran for a while sets the delay back. SIGTERM and SIGINT drain: what was received and can be committed is
 committed, PostgreSQL is told, then the program ends with 0. SIGUSR1 logs where every task waits.
@@ -38,6 +39,8 @@ from gateway.runtime.monitor import Monitor
 from gateway.runtime.restart_state import RestartState
 from gateway.runtime.session import Session
 from gateway.runtime.tasks import cancel
+from gateway.startup.standstill import Standstill, wait_s
+from schemas.lsn import Lsn
 
 log = structlog.get_logger()
 
@@ -107,17 +110,28 @@ async def _sessions(settings: Settings, board: StatusBoard, stop: asyncio.Event)
             return
         except (Retry, RetrySlowly) as error:
             metrics.RESTARTS.labels(type(error).__name__).inc()
-            board.failed(error)
+            standstill = session.standstill
+            place = {} if standstill is None else _place(standstill)
+            board.failed(error, **place)
             board.wait_for(f"the restart of replication, after this error: {error.message}")
             delay = backoff.delay_s(error, time.monotonic() - begun)
+            if standstill is not None:
+                delay = wait_s(standstill)
             if session.is_streaming:
                 repeats.forget()
             told = repeats.again(error.message, datetime.now(UTC).isoformat(timespec="seconds"))
+            if place:
+                told = place | {"resume_lsn": str(place["resume_lsn"])}
             if told is not None:
                 log.warning("restarting", reason=error.message, hint=error.hint, delay_s=round(delay, 1), **told)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), delay)
             failpoint("reconnect")
+
+
+def _place(standstill: Standstill) -> dict[str, Any]:
+    """For the log and the status."""
+    return {"times": standstill.times, "since": standstill.since, "resume_lsn": Lsn(standstill.resume_lsn)}
 
 
 async def _until_stopped(session: Session, stop: asyncio.Event) -> None:

@@ -12,17 +12,26 @@ from typing import Final
 
 import asyncpg
 
-from gateway.errors import WalgateError
+from gateway.errors import RetrySlowly, StopForOperator, WalgateError
 from gateway.failpoints import failpoint
 from gateway.postgres.connection import connect_sql, end_session, transaction
 from gateway.postgres.credentials import Credentials
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.snapshot.copy_decoder import CopyDecoder
 from gateway.snapshot.read_plan import ReadPlan, fingerprint
 from gateway.snapshot.rules.ctid_ranges import Leaf, TidRange, cut, halves
 from gateway.snapshot.rules.table_progress import Chunk
 from gateway.snapshot.rules.visibility import parse_visibility
-from gateway.snapshot.sql import EMIT, SESSION_SETTINGS, facts_query, lock, select_all, select_keys, select_range
+from gateway.snapshot.sql import (
+    EMIT,
+    SESSION_SETTINGS,
+    facts_query,
+    lock,
+    lock_by_explain,
+    select_keys,
+    select_parts,
+    select_range,
+)
 
 _MOST_BYTES_FACTOR: Final = 6
 """A chunk that grows beyond so many times its size is given up and read in smaller ones."""
@@ -64,15 +73,19 @@ class ReadChunk:
 
 
 async def connect_reader(login: Credentials) -> asyncpg.Connection:
-    """Raises classified errors."""
-    sql = await connect_sql(login)
+    """Raises Retry and RetrySlowly: the stream has logged in with the same settings, so that whatever is wrong here may pass."""
+    try:
+        sql = await connect_sql(login)
+    except StopForOperator as error:
+        raise RetrySlowly(error.message, hint=error.hint) from error
     try:
         for statement in SESSION_SETTINGS:
             await sql.execute(statement)
     except BaseException as error:
         sql.terminate()
         if isinstance(error, DRIVER_ERRORS):
-            raise classify_exception(error, "setting up a session") from error
+            with beside_stream():
+                raise classify_exception(error, "setting up a session") from error
         raise
     return sql
 
@@ -94,7 +107,10 @@ async def read_chunk(
     stream; one reader encodes in a round of the event loop. Raises Outdated, SnapshotTooOld, ChunkTooLarge, what the
     encoders raise and what the driver raises; `sql` is closed then, if it was left within a COPY or a statement."""
     table = chunk.table
-    async with transaction(sql, isolation="repeatable_read"):
+    # Of privileges on columns: the snapshot that is judged by is then older than the one of the COPY, which sees the same and
+    # perhaps more. Such rows count as stale where they are not, and are read again.
+    isolation = "repeatable_read" if recipe.surveyed.is_granted else "read_committed"
+    async with transaction(sql, isolation=isolation):
         await sql.execute(_lock(chunk, recipe))
         failpoint("chunk_locked")
         table.judge.expect(chunk)
@@ -104,8 +120,9 @@ async def read_chunk(
             [recipe.surveyed.relation.relation_oid],
             publications,
             None if leaf is None else leaf.oid,
+            list(recipe.surveyed.key_enums),
         )
-        if row is None or fingerprint(row) != recipe.surveyed.fingerprint:
+        if row is None or fingerprint(row["fingerprint"], row["labels"]) != recipe.surveyed.fingerprint:
             raise RelationChanged("the relation has changed")
         table_blocks = row["blocks"] or 0
         if chunk.range is not None:
@@ -145,7 +162,9 @@ async def _copy(
             raise ChunkTooLarge("a chunk has too many bytes")
 
     try:
-        await sql.copy_from_query(_query(chunk, recipe), output=feed, format="binary", timeout=_COPY_TIMEOUT_S)
+        await sql.copy_from_query(
+            chunk_query(chunk, recipe, recipe.columns), output=feed, format="binary", timeout=_COPY_TIMEOUT_S
+        )
         copied.finish()
         if wanted:
             copied.keep(wanted)
@@ -172,18 +191,22 @@ def _leaf(chunk: Chunk, recipe: ReadPlan) -> Leaf | None:
 
 def _lock(chunk: Chunk, recipe: ReadPlan) -> str:
     surveyed = recipe.surveyed
-    if chunk.range is None:
-        return lock([surveyed.relation_name], only=not surveyed.is_partitioned, share=chunk.is_locked)
-    return lock(list(dict.fromkeys([surveyed.relation_name, surveyed.leaf_names[chunk.range.leaf]])))
+    names, only = [surveyed.relation_name], not surveyed.is_partitioned
+    if chunk.range is not None:
+        names, only = list(dict.fromkeys([*names, surveyed.leaf_names[chunk.range.leaf]])), True
+    if surveyed.is_granted or chunk.is_locked:
+        return lock(names, only=only, share=chunk.is_locked)
+    return lock_by_explain(names, only=only)
 
 
-def _query(chunk: Chunk, recipe: ReadPlan) -> str:
+def chunk_query(chunk: Chunk, recipe: ReadPlan, columns: str) -> str:
+    """The rows of the chunk. `columns`: what is wanted of them."""
     surveyed = recipe.surveyed
     assert surveyed.row_filter is not None
     found: TidRange | None = chunk.range
     if found is not None:
-        return select_range(recipe.columns, surveyed.leaf_names[found.leaf], found, surveyed.row_filter)
+        return select_range(columns, surveyed.leaf_names[found.leaf], found, surveyed.row_filter)
     if chunk.keys and recipe.finds_keys:
         condition = recipe.key_condition(chunk.keys)
-        return select_keys(recipe.columns, surveyed.source, condition, surveyed.row_filter)
-    return select_all(recipe.columns, surveyed.source, surveyed.row_filter)
+        return select_keys(columns, surveyed.source, condition, surveyed.row_filter)
+    return select_parts(columns, recipe.sources, surveyed.row_filter)

@@ -27,7 +27,7 @@ from gateway.failpoints import failpoint
 from gateway.kafka.delivery import Delivery
 from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus
 from gateway.postgres.connection import transaction
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.postgres.publication import PublicationLoader
 from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import ReadChunk, new_id
@@ -35,7 +35,7 @@ from gateway.snapshot.commands import Command, accepted, choose
 from gateway.snapshot.discovery import Discovery
 from gateway.snapshot.emit_chunk import ChunkEmitter
 from gateway.snapshot.pending_chunks import ChunkMark, PendingChunks
-from gateway.snapshot.progress_log import ProgressLog, tell_quarantined
+from gateway.snapshot.progress_log import ProgressLog, tell_quarantined, tell_read_at_once
 from gateway.snapshot.read_plan import ReadPlan, ReadPlans, RegisterRelations, Surveyed
 from gateway.snapshot.reader_tasks import ReaderTasks
 from gateway.snapshot.reselecting import Reselection, has_its_keys
@@ -44,6 +44,7 @@ from gateway.snapshot.sql import EMIT
 from gateway.snapshot.stored_state import KNOWN, StoredStates, TableState
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
+from gateway.snapshot.unreadable_tables import UnreadableTables
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import COMMAND_PREFIX
 
@@ -98,6 +99,7 @@ class SnapshotCoordinator:
             settings.snapshot, machine, delivery, self._arriving, self._noting, self._readings, self._readers,
             self._reselecting,
         )  # fmt: skip
+        self._unreadable = UnreadableTables(settings, self._readings, self._arriving)
         self._progress = ProgressLog()
         self._discovered_at = self._begun_at = self._ended_at = self._looked_at = -1e9
 
@@ -229,14 +231,16 @@ class SnapshotCoordinator:
     # -- the conductor ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. What the server says to a session of the snapshot never ends the gateway."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._conduct())
+                group.create_task(self._unreadable.run())
                 for _ in range(self._settings.snapshot.readers):
                     group.create_task(self._readers.run())
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            with beside_stream():
+                raise errors.exceptions[0] from errors.exceptions[0].__cause__
 
     async def _conduct(self) -> None:
         readings, wake = self._readings, self._arriving.wake
@@ -246,7 +250,8 @@ class SnapshotCoordinator:
             if now - self._discovered_at >= self._settings.source.check_interval_s:
                 await self._discovery.look()
                 self._discovered_at = now
-            if readings.by_oid:
+            self._unreadable.look()
+            if readings.has_work:
                 await self._note()
                 await self._set_up_begun()
                 await self._begin_some()
@@ -257,7 +262,7 @@ class SnapshotCoordinator:
                 await self._note()
                 await self._mark(ChunkMark("end", [], is_last=True))
             elif self._noting.judge is not None and not (
-                readings.by_oid or readings.snapshot_id or self._reselecting.is_on
+                readings.has_work or readings.snapshot_id or self._reselecting.is_on
             ):
                 self._noting.listen()
             if self._noting.judge is not None and (self._is_idle or now - self._looked_at >= TICK_S):
@@ -294,7 +299,7 @@ class SnapshotCoordinator:
             if reading.status is Status.READING and not reading.is_readable and reading.blocked_until <= now
         ]
         for reading, made in await self._recipes.of_readings(new, now):
-            is_same = reading.state.fingerprint == made.surveyed.fingerprint
+            is_same = reading.state.fingerprint == made.surveyed.fingerprint and reading.is_read_as(made)
             if has_its_keys(reading, made) if reading.is_reselect else is_same:
                 reading.recipe = made
             elif self._readings.by_oid.get(reading.oid) is reading:
@@ -323,12 +328,11 @@ class SnapshotCoordinator:
             assert judge is not None
             if self._readings.by_oid.get(reading.oid) is not reading:  # cancelled
                 continue
+            self._readings.join_snapshot(reading)
             reading.set_up(made, judge, self._chunk_bytes, reselects=self._reselecting.is_on)
             self._readings.begun[reading.oid] = reading
             begun.append(reading)
-            if not made.surveyed.is_heap:
-                reason = "its table access method is not heap, so it cannot be read in ranges of blocks"
-                log.warning("table_read_in_one_transaction", table=reading.full_name, reason=reason)
+            tell_read_at_once(reading)
         if begun:
             await self._mark(ChunkMark("begin", begun))
 

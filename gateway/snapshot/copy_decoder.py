@@ -11,14 +11,18 @@ from typing import Final
 
 from librt.strings import read_i16_be, read_i32_be
 
+from gateway.errors import Retry
 from gateway.events.row_encoder import RowEncoder
-from gateway.snapshot.errors import UnreadableCopy
 from schemas.wire_format import FRAME_BYTES
 
 _SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 _HEADER_BYTES: Final = len(_SIGNATURE) + 4
 """Signature and flags; behind them stand the length of an extension, and the extension."""
 _NULL: Final = b"n"
+
+
+class UnreadableCopy(Retry):
+    """COPY sent something else than documented, or was cut off."""
 
 
 class CopyDecoder:

@@ -109,7 +109,9 @@ class ChunkEmitter:
                 self._end(reading, mark.xid, *place)
         if mark.is_last and not readings.has_tables:
             self._owe_of_all("SNAPSHOT_END", mark.xid, *place)
-            log.info("snapshot_done", snapshot_id=readings.snapshot_id, rows=self.row_count)
+            unread = [reading.full_name for reading in readings.whole_tables]
+            told = {"tables_not_read": len(unread)} if unread else {}
+            log.info("snapshot_done", snapshot_id=readings.snapshot_id, rows=readings.rows_read(), **told)
             readings.snapshot_id = ""
         if mark.kind == "begin":
             log.info("tables_begun", count=len(mark.readings))

@@ -43,6 +43,41 @@ def tell_quarantined(names: Sequence[str]) -> None:
     )
 
 
+def tell_read_at_once(reading: TableTask) -> None:
+    """Where it has a key, and is read as a whole all the same."""
+    assert reading.recipe is not None
+    surveyed, hint = reading.recipe.surveyed, ""
+    if not surveyed.is_heap:
+        reason = "its table access method is not heap, so it cannot be read in ranges of blocks"
+    elif not surveyed.has_places and reading.recipe.key_columns:
+        reason = "the role may read columns of the table, but not ctid, so it cannot be read in ranges of blocks"
+        hint = f"GRANT SELECT (ctid) ON {reading.full_name} TO <role> (also on its partitions)"
+    else:
+        return
+    log.warning("table_read_in_one_transaction", table=reading.full_name, reason=reason, hint=hint)
+
+
+def tell_unreadable(names: Sequence[str]) -> None:
+    log.warning(
+        "tables_not_read",
+        count=len(names),
+        tables=names[:NAMED_TABLES],
+        reason="PostgreSQL cannot read these tables (table_unreadable says why): the snapshot of the others ends without them",
+        hint="correct the cause: the tables are then read without a command",
+    )
+
+
+def tell_unreachable(table: str, partitions: Sequence[str]) -> None:
+    log.warning(
+        "partitions_not_read",
+        table=table,
+        count=len(partitions),
+        partitions=[name.replace('"', "") for name in partitions[:NAMED_TABLES]],
+        reason="PostgreSQL cannot read these foreign tables: the table is read without their rows",
+        hint=f"when they can be read, `walgate snapshot start {table}` reads the table with their rows",
+    )
+
+
 def tell_unsent(now: RelationFiles, reason: str, *, reads: bool) -> None:
     name = f"{now.schema}.{now.name}"
     if reads:

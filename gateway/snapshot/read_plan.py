@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,19 +14,34 @@ import fastavro
 
 from gateway.config.settings import Settings
 from gateway.errors import UnwritableRelation
+from gateway.names import quote_identifier
 from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import publication_facts
 from gateway.snapshot.relation_files import RelationFiles, read_contents
 from gateway.snapshot.rules.ctid_ranges import Leaf
-from gateway.snapshot.sql import CONTENT, FILES, column_list, facts_query, key_condition, qualified
+from gateway.snapshot.sql import (
+    CONTENT,
+    ENUMS,
+    EQUAL,
+    FILES,
+    FOREIGN,
+    KEYS,
+    KeyColumn,
+    column_list,
+    facts_query,
+    key_condition,
+    qualified,
+)
 from gateway.snapshot.table_errors import UnwritableTable
 from gateway.startup.facts import PublicationFacts, PublishedRelation
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import RelationVersion
-from gateway.values.column_codec import has_binary_decoder
+from gateway.values.column_codec import is_copied_in_binary
+from schemas.avro_types import Form, key_type, value_type
 from schemas.change_schema import key_schema
+from schemas.relation import ColumnDescription
 
 if TYPE_CHECKING:
     from gateway.snapshot.table_task import TableTask
@@ -48,6 +63,16 @@ class Surveyed:
     row_filter: str | None
     fingerprint: str
     content: RelationFiles
+    key_columns: Mapping[str, KeyColumn] = field(default_factory=dict)
+    """Those of the identity index, by name."""
+    key_enums: tuple[int, ...] = ()
+    """Oids of the enums whose labels are in keys."""
+    foreign_names: tuple[str, ...] = ()
+    """Foreign tables that are partitions of it: quoted. PostgreSQL sends no changes of them."""
+    is_granted: bool = True
+    """The role may read all columns of the relation and its leaves."""
+    has_places: bool = True
+    """The role may ask for the place of a row."""
 
     @property
     def relation_name(self) -> str:
@@ -59,8 +84,9 @@ class Surveyed:
         return self.relation_name if self.is_partitioned else f"ONLY {self.relation_name}"
 
 
-def fingerprint(row: asyncpg.Record) -> str:
-    return sha256(row["fingerprint"].encode()).hexdigest()
+def fingerprint(facts: str, labels: str | None) -> str:
+    """Columns of `facts_query`."""
+    return sha256(f"{facts} {labels}".encode() if labels else facts.encode()).hexdigest()
 
 
 async def survey(
@@ -86,16 +112,23 @@ async def _survey(
             sent.setdefault(relation.relation_oid, []).append(relation)
     wanted = [oid for oid in relation_oids if oid in sent]
     query = facts_query(sql.get_server_version().major, prints_filters=prints_filters)
-    rows = await sql.fetch(query, wanted, list(publications), None)
+    rows = await sql.fetch(query, wanted, list(publications), None, [])
     contents = read_contents(await sql.fetch(CONTENT, wanted))
     leaves_of = {row["oid"]: json.loads(row["leaves"] or "[]") for row in rows}
-    files = {
-        file["oid"]: file for file in await sql.fetch(FILES, [leaf[0] for each in leaves_of.values() for leaf in each])
-    }
+    parts = [*wanted, *(leaf[0] for each in leaves_of.values() for leaf in each)]
+    files = {file["oid"]: file for file in await sql.fetch(FILES, parts)}
+    foreign: dict[int, list[str]] = {}
+    for table in await sql.fetch(FOREIGN, wanted):
+        foreign.setdefault(table["oid"], []).append(qualified(table["nspname"], table["relname"]))
+    keys: dict[int, dict[str, KeyColumn]] = {}
+    for key in await sql.fetch(KEYS, wanted):
+        column = KeyColumn(key["name"], key["type_name"], _operator(key), key["is_domain"])
+        keys.setdefault(key["oid"], {})[column.name] = column
+    enums = {row["oid"]: row for row in await sql.fetch(ENUMS, wanted)}
     found = {}
     for row in rows:
         leaves = leaves_of[row["oid"]]
-        relations = sent[row["oid"]]
+        relations, enum = sent[row["oid"]], enums.get(row["oid"])
         is_filtered = all(relation.row_filter is not None for relation in relations)
         found[row["oid"]] = Surveyed(
             relation=relations[0],
@@ -104,10 +137,21 @@ async def _survey(
             leaves=tuple(Leaf(oid, filenode, files[oid]["blocks"]) for oid, filenode, _, _ in leaves),
             leaf_names=tuple(qualified(namespace, name) for _, _, namespace, name in leaves),
             row_filter=_filter(row, prints_filters=prints_filters) if is_filtered else "",
-            fingerprint=fingerprint(row),
+            fingerprint=fingerprint(row["fingerprint"], enum["labels"] if enum else None),
             content=contents[row["oid"]],
+            key_columns=keys.get(row["oid"], {}),
+            key_enums=tuple(enum["enums"]) if enum else (),
+            foreign_names=tuple(foreign.get(row["oid"], ())),
+            is_granted=all(files[oid]["is_granted"] for oid in (row["oid"], *(leaf[0] for leaf in leaves))),
+            has_places=all(files[leaf[0]]["has_places"] for leaf in leaves),
         )
     return found
+
+
+def _operator(key: asyncpg.Record) -> str:
+    if key["operator_name"] is None:
+        return EQUAL
+    return f"OPERATOR({quote_identifier(key['operator_schema'])}.{key['operator_name']})"
 
 
 def _filter(row: asyncpg.Record, *, prints_filters: bool) -> str | None:
@@ -140,15 +184,28 @@ class ReadPlan:
     topic: str
     is_binary: tuple[bool, ...]
     columns: str
-    key_columns: tuple[tuple[str, str], ...]
-    """Names and types of the identity columns, in the order of the Avro key."""
+    key_columns: tuple[KeyColumn, ...]
+    """In the order of the Avro key."""
     _key_schema: Any = field(repr=False)
     keeps_tuples: bool = False
+    unreachable: tuple[str, ...] = ()
+    """Foreign partitions that were left out."""
+    compares_text: bool = False
+    """A key was not a value of its type any more: keys are compared as text."""
 
     @property
     def is_read_at_once(self) -> bool:
         """No key says which rows are stale, or no block in which other chunk a row is."""
-        return not self.key_columns or not self.surveyed.is_heap
+        return not self.key_columns or not self.surveyed.is_heap or not self.surveyed.has_places
+
+    @property
+    def sources(self) -> list[str]:
+        """For FROM, each: all that can be read of the relation."""
+        surveyed = self.surveyed
+        if not self.unreachable:
+            return [surveyed.source]
+        local = [f"ONLY {name}" for name in surveyed.leaf_names]
+        return [*local, *(name for name in surveyed.foreign_names if name not in self.unreachable)]
 
     @property
     def finds_keys(self) -> bool:
@@ -156,7 +213,15 @@ class ReadPlan:
         return not any(column.protection for column in self.version.encoder.description.identity_columns)
 
     def key_condition(self, keys: Sequence[bytes]) -> str:
-        return key_condition(self.key_columns, self._key_schema, keys)
+        relation = self.surveyed.relation_name
+        return key_condition(relation, self.key_columns, self._key_schema, keys, compares_text=self.compares_text)
+
+
+def _key_column(surveyed: Surveyed, column: ColumnDescription) -> KeyColumn:
+    """`column`: of the relation's version, whose key may be newer than the survey."""
+    published = {each.name: KeyColumn(each.name, each.type_name) for each in surveyed.relation.columns}
+    key = surveyed.key_columns.get(column.name) or published[column.name]
+    return replace(key, is_text=key_type(value_type(column)).form is Form.STRING)
 
 
 def recipe(
@@ -169,8 +234,7 @@ def recipe(
     keeps_tuples: bool = False,
 ) -> ReadPlan:
     description = version.encoder.description
-    is_binary = tuple(not text_only and has_binary_decoder(column.facts) for column in description.columns)
-    types = {column.name: column.type_name for column in surveyed.relation.columns}
+    is_binary = tuple(not text_only and is_copied_in_binary(column.facts) for column in description.columns)
     schema = key_schema(description, prefix)
     return ReadPlan(
         surveyed,
@@ -178,7 +242,7 @@ def recipe(
         topic,
         is_binary,
         column_list([column.name for column in description.columns], is_binary),
-        tuple((column.name, types[column.name]) for column in description.identity_columns),
+        tuple(_key_column(surveyed, column) for column in description.identity_columns),
         None if schema is None else fastavro.parse_schema(schema),
         keeps_tuples,
     )

@@ -14,7 +14,7 @@ import structlog
 from gateway.config.settings import Settings
 from gateway.errors import NeedsText, Retry, RetrySlowly
 from gateway.postgres.credentials import login_of
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.errors import DRIVER_ERRORS
 from gateway.snapshot.chunk_reader import (
     ChunkTooLarge,
     ReadChunk,
@@ -24,12 +24,13 @@ from gateway.snapshot.chunk_reader import (
     read_chunk,
 )
 from gateway.snapshot.pending_chunks import PendingChunks
-from gateway.snapshot.progress_log import CHANGED_ATTEMPTS, WaitReasons
-from gateway.snapshot.read_plan import ReadPlans
+from gateway.snapshot.progress_log import CHANGED_ATTEMPTS, WaitReasons, tell_unreachable
+from gateway.snapshot.read_plan import ReadPlan, ReadPlans
 from gateway.snapshot.rules.table_progress import Chunk, Status
-from gateway.snapshot.table_errors import errors_of
+from gateway.snapshot.table_errors import DENIED, errors_of, obstacle, passes_by_itself
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
+from gateway.snapshot.unreadable_tables import RETRIES_A_PAUSE, find_fault, unreachable_partitions
 
 log = structlog.get_logger()
 
@@ -41,15 +42,10 @@ AHEAD_CHUNKS: Final = 8
 """A reader goes on before its chunks are handed over while they are so small and few: small tables would wait for the stream
 longer than it takes to read them."""
 NOT_YET_S: Final = 0.1
+FOREIGN_ATTEMPTS: Final = 3
+"""So many must have failed before a partitioned table is read without the foreign partitions that cannot be read."""
 BLOCKED_S: Final = 10.0
-"""A table that cannot be read is tried again after so long."""
-
-_BLOCKS: Final = {
-    "42501": "GRANT SELECT ON <table> TO <role> (also on its partitions), and GRANT USAGE ON SCHEMA <schema> TO <role>. If "
-    "row-level security applies to the table: ALTER ROLE <role> BYPASSRLS. If snapshot.may_lock is true: GRANT UPDATE ON <table> "
-    "TO <role>, for LOCK TABLE. <role> is the gateway's role",
-    "55P03": "",
-}
+"""What passes by itself is tried again after so long at most."""
 
 
 def is_cancelled() -> bool:
@@ -68,6 +64,7 @@ class ReaderTasks:
     def __init__(self, settings: Settings, readings: TableTasks, recipes: ReadPlans, arriving: PendingChunks) -> None:
         self._settings = settings.snapshot
         self._publications = list(settings.source.publications)
+        self._check_interval_s = settings.source.check_interval_s
         self._login = login_of(settings.source)
         self._readings = readings
         self._recipes = recipes
@@ -109,7 +106,7 @@ class ReaderTasks:
                     chunk.table.give_back(chunk)
                     if is_cancelled():  # the ROLLBACK may have failed in place of it
                         raise asyncio.CancelledError from error
-                    _block(reading, error)
+                    await self._block(reading, error, sql, chunk)
                 except BaseException:
                     chunk.table.give_back(chunk)
                     raise
@@ -160,10 +157,12 @@ class ReaderTasks:
             emitted.append(number)
             self._arriving.expect(number, found)
 
+        recipe = reading.recipe
+        compares_text = recipe.compares_text
         try:
             turn = self._turn if self._is_shared else None
-            with errors_of(reading.recipe.surveyed.relation):
-                found = await read_chunk(sql, chunk, reading.recipe, self._publications, waits, turn)
+            with errors_of(recipe.surveyed.relation):
+                found = await read_chunk(sql, chunk, recipe, self._publications, waits, turn)
         except RelationChanged:
             chunk.table.give_back(chunk)
             is_current = reading.table is chunk.table and chunk.generation == chunk.table.generation
@@ -178,19 +177,81 @@ class ReaderTasks:
             chunk.table.give_back(chunk)
             self._recipes.text_only = True
             self._set_up_again(reading, begins_again=True)
-        except BaseException:
+        except BaseException as error:
             for number in emitted:
                 self._arriving.forget(number)
-            raise
+            if not (chunk.keys and not compares_text and isinstance(error, asyncpg.PostgresError)):
+                raise
+            if passes_by_itself(error):
+                raise
+            chunk.table.give_back(chunk)
+            recipe.compares_text = True
+            log.info("keys_compared_as_text", table=reading.full_name, sqlstate=error.sqlstate)
         else:
             self._waits.end()
-            reading.attempts = 0
+            reading.succeeds(chunk)
             self._arriving.more.set()
             if self._settings.rows_per_s is not None:
                 begin = max(self._free_at, time.monotonic())
                 self._free_at = begin + found.row_count / self._settings.rows_per_s
             return found
         return None
+
+    async def _block(
+        self, reading: TableTask, error: BaseException, sql: asyncpg.Connection | None, chunk: Chunk
+    ) -> None:
+        """What the server says of one table does not concern the others; nor the stream, where a session ends."""
+        if time.monotonic() < reading.blocked_until:  # another reader has told it meanwhile
+            return
+        reading.blocked_until = (
+            time.monotonic() + BLOCKED_S
+        )  # no other reader begins while this one looks for the reason
+        fault, recipe = None, reading.recipe
+        is_new = reading.obstacle is None or reading.obstacle.sqlstate != (getattr(error, "sqlstate", None) or "")
+        if is_new and recipe is not None and sql is not None and not sql.is_closed() and not passes_by_itself(error):
+            fault = await find_fault(sql, chunk, recipe)
+        if recipe is not None and sql is not None and await self._leaves_out(reading, recipe, chunk, sql):
+            return
+        if is_new or reading.obstacle is None:
+            role = "" if sql is None else sql.get_settings().session_authorization
+            blocked = obstacle(error, (reading.state.schema, reading.state.name), role, fault)
+        else:
+            blocked = reading.obstacle
+        pause = 2.0 ** min(reading.attempts, 10)
+        pause = min(pause, BLOCKED_S) if blocked.passes else min(pause, RETRIES_A_PAUSE) * self._check_interval_s
+        reading.fails(chunk, blocked, recipe)
+        if blocked.sqlstate == DENIED and not reading.is_reselect:
+            reading.recipe = None  # which privileges there are is looked up again
+        reading.blocked_until = time.monotonic() + pause
+        if is_new or not reading.attempts & (reading.attempts - 1):
+            log.warning(
+                "table_unreadable",
+                table=reading.full_name,
+                reason=blocked.reason,
+                hint=blocked.hint,
+                **blocked.fields,
+                attempts=reading.attempts,
+                again_in_s=pause,
+            )
+        if reading.is_hopeless:
+            self._arriving.wake.set()
+
+    async def _leaves_out(self, reading: TableTask, recipe: ReadPlan, chunk: Chunk, sql: asyncpg.Connection) -> bool:
+        """Whether foreign partitions are at fault: the table is read without them."""
+        if not (chunk.whole and recipe.surveyed.foreign_names and reading.attempts >= FOREIGN_ATTEMPTS):
+            return False
+        if recipe.unreachable or sql.is_closed():
+            return False
+        try:
+            recipe.unreachable = await unreachable_partitions(sql, recipe)
+        except DRIVER_ERRORS:
+            sql.terminate()
+            return False
+        if recipe.unreachable:
+            tell_unreachable(reading.full_name, recipe.unreachable)
+            reading.succeeds(chunk)
+            reading.blocked_until = 0.0
+        return bool(recipe.unreachable)
 
     def _set_up_again(self, reading: TableTask, *, begins_again: bool) -> None:
         """Its recipe is void; `begins_again`: and so is what was read of the table."""
@@ -200,15 +261,3 @@ class ReaderTasks:
         elif begins_again:
             reading.begin_again()
             self._arriving.wake.set()
-
-
-def _block(reading: TableTask, error: BaseException) -> None:
-    """What the server says of one table does not concern the others; nor the stream, where a session ends."""
-    found = classify_exception(error, f"reading {reading.full_name}")
-    sqlstate = getattr(error, "sqlstate", None) or ""
-    passes = not sqlstate or sqlstate in ("55P03", "57P01", "40001", "57014")
-    pause = min(2.0**reading.attempts, BLOCKED_S) if passes else BLOCKED_S
-    reading.attempts = min(reading.attempts + 1, 16)
-    reading.blocked_until = time.monotonic() + pause
-    hint = _BLOCKS.get(sqlstate, found.hint)
-    log.warning("table_unreadable", table=reading.full_name, reason=found.message, hint=hint, again_in_s=pause)

@@ -81,9 +81,10 @@ class Reselection:
                 owing.append(reading.full_name)
             keys = reading.take_owed()
             self._readings.cancel(reading.oid)
+            recipe = reading.recipe or reading.failed_recipe
             if keys:
-                assert reading.recipe is not None
-                self.begin(reading.recipe.version.encoder.description, keys)
+                assert recipe is not None
+                self.begin(recipe.version.encoder.description, keys)
         self._readings.snapshot_id = ""
         if owing:
             tell_owing(owing)

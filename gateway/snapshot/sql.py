@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import fastavro
@@ -21,6 +22,7 @@ SESSION_SETTINGS: Final = (
     "SET default_transaction_deferrable = off",
 )
 
+EQUAL: Final = "OPERATOR(pg_catalog.=)"
 LOOK: Final = "SELECT pg_catalog.pg_current_snapshot()::text"
 NEW_XID: Final = "SELECT pg_catalog.pg_current_xact_id()::text"
 EMIT: Final = (
@@ -28,12 +30,16 @@ EMIT: Final = (
     f"FROM (SELECT pg_catalog.pg_logical_emit_message(true, '{CHUNK_PREFIX}', $1::text)) AS emitted"
 )
 
+_LABELS: Final = """
+    SELECT pg_catalog.string_agg(pg_catalog.concat_ws(',', e.oid, e.enumlabel), ';' ORDER BY e.oid)
+    FROM pg_catalog.pg_enum AS e"""
 _FACTS: Final = """
 SELECT pg_catalog.pg_current_snapshot()::text AS snapshot,
        pg_catalog.pg_relation_size($3::oid) / pg_catalog.current_setting('block_size')::int8 AS blocks,
        c.oid::int8 AS oid, c.relkind::text AS relkind, leaves.leaves::text AS leaves,
        pg_catalog.concat_ws(' ', c.oid, n.nspname, c.relname, c.relkind, c.relreplident, columns.columns, keys.keys,
                             sent.sent, leaves.leaves) AS fingerprint,
+       ({labels} WHERE e.enumtypid = ANY ($4::oid[])) AS labels,
        {filter} AS row_filter
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -101,20 +107,97 @@ LEFT JOIN leaf ON leaf.root = c.oid
 WHERE c.oid = ANY ($1::oid[])
 """
 
-# Of heap, and of what is heap but for its encryption, rows keep their place until they change.
+# Of heap, and of what is heap but for its encryption, rows keep their place until they change. A role with privileges on columns
+# alone sees the places of rows (ctid, whose number is -1) only where that is granted too. One that may read nothing yet is
+# expected to get the whole table.
 FILES: Final = """
-SELECT c.oid::int8 AS oid, greatest(c.relpages, 0) AS blocks, h.proname IN ('heap_tableam_handler', 'pg_tdeam_handler') AS is_heap
+SELECT c.oid::int8 AS oid, greatest(c.relpages, 0) AS blocks,
+       coalesce(h.proname IN ('heap_tableam_handler', 'pg_tdeam_handler'), false) AS is_heap,
+       coalesce(pg_catalog.has_table_privilege(c.oid, 'SELECT'), false) AS is_granted,
+       coalesce(pg_catalog.has_column_privilege(c.oid, -1::int2, 'SELECT')
+                OR NOT pg_catalog.has_any_column_privilege(c.oid, 'SELECT'), false) AS has_places
 FROM pg_catalog.pg_class AS c
-JOIN pg_catalog.pg_am AS m ON m.oid = c.relam
-JOIN pg_catalog.pg_proc AS h ON h.oid = m.amhandler
+LEFT JOIN pg_catalog.pg_am AS m ON m.oid = c.relam
+LEFT JOIN pg_catalog.pg_proc AS h ON h.oid = m.amhandler
 WHERE c.oid = ANY ($1::oid[])
+"""
+
+FOREIGN: Final = """
+SELECT r.oid::int8 AS oid, n.nspname, c.relname
+FROM pg_catalog.pg_class AS r
+CROSS JOIN LATERAL pg_catalog.pg_partition_tree(r.oid) AS t
+JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND c.relkind = 'f'
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE r.oid = ANY ($1::oid[]) AND r.relkind = 'p'
+ORDER BY 1, 2, 3
+"""
+
+# Of columns of the identity index: their types without domains and modifiers, which say nothing about equality, and the operator
+# by which the index finds a value. An index that is no B-tree (WITHOUT OVERLAPS) has its operators under other numbers.
+KEYS: Final = """
+WITH RECURSIVE key AS (
+    SELECT c.oid, k.place, a.attname, a.atttypid, i.indclass[k.place - 1] AS opclass
+    FROM pg_catalog.pg_class AS c
+    JOIN pg_catalog.pg_index AS i ON i.indrelid = c.oid
+                                 AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+    CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k (attnum, place)
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = k.attnum
+    WHERE c.oid = ANY ($1::oid[])
+), base (domain, oid) AS (
+    SELECT DISTINCT atttypid, atttypid FROM key
+    UNION ALL
+    SELECT base.domain, t.typbasetype FROM base JOIN pg_catalog.pg_type AS t ON t.oid = base.oid AND t.typtype = 'd'
+)
+SELECT key.oid::int8 AS oid, key.attname AS name, t.oid <> key.atttypid AS is_domain,
+       pg_catalog.format_type(t.oid, -1) AS type_name,
+       operator.schema AS operator_schema, operator.oprname AS operator_name
+FROM key
+JOIN base ON base.domain = key.atttypid
+JOIN pg_catalog.pg_type AS t ON t.oid = base.oid AND t.typtype <> 'd'
+LEFT JOIN LATERAL (
+    SELECT n.nspname AS schema, o.oprname
+    FROM pg_catalog.pg_opclass AS opclass
+    JOIN pg_catalog.pg_am AS m ON m.oid = opclass.opcmethod AND m.amname = 'btree'
+    JOIN pg_catalog.pg_amop AS p ON p.amopfamily = opclass.opcfamily AND p.amopstrategy = 3
+                                AND p.amoplefttype = opclass.opcintype AND p.amoprighttype = opclass.opcintype
+    JOIN pg_catalog.pg_operator AS o ON o.oid = p.amopopr
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = o.oprnamespace
+    WHERE opclass.oid = key.opclass) AS operator ON true
+"""
+
+# Keys are kept as text, and a label may get another name without an event: of all enums in the types of the identity's columns.
+ENUMS: Final = f"""
+WITH RECURSIVE type (relation, oid) AS (
+    SELECT i.indrelid, a.atttypid
+    FROM pg_catalog.pg_index AS i
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+    WHERE i.indrelid = ANY ($1::oid[]) AND (i.indisprimary OR i.indisreplident)
+    UNION
+    SELECT type.relation, part.oid
+    FROM type
+    JOIN pg_catalog.pg_type AS t ON t.oid = type.oid
+    CROSS JOIN LATERAL (
+        SELECT unnest(ARRAY[t.typbasetype, t.typelem])
+        UNION ALL
+        SELECT r.rngsubtype FROM pg_catalog.pg_range AS r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+        UNION ALL
+        SELECT a.atttypid FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped) AS part (oid)
+    WHERE part.oid <> 0
+), enum AS (
+    SELECT type.relation, pg_catalog.array_agg(DISTINCT type.oid) AS oids
+    FROM type JOIN pg_catalog.pg_type AS t ON t.oid = type.oid AND t.typtype = 'e' GROUP BY type.relation
+)
+SELECT enum.relation::int8 AS oid, enum.oids::int8[] AS enums, ({_LABELS} WHERE e.enumtypid = ANY (enum.oids)) AS labels
+FROM enum
 """
 
 
 def facts_query(major_version: int, *, prints_filters: bool = True) -> str:
-    """$1: relation oids; $2: publications; $3: a leaf whose blocks are counted, or null. `fingerprint` changes with
-    everything that a chunk depends on: columns, identity, publications, partitions, files."""
-    return _FACTS.format(filter=_FILTER if prints_filters and major_version >= 15 else "NULL::text")
+    """$1: relation oids; $2: publications; $3: a leaf whose blocks are counted, or null; $4: oids of enums, see ENUMS.
+    `fingerprint` and `labels` change with everything that a chunk depends on: columns, identity, publications, partitions,
+    files, labels in keys."""
+    return _FACTS.format(labels=_LABELS, filter=_FILTER if prints_filters and major_version >= 15 else "NULL::text")
 
 
 def qualified(namespace: str, name: str) -> str:
@@ -136,6 +219,14 @@ def lock(names: Sequence[str], *, only: bool = True, share: bool = False) -> str
     return f"LOCK TABLE {', '.join(each + name for name in names)} IN {'SHARE' if share else 'ACCESS SHARE'} MODE"
 
 
+def lock_by_explain(names: Sequence[str], *, only: bool = True) -> str:
+    """ACCESS SHARE for a role that may read some columns only, which is too little for LOCK TABLE. Nothing is executed, so that
+    foreign servers are not asked. The snapshot is older than the lock: the transaction must be one that takes another snapshot
+    for each statement."""
+    each = "ONLY " if only else ""
+    return f"EXPLAIN SELECT FROM {', '.join(f'{each}{name} AS t{index}' for index, name in enumerate(names))}"
+
+
 def select_range(columns: str, leaf: str, found: TidRange, row_filter: str) -> str:
     conditions = [f"ctid >= '{tid(found.first)}'"]
     if found.end is not None:
@@ -149,21 +240,50 @@ def select_all(columns: str, relation: str, row_filter: str) -> str:
     return f"SELECT {columns} FROM {relation}" + (f" WHERE {row_filter}" if row_filter else "")
 
 
+def select_parts(columns: str, sources: Sequence[str], row_filter: str) -> str:
+    """All rows of some partitions. `sources`: for FROM."""
+    return " UNION ALL ".join(select_all(columns, source, row_filter) for source in sources)
+
+
 def select_keys(columns: str, relation: str, key_condition: str, row_filter: str) -> str:
     return select_all(columns, relation, key_condition + (f" AND ({row_filter})" if row_filter else ""))
 
 
-def key_condition(columns: Sequence[tuple[str, str]], schema: Any, keys: Sequence[bytes]) -> str:
-    """The rows with one of these keys. `columns`: names and types of the identity columns, in the order of the Avro record
-    `schema`; `keys`: Avro without a frame."""
-    rows = [list(_decode(schema, key).values()) for key in keys]
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """A column of the identity. `type_name`: what a literal of it is cast to; `operator`: what compares it. `is_domain`: over
+    that type, which takes values that the domain refuses by now. `is_text`: it is kept as PostgreSQL's text."""
+
+    name: str
+    type_name: str
+    operator: str = EQUAL
+    is_domain: bool = False
+    is_text: bool = False
+
+
+def key_condition(
+    relation: str, columns: Sequence[KeyColumn], schema: Any, keys: Sequence[bytes], *, compares_text: bool = False
+) -> str:
+    """The rows of `relation` with one of these keys. `columns`: in the order of the Avro record `schema`; `keys`: Avro without a
+    frame. `compares_text`: no text is cast to a type that might not take it any more; no index is used then."""
     names = [f"v{index}" for index in range(len(columns))]
-    arrays = ", ".join(
-        "ARRAY[" + ", ".join(_literal(row[index]) for row in rows) + "]::text[]" for index in range(len(columns))
-    )
-    left = ", ".join(quote_identifier(name) for name, _ in columns)
-    right = ", ".join(f"{name}::{type_name}" for name, (_, type_name) in zip(names, columns, strict=True))
-    return f"({left}) IN (SELECT {right} FROM unnest({arrays}) AS given ({', '.join(names)}))"
+    types = ["text" if compares_text and column.is_text else column.type_name for column in columns]
+    rows = [
+        "(" + ", ".join(f"{_literal(value)}::{name}" for value, name in zip(values, types, strict=True)) + ")"
+        for values in (list(_decode(schema, key).values()) for key in keys)
+    ]
+    equal = [
+        f"{_compared(f'{relation}.{quote_identifier(column.name)}', column, compares_text=compares_text)} given.{name}"
+        for name, column in zip(names, columns, strict=True)
+    ]
+    given = f"(VALUES {', '.join(rows)}) AS given ({', '.join(names)})"
+    return f"EXISTS (SELECT FROM {given} WHERE {' AND '.join(equal)})"
+
+
+def _compared(column: str, key: KeyColumn, *, compares_text: bool) -> str:
+    if compares_text and key.is_text:
+        return f'pg_catalog.concat({column}) COLLATE pg_catalog."C" {EQUAL}'
+    return f"{column}{f'::{key.type_name}' if key.is_domain else ''} {key.operator}"
 
 
 def _decode(schema: Any, key: bytes) -> dict[str, Any]:

@@ -168,6 +168,6 @@ def _decode(key: bytes, value: bytes, writers: Mapping[int, Schema]) -> dict[str
             f"the record of {SNAPSHOT_TOPIC} with the key {name} does not contain the state of a snapshot: "
             f"{type(error).__name__}",
             hint="if a newer version of the gateway wrote it, use that version. Otherwise another program did: send a record "
-            f"with the key {name} and a null value to {SNAPSHOT_TOPIC} (docs/operations.md, Delete an unreadable record), "
+            f"with the key {name} and a null value to {SNAPSHOT_TOPIC} (docs/gap.md, Delete an unreadable record), "
             "start the gateway, and take a new snapshot of the tables: walgate snapshot start",
         ) from error

@@ -1,14 +1,47 @@
-"""Errors that concern one table of a snapshot; all others can go on."""
+"""Errors that concern one table of a snapshot; all others can go on.
+
+No error of a statement that reads a table is one of the gateway, of the stream or of another table. So none is unexpected:
+what is not named below is told with PostgreSQL's own words, and the table is tried again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
 
 from gateway.errors import InternalError, StopForOperator, UnwritableRelation, WalgateError
-from gateway.postgres.errors import DRIVER_ERRORS
+from gateway.names import quote_identifier
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.startup.facts import PublishedRelation
 from gateway.transactions.error_context import defect_of
+
+PASSES: Final = ("08", "40", "53", "55P03", "57", "58")
+"""Connections, conflicts, resources, locks, cancellation and shutdown, the server's disks: by class or by code."""
+DENIED: Final = "42501"
+PRIVATE: Final = ("22", "23", "P0", "38", "39")
+"""Their messages may quote values of rows."""
+
+_PRIVILEGES: Final = (
+    "GRANT SELECT ON <table> TO <role> (also on its partitions), and GRANT USAGE ON SCHEMA <schema> TO <role>. If only the "
+    "published columns may be read: GRANT SELECT (ctid, <columns>) ON <table> TO <role>, with the columns of the row filter. If "
+    "row-level security applies to the table: ALTER ROLE <role> BYPASSRLS. If snapshot.may_lock is true: GRANT UPDATE ON <table> "
+    "TO <role>, for LOCK TABLE"
+)
+_DAMAGED: Final = (
+    "PostgreSQL finds damaged data in the table: see the server's log, and restore the table from a backup. The table is read as "
+    "soon as PostgreSQL can read it"
+)
+_FILTER: Final = (
+    "the row filter of the publication fails for a row. Correct the filter (ALTER PUBLICATION ... SET TABLE ... WHERE ...), "
+    "and change no such row before: the stream would fail too. The table is read as soon as that is done"
+)
+_COLUMN: Final = (
+    "PostgreSQL cannot print a value of this column. Correct the output function of its type, or leave the column out of the "
+    "publication (PostgreSQL 15 and later, with a column list). The table is read as soon as that is done"
+)
+_OTHER: Final = "see the server's log. The other tables are read, and this one as soon as PostgreSQL can read it"
 
 
 class UnwritableTable(WalgateError):
@@ -36,3 +69,65 @@ def errors_of(relation: PublishedRelation) -> Iterator[None]:
     except Exception as error:
         defect = defect_of(error, f"(a row of {'.'.join(name)})")
         raise UnwritableTable(defect, relation.relation_oid, name) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """`reason` quotes no values. `column`, `type_name`: of the value that cannot be printed, where one was found. `passes`: by
+    itself, soon."""
+
+    sqlstate: str
+    reason: str
+    hint: str
+    passes: bool
+    column: str = ""
+    type_name: str = ""
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """For the log."""
+        return {"column": self.column, "type": self.type_name} if self.column else {}
+
+
+def passes_by_itself(error: BaseException) -> bool:
+    """A lost connection, a lock, a lack of resources."""
+    sqlstate = getattr(error, "sqlstate", None) or ""
+    return not sqlstate or sqlstate.startswith(PASSES)
+
+
+def _with_names(hint: str, name: tuple[str, str], role: str) -> str:
+    schema, table = map(quote_identifier, name)
+    names = {"<schema>": schema, "<table>": f"{schema}.{table}", "<role>": quote_identifier(role) if role else "<role>"}
+    for placeholder, identifier in names.items():
+        hint = hint.replace(placeholder, identifier)
+    return hint
+
+
+def obstacle(error: BaseException, name: tuple[str, str], role: str, fault: Fault | None = None) -> Obstacle:
+    """Classify an error that came while a table was read. `name` is (schema, table), `role` the gateway's role."""
+    table = ".".join(name)
+    classified = classify_exception(error, f"reading {table}")
+    sqlstate = getattr(error, "sqlstate", None) or ""
+    is_private = sqlstate.startswith(PRIVATE)
+    reason = f"reading {table}: {type(error).__name__} ({sqlstate})" if is_private else classified.message
+    if passes_by_itself(error):
+        hint = "" if sqlstate == "55P03" or isinstance(classified, InternalError) else classified.hint
+        return Obstacle(sqlstate, reason, hint, passes=True)
+    if sqlstate == DENIED:
+        return Obstacle(sqlstate, reason, _with_names(_PRIVILEGES, name, role), passes=False)
+    if sqlstate.startswith("XX00") and sqlstate != "XX000":
+        return Obstacle(sqlstate, reason, _DAMAGED, passes=False)
+    if fault is None:
+        return Obstacle(sqlstate, reason, _OTHER, passes=False)
+    if fault.is_filter:
+        return Obstacle(sqlstate, reason, _FILTER, passes=False)
+    return Obstacle(sqlstate, reason, _COLUMN, passes=False, column=fault.column, type_name=fault.type_name)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The row filter, or a column."""
+
+    is_filter: bool = False
+    column: str = ""
+    type_name: str = ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Final
 
 import structlog
 
@@ -13,11 +15,15 @@ from gateway.snapshot.read_plan import ReadPlan
 from gateway.snapshot.rules.ctid_ranges import CtidPlan
 from gateway.snapshot.rules.key_segments import KeyList
 from gateway.snapshot.rules.staleness import StalenessJudge
-from gateway.snapshot.rules.table_progress import Status, TableProgress
+from gateway.snapshot.rules.table_progress import Chunk, Status, TableProgress
 from gateway.snapshot.stored_state import RESELECT, TableState, encode_keys, encode_table, segment_key, table_key
+from gateway.snapshot.table_errors import Obstacle
 from schemas.relation import RelationDescription
 
 log = structlog.get_logger()
+
+HOPELESS_ATTEMPTS: Final = 3
+"""After so many the snapshot of the others ends without the table."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +36,13 @@ class TableTask:
     blocked_until: float = 0.0
     attempts: int = 0
     """That have failed, since a chunk was read."""
+    obstacle: Obstacle | None = None
+    """Why the last of them has failed."""
+    failed: Chunk | None = None
+    failed_recipe: ReadPlan | None = None
+    """What it was that failed."""
+    is_set_aside: bool = False
+    """The snapshot of the others has ended, or ends, without it."""
     changed_count: int = 0
     """How often it was read as a whole and had changed meanwhile."""
     is_marked: bool = False
@@ -65,6 +78,27 @@ class TableTask:
         return is_begun and not self.attempts and self.blocked_until <= now
 
     @property
+    def is_hopeless(self) -> bool:
+        """It failed again and again at something that does not pass by itself."""
+        return self.obstacle is not None and not self.obstacle.passes and self.attempts >= HOPELESS_ATTEMPTS
+
+    def is_read_as(self, recipe: ReadPlan) -> bool:
+        """In chunks, or as a whole: what was begun in one way does not go on in the other."""
+        return self.table is None or self.table.is_read_at_once == recipe.is_read_at_once
+
+    def fails(self, chunk: Chunk, obstacle: Obstacle, recipe: ReadPlan | None) -> None:
+        self.attempts += 1
+        self.failed, self.failed_recipe, self.obstacle = chunk, recipe, obstacle
+
+    def forget_failures(self) -> None:
+        self.attempts, self.failed, self.failed_recipe, self.obstacle = 0, None, None, None
+
+    def succeeds(self, chunk: Chunk) -> None:
+        """What follows a chunk that fails can be read, perhaps: that does not help."""
+        if self.failed is None or self.obstacle is None or self.obstacle.passes or self.failed.is_same(chunk):
+            self.forget_failures()
+
+    @property
     def status(self) -> Status:
         return Status.WAITING if self.table is None else self.table.status
 
@@ -88,8 +122,9 @@ class TableTask:
     def told(self) -> TableSnapshotStatus:
         """For the status, as of now."""
         found = self.state if self.table is None else self.table
+        status = "UNREADABLE" if self.is_hopeless else self.status.value
         return TableSnapshotStatus(
-            self.full_name, self.status.value, self.state.purpose, found.row_count, found.chunk_count, found.stale_count
+            self.full_name, status, self.state.purpose, found.row_count, found.chunk_count, found.stale_count
         )
 
     def set_up(
@@ -141,6 +176,15 @@ class TableTask:
     def begin_again(self) -> None:
         """Its columns, files or publication have changed, or a value came that its encoders do not take."""
         log.info("table_restarted", table=self.full_name, reason="its columns, files or publication have changed")
+        self._void()
+
+    def set_aside(self) -> None:
+        """It is read from the beginning when it can be, in another snapshot."""
+        self._void()
+        self.state = replace(self.state, snapshot_id="")
+        self.is_set_aside, self.blocked_until = True, inf
+
+    def _void(self) -> None:
         if self.table is not None:
             if self.state.purpose == "FILL" and self.table.row_count:
                 # Rows may be gone without an event that were sent.

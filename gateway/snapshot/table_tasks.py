@@ -69,18 +69,43 @@ class TableTasks:
         return [reading for reading in list(self.by_oid.values()) if not reading.is_reselect]
 
     @property
+    def has_work(self) -> bool:
+        return any(not reading.is_set_aside for reading in self.by_oid.values())
+
+    @property
     def has_tables(self) -> bool:
-        return any(not reading.is_reselect for reading in self.by_oid.values())
+        """Of the snapshot that is under way."""
+        return any(not reading.is_reselect and not reading.is_set_aside for reading in self.by_oid.values())
 
     def are_all(self, readings: Sequence[TableTask]) -> bool:
         """No other table is read, or waits for it."""
         oids = {reading.oid for reading in readings}
-        return all(reading.is_reselect or oid in oids for oid, reading in self.by_oid.items())
+        return all(reading.is_reselect or reading.is_set_aside or oid in oids for oid, reading in self.by_oid.items())
 
     def begin_snapshot(self, table_count: int) -> None:
         if not self.snapshot_id:
             self.snapshot_id = new_id()
             log.info("snapshot_begins", snapshot_id=self.snapshot_id, tables=table_count)
+
+    def join_snapshot(self, reading: TableTask) -> None:
+        """It is about to begin: with the others, or in a snapshot of its own where theirs has ended."""
+        self.begin_snapshot(1)
+        reading.state = replace(reading.state, snapshot_id=self.snapshot_id)
+
+    def set_aside(self, reading: TableTask) -> None:
+        """It cannot be read: the snapshot ends without it. A comparison is not made up for later."""
+        if reading.state.purpose == "VERIFY":
+            self.cancel(reading.oid)
+            return
+        reading.set_aside()
+        self.begun.pop(reading.oid, None)
+        self._noting.end(reading.oid)
+        self._queued.append(reading)
+
+    def take_up(self, reading: TableTask) -> None:
+        """One that was set aside can be read."""
+        reading.forget_failures()
+        reading.is_set_aside, reading.blocked_until = False, 0.0
 
     def is_new(self, snapshot_id: str) -> bool:
         """Whether it begins only now; once."""
@@ -140,6 +165,20 @@ class TableTasks:
             self.note_content(reading.oid, reading.recipe.surveyed.content)
         self._finished.append(self.by_oid.pop(reading.oid))
         del self.begun[reading.oid]
+
+    def rows_read(self) -> int:
+        """Rows of the current snapshot's tables that were read to their ends, by earlier processes too."""
+        unwritten = {reading.oid: reading for reading in self._finished if reading.table is not None}
+        written = (
+            state.row_count
+            for oid, state in self._states.tables.items()
+            if state.snapshot_id == self.snapshot_id and state.status == Status.DONE.value and oid not in unwritten
+        )
+        return sum(written) + sum(
+            reading.table.row_count
+            for reading in unwritten.values()
+            if reading.table is not None and reading.state.snapshot_id == self.snapshot_id
+        )
 
     def is_reselected(self, reading: TableTask) -> None:
         """All of the rows were read that UPDATEs left values out of; what was known of the table before counts again."""

@@ -17,9 +17,10 @@ from schemas.lsn import Lsn
 class ServerFacts:
     """`flush_lsn` is the end of the WAL on disk, on a standby the end of what it has replayed.
 
-    `timeline` of a standby may be an earlier one than that which it follows.
+    `timeline` of a standby may be an earlier one than that which it follows. `in_recovery`: it is a standby, or is
+    being restored.
     `wal_sender_timeout_s` 0, `max_slot_wal_keep_mb` -1 and `idle_slot_timeout_s` 0 mean: no limit. The last is of 18
-    and newer, `synchronized_standby_slots` of 17 and newer.
+    and newer, `synchronized_standby_slots` of 17 and newer, `effective_wal_level` of 19 and newer.
     """
 
     system_identifier: str
@@ -40,11 +41,21 @@ class ServerFacts:
     max_slot_wal_keep_mb: int = -1
     idle_slot_timeout_s: float = 0.0
     synchronized_standby_slots: str = ""
+    synchronous_standby_names: str = ""
+    effective_wal_level: str = ""
+
+    @property
+    def decodes(self) -> bool:
+        """Logical decoding is on, or the first logical slot turns it on: in 19, wal_level = replica is enough on a primary."""
+        if self.effective_wal_level:
+            return self.effective_wal_level == "logical" or (self.wal_level == "replica" and not self.in_recovery)
+        return self.wal_level == "logical"
 
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """One line of pg_replication_slots (PostgreSQL manual, 53.20). None: unknown to this version, or null."""
+    """One line of pg_replication_slots (PostgreSQL manual, 53.20). None: unknown to this version, or null. `sync_state` is that
+    of whoever reads the slot (pg_stat_replication), null also for a role that may not see it."""
 
     name: str
     plugin: str | None
@@ -59,8 +70,8 @@ class SlotFacts:
     invalidation_reason: str | None = None
     conflicting: bool | None = None
     failover: bool | None = None
-    synced: bool | None = None
     inactive_since: str | None = None
+    sync_state: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,7 @@ class PublishedRelation:
     row_filter: str | None  # to be compared, not to be read
     generated_identity: tuple[str, ...] = ()  # those of identity_columns that are generated
     has_primary_key: bool = True  # one that is not deferrable
+    has_column_list: bool = True
 
     @property
     def full_name(self) -> str:
@@ -103,7 +115,8 @@ class PublishedRelation:
 
 @dataclass(frozen=True, slots=True)
 class PublicationFacts:
-    """A publication of another oid is another publication, whatever its name."""
+    """A publication of another oid is another publication, whatever its name. `excluded`: published relations that
+    source.excluded_tables leaves out; `relations` are without them."""
 
     oid: int
     name: str
@@ -111,6 +124,10 @@ class PublicationFacts:
     via_root: bool
     actions: frozenset[str]  # of insert, update, delete, truncate
     relations: tuple[PublishedRelation, ...]
+    excluded: tuple[PublishedRelation, ...] = ()
+    detaching: tuple[tuple[str, str], ...] = ()
+    """Quoted names of a partitioned table and of its partition whose DETACH ... CONCURRENTLY has not ended. They are only looked
+    up where a row that is written to such a partition crashes the server: FOR ALL TABLES, with publish_via_partition_root."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ _MIRROR_MS: Final = 3 * _DAY_MS
 """Less retention than a long weekend is a trap: a mirror that is down for it has to begin anew."""
 _AUTHORIZATION: Final = (
     "kafka-acls.sh --bootstrap-server ... --add --allow-principal User:<principal> --operation {operations} {resource} "
-    "(complete list: docs/operations.md)"
+    "(complete list: docs/checklist.md)"
 )
 _ALTER_TOPIC: Final = (
     "kafka-configs.sh --bootstrap-server ... --alter --entity-type topics --entity-name {} --add-config "

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.errors import RetrySlowly, StopForOperator
 from gateway.startup.findings import Finding, OperatorWarning
 from gateway.startup.kafka_checks import KafkaExpected
+
+_OWN: Final = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,12 @@ def _unreachable(listener: ListenerFacts) -> Finding:
         "refused": f"connection to {at} refused: nothing is listening there",
         "timeout": f"{at} does not answer",
     }.get(listener.failure, f"{at} is unreachable: {listener.detail}")
+    if listener.advertised and at.rpartition(":")[0] in _OWN:
+        return RetrySlowly(
+            f"{what}; the brokers advertise this address to clients, but for each client it is the client's own computer",
+            hint="set the broker's advertised.listeners to the name of its host; kafka.bootstrap_servers is used only for the "
+            "first request",
+        )
     if listener.advertised:
         return RetrySlowly(
             f"{what}; the brokers advertise this address to clients",
@@ -120,7 +129,8 @@ def _unreachable(listener: ListenerFacts) -> Finding:
         )
     return RetrySlowly(
         what,
-        hint="check that kafka.bootstrap_servers is correct, the broker is running, and no firewall blocks the port",
+        hint=(listener.detail if listener.failure == "refused" else "")
+        + "check that kafka.bootstrap_servers is correct, the broker is running, and no firewall blocks the port",
     )
 
 

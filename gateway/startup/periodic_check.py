@@ -13,7 +13,18 @@ from gateway.startup.findings import Finding, OperatorWarning, Report, report_of
 from gateway.startup.publication_checks import check_inventory, check_publications
 from gateway.startup.server_checks import check_left_behind, check_server
 from gateway.startup.slot_checks import check_holder, check_retention, check_slot
+from gateway.startup.synchronous_standby import check_synchronous
 from schemas.lsn import Lsn
+
+_CHECKS = (
+    check_server,
+    check_left_behind,
+    check_slot,
+    check_holder,
+    check_publications,
+    check_retention,
+    check_synchronous,
+)
 
 
 def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:
@@ -26,9 +37,9 @@ def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:
 
 
 def check_running(before: Facts, now: Facts, expected: Expected) -> Report:
-    """`before`: the look of the start."""
+    """`before`: the look before this one, so that each change is told once."""
     findings: list[Finding] = []
-    for check in (check_server, check_left_behind, check_slot, check_holder, check_publications, check_retention):
+    for check in _CHECKS:
         findings.extend(check(now, expected))
     if now.slot is None:
         findings.append(Retry(f"slot {expected.slot} no longer exists"))

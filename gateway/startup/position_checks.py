@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from gateway.errors import ACCEPT_GAP, NEW_PREFIX, UNTIL_NOW_BEHIND_RESUME_LSN, DataGap, RetrySlowly, StopForOperator
+from gateway.errors import ACCEPT_GAP, NEW_PREFIX, UNTIL_NOW_BEHIND_RESUME_LSN, DataGap, StopForOperator
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.findings import Finding
@@ -161,13 +161,10 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
         )
     if known.resume_lsn > after.server.flush_lsn and after.slot is not None:
         beyond = f"the stored resume LSN {known.resume_lsn} is after the end of the WAL, {after.server.flush_lsn}"
-        if after.server.in_recovery:
-            yield RetrySlowly(f"{beyond}: this standby has not replayed it yet")
-        else:
-            yield DataGap(
-                f"{beyond}: the server is in an earlier state than when the gateway last read from it, and Kafka contains "
-                "changes that the server does not have",
-                hint=_CHECK_SERVER
-                + "If the server was restored, with its slot, to an earlier state, or is a standby that was "
-                "promoted before it had received all WAL, " + UNTIL_NOW_BEHIND_RESUME_LSN,
-            )
+        yield DataGap(
+            f"{beyond}: the server is in an earlier state than when the gateway last read from it, and Kafka contains "
+            "changes that the server does not have",
+            hint=_CHECK_SERVER
+            + "If the server was restored, with its slot, to an earlier state, or is a standby that was "
+            "promoted before it had received all WAL, " + UNTIL_NOW_BEHIND_RESUME_LSN,
+        )

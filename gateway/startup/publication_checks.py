@@ -6,7 +6,7 @@ server does, when it decodes (see notice.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from gateway.errors import RetrySlowly, StopForOperator
@@ -15,7 +15,9 @@ from gateway.startup.facts import Expected, Facts, PublicationFacts, PublishedRe
 from gateway.startup.findings import Finding, OperatorWarning
 
 _ACTIONS: Final = ("insert", "update", "delete", "truncate")
-_LISTED: Final = 10  # so many tables are named in one message
+_CHUNKS: Final = "_timescaledb_internal._hyper_"
+_LISTED: Final = 10
+"""So many tables are named in one message."""
 
 
 def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
@@ -39,6 +41,7 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield from _without_keys(facts)
     yield from _column_lists(facts)
     yield from _keys_sent_in_part(facts)
+    yield from _detaching(facts)
 
 
 def check_actions(facts: Facts) -> Iterator[Finding]:
@@ -66,13 +69,13 @@ def _identities(facts: Facts) -> Iterator[Finding]:
             f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
             for publication in facts.publications.values()
             if publication.actions & {"update", "delete"}
-            for relation in publication.relations
+            for relation in (*publication.relations, *publication.excluded)
             if not relation.has_identity
         }
     )
     if without:
         yield OperatorWarning(
-            f"UPDATE and DELETE fail in PostgreSQL on tables without a replica identity: {_some(without)}",
+            f"UPDATE and DELETE fail in PostgreSQL on tables without a replica identity: {some_names(without)}",
             "for each of these tables: make sure that it has a primary key that is not deferrable, and run ALTER TABLE ... "
             "REPLICA IDENTITY DEFAULT; or run ALTER TABLE ... REPLICA IDENTITY FULL (ALTER TABLE "
             f"{without[0]} REPLICA IDENTITY FULL, for example)",
@@ -84,9 +87,9 @@ def _without_keys(facts: Facts) -> Iterator[Finding]:
     without = sorted({relation.full_name for relation in relations if not relation.has_key})
     if without:
         yield OperatorWarning(
-            f"records of these tables have no key: {_some(without)}. Their replica identity has no key columns (with REPLICA "
-            "IDENTITY FULL: they have no primary key). With debezium.compacted_topics, new topics reject such records, and the "
-            "gateway stops",
+            f"records of these tables have no key: {some_names(without)}. Their replica identity has no key columns "
+            "(with REPLICA IDENTITY FULL: they have no primary key). With debezium.compacted_topics, new topics reject such "
+            "records, and the gateway stops",
             "before the first start, give each table a primary key that is not deferrable, and REPLICA IDENTITY DEFAULT; or set "
             "cleanup.policy = delete for their topics in kafka.topics",
         )
@@ -94,19 +97,44 @@ def _without_keys(facts: Facts) -> Iterator[Finding]:
 
 def _column_lists(facts: Facts) -> Iterator[Finding]:
     """ "cannot use different column lists for table ... in different publications" ends the stream at its first row."""
-    seen: dict[int, tuple[str, frozenset[str]]] = {}
+    seen: dict[int, tuple[str, PublishedRelation]] = {}
     for publication in facts.publications.values():
         for relation in publication.relations:
-            columns = frozenset(column.name for column in relation.columns)
-            first, known = seen.setdefault(relation.relation_oid, (publication.name, columns))
-            if known != columns:
+            first, known = seen.setdefault(relation.relation_oid, (publication.name, relation))
+            if {column.name for column in known.columns} != {column.name for column in relation.columns}:
                 name = quote_identifier(publication.name)
+                if not known.has_column_list and not relation.has_column_list:
+                    yield _generated_columns(first, publication.name, relation)
+                    continue
                 yield RetrySlowly(
                     f"publications {first} and {publication.name} have different column lists for {relation.full_name}",
                     hint="give the table the same column list in both publications: in one transaction, run ALTER PUBLICATION "
                     f"{name} DROP TABLE ..., then ALTER PUBLICATION {name} ADD TABLE ... (columns). A publication FOR ALL TABLES "
                     "or FOR TABLES IN SCHEMA cannot have column lists: then publish the table without one in the other one",
                 )
+
+
+def _generated_columns(first: str, second: str, relation: PublishedRelation) -> RetrySlowly:
+    return RetrySlowly(
+        f"publications {first} and {second} have different values of publish_generated_columns, and "
+        f"{relation.full_name} has a generated column",
+        hint=f"give both the same value: ALTER PUBLICATION {quote_identifier(second)} SET (publish_generated_columns = ...), "
+        f"with the value of {first} (none or stored)",
+    )
+
+
+def _detaching(facts: Facts) -> Iterator[Finding]:
+    """pgoutput crashes (a null pointer in get_rel_sync_entry), on 14 to 18, and with it every session of the server."""
+    for publication in facts.publications.values():
+        for root, partition in publication.detaching:
+            yield OperatorWarning(
+                f"partition {partition} of {root} is being detached: with publish_via_partition_root in publication "
+                f"{publication.name} (FOR ALL TABLES), PostgreSQL crashes when it is to send a row that was written to the "
+                "partition in this state, and crashes again at each attempt",
+                "write no rows to the partition until this has run, when the statement that detaches it has ended or failed: "
+                f"ALTER TABLE {root} DETACH PARTITION {partition} FINALIZE. Detach partitions without CONCURRENTLY, or set "
+                "publish_via_partition_root = false for the publication",
+            )
 
 
 def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
@@ -154,8 +182,27 @@ def _without_key(
     )
 
 
+def excluded_names(facts: Facts) -> list[str]:
+    """Published tables that source.excluded_tables leaves out, by name."""
+    publications = facts.publications.values()
+    return sorted({relation.full_name for publication in publications for relation in publication.excluded})
+
+
+def check_excluded(facts: Facts, _: Expected) -> Iterator[Finding]:
+    """Of tools' own tables nobody wants copies; of hypertables one may."""
+    chunks = [name for name in excluded_names(facts) if name.startswith(_CHUNKS)]
+    if chunks:
+        yield OperatorWarning(
+            f"chunks of TimescaleDB's hypertables are left out, and with them all rows of hypertables: {some_names(chunks)}",
+            "to send the chunks, each as a table of its own, set source.excluded_tables to a list without "
+            "_timescaledb_internal.*; otherwise, nothing needs to be done",
+        )
+
+
 def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
-    """What is no longer sent, or is sent in another way, since `before`."""
+    """What is no longer sent, or is sent in another way, since `before`: one line for what happened to several tables or
+    in several publications, as to the partitions of a table."""
+    told: dict[str, list[str]] = {}
     for name, old in before.publications.items():
         new = now.publications.get(name)
         if new is None:
@@ -167,31 +214,45 @@ def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
                 "the gateway then stops, and the hint of its error says what to do. Otherwise, nothing needs to be done",
             )
         for change in _changes(old, new):
-            yield OperatorWarning(
-                f"publication {name}: {change}",
-                "if this was not intended, undo it (ALTER PUBLICATION, ALTER TABLE); changes that are not published do not reach "
-                "Kafka, and changes to a renamed table go to a different topic",
-            )
+            told.setdefault(change, []).append(name)
+    for change, names in told.items():
+        yield OperatorWarning(
+            f"publication{'s' * (len(names) > 1)} {', '.join(names)}: {change}",
+            "if this was not intended, undo it (ALTER PUBLICATION, ALTER TABLE); changes that are not published do not reach "
+            "Kafka, and changes to a renamed table go to a different topic",
+        )
 
 
 def added_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
     """Tables that are published since `before`, by name."""
-    known = {
-        relation.relation_oid for publication in before.publications.values() for relation in publication.relations
-    }
-    added = {
+    known, current = _by_oid(before), _by_oid(now)
+    return _by_name(current[oid] for oid in current.keys() - known.keys())
+
+
+def removed_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
+    """Tables that are no longer published, or no longer exist, by name. A publication that is missing is told by itself."""
+    if before.publications.keys() - now.publications.keys():
+        return []
+    known, current = _by_oid(before), _by_oid(now)
+    return _by_name(known[oid] for oid in known.keys() - current.keys())
+
+
+def _by_oid(facts: Facts) -> dict[int, PublishedRelation]:
+    return {
         relation.relation_oid: relation
-        for publication in now.publications.values()
+        for publication in facts.publications.values()
         for relation in publication.relations
-        if relation.relation_oid not in known
     }
-    return sorted(added.values(), key=lambda relation: relation.full_name)
+
+
+def _by_name(relations: Iterable[PublishedRelation]) -> list[PublishedRelation]:
+    return sorted(relations, key=lambda relation: relation.full_name)
 
 
 def rows_not_sent(tables: Sequence[str]) -> OperatorWarning:
     """`tables` held rows before they were published, and are not read."""
     return OperatorWarning(
-        f"existing rows of tables that were added to a publication are not sent: {_some(tables)}",
+        f"existing rows of tables that were added to a publication are not sent: {some_names(tables)}",
         "to read these rows, run walgate snapshot start schema.table (not possible with snapshot.mode = never)",
     )
 
@@ -208,17 +269,24 @@ def _changes(before: PublicationFacts, after: PublicationFacts) -> Iterator[str]
     new = {relation.relation_oid: relation for relation in after.relations}
     removed = sorted(old[oid].full_name for oid in old.keys() - new.keys())
     if removed:
-        yield f"no longer contains {_some(removed)}"
+        yield f"no longer contains {some_names(removed)}"
+    dropped: dict[str, list[str]] = {}
+    filtered: list[str] = []
     for oid in sorted(old.keys() & new.keys()):
         if old[oid].full_name != new[oid].full_name:
             yield f"{old[oid].full_name} is now named {new[oid].full_name} and has another topic"
         if old[oid].row_filter != new[oid].row_filter:
-            yield f"the row filter of {new[oid].full_name} has changed"
-        dropped = {column.name for column in old[oid].columns} - {column.name for column in new[oid].columns}
-        if dropped:
-            yield f"{new[oid].full_name} no longer sends {', '.join(sorted(dropped))}"
+            filtered.append(new[oid].full_name)
+        columns = {column.name for column in old[oid].columns} - {column.name for column in new[oid].columns}
+        if columns:
+            dropped.setdefault(", ".join(sorted(columns)), []).append(new[oid].full_name)
+    if filtered:
+        yield f"the row filter of {some_names(sorted(filtered))} has changed"
+    for column_names, tables in dropped.items():
+        yield f"{some_names(sorted(tables))} no longer send{'s' * (len(tables) == 1)} {column_names}"
 
 
-def _some(names: Sequence[str]) -> str:
+def some_names(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
     more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")

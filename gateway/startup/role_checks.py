@@ -42,6 +42,7 @@ _SET: Final[Mapping[str, str]] = {
 class RoleFacts:
     """`provider`: a key of PROVIDERS, or "". `is_pooled`: the process that answers is not the one that took the login.
     `server_ahead_s`: the server's clock against ours. `unreadable`: published tables that the role may not SELECT;
+    `read_at_once`: those of which it may SELECT the published columns, and not ctid;
     `closed_schemas`: schemas of published tables, on which it lacks USAGE; `filtered`: published tables whose row-level security
     applies to it."""
 
@@ -60,6 +61,7 @@ class RoleFacts:
     used_connections: int = 0
     server_ahead_s: float = 0.0
     unreadable: tuple[str, ...] = ()
+    read_at_once: tuple[str, ...] = ()
     closed_schemas: tuple[str, ...] = ()
     filtered: tuple[str, ...] = ()
 
@@ -91,6 +93,12 @@ def check_role(role: RoleFacts, *, takes_snapshots: bool = True) -> Iterator[Fin
             f"role {role.name} cannot read {', '.join(role.unreadable[:10])}: streaming does not need "
             "SELECT on the tables, but a snapshot does",
             f"GRANT SELECT ON {', '.join(role.unreadable[:10])} TO {name}",
+        )
+    if role.read_at_once and takes_snapshots:
+        yield OperatorWarning(
+            f"role {role.name} may read the published columns of {', '.join(role.read_at_once[:10])}, but not ctid: a snapshot "
+            "reads such a table in one transaction, and holds it in memory",
+            f"GRANT SELECT (ctid) ON {', '.join(role.read_at_once[:10])} TO {name}",
         )
     if role.closed_schemas:
         yield OperatorWarning(

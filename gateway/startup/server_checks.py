@@ -8,7 +8,7 @@ from typing import Final
 from gateway.errors import RetrySlowly, StopForOperator
 from gateway.startup.facts import Expected, Facts
 from gateway.startup.findings import Finding, OperatorWarning
-from gateway.startup.timeline_checks import check_timeline
+from gateway.startup.timeline_checks import NotPrimary, check_timeline
 
 OLDEST_VERSION_NUM: Final = 140003
 """Before it, the server did not send a key column that was stored out of line and left unchanged."""
@@ -26,6 +26,16 @@ STANDBYS_FIRST: Final = "(standbys first: their value must not be lower than the
 def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
     server = facts.server
     major = server.version_num // 10000
+    if server.in_recovery:
+        yield NotPrimary(
+            "this server is a read-only standby (or is still being restored): the gateway reads from the primary only",
+            hint="point source.dsn to the primary. If several servers may be the primary, name all of them, and add "
+            "target_session_attrs=primary",
+        )
+    elif not server.decodes:
+        yield RetrySlowly(
+            f"wal_level is {server.wal_level}", hint="ALTER SYSTEM SET wal_level = logical; then restart the server"
+        )
     if server.version_num < OLDEST_VERSION_NUM:
         version = f"{major}.{server.version_num % 10000}"
         yield StopForOperator(f"PostgreSQL {version} is too old", hint="use PostgreSQL 14.3 or newer")
@@ -33,8 +43,7 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield OperatorWarning(
             "this version of PostgreSQL may leave out changes to a table, without any notice, if a transaction that has "
             "changed it is open while ALTER PUBLICATION ... ADD TABLE commits",
-            f"upgrade to {_DECODES_AGAIN} or newer; until then, add tables as described in docs/operations.md, section "
-            '"Add and remove tables"',
+            f"upgrade to {_DECODES_AGAIN} or newer; until then, add tables as described in docs/tables.md",
         )
     if server.version_num in _MAY_NOT_DECODE:
         yield OperatorWarning(
@@ -44,11 +53,8 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
         )
     if major > NEWEST_VERSION:
         yield OperatorWarning(
-            f"PostgreSQL {major} is newer than the versions that this gateway supports", "install a newer gateway"
-        )
-    if server.wal_level != "logical":
-        yield RetrySlowly(
-            f"wal_level is {server.wal_level}", hint="ALTER SYSTEM SET wal_level = logical; then restart the server"
+            f"PostgreSQL {major} is newer than the versions that this gateway was tested with",
+            "look for a newer gateway (docs/postgresql-19.md says what is expected to work)",
         )
     if server.encoding == "SQL_ASCII":
         yield StopForOperator(

@@ -17,6 +17,7 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 from gateway.errors import UNTIL_NOW, DataGap, StopForOperator, WalgateError
+from gateway.startup.standstill import DecodingFailed, ServerCrashed, Standstill, judge_standstill
 
 _SHUTDOWN_CLASS: Final = "57P"
 _OUTPUT_PLUGIN_FILE: Final = "pgoutput.c"
@@ -75,7 +76,7 @@ class WalRemoved:
     times: int = 1
 
 
-Reported = LeftOut | WalRemoved
+Reported = LeftOut | WalRemoved | Standstill
 _CERTAIN_TIMES: Final = 3
 """A server that was just promoted or restored may find the segment a moment later."""
 
@@ -87,6 +88,8 @@ def judge_reported(
     adopted), and nothing was delivered from it yet. `missing`: publications that do not exist now."""
     if isinstance(reported, LeftOut):
         return _judge_left_out(reported, may_be_older, missing, slot)
+    if isinstance(reported, (DecodingFailed, ServerCrashed)):
+        return judge_standstill(reported, resume_lsn=resume_lsn, slot=slot)
     if reported.times < _CERTAIN_TIMES or reported.resume_lsn != resume_lsn:
         return None
     return DataGap(
@@ -120,6 +123,6 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
             f"slot ({left_out.message})",
             hint="nothing has been delivered yet: run walgate accept-gap --until-now, which recreates the slot, "
             "and start the gateway. Changes committed before the slot is recreated will not be sent: to get "
-            "the current rows, take a snapshot of the tables (docs/operations.md, After a data gap)",
+            "the current rows, take a snapshot of the tables (docs/gap.md)",
         )
     return None

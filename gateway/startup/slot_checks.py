@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.errors import ACCEPT_GAP, DataGap, Retry, RetrySlowly, StopForOperator
+from gateway.errors import ACCEPT_GAP, DataGap, Retry, StopForOperator
 from gateway.startup.facts import Expected, Facts, ServerFacts, SlotFacts
 from gateway.startup.findings import Finding, OperatorWarning
 
@@ -56,11 +56,6 @@ def _kind(slot: SlotFacts, server: ServerFacts) -> Iterator[Finding]:
     if slot.database != server.database:
         yield StopForOperator(
             f"slot {slot.name} belongs to database {slot.database}, not {server.database}", hint=other
-        )
-    if slot.synced and server.in_recovery:
-        yield RetrySlowly(
-            f"slot {slot.name} is a synchronized slot on a standby; it cannot be read until the standby is promoted",
-            hint="point source.dsn to the primary (target_session_attrs=primary)",
         )
 
 

@@ -28,10 +28,11 @@ from gateway.startup.position_checks import (
     check_progress,
     position_before_rename,
 )
-from gateway.startup.publication_checks import check_publications
+from gateway.startup.publication_checks import check_excluded, check_publications
 from gateway.startup.server_checks import check_left_behind, check_sender_capacity, check_server, check_slot_capacity
 from gateway.startup.server_notices import LeftOut, Reported, judge_reported
 from gateway.startup.slot_checks import check_holder, check_retention, check_slot
+from gateway.startup.synchronous_standby import check_synchronous
 from gateway.startup.timeline_checks import check_promotion, check_timeline
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import Quarantined
@@ -223,10 +224,11 @@ def _with(known: Iterable[Quarantined], more: Iterable[Quarantined], resume_lsn:
 def _before_position(facts: Facts, expected: Expected, reported: Reported | None = None) -> Iterable[Finding]:
     """What can be said without a position. That changes were lost cannot: see rule 3 of the theory. Nor is a publication waited
     for that has been missed already."""
-    for check in (check_server, check_sender_capacity, check_slot, check_retention):
+    for check in (check_server, check_sender_capacity, check_slot, check_retention, check_synchronous):
         yield from (finding for finding in check(facts, expected) if not isinstance(finding, DataGap))
     if not isinstance(reported, LeftOut):
         yield from check_publications(facts, expected)
+    yield from check_excluded(facts, expected)
 
 
 def _judge(findings: Iterable[Finding]) -> Judging:
@@ -303,7 +305,7 @@ def _same_server(facts: Facts, position: Position) -> Generator[Step, Any, int]:
     identity: SystemIdentity = yield Identify()
     server = facts.server
     is_other = identity.system_identifier != server.system_identifier
-    if is_other or (not server.in_recovery and identity.timeline != server.timeline):
+    if is_other or identity.timeline != server.timeline:
         raise Retry("the replication connection and the regular connection reached different servers")
     # A position of epoch 0 stands for nothing that was sent: its timeline is what the server's facts said just now.
     if position.epoch > 0 and identity.timeline != position.timeline:

@@ -13,8 +13,12 @@ from gateway.startup.findings import Finding, OperatorWarning
 from schemas.lsn import Lsn
 
 
-class LeftBehind(RetrySlowly):
+class NotPrimary(RetrySlowly):
     """Another host of the DSN may be the primary."""
+
+
+class LeftBehind(NotPrimary):
+    """This one was, before a failover."""
 
 
 def check_timeline(timeline: int, expected: int | None) -> Iterator[Finding]:

@@ -36,6 +36,8 @@ What couples the states:
 * In a stream a logical message carries the xid of the whole transaction, its rows that of their subtransaction. When a
   subtransaction is rolled back, nobody can tell which messages went with it: RolledBackMessages.
 * The relation cache has an overlay for each open stream, dropped or merged when the stream ends.
+* A relation that source.excluded_tables names is a version of its own kind in the relation cache, so that a rollback and a rename
+  count for it too. Its changes are counted, and are in `excluded` only where the relation has a topic.
 * A relation in quarantine gets no record: its changes are counted in `excluded` of their transaction's manifest. The
   transaction at `skip_lsn` is left out as a whole; its last marker is SKIP, and what was refused in it is refused again by
   the next change that needs it.
@@ -55,7 +57,7 @@ from typing import Any, ClassVar, Final
 
 from librt.strings import read_i32_be
 
-from gateway.errors import UNTIL_NOW, DataGap, Retry, StopForOperator
+from gateway.errors import UNTIL_NOW, DataGap, Retry, StopForOperator, WalgateError
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker, readable_time
 from gateway.events.transaction_context import TransactionContext
@@ -82,9 +84,11 @@ from gateway.pgoutput import (
 from gateway.pgoutput.letters import INSERT, ROW_MESSAGES, UPDATE
 from gateway.relations.relation_cache import RelationCache
 from gateway.transactions.transaction import (
+    EXCLUDED_REASON,
     OWN_PREFIXES,
     ChangeObserver,
     ExcludedMessage,
+    ExcludedTable,
     MessageTopic,
     Prepared,
     Quarantined,
@@ -136,11 +140,13 @@ class TransactionMachine:
         self.resume_lsn = resume_lsn
         self.last_commit_lsn = last_commit_lsn
         self.prepared: dict[tuple[str, int], Prepared] = {(p.gid, p.xid): p for p in prepared}
-        self.relations: RelationCache[RelationVersion] = RelationCache()
+        self.relations: RelationCache[RelationVersion | ExcludedTable] = RelationCache()
         self.quarantined: dict[int, Quarantined] = {each.relation_oid: each for each in quarantined}
         self.excluded_count: dict[int, int] = dict.fromkeys(self.quarantined, 0)
+        self.left_out_count = 0
+        """Changes of excluded tables."""
         self.skip_lsn = skip_lsn
-        self._refused: dict[int, StopForOperator] = {}  # what was described in a transaction that is left out
+        self._refused: dict[int, WalgateError] = {}  # what was described and has no version
         self.in_stream = False
         self.event_count = 0
         self.transaction_count = 0
@@ -252,8 +258,9 @@ class TransactionMachine:
         """Any message but rows and Relation. `change_lsn` is the start of its XLogData."""
         self._handlers[type(message)](message, change_lsn)
 
-    def announce(self, relation_oid: int, subxid: int | None, version: RelationVersion) -> None:
-        """A Relation message whose schema is registered; `subxid` is its xid field, present inside a stream."""
+    def announce(self, relation_oid: int, subxid: int | None, version: RelationVersion | ExcludedTable) -> None:
+        """A Relation message whose schema is registered, or of a relation that is left out; `subxid` is its xid field, present
+        inside a stream."""
         self._active.clear()
         self._refused.pop(relation_oid, None)
         if self.in_stream:
@@ -262,13 +269,18 @@ class TransactionMachine:
         else:
             self.relations.announce(relation_oid, version)
 
-    def refuse(self, relation_oid: int, error: StopForOperator) -> None:
-        """A Relation message, in a transaction that is left out, that cannot be announced: `error` at its next change."""
+    def refuse(self, relation_oid: int, error: WalgateError) -> None:
+        """A Relation message that cannot be announced, in a transaction that is left out, or need not be: `error` at its next
+        change."""
         self._active.clear()
         self._refused[relation_oid] = error
 
     def in_force(self, relation_oid: int) -> RelationVersion | None:
-        """What the next change of the relation would be encoded with; None if it was never announced."""
+        """What the next change of the relation would be encoded with; None if it was never announced, or is left out."""
+        found = self._announced(relation_oid)
+        return found if isinstance(found, RelationVersion) else None
+
+    def _announced(self, relation_oid: int) -> RelationVersion | ExcludedTable | None:
         xid = self._current.xid if self._current is not None and self.in_stream else None
         return self.relations.find(relation_oid, xid)
 
@@ -363,10 +375,18 @@ class TransactionMachine:
             return True
         relation = self.quarantined.get(relation_oid)
         if relation is None:
-            return False
+            announced = self._announced(relation_oid)
+            return isinstance(announced, ExcludedTable) and self._exclude(transaction, announced)
         self._note_begin(transaction)
         transaction.manifest.exclude(relation_oid, relation.namespace, relation.name, relation.topic, relation.reason)
         self.excluded_count[relation_oid] += 1
+        return True
+
+    def _exclude(self, transaction: Transaction, table: ExcludedTable) -> bool:
+        self.left_out_count += 1
+        if table.is_marked:
+            self._note_begin(transaction)
+            transaction.manifest.exclude(table.relation_oid, table.namespace, table.name, table.topic, EXCLUDED_REASON)
         return True
 
     def _note_begin(self, transaction: Transaction) -> None:

@@ -126,7 +126,7 @@ def _not_a_position(key: bytes, error: Exception) -> StopForOperator:
 def not_a_position_hint(key: bytes) -> str:
     return (
         f"another program wrote this record: send a record with the key {key.decode('utf-8', 'replace')} and a null value to "
-        f"{POSITION_TOPIC} (docs/operations.md, Delete an unreadable record), set another kafka.prefix and "
+        f"{POSITION_TOPIC} (docs/gap.md, Delete an unreadable record), set another kafka.prefix and "
         "source.adopt_slot = true, start the gateway, and take a new snapshot of the tables"
     )
 

@@ -86,6 +86,23 @@ class Quarantined:
         return f"{self.namespace}.{self.name}"
 
 
+@dataclass(frozen=True, slots=True)
+class ExcludedTable:
+    """A relation that source.excluded_tables names: its changes are counted and not written.
+
+    `is_marked`: it has a topic, so that readers may have copies of its rows. Manifests then name it.
+    """
+
+    relation_oid: int
+    namespace: str
+    name: str
+    topic: str
+    is_marked: bool
+
+
+EXCLUDED_REASON: Final = "left out by source.excluded_tables"
+
+
 class MessageSink(Protocol):
     def offer(self, value: bytes, manifest: Manifest | None) -> bool:
         """Append a record without a key, unless it is larger than the topic takes; then False."""

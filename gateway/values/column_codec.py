@@ -97,10 +97,13 @@ def codec(column: ColumnType) -> Codec:
 
 def has_binary_decoder(facts: TypeFacts) -> bool:
     """Whether columns of the type can be asked for in binary. A type without a send function comes as text anyway."""
-    column = column_type(facts, -1)
-    if not column.facts.sends_binary:
-        return True
-    return renderer(column.facts) is not None
+    return not column_type(facts, -1).facts.sends_binary or is_copied_in_binary(facts)
+
+
+def is_copied_in_binary(facts: TypeFacts) -> bool:
+    """Whether COPY can be asked for columns of the type in binary: unlike the stream, it fails where a type has no send
+    function."""
+    return renderer(column_type(facts, -1).facts) is not None
 
 
 def _from_text(column: ColumnType) -> Encode:

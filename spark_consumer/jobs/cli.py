@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,8 +23,11 @@ from spark_consumer.jobs.options import SparkChoice, check_progress, fail, setti
 from spark_consumer.jobs.run import Run, facts_of, line_of, say
 from spark_consumer.jobs.status import serve
 from spark_consumer.mirror.merge_thread import MERGE_EVERY_S, RETENTION_S
-from spark_consumer.reader.positions import check_continues
+from spark_consumer.reader.positions import Position, check_continues, resolve
 from spark_consumer.source.options import MAX_CHANGES
+
+if TYPE_CHECKING:
+    from spark_consumer.mirror.append_batch import Taken
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -34,7 +38,7 @@ DIFFERS = 3  # exit code: a VERIFY has found differences
 class Job:
     """A streaming query from the data source to what `start` gives. `given`: options of the source.
 
-    `reached`: commit LSN up to which a mirror has everything. `finish`: called at the end, with `is_done` where the job has done
+    `reached`: what a mirror has. `finish`: called at the end, with `is_done` where the job has done
     what it was to do.
     """
 
@@ -47,7 +51,7 @@ class Job:
     http: str
     spark: SparkChoice
     start: Callable[[Run], Callable[[Any, int], None]]
-    reached: Callable[[Any], int | None] | None = None
+    reached: Callable[[Any], Taken | None] | None = None
     finish: Callable[..., None] | None = None
 
 
@@ -64,7 +68,8 @@ def mirror(
         str,
         typer.Option(
             help="What to do when a table has been dropped and recreated: empty (remove the old rows), stop, or keep-as "
-            "(copy the old rows, then remove them)."
+            "(copy the old rows, then remove them).",
+            rich_help_panel=options.OUTPUT,
         ),
     ] = "empty",
     checkpoint: options.Checkpoint = "",
@@ -82,6 +87,7 @@ def mirror(
             "--strict",
             help="Stop at an ALTER TABLE whose effect on existing rows is unknown. Without this option, the mirror only "
             "reports it.",
+            rich_help_panel=options.OUTPUT,
         ),
     ] = False,
     progress: options.ProgressKind = "lines",
@@ -99,7 +105,6 @@ def mirror(
     from spark_consumer.mirror.append_batch import AppendingMirror, taken_in
     from spark_consumer.mirror.catalog import Catalog
     from spark_consumer.mirror.delta.prepare_table import EMPTY, KEEP_AS, STOP
-    from spark_consumer.mirror.merge_batch import Mirror
     from spark_consumer.reader.registry import SchemaCache
 
     if on_recreated not in (EMPTY, STOP, KEEP_AS):
@@ -120,13 +125,11 @@ def mirror(
             retention,
             Catalog(catalog, path) if catalog else None,
         )
-        if merge_every == 0:
-            return Mirror(*facts).apply
         if not appending and progress == "lines":
             print(_told_of_merges(merge_every), flush=True)
         while appending:
             appending.pop().stop()
-        appending.append(AppendingMirror(*facts, merge_every, run.retrying, run.handed_over))
+        appending.append(AppendingMirror(*facts, merge_every, run.retrying, run.handed_over, run.working))
         run.check = appending[-1].check
         return appending[-1].apply
 
@@ -164,6 +167,8 @@ def mirror(
 
 
 def _told_of_merges(merge_every: float | None) -> str:
+    if merge_every == 0:
+        return "tables are merged after every micro-batch"
     every = MERGE_EVERY_S if merge_every is None else merge_every
     merged = f"every {every:g} s" if math.isfinite(every) else "by walgate merge"
     if merge_every is None:
@@ -197,6 +202,7 @@ def merge(
 ) -> None:
     """Merge appended changes into the tables of a mirror. A running mirror continues to append,
     and leaves these merges to this command."""
+    from spark_consumer.mirror import progress as mirror_progress
     from spark_consumer.mirror.append_batch import merge_once
     from spark_consumer.mirror.catalog import Catalog
 
@@ -207,7 +213,12 @@ def merge(
         )
         of_catalog = Catalog(catalog, path) if catalog else None
         reached = merge_once(
-            spark, path, lambda done: say(progress, facts_of(done), line_of(done)), retention, of_catalog
+            spark,
+            path,
+            lambda done: say(progress, facts_of(done), line_of(done)),
+            retention,
+            of_catalog,
+            lambda made: say(progress, mirror_progress.facts_of(made), mirror_progress.line_of(made)),
         )
         if reached is None:
             say(progress, {"merged_lsn": None}, "the mirror has no changes yet")
@@ -343,21 +354,35 @@ def _run(job: Job) -> None:
 
 
 def _keep_up(job: Job, run: Run) -> None:
-    from spark_consumer.jobs.session import is_new
+    from spark_consumer.jobs.session import is_new, last_offset
     from spark_consumer.source.datasource import ENDS_AVAILABLE_NOW
     from spark_consumer.source.options import parse_options
 
     spark, given = job.spark.session(job.name, lasting=not job.once), job.given
     run.stop_on_signals()  # PySpark has set a handler of its own for SIGINT
     last = None if job.reached is None else job.reached(spark)
+    before = last_offset(spark, job.checkpoint)
     if last is not None:
-        run.begins_behind(last)
+        run.begins_behind(last.commit_lsn, last.commit_time)
+        for name, value in (
+            ("merged_lsn", last.merged_lsn),
+            ("stale_tables", last.stale),
+            ("filling_tables", last.filling),
+        ):
+            run.status.set(name, value)
         if is_new(spark, job.checkpoint):
-            check_continues(run.options.starting, last, run.log)
+            check_continues(run.options.starting, last.commit_lsn, run.log)
         if given["startingPosition"] in ("earliest", "latest"):
             # Of a new checkpoint; an old one knows better.
-            given = {**given, "startingPosition": f"lsn:{last}"}
+            given = {**given, "startingPosition": f"lsn:{last.commit_lsn}"}
             run.options = parse_options(given, streaming=True)
+    elif before is not None:
+        run.begins_behind(before["commit_lsn"])
+    with suppress(ConsumerError):  # only figures are missing: what keeps the query from reading ends the query
+        taken = None if last is None else resolve(Position("lsn", last.commit_lsn), run.log)
+        positions = [taken, None if before is None else before["position"]]
+        known = [position for position in positions if position is not None]
+        run.begins_at(max(known) if known else resolve(run.options.starting, run.log))
 
     def query() -> Any:
         frame = spark.readStream.format("walgate").options(**given).load()

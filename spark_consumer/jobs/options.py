@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -15,47 +16,100 @@ from spark_consumer.errors import OptionError
 from spark_consumer.jobs.settings_file import Settings, load_settings
 from spark_consumer.mirror.merge_thread import MERGE_AT_LEAST_EVERY_S, MERGE_EVERY_S
 
-Servers = Annotated[str, typer.Option("--bootstrap-servers", help="Kafka brokers.")]
-RegistryUrl = Annotated[str, typer.Option("--registry", help="URL of the schema registry (Confluent API).")]
-Prefix = Annotated[str, typer.Option(help="Prefix of the topics.")]
-Tables = Annotated[str, typer.Option(help="Only these tables (public.orders,public.items). Default: all.")]
-Exclude = Annotated[str, typer.Option(help="Exclude these tables (public.tmp_*,staging.*). Wildcards: *, ? and [...].")]
-Path_ = Annotated[
-    str, typer.Option("--path", "--to", help="Output directory: a local path, or any URL that Spark can write to.")
+SOURCE, OUTPUT, BATCHES = "What is read", "What is written", "Micro-batches"
+SPARK, OBSERVE = "Spark", "Watching it"
+"""Groups of options in the help."""
+
+Servers = Annotated[str, typer.Option("--bootstrap-servers", help="Kafka brokers.", rich_help_panel=SOURCE)]
+RegistryUrl = Annotated[
+    str, typer.Option("--registry", help="URL of the schema registry (Confluent API).", rich_help_panel=SOURCE)
 ]
-Checkpoint = Annotated[str, typer.Option(help="Checkpoint location of the query. Default: <path>/checkpoint.")]
+Prefix = Annotated[str, typer.Option(help="Prefix of the topics.", rich_help_panel=SOURCE)]
+Tables = Annotated[
+    str, typer.Option(help="Only these tables (public.orders,public.items). Default: all.", rich_help_panel=SOURCE)
+]
+Exclude = Annotated[
+    str,
+    typer.Option(
+        help="Exclude these tables (public.tmp_*,staging.*). Wildcards: *, ? and [...].", rich_help_panel=SOURCE
+    ),
+]
+Path_ = Annotated[
+    str,
+    typer.Option(
+        "--path",
+        "--to",
+        help="Output directory: a local path, or any URL that Spark can write to.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Checkpoint = Annotated[
+    str, typer.Option(help="Checkpoint location of the query. Default: <path>/checkpoint.", rich_help_panel=OUTPUT)
+]
 Limit = Annotated[
     int,
-    typer.Option(help="Maximum number of changes per micro-batch. A larger transaction is a micro-batch of its own."),
+    typer.Option(
+        help="Maximum number of changes per micro-batch. A larger transaction is a micro-batch of its own.",
+        rich_help_panel=BATCHES,
+    ),
 ]
 Start = Annotated[
-    str, typer.Option(help="Where a query without a checkpoint starts: earliest, latest, marker:, lsn:, time:.")
+    str,
+    typer.Option(
+        help="Where a query without a checkpoint starts: earliest, latest, marker:, lsn:, time:.",
+        rich_help_panel=SOURCE,
+    ),
 ]
-Until = Annotated[str, typer.Option(help="Stop when everything up to this LSN has been written (16/B374D848).")]
-Once = Annotated[bool, typer.Option("--once", help="Process the records that are in the topics now, then stop.")]
-ProgressKind = Annotated[str, typer.Option(help="lines or json.")]
+Until = Annotated[
+    str,
+    typer.Option(help="Stop when everything up to this LSN has been written (16/B374D848).", rich_help_panel=BATCHES),
+]
+Once = Annotated[
+    bool,
+    typer.Option("--once", help="Process the records that are in the topics now, then stop.", rich_help_panel=BATCHES),
+]
+ProgressKind = Annotated[str, typer.Option(help="lines or json.", rich_help_panel=OBSERVE)]
 Option = Annotated[
-    list[str], typer.Option("--option", help="An option of the data source, as name=value: kafka.*, registry.*, ...")
+    list[str],
+    typer.Option(
+        "--option", help="An option of the data source, as name=value: kafka.*, registry.*, ...", rich_help_panel=SOURCE
+    ),
 ]
-Jars = Annotated[str, typer.Option(envvar="WALGATE_SPARK_JARS", help="Delta's jars, separated by commas.")]
+Jars = Annotated[
+    str, typer.Option(envvar="WALGATE_SPARK_JARS", help="Delta's jars, separated by commas.", rich_help_panel=SPARK)
+]
 Master = Annotated[
     str,
-    typer.Option(help="Spark master: spark://host:7077, yarn, k8s://... Default: this computer, or spark-submit's."),
+    typer.Option(
+        help="Spark master: spark://host:7077, yarn, k8s://... Default: this computer, or spark-submit's.",
+        rich_help_panel=SPARK,
+    ),
 ]
 Conf = Annotated[
-    list[str], typer.Option("--conf", help="A Spark configuration property, as name=value. May be repeated.")
+    list[str],
+    typer.Option(
+        "--conf", help="A Spark configuration property, as name=value. May be repeated.", rich_help_panel=SPARK
+    ),
 ]
 Memory = Annotated[
     int,
     typer.Option(
         help="Heap size of Spark's driver, in MB (spark.driver.memory). With --master, executors use spark.executor.memory. "
-        "Does not apply with spark-submit."
+        "Does not apply with spark-submit.",
+        rich_help_panel=SPARK,
     ),
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Show Spark's error log, and the complete error that ends the command.")
+    bool,
+    typer.Option(
+        "--verbose",
+        help="Show Spark's error log, and the complete error that ends the command.",
+        rich_help_panel=OBSERVE,
+    ),
 ]
-Cores = Annotated[int, typer.Option(help="Cores of this computer that Spark uses without --master. 0: all.")]
+Cores = Annotated[
+    int, typer.Option(help="Cores of this computer that Spark uses without --master. 0: all.", rich_help_panel=SPARK)
+]
 
 _SETTINGS = "what the settings file says"
 
@@ -78,7 +132,12 @@ def settings_of(context: typer.Context) -> Settings:
 
 
 Http = Annotated[
-    str, typer.Option("--http", help="HOST:PORT on which to serve /livez, /readyz and /metrics. Default: none.")
+    str,
+    typer.Option(
+        "--http",
+        help="HOST:PORT on which to serve /livez, /readyz and /metrics. Default: none.",
+        rich_help_panel=OBSERVE,
+    ),
 ]
 Config = Annotated[
     Path | None,
@@ -96,13 +155,15 @@ MergeEvery = Annotated[
     typer.Option(
         help="Seconds between merges, which is how far the Delta tables lag behind for programs that read them "
         f"directly. Default: {MERGE_EVERY_S:.0f}, or up to {MERGE_AT_LEAST_EVERY_S:.0f} if merges would otherwise take more "
-        "than a fifth of the time. 0: merge every micro-batch. inf: leave merging to walgate merge."
+        "than a fifth of the time. 0: merge after every micro-batch, before the next one. inf: leave merging to walgate merge.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 Retention = Annotated[
     float,
     typer.Option(
-        help="Seconds for which a version of the mirror can be read after it was replaced. Older versions are removed."
+        help="Seconds for which a version of the mirror can be read after it was replaced. Older versions are removed.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 NoVectors = Annotated[
@@ -110,6 +171,7 @@ NoVectors = Annotated[
     typer.Option(
         "--no-deletion-vectors",
         help="Create new tables without Delta's deletion vectors, which some readers do not support.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 CatalogName = Annotated[
@@ -117,6 +179,7 @@ CatalogName = Annotated[
     typer.Option(
         "--catalog",
         help="Register each table as schema.table in this Spark catalog, with its directory as the location. Default: none.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 
@@ -134,7 +197,8 @@ class SparkChoice:
     of_file: Settings
 
     def session(self, name: str, *, lasting: bool = False) -> Any:
-        """`lasting`: for a job of hours. Raises OptionError."""
+        """`lasting`: for a job of hours. Raises OptionError, JavaUnusable."""
+        from spark_consumer.jobs.java_start import quiet_start
         from spark_consumer.jobs.session import is_submitted, job_session, local_session, set_up
 
         if self.jars:
@@ -146,18 +210,19 @@ class SparkChoice:
         if not self.verbose:
             conf.setdefault("spark.log.level", "FATAL")
         secrets = self.of_file.secrets
-        if self.master or is_submitted():
-            return job_session(name, self.master, jars, memory_mb=self.memory_mb, settings=conf, secrets=secrets)
-        return local_session(
-            name,
-            jars=jars,
-            memory_mb=self.memory_mb,
-            cores=self.cores or None,
-            settings=conf,
-            secrets=secrets,
-            lasting=lasting,
-            delta=True,
-        )
+        with nullcontext() if self.verbose or is_submitted() else quiet_start():
+            if self.master or is_submitted():
+                return job_session(name, self.master, jars, memory_mb=self.memory_mb, settings=conf, secrets=secrets)
+            return local_session(
+                name,
+                jars=jars,
+                memory_mb=self.memory_mb,
+                cores=self.cores or None,
+                settings=conf,
+                secrets=secrets,
+                lasting=lasting,
+                delta=True,
+            )
 
 
 def source_options(

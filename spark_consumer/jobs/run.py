@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from datetime import datetime
 from typing import Any
 
 import fastavro
@@ -29,6 +30,9 @@ from spark_consumer.errors import (
     told_by,
 )
 from spark_consumer.jobs.status import Status
+from spark_consumer.mirror.progress import Progress
+from spark_consumer.mirror.progress import facts_of as progress_facts_of
+from spark_consumer.mirror.progress import line_of as progress_line_of
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.backlog import backlog
 from spark_consumer.reader.marker_log import MarkerLog
@@ -66,6 +70,9 @@ class Run:
         self.status = Status(prefix=options.prefix)
         self._asked = -_ASK_EVERY_S
         self._measured = -_MEASURE_EVERY_S
+        self._looked_up_to = -1  # in the marker topic: what waited there was looked for at once
+        self._position: int | None = None  # in the marker topic: behind the last batch
+        self._has_failed = False  # the last query did, and no batch has ended since
         # Position in the marker topic: between the last batch and it no marker is that of a transaction.
         self._nothing_up_to = 0
         self._newest_position = 0  # as the last look at the topic has found it
@@ -85,9 +92,17 @@ class Run:
     def say(self, facts: dict[str, Any], line: str) -> None:
         say(self._progress, facts, line)
 
-    def begins_behind(self, commit_lsn: int) -> None:
+    def begins_behind(self, commit_lsn: int, commit_time: datetime | None = None) -> None:
         """Everything up to there was written before this run."""
         self._commit_lsn = commit_lsn
+        self.status.set("commit_lsn", commit_lsn)
+        if commit_time is not None:
+            self.status.set("commit_time_seconds", commit_time.timestamp())
+
+    def begins_at(self, position: int) -> None:
+        """Where the first batch begins in the marker topic: from now on it is known how much waits."""
+        self._position = position
+        self._measure(position)
 
     def report(self, report: BatchReport) -> None:
         """Called behind every batch that had changes, and every merge."""
@@ -102,12 +117,13 @@ class Run:
 
     def _note(self, report: BatchReport) -> None:
         status = self.status
+        if not report.is_merge:
+            self._goes_on()
         status.set("stale_tables", report.stale)
         status.set("filling_tables", report.filling)
         status.add("differences_total", report.differences)
-        if report.is_merge or (report.tables and not report.is_append):
-            status.set("merged_lsn", report.commit_lsn)
         if report.is_merge:
+            status.set("merged_lsn", report.commit_lsn)
             status.waits_for = ""
             return
         status.set("commit_lsn", report.commit_lsn)
@@ -157,8 +173,10 @@ class Run:
                     raise
             pause_s = 1.0 if self._commit_lsn > reached else min(2 * pause_s, _LONGEST_PAUSE_S)
             reached = self._commit_lsn
+            self._has_failed = True
             self.status.failed(told)
             self.status.add("restarts_total", 1)
+            self._measure(self._position)
             self.say({"waiting_s": pause_s, "problem": told}, f"trying again in {pause_s:g} s: {told}")
             self.stopping.wait(pause_s)
 
@@ -172,13 +190,19 @@ class Run:
     def watch(self, query: Any) -> None:
         """Until the query ends, a signal comes, or everything up to `until_lsn` is written. Raises the query's own error."""
         self.say({"ready": True}, "reading")
-        self.status.waits_for = ""
+        if not self._has_failed:
+            self.status.waits_for = ""
         while not query.awaitTermination(_LOOK_EVERY_S):
             self._check_beside(query)
             if self.stopping.is_set() or self._is_done(query.lastProgress):
                 self._is_query_stopped = True
                 query.stop()
                 return
+
+    def _goes_on(self) -> None:
+        """A batch has ended, or there was nothing to do: what a query failed with before is over."""
+        if self._has_failed:
+            self._has_failed, self.status.waits_for = False, ""
 
     def _check_beside(self, query: Any) -> None:
         try:
@@ -193,6 +217,14 @@ class Run:
         told = told_by(str(problem)) or str(problem).strip().partition("\n")[0]
         self.status.failed(told)
         self.say({"waiting_s": pause_s, "problem": told}, f"merging again in {pause_s:g} s: {told}")
+
+    def working(self, progress: Progress) -> None:
+        """Of a batch or merge that takes long. How many changes a batch has is known when it ends: before, by what waited."""
+        if progress.changes is None:
+            waiting = int(self.status.values["walgate_job_lag_changes"])
+            most = self.options.max_changes or waiting
+            progress = replace(progress, changes=min(waiting, most) or None)
+        self.say(progress_facts_of(progress), progress_line_of(progress))
 
     def handed_over(self) -> None:
         told = "walgate merge has taken over the merges until it ends (if it was killed, run it again, or restart this job)"
@@ -221,20 +253,28 @@ class Run:
         """Position of the last batch; transactions that had no change to write count too."""
         end = offset_of(progress.sources[0].endOffset) if progress is not None and progress.sources else None
         if end is None:
+            self._measure(self._position)
             return None
+        self._goes_on()
+        self._position = end["position"]
         newest = offset_of(progress.sources[0].latestOffset)
         # Spark 4.0 and 4.1 do not ask the source for the end of the topic: that of the last look serves.
         newest_position = self._newest_position if newest is None else newest["position"]
         self.status.set("lag_markers", max(0, newest_position - end["position"]))
-        self.status.is_behind = newest_position > max(end["position"], self._nothing_up_to)
+        is_behind = newest_position > max(end["position"], self._nothing_up_to)
+        if is_behind and not self.status.is_behind and newest_position != self._looked_up_to:
+            self._looked_up_to = newest_position
+            self._measured = -_MEASURE_EVERY_S  # the oldest that waits is looked for at once
+        else:
+            self.status.is_behind = is_behind
         if end["commit_lsn"] > self._commit_lsn:
             self.report(BatchReport(progress.batchId, end["commit_lsn"], 0, 0, {}, 0.0))
         self._measure(end["position"])
         return int(end["position"])
 
-    def _measure(self, position: int) -> None:
+    def _measure(self, position: int | None) -> None:
         """How far the job is behind, for those who watch it."""
-        if time.monotonic() < self._measured + _MEASURE_EVERY_S:
+        if position is None or time.monotonic() < self._measured + _MEASURE_EVERY_S:
             return
         self._measured = time.monotonic()
         try:
@@ -243,11 +283,15 @@ class Run:
         except ConsumerError:  # only figures are missing: what keeps the query from going on ends the query
             return
         self._newest_position = newest_position
+        status = self.status
+        status.is_behind, status.is_measured = waiting.newest_lsn is not None, True
+        status.oldest_waiting = (waiting.oldest_time_us or 0) / 1e6
         if waiting.newest_lsn is None:
             self._nothing_up_to = newest_position
         newest = self._commit_lsn if waiting.newest_lsn is None else waiting.newest_lsn
-        self.status.set("lag_bytes", max(0, newest - self._commit_lsn) if self._commit_lsn >= 0 else 0)
-        self.status.set("lag_changes", waiting.changes)
+        status.set("lag_bytes", max(0, newest - self._commit_lsn) if self._commit_lsn >= 0 else 0)
+        status.set("lag_changes", waiting.changes)
+        status.set("lag_markers", newest_position - position)
 
     def _is_delivered_beyond(self, lsn: int, position: int | None) -> bool:
         """The gateway has delivered everything up to `lsn`, and no transaction of it waits for us."""
@@ -288,7 +332,7 @@ def facts_of(report: BatchReport) -> dict[str, Any]:
             "differences": report.differences,
         }
     facts = {**asdict(report), "commit_lsn": lsn, "seconds": round(report.seconds, 3)}
-    del facts["is_merge"], facts["is_append"]
+    del facts["is_merge"]
     return {**facts, "commit_time": report.commit_time and report.commit_time.isoformat()}
 
 

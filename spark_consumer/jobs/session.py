@@ -16,7 +16,7 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
-from spark_consumer.jvm import connect_refused, folder_names, submitted_settings
+from spark_consumer.jvm import connect_refused, file_text, folder_names, submitted_settings
 from spark_consumer.mirror.spark_settings import tune
 from spark_consumer.source.datasource import register
 
@@ -205,3 +205,14 @@ def _property(value: str) -> str:
 def is_new(spark: SparkSession, checkpoint: str) -> bool:
     """No query has ever planned a batch in this checkpoint location."""
     return not any(name.isdigit() for name in folder_names(spark, f"{checkpoint}/offsets"))
+
+
+def last_offset(spark: SparkSession, checkpoint: str) -> dict[str, int] | None:
+    """Where the last batch of this checkpoint location that has ended stands in the marker topic: offsets of the data source.
+    None: no batch has."""
+    numbers = [int(name) for name in folder_names(spark, f"{checkpoint}/commits") if name.isdigit()]
+    if not numbers:
+        return None
+    lines = file_text(spark, f"{checkpoint}/offsets/{max(numbers)}").splitlines()
+    found = json.loads(lines[-1])  # behind the version and what Spark notes of the batch, of the one source
+    return found if isinstance(found, dict) and "position" in found else None

@@ -35,7 +35,7 @@ METRICS = {
     ),
     "walgate_job_lag_seconds": (
         "gauge",
-        "Age of the last transaction that was written, while others wait in Kafka; otherwise 0.",
+        "Age of the oldest transaction that waits in Kafka; 0 if none waits.",
     ),
     "walgate_job_lag_bytes": (
         "gauge",
@@ -66,11 +66,14 @@ METRICS = {
 @dataclass
 class Status:
     """What a job says of itself; written by its thread, read by the server's. `waits_for`: "" while its query runs.
-    `last_error`: what ended a query that was started again, and when (Unix). `is_behind`: transactions wait in Kafka."""
+    `last_error`: what ended a query that was started again, and when (Unix). `is_behind`: transactions wait in Kafka.
+    `oldest_waiting`: commit time of the first of them (Unix); 0: not known. `is_measured`: it is known whether any wait."""
 
     prefix: str = ""
     waits_for: str = "its first query"
     is_behind: bool = False
+    oldest_waiting: float = 0.0
+    is_measured: bool = False
     last_error: tuple[str, float] | None = None
     values: dict[str, float] = field(default_factory=lambda: dict.fromkeys(METRICS, 0.0))
 
@@ -86,7 +89,7 @@ class Status:
         self.last_error = message, time.time()
 
     def as_json(self) -> str:
-        """LSNs are integers, 0: not known; times are Unix seconds."""
+        """LSNs are integers, 0: nothing is there, or not known; times are Unix seconds. `lag_seconds` null: not known."""
         values = dict(self.values)
         facts = {
             "prefix": self.prefix,
@@ -94,7 +97,8 @@ class Status:
             "waits_for": self.waits_for,
             "commit_time": values["walgate_job_commit_time_seconds"] or None,
             "written_time": values["walgate_job_written_time_seconds"] or None,
-            "lag_seconds": self._lag_s(time.time()) if values["walgate_job_commit_lsn"] else None,
+            "lag_seconds": self._lag_s(time.time()) if self.is_measured else None,
+            "oldest_waiting_time": (self.is_behind and self.oldest_waiting) or None,
             "last_error": self.last_error and dict(zip(("message", "time"), self.last_error, strict=True)),
         }
         for name in (
@@ -123,8 +127,9 @@ class Status:
         return f"running, behind by {self._lag_s(time.time()):.1f} s, {behind} bytes of WAL, {changes} changes\n"
 
     def _lag_s(self, now: float) -> float:
-        committed = self.values["walgate_job_commit_time_seconds"]
-        return max(0.0, now - committed) if self.is_behind and committed else 0.0
+        # What has been written since the last look is no longer waiting.
+        oldest = max(self.oldest_waiting, self.values["walgate_job_commit_time_seconds"])
+        return max(0.0, now - oldest) if self.is_behind and oldest else 0.0
 
     def answer(self, path: str) -> tuple[int, str]:
         match path:

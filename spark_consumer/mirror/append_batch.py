@@ -1,7 +1,8 @@
-"""A mirror whose batches are appended, all tables at once, and merged into their tables later, beside them.
+"""A mirror: batches are appended, all tables at once, and merged into their tables later, beside them.
 
 A batch is one Delta commit, however many tables it has: nothing is decoded or folded on its way. Every `merge_every_s`
 seconds a thread takes in what was appended (batch.Mirror), from `changes` instead of Kafka. versions.py reads through both.
+Also what an earlier run has left is merged by that thread: the first batch does not wait for it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from datetime import UTC
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow.compute as pc
@@ -28,6 +29,7 @@ from spark_consumer.mirror.delta.prepare_table import EMPTY
 from spark_consumer.mirror.merge_batch import TABLES_AT_ONCE, Mirror
 from spark_consumer.mirror.merge_thread import RETENTION_S, MergeThread
 from spark_consumer.mirror.paths import APPENDED_FORM, changes_path, manifest_path
+from spark_consumer.mirror.progress import Told, task_share, told_every, told_nothing
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.spark_settings import NO_SETTINGS, settings, tasks, tune, use_pool
 from spark_consumer.mirror.table_states import TableStates
@@ -40,14 +42,27 @@ MANY_CHANGES = 10_000_000
 # A batch of so many is part of a backlog.
 BACKLOG_CHANGES = 250_000
 _POOL = "batches"
+_LOOK_AGAIN_S = 1.0  # whether `walgate merge` has ended, at least
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a mirror has, merged or not: everything up to `commit_lsn`; its tables, up to `merged_lsn` (0: nothing is merged).
+    `stale`, `filling`: how many tables."""
+
+    commit_lsn: int
+    merged_lsn: int
+    commit_time: datetime | None
+    stale: int
+    filling: int
 
 
 @dataclass
 class AppendingMirror:
     """`apply` is the function for foreachBatch, `finish` comes behind the last batch. Most fields are those of Mirror.
 
-    `merge_every_s`: seconds from one merge to the next, None: see Merging; infinite: others merge, or `finish`. `retention_s`:
-    for how long versions of the mirror can be read, at any commit LSN.
+    `merge_every_s`: seconds from one merge to the next, None: see Merging; 0: each batch waits until it is merged; infinite:
+    others merge, or `finish`. `retention_s`: for how long versions of the mirror can be read, at any commit LSN.
     """
 
     path: str
@@ -63,6 +78,7 @@ class AppendingMirror:
     merge_every_s: float | None = None
     retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # told of a merge that failed
     handed_over: Callable[[], None] = lambda: None  # told when `walgate merge` has taken over the merges
+    working: Told = told_nothing  # of a batch or merge that takes long
     _merger: Mirror = field(init=False)
     _merging: MergeThread = field(init=False)
     _session: SparkSession | None = field(default=None, init=False)  # of the merges
@@ -84,7 +100,7 @@ class AppendingMirror:
         return Mirror(
             self.path,
             schemas,
-            self._report_merge,
+            self.report,
             self.tables,
             self.exclude,
             self.on_recreated,
@@ -92,6 +108,7 @@ class AppendingMirror:
             self.strict,
             self.retention_s,
             self.catalog,
+            working=self.working,
         )
 
     def apply(self, raw: DataFrame, batch: int) -> None:
@@ -100,24 +117,28 @@ class AppendingMirror:
         began = time.monotonic()
         if self._session is None:
             self._open(raw.sparkSession)
+            self._start_merges()
         tune(raw.sparkSession, compacts=False)  # batches do not wait for that: the merges compact
         use_pool(raw.sparkSession, _POOL)
         rows = self._new_rows(raw).select(*changes.COLUMNS).persist()
         try:
-            found = contents(rows)
-            if found[-1]["rows"]:
-                self._append(rows, found, batch, began)
+            with told_every(self.working, f"micro-batch {batch}", task_share(raw.sparkSession), lambda: None):
+                found = contents(rows)
+                if found[-1]["rows"]:
+                    self._append(rows, found, batch, began)
         except writer_epoch.CONFLICTS as problem:
             raise writer_epoch.taken_over(self.path) from problem
         finally:
             rows.unpersist()
+        if self.merge_every_s == 0 and self.taken_lsn > self._merger.merged_lsn:
+            self._merging.merge_now()
 
     def check(self) -> None:
         """Raises what ended the merges: while nothing comes, no batch does. For any thread."""
         self._merging.check()
 
-    def _open(self, spark: SparkSession) -> None:
-        """Also merges what an earlier run has left, unless others merge."""
+    def _open(self, spark: SparkSession) -> SparkSession:
+        """Takes the mirror over. Gives the session of the merges."""
         session = cloned(spark)  # `once` sets some settings for all writes of a session
         tune(session, compacts=True)
         writer_epoch.check_form(session, self.path)
@@ -128,24 +149,29 @@ class AppendingMirror:
         writer_epoch.note_form(session, self.path, APPENDED_FORM, manifest.nothing(session))
         self._merger.note_options(session)
         if self._merges:
-            self._merger.open(session, appends=False)
+            self._merger.open(session)
             last = self._merger.last
         self._appended = changes.appended_lsn(session, self.path)
         self._merger.schemas.update(changes.kept_schemas(session, self.path))
         self._known = set(last.tables) if last is not None else set()
+        self._known |= self._waiting_tables(session, -1 if last is None else last.commit_lsn)
         self._has_first = last is not None
-        if not self._merges:
-            self._known |= self._waiting_tables(session, -1 if last is None else last.commit_lsn)
         if last is not None:  # what its tables have is compared with what comes
             self._keep_schemas(session, sorted({*last.schema_ids.values()}))
         self._session = session
+        return session
+
+    def _start_merges(self) -> None:
+        if self._merges and self._appended > self._merger.merged_lsn:
+            self._merging.want(at_once=True)
         self._merging.start()
 
     def _waiting_tables(self, spark: SparkSession, behind_lsn: int) -> set[str]:
         """Those with changes that nobody has merged."""
+        if self._appended <= behind_lsn:
+            return set()
         rows, _ = changes.waiting(spark, self.path, behind_lsn, self._appended)
-        named = [] if rows is None else rows.where(f.col("table").isNotNull()).select("table").distinct().collect()
-        return {row["table"] for row in named}
+        return set() if rows is None else changes.table_names(rows)
 
     @property
     def _merges(self) -> bool:
@@ -154,7 +180,7 @@ class AppendingMirror:
     @property
     def taken_lsn(self) -> int:
         """Commit LSN up to which everything is in the mirror, or on its way."""
-        return max(self._appended, -1 if self._merger.last is None else self._merger.last.commit_lsn)
+        return max(self._appended, self._merger.merged_lsn)
 
     def _new_rows(self, raw: DataFrame) -> DataFrame:
         """A new checkpoint begins early: what is in the mirror is left out, but not of a table that is not."""
@@ -180,7 +206,7 @@ class AppendingMirror:
         self._waiting += total["changes"]
         tables = {part["table"]: part["changes"] for part in sorted(parts, key=lambda part: -part["changes"])}
         self._report_batch(total, tables, time.monotonic() - began)
-        if self._merges:
+        if self._merges and self.merge_every_s != 0:
             self._want_merge(total["changes"], ends_snapshot=bool(total["ends"]))
 
     def _want_merge(self, changes_now: int, *, ends_snapshot: bool) -> None:
@@ -217,18 +243,14 @@ class AppendingMirror:
                 commit_time=total["commit_time"] and total["commit_time"].astimezone(UTC),
                 stale=0 if standing is None or last is None else len(standing.stale(last.complete)),
                 filling=0 if standing is None else len(standing.filling),
-                is_append=True,
             )
         )
-
-    def _report_merge(self, report: BatchReport) -> None:
-        self.report(replace(report, is_merge=True))
 
     def _merge_beside(self) -> None:
         """Beside batches, which need cores too: half of them is for merges, a table at a time for each, unless a backlog has just
         been taken in. Executors may have come since the last merge."""
         assert self._session is not None
-        if self._has_backlog:
+        if self._has_backlog or self.merge_every_s == 0:
             self._merge(TABLES_AT_ONCE)
         else:
             half = max(1, self._session.sparkContext.defaultParallelism // 2)
@@ -253,13 +275,14 @@ class AppendingMirror:
             merger = self._new_merger(self._merger.schemas)
             merger.tables_at_once = tables_at_once
             with suppress(writer_epoch.WriterSuperseded):  # by the next one
-                merger.open(spark, appends=False)
+                merger.open(spark)
+                merger.merge_waiting(spark, self._batch)
                 self._merger, self._is_handed_over = merger, False
                 return True
         if not self._is_handed_over:
             self._is_handed_over = True
             self.handed_over()
-        self._merging.want()  # to look again
+        self._merging.postpone(_LOOK_AGAIN_S)
         return False
 
     def _is_given_back(self, spark: SparkSession) -> bool:
@@ -275,10 +298,12 @@ class AppendingMirror:
         """Waits for the merge that runs; `merge`: and takes in all that was appended. Raises MirrorError."""
         self._merging.end()
         self.check()
-        if merge and self._session is not None and self._merges:
-            self._merge(TABLES_AT_ONCE)
-        elif merge and exists(spark, changes_path(self.path)):
-            self._merger.open(cloned(spark), appends=self._session is None)
+        if not merge or (self._session is None and not exists(spark, changes_path(self.path))):
+            return
+        session = self._session or self._open(spark)
+        if not self._merges:
+            self._merger.open(session)
+        self._merge(TABLES_AT_ONCE)
 
 
 def contents(rows: DataFrame) -> list[dict[str, Any]]:
@@ -319,6 +344,7 @@ def merge_once(
     report: Callable[[BatchReport], None],
     retention_s: float | None = None,
     catalog: Catalog | None = None,
+    working: Told = told_nothing,
 ) -> int | None:
     """Merges what waits, as the mirror was told to, and removes what the retention (None: that of the mirror) ends.
 
@@ -333,7 +359,7 @@ def merge_once(
     merger = Mirror(
         path,
         {},
-        lambda made: report(replace(made, is_merge=True)),
+        report,
         [TableName.parse(name) for name in tables],
         excludes,
         noted.get("on_recreated", EMPTY),
@@ -341,9 +367,11 @@ def merge_once(
         noted.get("strict", False),
         noted.get("retention_s", RETENTION_S) if retention_s is None else retention_s,
         catalog,
+        working=working,
     )
     try:
-        merger.open(spark, appends=False)
+        merger.open(spark)
+        merger.merge_waiting(spark, last_lsn=merger.opened_lsn)
         merger.upkeep.compact(spark)
         merger.upkeep.compact_tables(spark)
         merger.upkeep.remove(spark)
@@ -352,9 +380,19 @@ def merge_once(
     return None if merger.last is None else merger.last.commit_lsn
 
 
-def taken_in(spark: SparkSession, path: str) -> int | None:
-    """Commit LSN up to which a mirror has everything, merged or not; None: nothing. Raises MirrorError."""
+def taken_in(spark: SparkSession, path: str) -> Taken | None:
+    """What a mirror has; None: nothing. Raises MirrorError."""
     writer_epoch.check_form(spark, path)
     last = manifest.picture(spark, path) if exists(spark, manifest_path(path)) else None
-    found = max(changes.appended_lsn(spark, path), -1 if last is None else last.commit_lsn)
-    return None if found == -1 else found
+    appended_lsn = changes.appended_lsn(spark, path)
+    merged_lsn = -1 if last is None else last.commit_lsn
+    commit_lsn = max(appended_lsn, merged_lsn)
+    if commit_lsn == -1:
+        return None
+    commit_time = None if last is None else last.commit_time
+    if appended_lsn > merged_lsn:
+        commit_time = changes.last_time(spark, path, merged_lsn) or commit_time
+    standing = TableStates.of(None if last is None else last.standing)
+    stale = 0 if last is None else len(standing.stale(last.complete))
+    time_utc = None if commit_time is None else commit_time.astimezone(UTC)  # Row has local times
+    return Taken(commit_lsn, max(merged_lsn, 0), time_utc, stale, len(standing.filling))

@@ -6,8 +6,7 @@ that are not too many are brought here when that table is written.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -20,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.fold.fold_spark import position
-from spark_consumer.mirror.table_states import Mark
+from spark_consumer.mirror.table_states import Mark, marks_of
 from spark_consumer.reader.table_marks import KINDS
 from spark_consumer.tables import TableName
 
@@ -34,7 +33,8 @@ _SMALL_CELLS = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """One table. `newest`: schema id of its last record; `cut`: (commit_lsn, ordinal) of its last TRUNCATE."""
+    """One table. `newest`: schema id of its last record; `cut`: (commit_lsn, ordinal) of its last TRUNCATE. `first_lsn`: commit
+    LSN of its first change."""
 
     table: TableName
     changes: int
@@ -42,6 +42,7 @@ class TablePart:
     schema_ids: list[int]
     newest: int
     cut: tuple[int, int] | None
+    first_lsn: int
 
     def is_small(self, columns: int) -> bool:
         """Its records fit into this process, decoded into so many columns."""
@@ -58,6 +59,10 @@ class BatchContent:
     transactions: int
     changes: int
     parts: list[TablePart]
+
+    def first_lsns(self, known: Collection[str]) -> dict[str, int]:
+        """Of the tables that are not known, the commit LSN of the first change."""
+        return {str(part.table): part.first_lsn for part in self.parts if str(part.table) not in known}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +103,9 @@ def batch_size(raw: DataFrame) -> BatchSize:
 
 
 def marks_in(raw: DataFrame) -> list[Mark]:
-    """The signs of a batch, in order."""
+    """The signs of a batch, in the order of their markers."""
     columns = ("op", "table", "commit_lsn", "ordinal", "value", "commit_time")
-    signs = raw.where(f.col("op").isin(list(KINDS))).select(*columns).toArrow()
-    ordered = signs.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")]).to_pylist()
-    return [
-        Mark(row["op"], row["table"], row["commit_lsn"], row["ordinal"], json.loads(row["value"]), row["commit_time"])
-        for row in ordered
-    ]
+    return marks_of(raw.where(f.col("op").isin(list(KINDS))).select(*columns).toArrow().to_pylist())
 
 
 def without_signs(raw: DataFrame) -> DataFrame:
@@ -148,7 +148,7 @@ def _part_of(table: TableName, own: pa.Table) -> TablePart:
         cut = (truncates["commit_lsn"][-1].as_py(), truncates["ordinal"][-1].as_py())
     ids = sorted(pc.unique(own["schema_id"]).to_pylist())
     value_bytes = pc.sum(pc.binary_length(own["value"])).as_py() or 0
-    return TablePart(table, len(own), value_bytes, ids, own["schema_id"][-1].as_py(), cut)
+    return TablePart(table, len(own), value_bytes, ids, own["schema_id"][-1].as_py(), cut, own["commit_lsn"][0].as_py())
 
 
 def batch_content(raw: DataFrame) -> BatchContent | None:
@@ -158,6 +158,7 @@ def batch_content(raw: DataFrame) -> BatchContent | None:
         .agg(
             f.count("*").alias("changes"),
             f.sum(f.length("value")).alias("value_bytes"),
+            f.min("commit_lsn").alias("first_lsn"),
             f.max("commit_lsn").alias("commit_lsn"),
             f.max("commit_time").alias("commit_time"),
             f.count_if(f.col("op") == "TRUNCATE").alias("truncates"),
@@ -179,6 +180,7 @@ def batch_content(raw: DataFrame) -> BatchContent | None:
             sorted(row["schema_id"] for row in rows),
             newest.get(table, rows[0]["schema_id"]),
             cuts.get(table),
+            min(row["first_lsn"] for row in rows),
         )
         for table, rows in versions.items()
     ]

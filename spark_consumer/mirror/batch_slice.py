@@ -36,6 +36,15 @@ class BatchSlice:
     marks: list[Mark]
     verified: Verified | None = None
 
+    @property
+    def parts(self) -> list[TablePart]:
+        """Of all its changes; a table may have one that is merged and one that is compared."""
+        return [*self.content.parts, *(self.verified.content.parts if self.verified else ())]
+
+    @property
+    def transactions(self) -> int:
+        return self.content.transactions + (self.verified.content.transactions if self.verified else 0)
+
     def snapshot_id(self, part: TablePart) -> str:
         """Of the chunks that are compared."""
         chunks = verified_chunks(self.marks)

@@ -173,6 +173,18 @@ def last_before(rows: DataFrame, time: datetime | None) -> int:
     return -1 if found is None or found[0] is None else int(found[0])
 
 
+def table_names(rows: DataFrame) -> set[str]:
+    named = rows.where(f.col("table").isNotNull()).select("table").distinct().collect()
+    return {row["table"] for row in named}
+
+
+def last_time(spark: SparkSession, path: str, behind_lsn: int) -> datetime | None:
+    """Commit time of the last change behind a commit LSN; None: there is none, or nothing says."""
+    rows = pinned(spark, path)
+    found = None if rows is None else rows.where(f.col("commit_lsn") > behind_lsn).agg(f.max("commit_time")).head()
+    return None if found is None else found[0]
+
+
 def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
     """Removes what is not behind `commit_lsn`, which must be that of a version of the mirror.
 

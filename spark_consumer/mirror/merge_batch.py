@@ -1,7 +1,8 @@
-"""One micro-batch of all tables into the mirror: whole transactions, each table one Delta commit, then one version of all.
+"""What was appended to a mirror's `changes`, merged into its tables: whole transactions, each table one Delta commit, then one
+version of all.
 
-Idempotent: a batch that is run again (Spark repeats the last one after a crash) skips what it has written, table by table. See
-merge.py for how, and manifest.py for what readers see meanwhile.
+Idempotent: a merge that is made again after a crash skips what it has written, table by table. See merge.py for how, and
+manifest.py for what readers see meanwhile.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ from spark_consumer.mirror.delta.write_table import TableWork, write
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.merge_thread import RETENTION_S
 from spark_consumer.mirror.paths import changes_path, seen_path, table_path
+from spark_consumer.mirror.progress import ChangeCount, Told, told_every, told_nothing
 from spark_consumer.mirror.report import BatchReport, notes_of
 from spark_consumer.mirror.spark_settings import COMPACT, settings, tune
 from spark_consumer.mirror.table_schemas import TableSchemas
-from spark_consumer.mirror.table_states import REPLACE, TableStates, advance, first_cut, verified_chunks
+from spark_consumer.mirror.table_states import REPLACE, TableStates, advance, first_cut, unfinished, verified_chunks
 from spark_consumer.mirror.verify.comparison import first_later_change
 from spark_consumer.reader.registry import Schema
-from spark_consumer.reader.table_marks import KINDS
 from spark_consumer.tables import TableName
 
 TABLES_AT_ONCE = 2
@@ -60,7 +61,7 @@ _CHECK_EVERY_S = 1.0
 
 @dataclass
 class Mirror:
-    """Applies batches; `apply` is the function for foreachBatch. One writer a mirror.
+    """Merges what AppendingMirror, or one before it, has appended. One writer a mirror.
 
     `tables`, `exclude`: the same as the options of the reader; a mirror cannot be given more tables later. `on_recreated`: what
     to do where a table was dropped and recreated, EMPTY, STOP or KEEP_AS (a copy of the old rows is kept).
@@ -80,15 +81,17 @@ class Mirror:
     retention_s: float = RETENTION_S
     catalog: Catalog | None = None
     tables_at_once: int = TABLES_AT_ONCE
+    working: Told = told_nothing  # of a merge that takes long
     last: manifest.RecordedVersion | None = field(default=None, init=False)
+    opened_lsn: int = field(default=-1, init=False)  # commit LSN up to which changes had been appended then
     upkeep: Maintenance = field(init=False)
     _standing: TableStates = field(default_factory=TableStates, init=False)
-    _opened: bool = field(default=False, init=False)
     _shapes: TableSchemas = field(init=False)
     _preparation: TablePreparation = field(init=False)
     _epoch: int = field(default=0, init=False)
     _checked_at: float = field(default=0.0, init=False)  # the epoch, between tables; monotonic
     _notes: list[str] = field(default_factory=list, init=False)  # for the next report
+    _count: ChangeCount = field(default_factory=ChangeCount, init=False)  # of the merge that runs
 
     def __post_init__(self) -> None:
         self.upkeep = Maintenance(self.path, self.retention_s)
@@ -96,16 +99,6 @@ class Mirror:
         self._preparation = TablePreparation(
             self.path, self._shapes, self.on_recreated, self.deletion_vectors, self.strict
         )
-
-    def apply(self, raw: DataFrame, batch: int) -> None:
-        """`raw`: frames.RAW, whole transactions. Raises MirrorError."""
-        try:
-            if not self._opened:
-                self.open(raw.sparkSession)
-            self._apply_all(raw, batch)
-        except writer_epoch.CONFLICTS as problem:
-            raise writer_epoch.taken_over(self.path) from problem
-        self.keep_up(raw.sparkSession, batch)
 
     def keep_up(self, spark: SparkSession, batch: int, *, compacts: bool = False) -> None:
         """Removes what is too old, where that is due; `compacts`: and compacts `changes`. What failed is only reported."""
@@ -122,45 +115,48 @@ class Mirror:
                     notes=tuple(notes),
                     stale=stale,
                     filling=len(standing.filling),
+                    is_merge=True,
                 )
             )
 
-    def merge_waiting(
-        self, spark: SparkSession, batch: int = 0, last_lsn: int | None = None, *, of_earlier_run: bool = False
-    ) -> None:
-        """Takes in what was appended to `changes` since the last merge, up to `last_lsn` (None: all). `of_earlier_run`: it may
-        have tables that this run leaves out. Raises MirrorError."""
-        behind_lsn = -1 if self.last is None else self.last.commit_lsn
+    def merge_waiting(self, spark: SparkSession, batch: int = 0, last_lsn: int | None = None) -> None:
+        """Takes in what was appended to `changes` since the last merge, up to `last_lsn` (None: all). Raises MirrorError."""
+        behind_lsn = self.merged_lsn
         if last_lsn is None:
             last_lsn = changes.appended_lsn(spark, self.path)
         rows, size = changes.waiting(spark, self.path, behind_lsn, last_lsn) if last_lsn > behind_lsn else (None, None)
         if rows is None:
             return
         writer_epoch.check(spark, self.path, self._epoch)  # before anything is read
-        out = self._left_out(rows) if of_earlier_run and (self.tables or self.exclude) else []
+        is_earlier = behind_lsn < self.opened_lsn  # of a run that may have had tables that this one leaves out
+        out = self._left_out(rows) if is_earlier and (self.tables or self.exclude) else []
         try:
             if out:
                 wanted = rows.where(f.col("table").isNull() | ~f.col("table").isin(out))
-                self._apply_stored(wanted.select(*COLUMNS), batch, None)
+                self._merge_rows(wanted.select(*COLUMNS), batch, None)
                 self._pass_by(spark, rows, batch, last_lsn)
             else:
-                self._apply_stored(rows.select(*COLUMNS), batch, size)
+                self._merge_rows(rows.select(*COLUMNS), batch, size)
         except writer_epoch.CONFLICTS as problem:
             raise writer_epoch.taken_over(self.path) from problem
-        if self.last is None or self.last.commit_lsn < last_lsn:
+        if self.merged_lsn < last_lsn:
             reached = "nothing" if self.last is None else format_lsn(self.last.commit_lsn)
             raise MirrorError(
                 f"changes up to {format_lsn(last_lsn)} were appended to {changes_path(self.path)}, but reading it gave "
                 f"{reached}: the tables were not changed any further"
             )
 
+    @property
+    def merged_lsn(self) -> int:
+        """Commit LSN of the last version; -1: none."""
+        return -1 if self.last is None else self.last.commit_lsn
+
     def _left_out(self, rows: DataFrame) -> list[str]:
         """Tables in these rows that are not wanted (any more)."""
-        named = rows.where(f.col("table").isNotNull()).select("table").distinct().collect()
-        out = sorted(row["table"] for row in named if not table_selection.has(row["table"], self.tables, self.exclude))
-        self._notes += [
-            f"{name} is left out: its changes that were waiting to be merged are not merged" for name in out
-        ]
+        names = changes.table_names(rows)
+        out = sorted(name for name in names if not table_selection.has(name, self.tables, self.exclude))
+        notes = [f"{name} is left out: its changes that were waiting to be merged are not merged" for name in out]
+        self._notes += [note for note in notes if note not in self._notes]  # of an attempt that failed
         return out
 
     def _pass_by(self, spark: SparkSession, rows: DataFrame, batch: int, last_lsn: int) -> None:
@@ -172,66 +168,56 @@ class Mirror:
             content = BatchContent(last_lsn, time_utc, 0, 0, [])
             self._take_in(spark, BatchSlice(batch, changes.nothing(spark), {}, content, []), time.monotonic())
 
-    def _apply_stored(self, raw: DataFrame, batch: int, size: BatchSize | None) -> None:
-        """It lies in files, which are read again at less cost than a copy in memory, unless in many pieces. `size`: if known."""
-        tune(raw.sparkSession)
-        size = size or batch_size(raw)
-        if not size.signs:
-            self._apply(raw, batch, size)
-        else:
-            self._apply_kept(raw, batch, size)
+    def _merge_rows(self, rows: DataFrame, batch: int, size: BatchSize | None) -> None:
+        """In slices, where the key of a table changes, or a table comes to stand otherwise than before. `size`: if known.
 
-    def _apply_kept(self, raw: DataFrame, batch: int, size: BatchSize | None = None) -> None:
-        raw.persist()
-        try:
-            self._apply(raw, batch, size)
-        finally:
-            raw.unpersist()
-
-    def _apply_all(self, raw: DataFrame, batch: int) -> None:
-        tune(raw.sparkSession)
-        is_sign = f.col("op").isin(list(KINDS))
-        raw = raw.where(f.col("table").isNotNull() | is_sign)
-        if self.last is not None:  # a new checkpoint begins early: those transactions are in the mirror
-            known = f.col("table").isin(list(self.last.tables)) | is_sign
-            raw = raw.where(~known | (f.col("commit_lsn") > self.last.commit_lsn))
-        self._apply_kept(raw.select(*COLUMNS), batch)
-
-    def open(self, spark: SparkSession, *, appends: bool = True) -> None:
-        """Takes the mirror over, and merges what waits. `appends`: also from who appends to `changes`; who does not must have
-        noted the options, or have them from there.
-
-        Raises MirrorError where the tables are not those that it was made for.
+        They lie in files, which are read again at less cost than a copy in memory, unless in many slices.
         """
+        tune(rows.sparkSession)
+        self._count = ChangeCount()
+        with told_every(self.working, "merge", self._count.share, lambda: self._count.total or None):
+            self._merge_slices(rows, batch, size or batch_size(rows))
+
+    def _merge_slices(self, rows: DataFrame, batch: int, size: BatchSize) -> None:
+        self._count.total, has_signs = size.changes, bool(size.signs)
+        if has_signs:
+            rows.persist()
+        try:
+            left: list[tuple[DataFrame, BatchSize | None]] = [(rows, size)]
+            while left:
+                part, its_size = left.pop()
+                cut = self._merge_slice(part, batch, its_size or batch_size(part))
+                if cut is not None:
+                    below, above = (part.where(f.col("commit_lsn") < cut), part.where(f.col("commit_lsn") >= cut))
+                    left += [(above, None), (below, None)]
+        finally:
+            if has_signs:
+                rows.unpersist()
+
+    def open(self, spark: SparkSession) -> None:
+        """Takes the merges over. Raises MirrorError where the tables are not those that the mirror was made for."""
         if self.catalog is not None:
             self.catalog.check(spark)
         tune(spark, compacts=True)
         writer_epoch.check_form(spark, self.path)
         self.check_scope(spark, manifest.picture(spark, self.path))
         self._epoch = writer_epoch.claim(spark, self.path, manifest.nothing(spark))
-        if appends:
-            self.note_options(spark)
         # From now on no other writer records a version.
         last = manifest.picture(spark, self.path)
         self.last = None if last is None else table_selection.without_left_out(last, self.tables, self.exclude)
-        self._opened = True
         self._standing = TableStates.of(None if last is None else last.standing)
         snapshot_keys.remove_ended(
             spark, self.path, {name: each.begin_lsn for name, each in self._standing.open.items()}
         )
-        if delta_table.exists(spark, changes_path(self.path)):
-            if appends:
-                writer_epoch.claim_appends(spark, self.path, changes.nothing(spark))
-            last_lsn = changes.appended_lsn(spark, self.path)
-            self.schemas.update(changes.kept_schemas(spark, self.path))  # of all that is appended up to there
-            self.merge_waiting(spark, last_lsn=last_lsn, of_earlier_run=True)
+        self.opened_lsn = changes.appended_lsn(spark, self.path)
+        self.schemas.update(changes.kept_schemas(spark, self.path))  # of all that is appended up to there
         self._register(spark)
         self._report_notes(self._notes)
         self._notes.clear()
 
     def give_back(self, spark: SparkSession) -> None:
         """Leaves the merges to the mirror that they were taken from."""
-        if self._opened:
+        if self._epoch:
             writer_epoch.give_back(spark, self.path, self._epoch, manifest.nothing(spark))
 
     def check_scope(self, spark: SparkSession, last: manifest.RecordedVersion | None) -> None:
@@ -245,18 +231,11 @@ class Mirror:
         options |= {"tables": [str(table) for table in self.tables], "exclude": list(self.exclude)}
         manifest.note_options(spark, self.path, options)
 
-    def _apply(self, raw: DataFrame, batch: int, size: BatchSize | None = None) -> None:
-        """Whole, or in pieces where the key of a table changes, or a table comes to stand otherwise than before."""
-        cut = self._apply_piece(raw, batch, size)
-        while cut is not None:
-            cut = self._apply_piece(raw.where(f.col("commit_lsn") >= cut), batch)
-
-    def _apply_piece(self, raw: DataFrame, batch: int, size: BatchSize | None = None) -> int | None:
-        """All of it, or what is below a commit LSN, from which on it is to be applied by itself. `size`: where it is known."""
+    def _merge_slice(self, raw: DataFrame, batch: int, size: BatchSize) -> int | None:
+        """Merges all of it; or gives the commit LSN from which on it has to be merged by itself, behind what is below."""
         began = time.monotonic()
         spark = raw.sparkSession
         found = read = None
-        size = size or batch_size(raw)
         marks = marks_in(raw) if size.signs else []
         cut = first_cut(self._standing, marks, size.first_lsn, size.last_lsn)
         told = without_signs(raw) if marks else raw
@@ -275,7 +254,6 @@ class Mirror:
         content, records = found or (BatchContent(size.last_lsn, None, 0, 0, []), {})
         cut = cut or self._first_change_of_key(told, records, content)
         if cut is not None:
-            self._apply(raw.where(f.col("commit_lsn") < cut), batch)
             return cut
         times = [content.commit_time, *(mark.commit_time for mark in marks)]
         content = replace(content, commit_lsn=size.last_lsn, commit_time=max(filter(None, times), default=None))
@@ -286,9 +264,9 @@ class Mirror:
     def _take_in(self, spark: SparkSession, piece: BatchSlice, began: float) -> None:
         writer_epoch.check(spark, self.path, self._epoch)
         content = piece.content
-        standing, ended = advance(self._standing, piece.marks)
         known = {} if self.last is None else self.last.tables
-        standing.meet(str(part.table) for part in content.parts if str(part.table) not in known)
+        standing, ended = advance(self._standing, piece.marks, content.first_lsns(known))
+        over = unfinished(self._standing, piece.marks)
         for snapshots in (standing.open, ended):
             table_snapshots.note_key(self._shapes, piece, snapshots)
         table_snapshots.note_keys(spark, self.path, self._shapes, piece, {**standing.open, **ended})
@@ -308,26 +286,25 @@ class Mirror:
         self._register(spark)
         for name, window in ended.items():
             delta_table.remove(spark, seen_path(self.path, TableName.parse(name), window.begin_lsn))
-        tables = Counter({str(part.table): part.changes for part in content.parts})
-        tables.update(
-            {str(part.table): part.changes for part in piece.verified.content.parts} if piece.verified else {}
-        )
+        tables = Counter[str]()
+        for part in piece.parts:
+            tables[str(part.table)] += part.changes
         notes = [*self._preparation.take_notes(), *self._notes, *filter(None, kept)]
         self._notes.clear()
-        notes += notes_of(piece.marks, ended) + ([counted(differences, "difference")] if differences else [])
-        seconds = time.monotonic() - began
+        notes += notes_of(piece.marks, ended, over) + ([counted(differences, "difference")] if differences else [])
         report = BatchReport(
             piece.batch,
             content.commit_lsn,
-            content.transactions + (piece.verified.content.transactions if piece.verified else 0),
+            piece.transactions,
             tables.total(),
             dict(tables),
-            seconds,
+            time.monotonic() - began,
             tuple(notes),
             differences,
             content.commit_time,
             len(standing.stale(self.last.complete)) if self.last is not None else 0,
             len(standing.filling),
+            is_merge=True,
         )
         self.report(report)
 
@@ -389,6 +366,7 @@ class Mirror:
             self._checked_at = time.monotonic()
         own = within_reach(spark, own, work.part, len(work.shape.columns))
         despite_conflicts(partial(write, spark, work, own, commit_lsn))
+        self._count.done += work.part.changes
 
     def _record(self, spark: SparkSession, piece: BatchSlice, standing: TableStates, ended: Iterable[str]) -> None:
         versions = {} if self.last is None else dict(self.last.tables)

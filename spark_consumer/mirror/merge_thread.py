@@ -27,6 +27,8 @@ class MergeThread:
     waiting --postpone--> waiting, every_s from now on
     merging --fails--> pause --> merging, PAUSES_S times; then, or with a MirrorError, ended, and `check` raises it
     any  --end---> ended: a merge that runs comes to its end
+
+    Who calls `merge_now` waits for the merge that begins next.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class MergeThread:
         self._changed = threading.Condition()
         self._wanted = self._at_once = self._ended = False
         self._due = 0.0  # by the monotonic clock
+        self._begun = self._done = 0  # merges
+        self._is_over = False  # no merge will begin any more
         self._problem: Exception | None = None
         self._thread: threading.Thread | None = None
 
@@ -53,11 +57,20 @@ class MergeThread:
             self._wanted, self._at_once = True, self._at_once or at_once
             self._changed.notify_all()
 
-    def postpone(self) -> None:
-        """Wanted, but not for the next `every_s` seconds, unless at once."""
+    def postpone(self, at_least_s: float = 0.0) -> None:
+        """Wanted, but not for the next `every_s` seconds, or more, unless at once."""
         with self._changed:
-            self._wanted, self._due = True, time.monotonic() + self._every_s
+            self._wanted, self._due = True, time.monotonic() + max(self._every_s, at_least_s)
             self._changed.notify_all()
+
+    def merge_now(self) -> None:
+        """Returns behind a merge that began after this call, or where no merge will begin any more. Raises what ended them."""
+        with self._changed:
+            awaited = self._begun + 1
+            self._wanted = self._at_once = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._done >= awaited or self._is_over)
+        self.check()
 
     def end(self) -> None:
         with self._changed:
@@ -72,15 +85,24 @@ class MergeThread:
             raise self._problem
 
     def _run(self) -> None:
+        try:
+            self._merge_while_wanted()
+        except Exception as problem:  # of any kind: the thread that appends raises it
+            self._problem = problem
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+
+    def _merge_while_wanted(self) -> None:
         self._due = time.monotonic() + self._every_s
         while self._is_due():
             began = time.monotonic()
             self._due = began + self._every_s
-            try:
-                self._merge_again()
-            except Exception as problem:  # of any kind: the thread that appends raises it
-                self._problem = problem
-                return
+            self._merge_again()
+            with self._changed:
+                self._done = self._begun
+                self._changed.notify_all()
             if self._is_ours:
                 spaced_s = min((time.monotonic() - began) / MERGES_SHARE, MERGE_AT_LEAST_EVERY_S)
                 with self._changed:
@@ -110,4 +132,5 @@ class MergeThread:
             while not (self._at_once or self._ended) and (left_s := self._due - time.monotonic()) > 0:
                 self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
             self._wanted = self._at_once = False
+            self._begun += not self._ended
             return not self._ended

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from schemas.lsn import format_lsn
-from spark_consumer.mirror.table_states import Mark, Window
-from spark_consumer.reader.table_marks import EXCLUDED, GAP, SKIP
+from spark_consumer.mirror.table_states import FILL, REPLACE, VERIFY, Mark, Window
+from spark_consumer.reader.table_marks import EXCLUDED, GAP, SKIP, SNAPSHOT_END
+
+_CONSEQUENCES = {
+    FILL: "The table cannot be read until a snapshot of it is complete. If it is published, run walgate snapshot start {}",
+    REPLACE: "Rows that are no longer in the source may remain. If the table is published, run walgate snapshot start {}",
+    VERIFY: "If the table is published, run walgate verify --table {} again",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +32,33 @@ class BatchReport:
     commit_time: datetime | None = None  # of the last transaction
     stale: int = 0  # tables
     filling: int = 0
-    is_append: bool = False  # and merged later
     is_merge: bool = False  # of changes that were reported when they were appended
 
 
-def notes_of(marks: Sequence[Mark], ended: Mapping[str, Window]) -> list[str]:
-    """What of the signs a person should read."""
+def notes_of(marks: Sequence[Mark], ended: Mapping[str, Window], unfinished: Mapping[str, Window]) -> list[str]:
+    """What of the signs a person should read. `unfinished`: see standing.unfinished."""
     notes = [f"the snapshot of {name} ended ({window.purpose})" for name, window in ended.items()]
+    notes += [
+        f"{name}: its snapshot ({window.purpose}) is over before its rows were complete, since it was cancelled or the table "
+        f"is no longer published. {_CONSEQUENCES[window.purpose].format(name)}"
+        for name, window in unfinished.items()
+    ]
+    notes += [
+        f"{mark.table}: its snapshot ({REPLACE}) ended, but the mirror has not read its beginning. "
+        f"{_CONSEQUENCES[REPLACE].format(mark.table)}"
+        for mark in marks
+        if mark.kind == SNAPSHOT_END and mark.table is not None and mark.facts["purpose"] == REPLACE
+        if mark.table not in ended
+    ]
     excluded = {mark.table: mark.facts["reason"] for mark in marks if mark.kind == EXCLUDED}
     notes += [
         f"{name} is not updated until a new snapshot of it is taken: {reason}" for name, reason in excluded.items()
     ]
     for mark in marks:
         if mark.kind == GAP:
+            end = format_lsn(mark.facts.get("end_lsn") or mark.commit_lsn)
             notes.append(
-                f"changes in the gap that ends at {format_lsn(mark.commit_lsn)} are lost: no table is up to date until a new "
-                "snapshot of it is taken"
+                f"changes in the gap that ends at {end} are lost: no table is up to date until a new snapshot of it is taken"
             )
         if mark.kind == SKIP:
             notes.append(f"the transaction at {format_lsn(mark.commit_lsn)} was skipped: {mark.facts.get('detail')}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from schemas.schema_metadata import missing_bytes
 from spark_consumer.reader.registry import Schema
 from spark_consumer.source.frames import TEXTS, TableFrame
 
@@ -31,7 +32,7 @@ class MissingValue:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> MissingValue:
-        return cls(told["type"], bytes.fromhex(told["avro"]), told.get("special"))
+        return cls(told["type"], missing_bytes(told), told.get("special"))
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from spark_consumer.tables import TableName
 
 def note_key(shapes: TableSchemas, piece: BatchSlice, windows: dict[str, Window]) -> None:
     """In each window, whether the key of its table changes."""
-    for part in (*piece.content.parts, *(piece.verified.content.parts if piece.verified else ())):
+    for part in piece.parts:
         name, shape = str(part.table), shapes.of(part.newest)
         if name in windows:
             windows[name] = windows[name].met(list(shape.key_numbers or shape.key))

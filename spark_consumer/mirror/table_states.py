@@ -6,18 +6,42 @@
     excluded   the table stands still at its last state, until a FILL or REPLACE has ended
     gap        changes were lost: every table is stale until it was filled or replaced
 
-A pure fold of signs (reader/signs.py) in order of (commit_lsn, ordinal); it is kept as JSON in the manifest of the mirror.
+A pure fold of signs (reader/signs.py) in the order of their markers; it is kept as JSON in the manifest of the mirror.
+
+The gateway ends the last table and the snapshot as a whole in one transaction, so a commit LSN does not order signs. `changes`
+is stored sorted by table, and files are read in any order: `marks_of` puts signs back into the order of the marker topic.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
+from spark_consumer.reader.table_marks import (
+    EXCLUDED,
+    GAP,
+    MARKER_OFFSET,
+    SKIP,
+    SNAPSHOT_BEGIN,
+    SNAPSHOT_CHUNK,
+    SNAPSHOT_END,
+)
+
 FILL, REPLACE, VERIFY = "FILL", "REPLACE", "VERIFY"
+
+
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+# The order in which the gateway writes the markers of one transaction: (kind, whether it is that of a table).
+_WRITTEN = (
+    *((GAP, False), (SKIP, False), (SNAPSHOT_BEGIN, False), (SNAPSHOT_BEGIN, True), (SNAPSHOT_CHUNK, True)),
+    *((EXCLUDED, True), (SNAPSHOT_END, True), (SNAPSHOT_END, False)),
+)
+_RANK = {place: rank for rank, place in enumerate(_WRITTEN)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +54,28 @@ class Mark:
     ordinal: int
     facts: dict[str, Any]
     commit_time: datetime | None = None
+
+    @property
+    def place(self) -> tuple[int, int, int, int, str]:
+        """Sorts marks as their markers lie in the topic. Releases that stored no offset are followed by kind: the markers of one
+        transaction come in the same order each time."""
+        offset = self.facts.get(MARKER_OFFSET, -1)
+        return (
+            self.commit_lsn,
+            offset,
+            self.ordinal,
+            _RANK.get((self.kind, self.table is not None), len(_RANK)),
+            self.table or "",
+        )
+
+
+def marks_of(rows: Iterable[Mapping[str, Any]]) -> list[Mark]:
+    """Signs as they are stored (columns of frames.RAW), in any order -> marks in the order of their markers."""
+    marks = [
+        Mark(row["op"], row["table"], row["commit_lsn"], row["ordinal"], json.loads(row["value"]), row["commit_time"])
+        for row in rows
+    ]
+    return sorted(marks, key=lambda mark: mark.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +154,10 @@ class TableStates:
         if facts["purpose"] == VERIFY:
             return
         self.filling.discard(name)
-        self.frozen.pop(name, None)
-        if self.gap is not None and window is not None and window.begin_lsn > self.gap_lsn:
-            self.repaired.add(name)
+        if window is not None:  # else nobody knows which keys came, and rows that are no longer in the source stayed
+            self.frozen.pop(name, None)
+            if self.gap is not None and window.begin_lsn > self.gap_lsn:
+                self.repaired.add(name)
         if self.whole:
             self.done.add(name)
 
@@ -123,10 +170,10 @@ class TableStates:
             if window.snapshot_id != snapshot_id or window.purpose == FILL
         }
 
-    def meet(self, new: Iterable[str]) -> None:
-        """Tables whose first rows have come: behind the beginning of a FILL of all tables they are not complete."""
-        if FILL in self.whole.values():
-            self.filling.update(name for name in new if name not in self.done)
+    def meet(self, name: str) -> None:
+        """The first rows of a table come: behind the beginning of a FILL of all tables it is not complete."""
+        if FILL in self.whole.values() and name not in self.done:
+            self.filling.add(name)
 
     def stale(self, tables: Iterable[str]) -> dict[str, str]:
         """Of these tables, those that are not what the source has, and why."""
@@ -160,14 +207,34 @@ class TableStates:
         return TableStates.of(self.text())
 
 
-def advance(standing: TableStates, marks: Sequence[Mark]) -> tuple[TableStates, dict[str, Window]]:
-    """What is so behind these marks, and the snapshots of tables that ended among them."""
+def advance(
+    standing: TableStates, marks: Sequence[Mark], first_lsns: Mapping[str, int] = _NOTHING
+) -> tuple[TableStates, dict[str, Window]]:
+    """What is so behind these marks, and the snapshots of tables that ended among them. `first_lsns`: of tables that are new,
+    the commit LSN of their first rows."""
     made, ended = standing.copy(), {}
+    new = sorted(first_lsns.items(), key=itemgetter(1), reverse=True)
     for mark in marks:
-        if mark.kind == "SNAPSHOT_END" and mark.table in made.open:
+        while new and new[-1][1] <= mark.commit_lsn:
+            made.meet(new.pop()[0])
+        if mark.kind == SNAPSHOT_END and mark.table in made.open:
             ended[mark.table] = made.open[mark.table]
         made.take(mark)
+    for name, _ in new:
+        made.meet(name)
     return made, ended
+
+
+def unfinished(standing: TableStates, marks: Sequence[Mark]) -> dict[str, Window]:
+    """Snapshots of tables that are over without an end of their own, since the snapshot as a whole ended among these marks."""
+    made, over = standing.copy(), dict[str, Window]()
+    for mark in marks:
+        if mark.kind in (SNAPSHOT_BEGIN, SNAPSHOT_END) and mark.table is None:
+            snapshot_id = mark.facts["snapshot_id"]
+            ends = {snapshot_id} if mark.kind == SNAPSHOT_END else made.whole.keys() - {snapshot_id}
+            over |= {name: window for name, window in made.open.items() if window.snapshot_id in ends}
+        made.take(mark)
+    return over
 
 
 def verified_chunks(marks: Iterable[Mark]) -> list[Mark]:

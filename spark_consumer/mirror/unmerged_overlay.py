@@ -2,6 +2,8 @@
 
 They are folded by what a merge folds them with (states.py, log.py, identity.py), and what a merge would write comes out as a
 frame. What only a merge can do ends the overlay before it: see standing.first_unreadable.
+
+Of a backlog that nobody has merged, each table that is asked for is read by itself, and folded by Spark's workers.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from pyspark.sql.types import StructType
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror import changes
 from spark_consumer.mirror.batch_contents import (
+    BatchContent,
+    BatchSize,
     TablePart,
+    batch_content,
     batch_size,
     divided,
     from_lsn,
@@ -55,6 +60,11 @@ if TYPE_CHECKING:
     from spark_consumer.mirror.manifest import RecordedVersion
 
 
+READ_HERE = 50_000
+"""A process that reads decodes and folds no more changes by itself: whoever asks for one table of many, or is a notebook on a
+cluster, waits for its one core. A merge does it with more, since it needs all of them at once."""
+
+
 def lay_over(
     spark: SparkSession, path: str, base: RecordedVersion, waiting: DataFrame
 ) -> tuple[RecordedVersion, dict[str, Callable[[], DataFrame]]]:
@@ -65,13 +75,12 @@ def lay_over(
     end = first_unreadable(standing, marks)
     if end is not None:
         return lay_over(spark, path, base, waiting.where(f.col("commit_lsn") < end))
-    behind, _ = advance(standing, marks)
     told = _told(waiting, standing, marks)
-    found = summarize(told, size if told is waiting else batch_size(told))
+    found = _content(told, size if told is waiting else batch_size(told))
     if found is None and not marks:
         return base, {}
     parts, records = (found[0].parts, found[1]) if found else ([], None)
-    behind.meet(str(part.table) for part in parts if str(part.table) not in base.tables)
+    behind, _ = advance(standing, marks, found[0].first_lsns(base.tables) if found else {})
     times = [found[0].commit_time if found else None, *(mark.commit_time for mark in marks)]
     made = replace(
         base,
@@ -83,8 +92,17 @@ def lay_over(
     frames: dict[str, Callable[[], DataFrame]] = {}
     for part in parts:
         known = _known(spark, path, base, part.table, schemas)
-        frames[str(part.table)] = partial(_overlaid, spark, known, own_records(told, records, part.table), schemas)
+        own = own_records(told, records, part.table)
+        frames[str(part.table)] = partial(_overlaid, spark, known, own, part, schemas)
     return made, frames
+
+
+def _content(told: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
+    """As parts.look_at; of more than READ_HERE changes, without their records."""
+    if size.changes <= READ_HERE:
+        return summarize(told, size)
+    content = batch_content(told)
+    return None if content is None else (content, None)
 
 
 def _told(waiting: DataFrame, standing: TableStates, marks: list[Mark]) -> DataFrame:
@@ -130,11 +148,17 @@ def _known(
     return Known(table, location, rows, base.commit_lsn, base.oids.get(name), key, others, shape)
 
 
-def _overlaid(spark: SparkSession, known: Known, own: pa.Table | DataFrame, schemas: Mapping[int, Schema]) -> DataFrame:
+def _overlaid(
+    spark: SparkSession,
+    known: Known,
+    own: pa.Table | DataFrame,
+    part: TablePart,
+    schemas: Mapping[int, Schema],
+) -> DataFrame:
     """The table behind its changes, in pieces where its key changes. Raises MirrorError where a merge would."""
-    part = part_of(own, known.table)
     shapes = {schema_id: TableSchema.of(schemas[schema_id]) for schema_id in part.schema_ids}
-    own = within_reach(spark, own, part, len(shapes[part.newest].columns))
+    if isinstance(own, pa.Table) or part.changes <= READ_HERE:
+        own = within_reach(spark, own, part, len(shapes[part.newest].columns))
     key_of = replica_identity.keys_of(shapes)
     rest: pa.Table | DataFrame | None = own
     while rest is not None:
@@ -175,10 +199,13 @@ def _behind_piece(
     if emptied is not None:
         part = replace(part, cut=max(emptied, part.cut or (-1, -1)))
     columns = table_schema(shape) if shape.key else log_table_schema(shape)
+    replica_identity.check_log_names(known.table, shape)
+    replica_identity.check_names(known.table, columns.names)
     base = None
     if known.rows is not None and not (shape.key and part.cut is not None):
         as_now = replica_identity.converted(known.rows, known.table, known.location, shape, known.commit_lsn)
-        base = _in_columns(spark, as_now, known.shape, shape, columns, [shapes[number] for number in part.schema_ids])
+        there = [shapes[number] for number in part.schema_ids]
+        base = _in_columns(spark, as_now, known.shape, shape, columns, there, casts=emptied is None)
         if shape.key and known.key != shape.key:
             replica_identity.check_key(base, known.location, known.table, shape)
     if shape.key:
@@ -218,17 +245,19 @@ def _in_columns(
     after: TableSchema,
     wanted: StructType,
     shapes: Iterable[TableSchema],
+    *,
+    casts: bool,
 ) -> DataFrame:
     """As a merge would make them: with Mirror._refit, or target.align."""
     if before is not None and before.oid == after.oid:
         change = change_of_columns(before, after, missing_values(shapes))
         if not change.is_plain(before.columns):
             return fitted(spark, rows, change, before, after, wanted)
-    return _conform(rows, wanted)
+    return _conform(rows, wanted, casts=casts)
 
 
-def _conform(frame: DataFrame, wanted: StructType) -> DataFrame:
-    """With exactly these columns, as target.align would make them."""
+def _conform(frame: DataFrame, wanted: StructType, *, casts: bool) -> DataFrame:
+    """With exactly these columns, as target.align would make them: a value of another type is cast if `casts`, else null."""
     there = {field.name: field.dataType for field in frame.schema}
     wants = {field.name: field.dataType for field in wanted}
     special = special_texts(there, wants)
@@ -238,5 +267,6 @@ def _conform(frame: DataFrame, wanted: StructType) -> DataFrame:
         if field.name == special:
             column = kept_texts(special, there.keys() & wants.keys())
         same = there.get(field.name) == field.dataType
+        column = column if same or casts else f.lit(None)
         columns.append((column if same else column.cast(field.dataType)).alias(field.name))
     return frame.select(*columns)

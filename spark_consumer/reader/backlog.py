@@ -15,10 +15,12 @@ SAMPLE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """`changes`: exact up to 2 x SAMPLE markers, else an estimate. `newest_lsn`: of the last transaction; None: nothing waits."""
+    """`changes`: exact up to 2 x SAMPLE markers, else an estimate. `newest_lsn`: of the last transaction; None: nothing waits.
+    `oldest_time_us`: commit time of the first one, since the Unix epoch; None: nothing waits, or its marker has none."""
 
     changes: int
     newest_lsn: int | None
+    oldest_time_us: int | None = None
 
 
 def backlog(
@@ -38,5 +40,7 @@ def backlog(
     changes = sum(map(weight, found))
     if read:
         changes = round(changes * (end - position) / read)
-    lsns = [transaction.commit_lsn for transaction in found if not transaction.is_notice and weight(transaction)]
-    return Backlog(changes, lsns[-1] if lsns else None)
+    waiting = [transaction for transaction in found if not transaction.is_notice and weight(transaction)]
+    if not waiting:
+        return Backlog(changes, None)
+    return Backlog(changes, waiting[-1].commit_lsn, waiting[0].commit_time_us)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -82,6 +82,9 @@ _REFUSED = frozenset(
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     }
 )
+
+
+_TOPIC_OPTIONS: Final = "check the options `prefix` and `kafka.bootstrap.servers`, and that the gateway has run."
 
 
 class _Trouble:
@@ -360,8 +363,13 @@ def unavailable(what: str, error: KafkaError, reason: KafkaError | None = None) 
     if any(e is not None and e.code() in _REFUSED for e in (error, reason)):
         return SourceRefused(message, hint="Check the options kafka.security.protocol, kafka.sasl.* and kafka.ssl.*.")
     hint = ""
-    if error.code() in _MISSING:
-        hint = "The topic is missing: check the options `prefix` and `kafka.bootstrap.servers`, and that the gateway has run."
+    if error.code() in _MISSING and reason is not None:
+        hint = (
+            "Check that all brokers are running. Only if the error remains then, the topic is missing: "
+            + _TOPIC_OPTIONS
+        )
+    elif error.code() in _MISSING:
+        hint = "The topic is missing: " + _TOPIC_OPTIONS
     elif reason is not None and "SSL_HANDSHAKE" in reason.str():  # the state in which the broker hung up
         hint = "The broker closed the connection during the TLS handshake: check kafka.security.protocol for this port."
     return SourceUnavailable(message, hint=hint)

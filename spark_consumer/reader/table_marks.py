@@ -14,12 +14,14 @@ from spark_consumer.tables import TableName
 
 SNAPSHOT_BEGIN, SNAPSHOT_END, SNAPSHOT_CHUNK = "SNAPSHOT_BEGIN", "SNAPSHOT_END", "SNAPSHOT_CHUNK"
 EXCLUDED, SKIP, GAP = "EXCLUDED", "SKIP", "GAP"
+MARKER_OFFSET = "marker_offset"
 KINDS = (SNAPSHOT_BEGIN, SNAPSHOT_END, SNAPSHOT_CHUNK, EXCLUDED, SKIP, GAP)
 
 
 @dataclass(frozen=True, slots=True)
 class TableMark:
-    """`kind`: one of KINDS. `table` None: all of them. `facts`: the marker's own, for JSON."""
+    """`kind`: one of KINDS. `table` None: all of them. `facts`: the marker's own, and its offset, for JSON: who stores signs
+    keeps their order with them, since those of one transaction have one commit LSN."""
 
     kind: str
     table: TableName | None
@@ -46,7 +48,7 @@ def _signs(transaction: CommittedTransaction) -> list[TableMark]:
         kind = transaction.kind if transaction.is_notice else SNAPSHOT_CHUNK
         found.append(_sign(transaction, kind, table, ordinal, asdict(snapshot)))
     elif transaction.is_notice:
-        facts = {"detail": transaction.detail}
+        facts = {"detail": transaction.detail, "end_lsn": transaction.end_lsn}
         found.append(_sign(transaction, transaction.kind, None, ordinal, facts))
     for place, each in enumerate(transaction.excluded):
         if each.relation_oid:  # the others are logical messages
@@ -58,14 +60,15 @@ def _signs(transaction: CommittedTransaction) -> list[TableMark]:
 def _sign(
     transaction: CommittedTransaction, kind: str, table: TableName | None, ordinal: int, facts: dict[str, Any]
 ) -> TableMark:
-    at = transaction.end_lsn if kind == GAP else None  # where delivery goes on
+    # Delivery goes on at `end_lsn`, which may be that of the next commit: a gap ends just before it.
+    at = transaction.end_lsn - 1 if kind == GAP and transaction.end_lsn else transaction.commit_lsn
     return TableMark(
         kind,
         table,
-        at or transaction.commit_lsn,
+        at,
         ordinal,
         transaction.commit_time_us,
         transaction.xid,
         transaction.marker_offset,
-        facts,
+        {**facts, MARKER_OFFSET: transaction.marker_offset},
     )

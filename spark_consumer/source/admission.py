@@ -76,7 +76,11 @@ def admit(transactions: list[CommittedTransaction], limit: int | None, weight: W
         if more := weight(transaction):
             rows += more
             is_full = (limit is not None and rows > limit) or wanted >= _TRANSACTIONS_PER_TRIGGER
-            if is_full and any(not before.is_notice and weight(before) for before in transactions[:place]):
+            if (
+                is_full
+                and not transaction.is_notice
+                and any(not before.is_notice and weight(before) for before in transactions[:place])
+            ):
                 return transactions[:place]
             wanted += 1
     return transactions

@@ -76,6 +76,10 @@ async def test_only_tables_that_held_rows_cause_a_warning_and_only_where_they_ar
             "INSERT INTO filled SELECT generate_series(1, 10)"
         )
         said = await joined(scene, 6)
+        await scene.connection.execute(f"ALTER PUBLICATION {PUBLICATION} DROP TABLE empty; DROP TABLE emptied")
+        await scene.gateway.logged('"event": "tables_removed"')
+        removed = scene.gateway.events("tables_removed")
+        assert {name for event in removed for name in event["tables"]} == {"public.empty", "public.emptied"}
         if mode == "initial":
             assert said == []
             return

@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli.main import app
+from gateway.cli.main import PANELS, app
 from gateway.errors import DataGap
 from gateway.observe.http_client import ask_status
 from gateway.observe.http_routes import start_http
 from gateway.observe.status_board import StatusBoard
+from spark_consumer.jobs.cli import app as spark_jobs
+from spark_consumer.jobs.options import BATCHES, OBSERVE, OUTPUT, SOURCE, SPARK
 
 EX_CONFIG = 78
 WALGATE = Path(sys.executable).with_name("walgate")
@@ -131,3 +133,20 @@ def test_the_shell_completes_commands_and_options() -> None:
             [WALGATE], env=os.environ | asked, capture_output=True, text=True, timeout=60, check=False
         )
         assert done.stdout.split() == [expected], done.stderr
+
+
+def titles(text: str) -> list[str]:
+    return [title for title in re.findall(r"^╭─ (.+?) ─+╮$", text, re.M) if title != "Options"]
+
+
+def test_the_help_has_groups_in_the_order_in_which_they_are_needed() -> None:
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
+    assert titles(text) == list(PANELS)
+    assert [re.findall(rf"│ {name} ", text) != [] for name in ("run", "check", "readmit", "mirror", "demo")] == [
+        True
+    ] * 5
+
+
+def test_the_options_of_a_mirror_have_groups() -> None:
+    text = CliRunner().invoke(spark_jobs, ["mirror", "--help"], env={"COLUMNS": "120"}).output
+    assert set(titles(text)) == {SOURCE, OUTPUT, BATCHES, SPARK, OBSERVE}

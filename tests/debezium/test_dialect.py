@@ -568,3 +568,14 @@ def test_what_lies_before_an_lsn_is_made_once_for_its_length() -> None:
     found = source.head_of(3)
     assert source.head_of(3) is found is source.head
     assert source.head_of(4) != found
+
+
+@pytest.mark.parametrize("name", [".", "...", "a..b", ".a", "a."])
+def test_a_table_whose_name_has_empty_parts_has_a_valid_schema(name: str) -> None:
+    """fastavro takes no empty part of a name either, as no registry does."""
+    topic = debezium_topic("cdc", "public", name)
+    relation = Dialect().encoder.relation
+    for schema in (envelope_schema(relation, topic), key_schema(relation, topic)):
+        assert schema is not None
+        parsed: Any = fastavro.parse_schema(schema)
+        assert "" not in parsed["name"].split("."), parsed["name"]

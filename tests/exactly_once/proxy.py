@@ -234,14 +234,20 @@ _AUTHORIZATION: dict[str, str | int] = {
 }
 
 
+UNRESOLVABLE = "kafka.invalid:9092"
+"""An address whose name no resolver knows (RFC 6761)."""
+
+
 class ProxiedKafka(Kafka):
     """A broker with a second listener, reached through `proxy`: clients that bootstrap there stay there. A third one asks
-    who comes, and the authorizer what he may do; whoever comes by the others may do everything."""
+    who comes, and the authorizer what he may do; whoever comes by the others may do everything. A fourth one advertises a name
+    that nobody can resolve."""
 
     def __init__(self, *, settings: dict[str, str | int] | None = None, heap_mb: int = 512) -> None:
         super().__init__(settings=_AUTHORIZATION | (settings or {}), heap_mb=heap_mb, jvm_options=[QUICK_START])
         self._inner_port = free_port()
         self._secured_port = free_port()
+        self._misnamed_port = free_port()
         self.proxy = FaultProxy(self._inner_port)
 
     @property
@@ -252,14 +258,20 @@ class ProxiedKafka(Kafka):
     def secured_servers(self) -> str:
         return f"{HOST}:{self._secured_port}"
 
+    @property
+    def misnamed_servers(self) -> str:
+        return f"{HOST}:{self._misnamed_port}"
+
     def _lay_out(self, folder: Path) -> None:
         super()._lay_out(folder)
         path = folder / "server.properties"
         lines = path.read_text().splitlines()
         extra = {
-            "listeners": f",PROXIED://{HOST}:{self._inner_port},SECURED://{self.secured_servers}",
-            "advertised.listeners": f",PROXIED://{self.proxied_servers},SECURED://{self.secured_servers}",
-            "listener.security.protocol.map": ",PROXIED:PLAINTEXT,SECURED:SASL_PLAINTEXT",
+            "listeners": f",PROXIED://{HOST}:{self._inner_port},SECURED://{self.secured_servers}"
+            f",MISNAMED://{self.misnamed_servers}",
+            "advertised.listeners": f",PROXIED://{self.proxied_servers},SECURED://{self.secured_servers}"
+            f",MISNAMED://{UNRESOLVABLE}",
+            "listener.security.protocol.map": ",PROXIED:PLAINTEXT,SECURED:SASL_PLAINTEXT,MISNAMED:PLAINTEXT",
         }
         path.write_text("\n".join(line + extra.get(line.partition("=")[0], "") for line in lines) + "\n")
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from gateway.local import Registry
-from tests.exactly_once.chaos import Fault, break_at_random
+from tests.exactly_once.chaos import break_at_random
 from tests.exactly_once.checker import check, check_attempts
 from tests.exactly_once.delivered import read_delivered
+from tests.exactly_once.gaps import described_fault, described_gap, longest_gaps
 from tests.exactly_once.history import Truth, load_truth
 from tests.exactly_once.scene import Verdict, wait_for_commit
 from tests.exactly_once.site import Follower, Site, open_site
@@ -60,8 +59,9 @@ async def test_random_faults_of_everything_lose_double_and_reorder_nothing(
             raise
         finally:
             await workload.cancel()
-        print("\n".join(_told(fault, begun) for fault in faults))
-        print(_longest_gap(site, follower.seen, faults, begun))
+        print("\n".join(described_fault(fault, begun) for fault in faults))
+        for gap in longest_gaps(follower.seen):
+            print(described_gap(gap, site.gateways, faults, begun))
         verdict, truth = await _judged(site)
         print(f"seed {SEED}, {len(faults)} faults in {MINUTES:g} minutes: {verdict}")
         print(f"in the source {_longest_gap_of_source(truth)}")
@@ -85,27 +85,6 @@ async def _judged(site: Site) -> tuple[Verdict, Truth]:
     epochs = sum(marker.value["kind"] == "EPOCH" for marker in committed.markers)
     verdict = Verdict(len(changed), truth.event_count, len(committed.events), len(attempted.events), epochs)
     return verdict, truth
-
-
-def _told(fault: Fault, begun: float) -> str:
-    return f"{fault.begun - begun:6.0f} to {fault.ended - begun:4.0f} s  {fault.what}"
-
-
-def _longest_gap(site: Site, seen: list[float], faults: list[Fault], begun: float) -> str:
-    seconds, start = max((later - earlier, earlier) for earlier, later in pairwise(seen))
-    during = [_told(fault, begun) for fault in faults if fault.begun < start + seconds and fault.ended > start]
-    said = [line for at, line in sorted(_said(site, begun)) if start - begun <= at <= start - begun + seconds]
-    return "\n".join((f"longest gap {seconds:.1f} s, from second {start - begun:.0f}:", *during, *said))
-
-
-def _said(site: Site, begun: float) -> Iterator[tuple[float, str]]:
-    """Each session of a gateway and why it ended, with its second."""
-    first = time.time() - time.monotonic() + begun
-    for number, gateway in enumerate(site.gateways, 1):
-        for entry in gateway.events("streaming") + gateway.events("restarting"):
-            at = datetime.fromisoformat(entry["timestamp"]).timestamp() - first
-            why = f"{entry['reason']}, again in {entry['delay_s']} s" if "reason" in entry else "streams"
-            yield at, f"{at:6.0f} s  gateway {number}: {why}"
 
 
 def _longest_gap_of_source(truth: Truth) -> str:

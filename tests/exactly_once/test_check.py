@@ -111,6 +111,9 @@ async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
     await place.finds(
         "waits", "publication q does not exist", "CREATE PUBLICATION", source={"publications": ["p", "q"]}
     )
+    await place.finds("waits", "publication P does not exist", "did you mean p?", source={"publications": ["P"]})
+    elsewhere = place.database.dsn.replace(place.database.name, "postgres")
+    await place.finds("waits", "publication p does not exist", "has no publication at all", source={"dsn": elsewhere})
     await place.finds("waits", "connection", source={"dsn": place.database.dsn.replace(place.database.name, "nowhere")})
     await place.finds("waits", "connection", source={"dsn": "postgresql://u@127.0.0.1:1/d"})
     await sql.execute("CREATE TABLE bare (v text); ALTER PUBLICATION p ADD TABLE bare")
@@ -141,6 +144,8 @@ async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
         assert any("cannot read" in message for message in said)
         assert exit_code(checked) == 1
         assert not any("row-level security" in message for message in said)
+        nowhere = url.replace(f"/{place.database.name}", "")
+        await place.finds("waits", "does not exist", "source.dsn names no database", source={"dsn": nowhere})
         await sql.execute(f"GRANT SELECT ON t TO {role}; ALTER TABLE t ENABLE ROW LEVEL SECURITY")
         only = {"source": {"dsn": url}}
         await place.finds("warning", "row-level security applies", "public.t", "BYPASSRLS", **only)

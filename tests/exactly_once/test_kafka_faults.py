@@ -405,9 +405,9 @@ async def test_a_right_that_is_taken_away_is_named_and_waited_for(place: Place) 
 
 
 def _documented_acls(prefix: str) -> list[AclBinding]:
-    """What docs/operations.md says that a gateway needs, of a gateway with this prefix."""
+    """What docs/checklist.md says that a gateway needs, of a gateway with this prefix."""
     acls = []
-    for line in (Path(__file__).parents[2] / "docs" / "operations.md").read_text().splitlines():
+    for line in (Path(__file__).parents[2] / "docs" / "checklist.md").read_text().splitlines():
         found = re.fullmatch(r"\| gateway \| (.*) \| ([^|]*) \|", line)
         if found is None:
             continue

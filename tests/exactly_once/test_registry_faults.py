@@ -209,6 +209,34 @@ def _always(answer: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWrit
     return respond
 
 
+async def test_a_registry_that_refuses_writes_for_a_while_costs_no_table(place: Place) -> None:
+    """R7: a registry in read-only mode, a limit of a proxy: nothing that says anything about the schema."""
+    answers = (
+        b'HTTP/1.1 422 Unprocessable\r\ncontent-length: 49\r\n\r\n{"error_code": 42205, "message": "read-only now"}',
+        b"HTTP/1.1 413 Payload Too Large\r\ncontent-length: 13\r\n\r\n<html></html>",
+        b"HTTP/1.1 507 Insufficient Storage\r\ncontent-length: 0\r\n\r\n",
+    )
+    async with place.scene(errors__on_error="quarantine") as scene:
+        await scene.streaming()
+        await scene.commits()
+        for number, answer in enumerate(answers):
+            server = await asyncio.start_server(_always(answer), HOST, 0)
+            async with server:
+                place.proxy.target_port = server.sockets[0].getsockname()[1]
+                place.proxy.cut()
+                await scene.connection.execute(f"ALTER TABLE work.plain ADD COLUMN extra{number} int")
+                before = len(scene.gateway.events("restarting"))
+                xid = await scene.workload.one_transaction("plain", 2)
+                await scene.gateway.logged('"restarting"', times=before + 1)
+                refused = scene.gateway.events("restarting")[before]
+                assert "the schema registry returned" in refused["reason"] and "tries again" in refused["hint"], refused
+                place.proxy.target_port = place.registry.port
+                place.proxy.cut()
+            await scene.delivered(xid)
+        assert not scene.gateway.events("table_quarantined")
+        await scene.finish()
+
+
 async def test_names_that_avro_and_kafka_do_not_know_pass(place: Place) -> None:
     """R4, T19: quotes, dots, emoji, capitals; two that differ only in such a character stay two."""
     names = ["a-b", "a_b", 'Q"uote', "dot.ted", "größe", "smile 😀", "SELECT", "x" * 63]

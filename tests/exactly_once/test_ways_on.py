@@ -389,7 +389,7 @@ def _junk_position(value: bytes) -> Cause:
 async def _taken_away_as_told(place: Place, said: str) -> str:
     """`send a record with the key ... and a null value to ...`"""
     found = re.search(
-        r"send a record with the key (\S+) and a null value to (\S+) \(docs/operations.md, Delete an unreadable record\),",
+        r"send a record with the key (\S+) and a null value to (\S+) \(docs/gap.md, Delete an unreadable record\),",
         said,
     )
     assert found, said

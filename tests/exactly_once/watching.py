@@ -64,11 +64,12 @@ class Recorded:
             await asyncio.sleep(max(begun + SCRAPE_S - time.monotonic(), 0.0))
 
     def raised(self, alert: str, older_s: float = 0.0) -> list[str]:
-        """The summaries of an alert that fires now. `older_s`: as if whoever holds the slot had done so for longer."""
+        """The summaries of an alert that fires now, or will if nothing changes within its `for`. `older_s`: as if whoever holds
+        the slot had done so for longer."""
         samples = self.samples
         if older_s:
             samples = {labels: _older(labels, values, older_s) for labels, values in samples.items()}
-        found = firing([RULES[alert]], Series(samples), (self.count - 1) * SCRAPE_S, SCRAPE_S)
+        found = firing([RULES[alert] | {"for": "0s"}], Series(samples), (self.count - 1) * SCRAPE_S, SCRAPE_S)
         return [_filled_in(RULES[alert]["annotations"]["summary"], dict(labels)) for labels in found]
 
 

@@ -242,7 +242,7 @@ async def test_local_starts_servers(base: Installed, wheel: Path, tmp_path: Path
 import asyncio
 from gateway.local import Kafka, Postgres, Registry
 async def main():
-    async with Postgres(18) as postgres, Kafka(), Registry():  # each has answered
+    async with Postgres() as postgres, Kafka(), Registry():  # each has answered
         sql = await postgres.connect()
         print(await sql.fetchval("SELECT 40 + 2"))
         await sql.close()

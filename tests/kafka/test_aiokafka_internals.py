@@ -49,11 +49,12 @@ from gateway.kafka.aiokafka_internals import (
     DirectProducer,
     check_version,
     end_batch,
+    first_to_succeed,
     record_appender,
 )
 from gateway.local import Kafka
 from gateway.local.kafka import QUICK_START
-from gateway.local.ports import HOST
+from gateway.local.ports import HOST, free_port
 from tests.kafka.scripted_broker import (
     AUTHENTICATE,
     HANDSHAKE,
@@ -374,6 +375,25 @@ async def test_metadata_come_from_the_first_broker_that_answers(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("soon")
+async def test_the_admin_client_asks_the_brokers_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three, one takes no connections and one is silent: no request waits for the one that aiokafka would choose."""
+    monkeypatch.setattr(random, "shuffle", lambda ids: ids.sort())
+    async with scripted_brokers(3) as (gone, silent, good):
+        for broker in (silent, good):
+            broker.listed = {1: free_port(), 2: silent.port, 3: good.port}
+        silent.answers[VERSIONS].clear()
+        admin = Admin(bootstrap_servers=f"{HOST}:{good.port}")
+        await admin.start()
+        try:
+            async with asyncio.timeout(IN_TIME_S):
+                for _ in range(5):
+                    assert len((await admin.describe_cluster())["brokers"]) == 3
+        finally:
+            await admin.close()
+        assert not gone.asked
+
+
+@pytest.mark.usefixtures("soon")
 async def test_a_silent_broker_is_given_up_when_the_cluster_has_given_it_up() -> None:
     async with scripted_brokers(2) as (silent, good), client_of(good) as client:
         await client.bootstrap()
@@ -613,3 +633,28 @@ async def test_what_is_asked_beyond_the_admin_client_and_the_consumer(kafka: Kaf
         assert admin._client.cluster.partitions_for_topic(topics[1]) is None
     finally:
         await asyncio.gather(admin.close(), consumer.stop())
+
+
+async def test_attempts_that_end_together_leave_no_exception_behind() -> None:
+    """asyncio would log each of them as one that was never retrieved."""
+    noted: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: noted.append(context))
+    for _ in range(20):
+        gate = asyncio.Event()
+
+        async def succeeds(opened: asyncio.Event = gate) -> int:
+            await opened.wait()
+            return 1
+
+        async def fails(opened: asyncio.Event = gate) -> int:
+            await opened.wait()
+            raise OSError("refused")
+
+        racing = asyncio.create_task(first_to_succeed([succeeds, fails, fails], 0.0))
+        await asyncio.sleep(0.01)
+        gate.set()
+        assert await racing == 1
+        del racing
+    gc.collect()
+    await asyncio.sleep(0)
+    assert noted == []

@@ -104,6 +104,21 @@ def test_compose_mounts_what_is_here() -> None:
                 assert (ROOT / volume.split(":")[0]).exists(), volume
 
 
+def test_each_service_of_compose_has_a_memory_limit() -> None:
+    """The heap of a Java process fits into it, with as much again for the rest of the process."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    limits = {name: _megabytes(service["mem_limit"]) for name, service in services.items()}
+    for name, service in services.items():
+        heaps = [_megabytes(text) for text in re.findall(r"-Xmx(\d+[mg])", str(service))]
+        assert all(1.5 * heap <= limits[name] for heap in heaps), name
+    container = yaml.safe_load((ROOT / "deploy/kubernetes/deployment.yaml").read_text())["spec"]["template"]["spec"]
+    assert f"{limits['gateway']}Mi" == container["containers"][0]["resources"]["limits"]["memory"]
+
+
+def _megabytes(text: str) -> int:
+    return int(text[:-1]) * {"m": 1, "g": 1024}[text[-1]]
+
+
 def test_prometheus_asks_the_services_of_compose() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     settings = yaml.safe_load((FOLDER / "prometheus.yml").read_text())

@@ -18,6 +18,7 @@ from gateway.observe.lag import Progress
 from gateway.observe.mirror_status import MirrorStatus
 from gateway.observe.status import Counts, OpenStream, RetainedWal, SlotStatus, WalRetentionCause
 from gateway.observe.status_board import StatusBoard
+from gateway.observe.table_status import QuarantinedTable
 from gateway.observe.web_ui import SHOWN_TOPICS
 from tests.browser import browser_path, open_page
 from tests.observe.test_http import connect, get
@@ -116,8 +117,14 @@ async def test_what_is_wrong_is_seen_at_once(board: StatusBoard) -> None:
         board.blockers = ()
         board.failed(Retry("the way is lost", hint="look for it"))
         await expect(page.locator("#errors")).to_contain_text("look for it")
+        await expect(page.locator("#errors")).to_contain_text("not over")
+        await expect(verdict).to_contain_text("the way is lost")
+        board.wait_for("")
+        await expect(page.locator("#errors")).to_contain_text("over since")
+        await expect(verdict).not_to_contain_text("the way is lost")
         board.mirror(MirrorStatus("http://m:9465", up=True, state="running", commit_lsn=16, lag_seconds=1.5))
         await expect(page.locator("#readers")).to_contain_text("running, 1.5 s behind")
+        await expect(page.locator("#states")).to_contain_text("running, 1.5 s behind")
         await expect(page.locator("#states")).to_contain_text("written up to 0/10")
         board.mirror(MirrorStatus("http://m:9465", up=False, error="refused"))
         await expect(verdict).to_contain_text("Mirror m:9465 has not answered")
@@ -149,3 +156,54 @@ async def test_it_is_used_by_keyboard_and_on_a_telephone(board: StatusBoard, sch
         other = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert other != ground and (sum(map(int, re.findall(r"\d+", ground)[:3])) > 380) is (scheme == "light")
         assert not complaints
+
+
+async def test_sql_is_copied_by_a_button_and_every_blocker_is_named(board: StatusBoard) -> None:
+    browser_path()
+    long_ago = time.time() - 4000
+    board.blockers = tuple(
+        WalRetentionCause("transaction", "", pid, since=long_ago, remedy=f"end it: SELECT pg_terminate_backend({pid})")
+        for pid in range(7001, 7007)
+    )
+    board.quarantined = tuple(QuarantinedTable(f"public.poison_{number}", "a reason", END) for number in range(5))
+    async with open_page(f"http://127.0.0.1:{start_http('127.0.0.1', 0, board)}/") as (page, complaints):
+        for pid in range(7001, 7007):
+            await expect(page.locator("#verdict")).to_contain_text(f"process {pid}")
+        for number in range(5):
+            await expect(page.locator("#verdict")).to_contain_text(f"public.poison_{number}")
+        await page.locator("#open .copy").nth(2).click()
+        await expect(page.locator("#copied")).to_have_text("Copied: SELECT pg_terminate_backend(7003)")
+        await page.locator("#filter").focus()
+        await page.keyboard.press("ControlOrMeta+v")
+        await expect(page.locator("#filter")).to_have_value("SELECT pg_terminate_backend(7003)")
+        assert not complaints
+
+
+async def test_names_break_at_their_separators_and_the_axis_is_as_long_as_the_data(board: StatusBoard) -> None:
+    browser_path()
+    name = "cdc.warehouse_inventory.customer_order_line_items_of_the_last_quarter"
+    board.count(name, 10**6, 1)
+    port, narrow = start_http("127.0.0.1", 0, board), {"width": 390, "height": 844}
+    async with open_page(f"http://127.0.0.1:{port}/", viewport=narrow) as (page, complaints):
+        cell = page.locator("#topics td.name", has_text="warehouse").first
+        await expect(cell).to_have_text(name)
+        lines = await cell.evaluate(_LINES)
+        assert len(lines) > 1 and "".join(lines) == name
+        assert all(line[-1] in "._" for line in lines[:-1]), lines
+        assert await page.evaluate("document.documentElement.scrollWidth") <= narrow["width"]
+        for chart in ("#chart", "#rates"):
+            await expect(page.locator(chart)).to_contain_text("60 s ago")
+        assert not complaints
+
+
+_LINES = """cell => {
+  const range = document.createRange(), lines = [];
+  let top = null;
+  for (const node of cell.childNodes) for (let at = 0; at < (node.data || "").length; at++) {
+    range.setStart(node, at); range.setEnd(node, at + 1);
+    const place = range.getBoundingClientRect().top;
+    if (place !== top) { lines.push(""); top = place; }
+    lines[lines.length - 1] += node.data[at];
+  }
+  return lines;
+}"""

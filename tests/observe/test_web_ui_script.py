@@ -18,13 +18,13 @@ NOW = 1_000_000.0
 _STUBS = """
 const made = () => ({ children: [], style: {}, dataset: {}, textContent: "", value: "",
   append(...of) { this.children.push(...of); }, replaceChildren(...of) { this.children = of; },
-  querySelector: made, setAttribute() {}, addEventListener() {} });
+  querySelector: made, setAttribute(name, value) { this[name] = value; }, addEventListener() {} });
 const known = {};
 globalThis.document = { getElementById: id => known[id] ??= made(), createElement: () => made(), createElementNS: () => made(),
   querySelectorAll: () => [], addEventListener() {}, documentElement: made() };
 globalThis.EventSource = class { addEventListener() {} };
 globalThis.setInterval = () => 0;
-const said = one => [one.textContent, ...one.children.map(said)].filter(Boolean).join(" ");
+const said = one => typeof one === "string" ? one : [one.textContent, ...one.children.map(said)].filter(Boolean).join(" ");
 """
 
 

@@ -14,7 +14,7 @@ from tests.postgres.writer import COPY_BOTH, message, parameter_status
 
 Script = Callable[["Peer"], Awaitable[None]]
 REPORTS = {
-    "server_version": "18.0",
+    "server_version": "16.0",
     "client_encoding": "UTF8",
     "DateStyle": "ISO, MDY",
     "IntervalStyle": "iso_8601",

@@ -18,7 +18,7 @@ from tests.postgres.test_replication_stream import OPTIONS
 from tests.postgres.writer import error, message, parameter_status
 
 SSL_REQUEST = 80877103
-WELCOME = message("R", struct.pack("!i", 0)) + parameter_status("server_version", "18.0") + READY
+WELCOME = message("R", struct.pack("!i", 0)) + parameter_status("server_version", "16.0") + READY
 LIMIT_S = 20.0
 
 

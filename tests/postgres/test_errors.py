@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 
 from gateway.errors import InternalError, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.postgres.errors import (
-    _TABLE,
+    CannotDecode,
     LossReported,
+    beside_stream,
     classify,
     classify_exception,
     classify_in_stream,
     classify_notice,
 )
 from gateway.postgres.server_message import ServerMessage
+from gateway.startup.sqlstates import OTHER, TABLE
 
 
 @pytest.mark.parametrize(
@@ -39,24 +41,37 @@ def test_sqlstate_decides_what_happens_next(sqlstate: str, kind: type[WalgateErr
 
 
 @given(st.text(st.sampled_from("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"), min_size=5, max_size=5))
-def test_unknown_sqlstates_stop(sqlstate: str) -> None:
-    assume(sqlstate not in _TABLE and sqlstate[:2] not in _TABLE)
-    assert type(classify(ServerMessage("ERROR", sqlstate, "text"), "start")) is InternalError
+def test_a_code_that_a_function_of_the_database_has_made_up_is_waited_for(sqlstate: str) -> None:
+    assume(sqlstate not in TABLE and sqlstate[:2] not in TABLE)
+    error = classify(ServerMessage("ERROR", sqlstate, "text"), "start")
+    assert (type(error), error.hint) == OTHER
 
 
 @given(
-    st.sampled_from(sorted(code for code in _TABLE if len(code) == 2)), st.text("0123456789PX", min_size=3, max_size=3)
+    st.sampled_from(sorted(code for code in TABLE if len(code) == 2)), st.text("0123456789PX", min_size=3, max_size=3)
 )
 def test_a_code_that_is_not_listed_is_one_of_its_class(kind: str, rest: str) -> None:
-    assume(kind + rest not in _TABLE)
-    expected, hint = _TABLE[kind]
+    assume(kind + rest not in (*TABLE, "54000"))
+    expected, hint = TABLE[kind]
     error = classify(ServerMessage("ERROR", kind + rest, "text"), "start")
     assert (type(error), error.hint) == (expected, hint)
 
 
-def test_error_that_nobody_has_thought_of_needs_a_person() -> None:
-    assert type(classify(ServerMessage("ERROR", "P0001", "text", hint="do so"), "start")) is InternalError
-    assert classify(ServerMessage("ERROR", "P0001", "text", hint="do so"), "start").hint == "do so"
+@pytest.mark.parametrize("sqlstate", ["P0001", "42P01", "22012", "22023", "ABCDE", "28000", "40001"])
+def test_whatever_a_login_event_trigger_raises_is_waited_for(sqlstate: str) -> None:
+    raised = asyncpg.PostgresError.new({"C": sqlstate, "M": "maintenance window", "W": "PL/pgSQL function nologin()"})
+    error = classify_exception(raised, "connection", at_login=True)
+    assert type(error) is (Retry if sqlstate == "40001" else RetrySlowly)
+    assert "maintenance window" in error.message or sqlstate.startswith("22")
+    assert sqlstate == "40001" or "login event trigger" in error.hint
+
+
+def test_no_error_of_a_session_beside_the_stream_stops_the_gateway() -> None:
+    raised = asyncpg.PostgresSyntaxError("syntax error")
+    with pytest.raises(RetrySlowly, match="syntax error"), beside_stream():
+        raise classify_exception(raised, "reading") from raised
+    with pytest.raises(StopForOperator, match="of our own"), beside_stream():
+        raise StopForOperator("of our own")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +99,40 @@ def test_the_stream_knows_more_of_some_codes(sqlstate: str, binary: bool, kind: 
     error = classify_in_stream(ServerMessage("ERROR", sqlstate, "text"), "stream", binary=binary)
     assert type(error) is kind
     assert f"ERROR {sqlstate}: text" in error.message
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "file", "routine", "kind"),
+    [
+        ("22012", "int.c", "int4div", CannotDecode),
+        ("22P02", "numutils.c", "pg_strtoint32_safe", CannotDecode),
+        ("22003", "int.c", "int4mul", CannotDecode),
+        ("2201B", "regexp.c", "RE_compile_and_cache", CannotDecode),
+        ("22008", "timestamp.c", "timestamp_pl_interval", CannotDecode),
+        ("22023", "timestamp.c", "timestamp_trunc", CannotDecode),
+        ("54000", "oracle_compat.c", "repeat", CannotDecode),
+        ("0A000", "pgoutput.c", "pgoutput_column_list_init", CannotDecode),
+        ("XX000", "syscache.c", "SearchSysCache", CannotDecode),
+        ("XX001", "bufmgr.c", "WaitReadBuffers", CannotDecode),
+        ("42P01", "namespace.c", "RangeVarGetRelidExtended", CannotDecode),
+        ("54000", "stringinfo.c", "enlargeStringInfo", StopForOperator),
+        ("22021", "mbutils.c", "report_invalid_encoding", StopForOperator),
+        ("53100", "fd.c", "FileWrite", RetrySlowly),
+        ("57P01", "postgres.c", "ProcessInterrupts", Retry),
+        ("25P04", "postgres.c", "ProcessInterrupts", RetrySlowly),
+    ],
+)
+def test_what_the_server_cannot_decode_is_an_error_of_the_place(
+    sqlstate: str, file: str, routine: str, kind: type[WalgateError]
+) -> None:
+    context = 'slot "s", output plugin "pgoutput", in the change callback, associated LSN 0/01A2B3C4'
+    said = ServerMessage("ERROR", sqlstate, "a secret", file=file, routine=routine, context=context)
+    error = classify_in_stream(said, "stream", binary=True, is_streaming=True)
+    assert type(error) is kind
+    if isinstance(error, CannotDecode):
+        assert error.reported.change_lsn == 0x01A2B3C4 and "0/1A2B3C4" in error.message
+        assert not sqlstate.startswith("22") or sqlstate == "22023" or "secret" not in str(error)
+        assert "standby" not in error.hint
 
 
 @pytest.mark.parametrize(
@@ -158,6 +207,14 @@ def test_an_error_within_the_stream_that_means_a_loss_is_judged_by_the_next_star
 )
 def test_exceptions_of_driver_and_socket_are_classified(raised: BaseException, kind: type[WalgateError]) -> None:
     assert type(classify_exception(raised, "connection")) is kind
+
+
+def test_a_connection_that_was_cut_off_is_told_in_words_of_the_gateway() -> None:
+    states = asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
+    said = classify_exception(states, "querying the catalog")
+    assert said.message == "querying the catalog: the connection ended in the middle of an answer" and said.hint
+    lost = classify_exception(ConnectionError("unexpected connection_lost() call"), "connection")
+    assert lost.message == "connection: the server closed the connection before it answered" and lost.hint
 
 
 def test_arguments_that_the_driver_refuses_are_not_quoted() -> None:

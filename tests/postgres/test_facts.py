@@ -16,6 +16,7 @@ from gateway.postgres.publication import publication_facts
 from gateway.postgres.server import load_facts, server_facts
 from gateway.postgres.slot import create_slot, slot_facts
 from gateway.postgres.start_replication import pgoutput_options
+from gateway.postgres.wal_retention import holders
 from gateway.startup.facts import Expected, Facts, Stored, published_types
 from gateway.startup.findings import Report, report_of
 from gateway.startup.periodic_check import check_running
@@ -301,3 +302,16 @@ async def test_slot_whose_wal_was_removed_is_a_gap(start_postgres: Callable[...,
         with pytest.raises(Retry, match="55000"):
             await stream.start("s", start_lsn, pgoutput_options(180000, ["p"]))
         await stream.close()
+
+
+async def test_a_temporary_slot_is_not_to_be_dropped(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """REPACK (CONCURRENTLY), a base backup and a subscription have such: nobody else can drop it."""
+    monkeypatch.setattr("gateway.postgres.wal_retention._HELD_LEAST", -1)
+    sql = await database.connect()
+    name = f"repack_{database.name}"
+    async with sql_of(database.dsn) as other:
+        await other.execute(f"SELECT pg_create_logical_replication_slot('{name}', 'test_decoding', true)")
+        pid = other.get_server_pid()
+        (holder,) = [holder for holder in await holders(sql, "own") if holder.name == name]
+    assert (holder.kind, holder.state) == ("slot", "temporary")
+    assert holder.remedy.endswith(f"pg_terminate_backend({pid})") and "drop" not in holder.remedy

@@ -145,3 +145,18 @@ async def test_sslmode_chooses_the_transport(tls: TlsPostgres, mode: str, is_enc
 async def test_a_wrong_password_is_told_and_not_what_the_other_transport_says(tls: TlsPostgres) -> None:
     with pytest.raises(WalgateError, match="28P01"):
         await connect_sql(tls.dsn("sslmode=prefer", password="wrong"))
+
+
+async def test_what_the_server_warns_of_at_login_keeps_nobody_out(database: Database) -> None:
+    """As 19 warns of MD5 passwords and of passwords that expire: before the session is ready, also that of a WAL sender."""
+    sql = await database.connect()
+    await sql.execute(
+        "CREATE FUNCTION warn() RETURNS event_trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE WARNING 'your password expires'; END $$; CREATE EVENT TRIGGER warn ON login EXECUTE FUNCTION warn()"
+    )
+    other = await connect_sql(database.dsn)
+    assert await other.fetchval("SELECT 1") == 1
+    other.terminate()
+    stream = await connect_replication(database.dsn)
+    assert (await stream.identify()).database == database.name
+    await stream.close()

@@ -57,8 +57,11 @@ def any_publication(choice: random.Random, name: str, version: int) -> str:
     options = [f"publish_via_partition_root = {choice.choice(['true', 'false'])}"]
     if version >= 18:
         options.append(f"publish_generated_columns = {choice.choice(['stored', 'none'])}")
-    if choice.random() < 0.1:
+    if choice.random() < (0.3 if version >= 19 else 0.1):
         held = "ALL TABLES"
+        if version >= 19 and choice.random() < 0.7:
+            excepted = choice.sample([name for name in NAMED if not name.startswith("ONLY")], choice.randint(1, 3))
+            held += f" EXCEPT (TABLE {', '.join(excepted)})"
     else:
         tables = choice.sample(NAMED, choice.randint(1, 4))
         if version >= 15:
@@ -159,6 +162,43 @@ async def compare(database: Database) -> None:
     print(f"\n{len(made)} publications, {len(said)} tables on PostgreSQL {version}, seed {SEED}")
     assert len(made) > COUNT // 4
     assert {found for name in made for found in expected[name]} >= {"public.root", "other.high", 'Odd "one.deep'}
+
+
+SHADOW = """
+CREATE SCHEMA shadow;
+CREATE VIEW shadow.pg_publication_rel AS SELECT r.oid, r.prpubid, r.prrelid, r.prqual, r.prattrs, false AS prexcept
+    FROM pg_catalog.pg_publication_rel AS r
+    UNION ALL SELECT 1, p.oid, t.oid, NULL, NULL, true FROM pg_catalog.pg_publication AS p, pg_catalog.pg_class AS t
+    WHERE p.puballtables AND t.oid = ANY ('{plain,root}'::regclass[]);
+CREATE PUBLICATION leaves FOR ALL TABLES; CREATE PUBLICATION roots FOR ALL TABLES WITH (publish_via_partition_root = true);
+CREATE PUBLICATION listed FOR TABLE plain, parent;
+"""
+
+
+async def test_what_19_excepts_is_not_published(database: Database) -> None:
+    """The query against a catalog as 19 has it: FOR ALL TABLES EXCEPT (TABLE plain, root) is in pg_publication_rel too."""
+    sql = await database.connect()
+    await sql.execute(TABLES + SHADOW)
+    query = publication.relation_query(18).replace("pg_catalog.pg_publication_rel", "shadow.pg_publication_rel")
+    query_of_some = publication.relation_query(18, of_some=True).replace(
+        "pg_catalog.pg_publication_rel", "shadow.pg_publication_rel"
+    )
+    found: dict[str, set[str]] = {}
+    names = ["leaves", "roots", "listed"]
+    for (row,) in await sql.fetch(query, names):
+        entry = json.loads(row)
+        found.setdefault(entry["publication"], set()).add(entry["name"])
+        alone = await sql.fetch(query_of_some, names, [entry["relation_oid"]])
+        assert json.loads(row) in [json.loads(one[0]) for one in alone]
+    view = "SELECT tablename FROM pg_publication_tables WHERE pubname = $1"
+    for name in ("leaves", "roots"):
+        whole = {row[0] for row in await sql.fetch(view, name)}
+        gone = {"plain", "root", "low", "high", "sub", "deep", "leaving"}
+        assert found[name] == whole - gone and gone & whole
+    assert found["listed"] == {row[0] for row in await sql.fetch(view, "listed")} == {"plain", "parent", "child"}
+    for oid in await sql.fetch("SELECT unnest('{plain,root,low,other.high}'::regclass[])::oid::int8"):
+        rows = await sql.fetch(query_of_some, ["leaves", "roots"], [oid[0]])
+        assert rows == []
 
 
 async def test_a_filter_is_the_same_however_it_is_spelled(database: Database) -> None:

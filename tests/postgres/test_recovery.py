@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import asyncpg
 
-from gateway.errors import DataGap, RetrySlowly
+from gateway.errors import DataGap
 from gateway.local import Postgres
 from gateway.postgres.connection import connect_replication, connect_sql
 from gateway.postgres.server import load_facts
 from gateway.postgres.slot import create_slot
 from gateway.postgres.start_replication import pgoutput_options
-from gateway.startup.facts import Expected, Stored
+from gateway.startup.facts import Expected
 from gateway.startup.findings import OperatorWarning
-from gateway.startup.position_checks import check_progress
-from gateway.startup.server_checks import check_left_behind
-from gateway.startup.timeline_checks import check_promotion
-from gateway.transactions.position import Position
+from gateway.startup.server_checks import check_left_behind, check_server
+from gateway.startup.timeline_checks import NotPrimary, check_promotion
 from schemas.lsn import Lsn
 
 StartPostgres = Callable[..., Awaitable[Postgres]]
@@ -82,9 +79,7 @@ async def test_facts_of_a_standby_are_read(start_postgres: StartPostgres) -> Non
         facts = await load_facts(sql, "s", ["p"])
         assert facts.server.in_recovery and facts.server.timeline == 1
         assert facts.server.flush_lsn >= resume_lsn
-        ahead = Position("1", 1, "postgres", "s", "cdc", ("p",), "1.0", "ACTIVE", 1, Lsn(facts.server.flush_lsn + 1))
-        stored = Stored({ahead.key: ahead}, marker_topic_used=True, moment=1)
-        (error,) = check_progress(facts, stored, replace(facts, moment=2), ahead)
-        assert type(error) is RetrySlowly
+        (error,) = check_server(facts, Expected("s", ("p",)))
+        assert type(error) is NotPrimary
     finally:
         sql.terminate()

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.errors import InternalError, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.errors import NeedsText, Retry, StopForOperator, WalgateError
 from gateway.postgres.connection import connect_replication
 from gateway.postgres.copy_frames import FrameError, split
-from gateway.postgres.errors import LossReported
+from gateway.postgres.errors import CannotDecode, LossReported, StreamCut
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.standby_status import StandbyStatus
 from schemas.lsn import Lsn
@@ -68,12 +68,12 @@ async def send_and_wait(peer: Peer, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("sent", "kind", "said"),
     [
-        (ROW[:-2], Retry, "32 bytes into a message"),
-        (b"", Retry, "closed the connection"),
+        (ROW[:-2], StreamCut, "32 bytes into a message"),
+        (b"", StreamCut, "closed the connection"),
         (COPY_DONE, Retry, "server ended the stream"),
         (message("C", b"COPY 0\0"), Retry, "server ended the stream"),
         (error("57P01", "terminating connection due to administrator command", severity="FATAL"), Retry, "57P01"),
-        (error("XX000", "boom"), RetrySlowly, "boom"),
+        (error("XX000", "boom"), CannotDecode, "boom"),
         (error("58P01", "WAL has been removed", R="WalSndSegmentOpen"), LossReported, "removed"),
         (warning("55000", 'skipped loading publication "p"', F="pgoutput.c"), LossReported, "skipped"),
         (warning("57P02", "terminating connection because of crash"), Retry, "57P02"),
@@ -109,7 +109,7 @@ async def test_a_type_without_a_binary_form_is_asked_for_as_text() -> None:
     async with streaming(lambda peer: peer.send(ROW + said), options={**OPTIONS, "binary": "on"}) as stream:
         assert type((await read_to_the_end(stream))[1]) is NeedsText
     async with streaming(lambda peer: peer.send(ROW + said), options={**OPTIONS, "binary": "off"}) as stream:
-        assert type((await read_to_the_end(stream))[1]) is InternalError
+        assert type((await read_to_the_end(stream))[1]) is CannotDecode
 
 
 @pytest.mark.parametrize("sent", [error("XX000"), warning("55000", F="pgoutput.c"), COPY_DONE])
@@ -124,7 +124,7 @@ async def test_message_cut_at_every_byte_is_never_given_out_in_part() -> None:
         async with streaming(lambda peer, cut=cut: peer.send(ROW + ROW[:cut])) as stream:  # type: ignore[misc]
             data, ended = await read_to_the_end(stream)
             assert data == ROW
-            assert type(ended) is Retry
+            assert type(ended) is StreamCut
 
 
 async def test_stream_sent_byte_by_byte_is_the_same() -> None:

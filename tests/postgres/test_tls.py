@@ -85,6 +85,22 @@ async def test_certificate_that_can_not_be_verified_is_refused(tls: TlsPostgres,
     assert "wrong" not in str(caught.value)
 
 
+@pytest.mark.parametrize("variable", ["", "PGSSLROOTCERT"])
+async def test_authorities_of_the_operating_system_are_enough(
+    tls: TlsPostgres, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sslrootcert=system, as libpq 16 has it: verify-full without being said so."""
+    options = "" if variable else "sslrootcert=system"
+    if variable:
+        monkeypatch.setenv(variable, "system")
+    with pytest.raises(RetrySlowly, match="CERTIFICATE_VERIFY_FAILED"):
+        await logs_in(tls.dsn(options))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tls.root))  # as the system would have it
+    await logs_in(tls.dsn(options))
+    with pytest.raises(RetrySlowly, match="CERTIFICATE_VERIFY_FAILED"):
+        await logs_in(tls.dsn(options).replace("127.0.0.1", "127.1"))  # another name
+
+
 async def test_server_without_tls_is_never_used_in_the_clear_when_tls_is_asked_for(database: Database) -> None:
     with pytest.raises(RetrySlowly, match="SSL"):
         await connect_replication(f"{database.dsn}?sslmode=require")

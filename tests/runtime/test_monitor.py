@@ -47,6 +47,14 @@ def test_the_rate_is_that_of_the_window() -> None:
     assert growth_rate(deque([(5.0, 100)])) == 0.0
 
 
+def test_wal_that_grows_again_is_not_said_to_shrink() -> None:
+    """The slot's restart_lsn moves in leaps: what falls, falls at once."""
+    fallen = [(0.0, 1000), (10.0, 2000), (20.0, 100)]
+    assert growth_rate(deque(fallen)) == -45.0
+    assert growth_rate(deque([*fallen, (22.0, 120)])) == 0.0
+    assert growth_rate(deque([*fallen, (22.0, 120), (30.0, 300)])) == 20.0
+
+
 async def test_a_defect_of_a_watch_is_told_and_the_watch_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     values: dict[str, Any] = {"source": {"dsn": "postgresql://u@127.0.0.1:1/d"}}
     board = StatusBoard()

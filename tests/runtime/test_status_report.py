@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from gateway.cli.status_text import render
 from gateway.config.settings import Settings
 from gateway.kafka import position_topic
 from schemas.change_schema import change_schema
+from tests.conftest import Database
 from tests.events.rows import ALL, relation
+from tests.gateway_process import GatewayProcess, ended, environment_of
 
 
 def test_columns_are_counted_in_the_row() -> None:
@@ -55,3 +58,23 @@ async def test_neither_a_missing_topic_nor_an_open_transaction_is_a_broker_that_
     assert all(part["up"] for part in now["parts"]), now["parts"]
     assert now["waiting_for"] == "a gateway: nothing is reading the slot"
     assert f"{own} could not be read to its end within 3 s" in render(now)
+
+
+@pytest.mark.integration
+async def test_a_gateway_that_an_operator_must_help_is_said_not_to_run_and_why(
+    settings: dict[str, str], database: Database, topic_prefix: str, tmp_path: Path
+) -> None:
+    sql = await database.connect()
+    await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR TABLE t")
+    await sql.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", topic_prefix)
+    gateway = GatewayProcess(tmp_path / "gateway.log", settings)
+    gateway.start()
+    assert await gateway.wait() == 78
+    done = await ended(("status",), environment_of(settings))
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1 and lines[0].startswith("gateway       NOT RUNNING: nothing is reading the slot"), lines
+    assert lines[1].startswith(f"would stop    slot {topic_prefix} exists, but no resume LSN is stored for it"), lines
+    assert "source.adopt_slot = true" in lines[2]
+    await sql.execute("SELECT pg_drop_replication_slot($1)", topic_prefix)
+    done = await ended(("status",), environment_of(settings))
+    assert "NOT RUNNING" in done.stdout and "the last lines of its log say why" in done.stdout, done.stdout

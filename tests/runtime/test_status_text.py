@@ -76,7 +76,23 @@ def test_an_error_that_is_over_gives_no_advice() -> None:
     assert "took over" in lines(printed(board))["last error"] and "stop one of them" in printed(board)
     board.wait_for("")
     told = lines(printed(board))["last error"]
-    assert told.endswith("(over): another gateway took over") and "stop one of them" not in printed(board)
+    assert told.startswith("over since 1970-") and told.endswith("UTC: another gateway took over")
+    assert "stop one of them" not in printed(board)
+    board.failed(Retry("again", hint="stop one of them"))
+    assert "again" in lines(printed(board))["last error"] and "stop one of them" in printed(board)
+
+
+def test_an_error_that_is_over_for_an_hour_is_no_longer_shown() -> None:
+    clock = [0.0]
+    board = StatusBoard(clock=lambda: clock[0])
+    board.failed(Retry("another gateway took over"))
+    board.wait_for("")
+    clock[0] = 3599.0
+    assert "last error" in printed(board)
+    board.wait_for("Kafka")  # another reason to wait does not bring it back
+    clock[0] = 3601.0
+    assert "last error" not in printed(board)
+    assert board.snapshot().recent_errors[0].over_since == 0.0
 
 
 @pytest.mark.parametrize(

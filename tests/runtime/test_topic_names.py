@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from schemas.topic_names import topic_name, topic_names
 from tests.conftest import Database
@@ -105,4 +106,45 @@ async def test_a_topic_by_setting_holds_the_table_and_no_other(
     await committed(topics, topic_prefix, 3)
     assert await rows(topics, f"{topic_prefix}.public.b", 2) == [2, 3]
     assert await rows(topics, f"{topic_prefix}.public.a", 1) == [4]
+    await sql.close()
+
+
+async def test_partitions_have_topics_only_where_rows_come_as_their_own(
+    database: Database, new_gateway: NewGateway, topics: Topics, topic_prefix: str
+) -> None:
+    """PostgreSQL describes a partition also where it sends its rows as those of the root."""
+    sql = await database.connect()
+    await sql.execute(
+        "CREATE TABLE whole (id int PRIMARY KEY) PARTITION BY RANGE (id);"
+        "CREATE TABLE low PARTITION OF whole FOR VALUES FROM (0) TO (10);"
+        "CREATE TABLE mid PARTITION OF whole FOR VALUES FROM (10) TO (20) PARTITION BY RANGE (id);"
+        "CREATE TABLE mid_all PARTITION OF mid FOR VALUES FROM (10) TO (20);"
+        "CREATE PUBLICATION walgate FOR TABLE whole WITH (publish_via_partition_root = true)"
+    )
+    admin = AdminClient({"bootstrap.servers": topics.bootstrap_servers})
+
+    def tables_with_topics() -> set[str]:
+        named = [name.removeprefix(f"{topic_prefix}.public.") for name in admin.list_topics(timeout=30).topics]
+        return {"whole", "low", "mid", "mid_all", "high"}.intersection(named)
+
+    gateway = new_gateway(snapshot__mode="never")
+    await gateway.streaming()
+    await sql.execute("INSERT INTO whole VALUES (1), (11); UPDATE whole SET id = 2 WHERE id = 1")
+    await committed(topics, topic_prefix, 1)
+    assert tables_with_topics() == {"whole"}
+
+    # Rows are written while partitions are published by themselves, and read when the catalog says that roots are.
+    assert await gateway.stop() == 0
+    await sql.execute("ALTER PUBLICATION walgate SET (publish_via_partition_root = false)")
+    await sql.execute(
+        "CREATE TABLE high PARTITION OF whole FOR VALUES FROM (20) TO (30); INSERT INTO whole VALUES (21)"
+    )
+    await sql.execute("ALTER PUBLICATION walgate SET (publish_via_partition_root = true)")
+    await sql.execute("INSERT INTO whole VALUES (22)")
+    await gateway.streaming()
+    await committed(topics, topic_prefix, 3)
+    assert tables_with_topics() == {"whole", "high"}
+    assert await rows(topics, f"{topic_prefix}.public.high", 1) == [21]
+    assert 22 in await rows(topics, f"{topic_prefix}.public.whole", 4)
+    assert await gateway.stop() == 0
     await sql.close()

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from schemas.change_schema import change_schema
+import pytest
+
+from schemas.change_schema import change_schema, enums_without_labels
 from schemas.relation import Attribute, Kind, MissingValue, TypeFacts
 from schemas.schema_metadata import recorded_attributes, recorded_key, recorded_oid, recorded_relation, recorded_types
 from tests.schemas.relations import array_of, built_in, column, numeric_typmod, relation
@@ -57,3 +59,31 @@ def test_a_schema_of_somebody_else_records_nothing() -> None:
     schema = {"type": "record", "name": "Other", "fields": [{"name": "x", "type": "int"}]}
     assert (recorded_types(schema), recorded_key(schema), recorded_oid(schema)) == ({}, [], None)
     assert recorded_relation(schema) is None
+
+
+def test_labels_are_written_once_for_a_type_and_come_back_wherever_it_is() -> None:
+    columns = [column("a", PAIR), column("b", MOOD), column("c", array_of(MOOD)), column("d", PAIR), column("e", MOOD)]
+    text = json.dumps(change_schema(relation(*columns), "cdc"))
+    assert text.count('"glad"') == 1
+    found = recorded_types(json.loads(text))
+    assert [found[facts.oid] for facts in (PAIR, MOOD, array_of(MOOD))] == [PAIR, MOOD, array_of(MOOD)]
+
+
+def test_labels_that_are_too_many_are_counted() -> None:
+    labels = tuple(f"label {number:058}" for number in range(1025))
+    large = replace(MOOD, labels=labels)
+    description = relation(column("m", array_of(large)), column("n", MOOD))
+    text = json.dumps(change_schema(description, "cdc"))
+    assert '"label_count": 1025' in text and len(text) < 10_000
+    assert enums_without_labels(description) == ["public.mood"]
+    assert enums_without_labels(relation(column("n", array_of(MOOD)))) == []
+    assert recorded_types(json.loads(text))[MOOD.oid].labels == ()
+
+
+@pytest.mark.parametrize("size", [0, 64, 65, 30_000])
+def test_a_default_of_any_size_comes_back_and_a_long_one_grows_by_a_third(size: int) -> None:
+    missing = MissingValue(bytes(number % 251 for number in range(size)))
+    schema = change_schema(relation(replace(column("a", "text"), attnum=1, missing=missing)), "cdc")
+    assert recorded_attributes(json.loads(json.dumps(schema))) == {"a": (1, missing)}
+    if size > 64:
+        assert len(json.dumps(schema)) < 2600 + size * 1.35

@@ -12,8 +12,7 @@ import pytest
 
 from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
-from gateway.snapshot.copy_decoder import CopyDecoder
-from gateway.snapshot.errors import UnreadableCopy
+from gateway.snapshot.copy_decoder import CopyDecoder, UnreadableCopy
 from schemas.change_schema import change_schema
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from schemas.varint import encode_long

@@ -404,16 +404,21 @@ async def test_a_table_that_can_not_be_read_is_named_and_one_that_joins_is_read(
             await scene.gateway.logged('"table_unreadable"', times=2)
             named = {event["table"] for event in scene.gateway.events("table_unreadable")}
             assert named == {"shop.full_key", "shop.item"}
+            grants = {event["table"]: event["hint"] for event in scene.gateway.events("table_unreadable")}
+            assert f'GRANT SELECT ON "shop"."full_key" TO "{role}"' in grants["shop.full_key"]
+            assert f'ALTER ROLE "{role}" BYPASSRLS' in grants["shop.item"] and "<" not in grants["shop.item"]
             await scene.sql.execute(
                 f"GRANT SELECT ON shop.full_key TO {role}; ALTER TABLE shop.item DISABLE ROW LEVEL SECURITY"
             )
-            await scene.snapshot_done()
+            await scene.gateway.logged('"table_read"', times=6)  # with the others, or later
             await scene.sql.execute(
                 f"CREATE TABLE public.later (id int PRIMARY KEY, t text); GRANT SELECT ON public.later TO {role};"
                 "INSERT INTO public.later SELECT i, 'row ' || i FROM generate_series(1, 100) i"
             )
             await scene.sql.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE public.later")
+            await scene.gateway.logged('"table_read"', times=7)
             await scene.snapshot_done(times=2)
+            assert scene.gateway.events("snapshot_done")[-1]["rows"] == 100
             await scene.judge({**QUERIES, "public.later": "SELECT * FROM public.later"})
         finally:
             await scene.gateway.end()

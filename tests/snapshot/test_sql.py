@@ -8,7 +8,16 @@ from typing import Any
 import fastavro
 
 from gateway.snapshot.rules.ctid_ranges import TidRange
-from gateway.snapshot.sql import column_list, key_condition, lock, qualified, select_keys, select_range
+from gateway.snapshot.sql import (
+    KeyColumn,
+    column_list,
+    key_condition,
+    lock,
+    lock_by_explain,
+    qualified,
+    select_keys,
+    select_range,
+)
 
 KEY: Any = fastavro.parse_schema(
     {
@@ -40,16 +49,32 @@ def test_columns_without_a_decoder_come_as_their_output_functions_print_them() -
     )
 
 
-def test_keys_are_quoted_and_cast() -> None:
+KEY_COLUMNS = (
+    KeyColumn("A", "public.citext", 'OPERATOR("public".=)', is_text=True),
+    KeyColumn("b", "bigint", is_domain=True),
+)
+
+
+def test_keys_are_compared_by_the_operators_of_their_index() -> None:
     keys = [avro("it's \\ one", 1), avro("two", -2)]
-    condition = key_condition([("A", "character varying(20)"), ("b", "bigint")], KEY, keys)
-    assert condition == (
-        '("A", "b") IN (SELECT v0::character varying(20), v1::bigint FROM unnest('
-        "ARRAY['it''s \\ one', 'two']::text[], ARRAY['1', '-2']::text[]) AS given (v0, v1))"
+    assert key_condition('"s"."t"', KEY_COLUMNS, KEY, keys) == (
+        "EXISTS (SELECT FROM (VALUES ('it''s \\ one'::public.citext, '1'::bigint), ('two'::public.citext, '-2'::bigint)) "
+        'AS given (v0, v1) WHERE "s"."t"."A" OPERATOR("public".=) given.v0 '
+        'AND "s"."t"."b"::bigint OPERATOR(pg_catalog.=) given.v1)'
     )
-    assert select_keys("x", "t", condition, "f").endswith(" AND (f)")
+    assert select_keys("x", "t", "condition", "f").endswith(" AND (f)")
+
+
+def test_keys_that_are_no_values_any_more_are_compared_as_text() -> None:
+    condition = key_condition('"s"."t"', KEY_COLUMNS, KEY, [avro("a", 1)], compares_text=True)
+    assert condition == (
+        "EXISTS (SELECT FROM (VALUES ('a'::text, '1'::bigint)) AS given (v0, v1) WHERE "
+        'pg_catalog.concat("s"."t"."A") COLLATE pg_catalog."C" OPERATOR(pg_catalog.=) given.v0 '
+        'AND "s"."t"."b"::bigint OPERATOR(pg_catalog.=) given.v1)'
+    )
 
 
 def test_locks() -> None:
     assert lock(["a", "b"]) == "LOCK TABLE ONLY a, ONLY b IN ACCESS SHARE MODE"
     assert lock(["a"], only=False, share=True) == "LOCK TABLE a IN SHARE MODE"
+    assert lock_by_explain(["a", "b"]) == "EXPLAIN SELECT FROM ONLY a AS t0, ONLY b AS t1"

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.snapshot.errors import UnreadableSnapshot
 from gateway.snapshot.rules.staleness import StalenessJudge
-from gateway.snapshot.rules.visibility import Visibility, parse_visibility
+from gateway.snapshot.rules.visibility import UnreadableSnapshot, Visibility, parse_visibility
 from tests.conftest import Database
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import math
-import sys
 import warnings
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -66,14 +63,3 @@ async def feeder(kafka: Kafka, registry: Registry, topic_prefix: str) -> AsyncIt
     made = await asyncio.to_thread(Feeder, kafka.bootstrap_servers, registry.url, topic_prefix)
     yield made
     await asyncio.to_thread(made.close)
-
-
-@pytest.fixture(params=["merged", pytest.param("appended", marks=pytest.mark.long)])
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every mirror of a test: its batches are merged, or appended, read through `changes`, and merged by the next mirror."""
-    from spark_consumer.mirror.append_batch import AppendingMirror  # needs Delta, which test_spark_versions.py may lack
-
-    if request.param == "appended":
-        made_in = {request.module, sys.modules.get(f"{__package__}.test_mirror", request.module)}
-        for module in (each for each in made_in if hasattr(each, "Mirror")):
-            monkeypatch.setattr(module, "Mirror", partial(AppendingMirror, merge_every_s=math.inf))

@@ -400,9 +400,17 @@ class Feeder:
 
     # snapshots
 
-    def bound(self, kind: str, table: Table | None, purpose: str, snapshot_id: str = "one", rows: int = 0) -> int:
-        """SNAPSHOT_BEGIN or SNAPSHOT_END of a table, or of all: its LSN."""
-        lsn = self.next_lsn()
+    def bound(
+        self,
+        kind: str,
+        table: Table | None,
+        purpose: str,
+        snapshot_id: str = "one",
+        rows: int = 0,
+        lsn: int | None = None,
+    ) -> int:
+        """SNAPSHOT_BEGIN or SNAPSHOT_END of a table, or of all: its LSN. `lsn`: of another one in the same transaction."""
+        lsn = self.next_lsn() if lsn is None else lsn
         manifest = {
             "epoch": self.epoch, "event_count": 0, "aborted_subxids": [], "schema_ids": [], "ranges": [], "excluded": [],
             "snapshot": _chunk(table, purpose, snapshot_id, rows),

@@ -1,14 +1,14 @@
 """A source whose first part was mirrored by a release that had no `changes`: data/older_mirror.tar.gz.
 
 The archive was made at the commit before the one that added AppendingMirror ("A mirror can append its batches and merge later"),
-by `make` as a test there: this file copied beside its tests, with the fixtures `spark`, `feeder` and a folder. It has what a
-restart finds: tables, manifest, keys of a snapshot that has not ended, and the checkpoint of the query. LSNs and the offsets of
-markers are the same each time; schema ids are not the registry's, which numbers schemas of all tests.
+from the stream of `Source.begin`, in batches of 10 changes, with `query` and the Mirror of that release: its folder, without
+hidden files. It has what a restart finds: tables, manifest, keys of a snapshot that has not ended, and the checkpoint of the
+query. LSNs and the offsets of markers are the same each time; schema ids are not the registry's, which numbers schemas of all
+tests.
 """
 
 from __future__ import annotations
 
-import tarfile
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -19,9 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from schemas.change_schema import change_schema
 from schemas.relation import ReplicaIdentity
-from spark_consumer.mirror.merge_batch import Mirror
 from tests.spark_consumer.feeder import FLOAT8, INT4, INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Row, Table, relation
-from tests.spark_consumer.queries import run_to_end
 
 ARCHIVE = Path(__file__).parent / "data" / "older_mirror.tar.gz"
 FIRST_ID = 900_001
@@ -118,17 +116,3 @@ def query(spark: SparkSession, feeder: Feeder, apply: Any, path: Path, limit: in
     options = feeder.options(maxChangesPerTrigger=str(limit), includeMarkers="true")
     frame = spark.readStream.format("walgate").options(**options).load()
     return frame.writeStream.foreachBatch(apply).option("checkpointLocation", f"{path}/checkpoint")
-
-
-def make(spark: SparkSession, feeder: Feeder, path: Path, archive: Path) -> None:
-    """With the mirror of the release that is installed."""
-    source = Source.begin(feeder)
-    mirror = Mirror(str(path), source.schemas)
-    run_to_end(query(spark, feeder, mirror.apply, path, 10))
-    with tarfile.open(archive, "w:gz") as packed:
-        for name in sorted(path.iterdir()):
-            packed.add(
-                name,
-                name.name,
-                filter=lambda found: None if found.name.endswith(".crc") and "/." in found.name else found,
-            )

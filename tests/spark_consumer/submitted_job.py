@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 import spark_consumer
 from spark_consumer.mirror import versions
-from spark_consumer.mirror.merge_batch import Mirror
+from spark_consumer.mirror.append_batch import AppendingMirror
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.source.datasource import register
 
@@ -30,7 +30,9 @@ def main(options: dict[str, str], folder: str, table: str) -> None:
     spark = SparkSession.builder.getOrCreate()
     register(spark)
     places = spark.range(0, 8, 1, 8).mapInArrow(where, "package string, folder string").distinct().collect()
-    mirror = Mirror(f"{folder}/mirror", SchemaCache(Registry({"url": options["registry.url"]})))
+    mirror = AppendingMirror(
+        f"{folder}/mirror", SchemaCache(Registry({"url": options["registry.url"]})), merge_every_s=0.0
+    )
     stream = spark.readStream.format("walgate").options(**options).load()
     writer = stream.writeStream.foreachBatch(mirror.apply).option("checkpointLocation", f"{folder}/checkpoint")
     writer.trigger(availableNow=True).start().awaitTermination()

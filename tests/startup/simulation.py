@@ -14,6 +14,7 @@ registries, paused processes and lost races need no code of their own. At the en
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -26,6 +27,7 @@ from gateway.startup.periodic_check import check_held, check_running
 from gateway.startup.position_changes import accept_gap
 from gateway.startup.position_checks import check_first_start, check_prefix, check_progress
 from gateway.startup.server_notices import LeftOut, NoticeKind, Reported, kind_of
+from gateway.startup.standstill import CERTAIN_TIMES, DecodingFailed, ServerCrashed, counted_again
 from gateway.startup.start import (
     BeginEpoch,
     CreateSlot,
@@ -47,9 +49,11 @@ from gateway.transactions.position import Position
 from schemas.lsn import Lsn
 from tests.startup.facts import ORDERS, PUBLICATION
 
-CURES: Final = ("notice", "order", "control records", "position fence")
-"""Of the four bugs that were found by running: a standby that is down, two gateways that start together, a first start that was
-interrupted, a gateway that comes back and writes an older position."""
+CURES: Final = ("notice", "order", "control records", "position fence", "count", "place", "passed")
+"""The first four are of bugs that were found by running: a standby that is down, two gateways that start together, a first
+start that was interrupted, a gateway that comes back and writes an older position. The others are of a place in the WAL that
+fails again and again: its count, that it is counted for one resume LSN alone, and that a stream that gets past the place is no
+failure of it."""
 
 _EXPECTED: Final = Expected("s", ("p",))
 _PUBLICATIONS: Final = {"p": replace(PUBLICATION, relations=(ORDERS,))}
@@ -111,6 +115,12 @@ class World:
     kafka_up: bool = True
     registry_up: bool = True
     gap: tuple[int, int] | None = None  # what an operator gave up: from where on, and up to where
+    poison: dict[int, str] = field(default_factory=dict)  # commits that the server cannot send, and how it fails
+    crashes: dict[int, int] = field(default_factory=dict)  # of the server, at each of them
+    killing: int = 0  # so many WAL senders are killed that have sent everything
+    anew: int = 0  # so often a gateway begins to count crashes
+    passed: dict[int, int] = field(default_factory=dict)  # failures at commits that were sent in the end
+    passing: int = 0  # so many attempts fail by themselves, and then no more
 
     # -- what the steps of a start see and do
 
@@ -178,6 +188,23 @@ class World:
             self.gaps.append(self.end)
         self.end += 1
 
+    def write_poison(self) -> None:
+        """A row that a row filter fails for, or that crashes the server; it never passes."""
+        self.write()
+        self.poison[self.commits[-1]] = self.rng.choice(("22012", "crash"))
+
+    def meet(self, lsn: int) -> str:
+        """How the server fails to send the commit at `lsn`; "": it does not."""
+        if self.passing and lsn not in self.poison and self.passed.get(lsn, 0) < CERTAIN_TIMES - 1:
+            self.passing -= 1
+            self.passed[lsn] = self.passed.get(lsn, 0) + 1
+            return "42P01"
+        how = self.poison.get(lsn, "")
+        if how == "crash":
+            self.crashes[lsn] = self.crashes.get(lsn, 0) + 1
+            self.crash_server()
+        return how
+
     def replay(self) -> None:
         if self.standby_up:
             self.replayed = self.end
@@ -244,8 +271,9 @@ class Gateway:
         self.steps: Steps | None = None
         self.answer: Any = None
         self.position: Position | None = None
-        self.producer = self.server = 0
+        self.producer = self.server = self.resume_lsn = 0
         self.before: Facts | None = None
+        self.end_at_start = 0
         self.received: list[int] = []
         self.sent_to = 0
 
@@ -343,7 +371,9 @@ class Gateway:
         slot.holder = self.number
         check_held(self.world.facts().slot, position.resume_lsn)
         self.steps, self.position = None, position
+        self.resume_lsn = int(position.resume_lsn)
         self.received, self.sent_to = [], max(position.resume_lsn, slot.confirmed)
+        self.end_at_start = self.world.end
         if isinstance(self.reported, LeftOut):
             self.reported = None
 
@@ -380,8 +410,46 @@ class Gateway:
                     self.reported = LeftOut("skipped", ends_stream=False)
                     world.lost.add("left out")
                     raise Retry("changes were left out")
+                failure = world.meet(lsn)
+                if failure:
+                    self._fail_at(failure, lsn)
                 self.received.append(lsn)
                 self.sent_to = lsn
+        if world.killing and not self.received and world.replayed >= world.end:
+            world.killing -= 1
+            world.crash_server()
+            self._crash_beyond()
+
+    def _crash_beyond(self) -> None:
+        """Somebody kills the WAL sender when it has sent everything: the crash is of no place."""
+        has_passed = self.world.broken != "passed"
+        crash = ServerCrashed("killed")
+        self.world.anew += 1
+        self.reported = counted_again(self.reported, crash, self.resume_lsn, "today", has_passed=has_passed)
+        raise Retry("the connection is gone")
+
+    def _fail_at(self, how: str, lsn: int) -> None:
+        """What was received is delivered first; where it is not, it is sent again by the next session."""
+        world = self.world
+        resume_lsn, has_passed = self.resume_lsn, self.sent_to >= self.end_at_start
+        if self.received and how != "crash":
+            self._deliver()
+            raise Retry("everything committed before it is delivered first")
+        if world.broken == "place" and self.reported is not None:
+            resume_lsn = getattr(self.reported, "resume_lsn", resume_lsn)
+        now = ServerCrashed("gone") if how == "crash" else DecodingFailed("no", how, Lsn(lsn))
+        counted: Any = counted_again(self.reported, now, resume_lsn, "today", has_passed=has_passed)
+        if world.broken == "place":
+            counted = replace(counted, resume_lsn=self.resume_lsn)
+        world.anew += how == "crash" and counted.times == 1
+        if world.broken == "count":
+            counted = replace(counted, times=1)
+        self.reported = counted
+        if lsn in world.poison and counted.times >= counted.certain_times:
+            world.lost.add("cannot be sent")
+        if self.received:
+            self._deliver()
+        raise Retry("the server cannot send the change")
 
     def _deliver(self) -> None:
         world = self.world
@@ -461,11 +529,13 @@ def _old_start(
     return position
 
 
+_STANDSTILL: Final = re.compile("cannot send the change at|the server has crashed")
 _LOSSES: Final = ("slot dropped", "slot advanced", "markers deleted")
 
 
-def run(seed: int, broken: str = "", *, with_loss: bool = False) -> list[str]:
-    """One schedule; what was violated. `with_loss`: somebody destroys something on the way."""
+def run(seed: int, broken: str = "", *, with_loss: bool = False, with_poison: bool = False) -> list[str]:
+    """One schedule; what was violated. `with_loss`: somebody destroys something on the way; `with_poison`: the server cannot send
+    some commits, or fails a few times and then no more."""
     rng = random.Random(seed)
     world = World(rng, broken, exactly_once=broken != "position fence" and rng.random() < 0.7)
     gateways = [Gateway(world, number) for number in range(2)]
@@ -483,6 +553,12 @@ def run(seed: int, broken: str = "", *, with_loss: bool = False) -> list[str]:
         faults += [
             lambda: world.lose(rng.choice(_LOSSES)),
             lambda: setattr(world, "published", not world.published),
+        ]
+    if with_poison:
+        faults += [
+            world.write_poison,
+            lambda: setattr(world, "killing", 2 * CERTAIN_TIMES + 2),
+            lambda: setattr(world, "passing", 3 * CERTAIN_TIMES),
         ]
     asleep: int | None = None
     for _ in range(rng.randrange(30, 110)):
@@ -503,7 +579,7 @@ def run(seed: int, broken: str = "", *, with_loss: bool = False) -> list[str]:
             rng.choice(faults)()
     _let_through(world, gateways)
     found = _violations(world, gateways)
-    is_over = all(isinstance(gateway.verdict, DataGap) for gateway in gateways)
+    is_over = all(isinstance(gateway.verdict, DataGap) or _is_standstill(gateway.verdict) for gateway in gateways)
     if is_over and "markers deleted" not in world.lost:
         found += _accept(world, gateways)
     return found
@@ -512,7 +588,7 @@ def run(seed: int, broken: str = "", *, with_loss: bool = False) -> list[str]:
 def _accept(world: World, gateways: list[Gateway]) -> list[str]:
     """From each verdict that changes were lost, and can be marked, there is a way on."""
     operator = Operator(world, gateways)
-    for _ in range(400):
+    for _ in range(800):
         if operator.is_done or operator.verdict is not None:
             break
         operator.move()
@@ -530,13 +606,17 @@ def _accept(world: World, gateways: list[Gateway]) -> list[str]:
 def _let_through(world: World, gateways: list[Gateway]) -> None:
     """No more faults. Whoever has not ended goes on, in turn, until everything is delivered."""
     world.kafka_up = world.registry_up = world.standby_up = world.published = True
-    for _ in range(400):
+    for _ in range(800):
         for gateway in gateways:
             gateway.move()
         world.replay()
         world.release()
-        if any(gateway.is_streaming for gateway in gateways) and _is_delivered(world):
+        if any(gateway.is_streaming for gateway in gateways) and _is_delivered(world) and not world.killing:
             return
+
+
+def _is_standstill(verdict: StopForOperator | None) -> bool:
+    return verdict is not None and bool(_STANDSTILL.search(verdict.message))
 
 
 def _is_delivered(world: World) -> bool:
@@ -559,6 +639,8 @@ def _violations(world: World, gateways: list[Gateway]) -> list[str]:
         found.append("a position went back")
     if not world.lost and not (any(gateway.is_streaming for gateway in gateways) and _is_delivered(world)):
         found.append("no progress although all faults have ended")
+    if any(count > CERTAIN_TIMES * world.anew for count in world.crashes.values()):
+        found.append(f"the server crashed {max(world.crashes.values())} times at one place")
     if world.lost and not verdicts and not any(gateway.is_streaming for gateway in gateways):
         found.append(f"neither streaming nor stopped after {world.lost}")
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,10 +15,10 @@ from gateway.startup.facts import Expected, Facts
 from gateway.startup.findings import OperatorWarning, Report, report_of
 from gateway.startup.periodic_check import check_running
 from gateway.startup.position_checks import check_progress
-from gateway.startup.publication_checks import added_tables
-from gateway.startup.server_checks import check_left_behind, check_slot_capacity
+from gateway.startup.publication_checks import added_tables, removed_tables
+from gateway.startup.server_checks import check_left_behind, check_server, check_slot_capacity
 from gateway.startup.start import check_without_position
-from gateway.startup.timeline_checks import LeftBehind
+from gateway.startup.timeline_checks import LeftBehind, NotPrimary
 from schemas.lsn import Lsn
 from tests.startup.facts import (
     ACTIVE,
@@ -56,10 +57,10 @@ def test_what_is_as_it_must_be_has_no_findings() -> None:
         (with_slot(plugin="wal2json"), EXPECTED, StopForOperator, "wal2json"),
         (with_slot(database="other"), EXPECTED, StopForOperator, "belongs to database other"),
         (
-            replace(with_server(in_recovery=True), slot=replace(SLOT, synced=True)),
+            with_server(in_recovery=True),
             EXPECTED,
-            RetrySlowly,
-            "until the standby is promoted",
+            NotPrimary,
+            "the gateway reads from the primary only",
         ),
         (replace(FACTS, publications={}), EXPECTED, RetrySlowly, "publication p does not exist"),
         (
@@ -196,11 +197,6 @@ def test_a_slot_that_is_gone_is_a_gap() -> None:
     assert "no longer exists" in error.message
 
 
-def test_a_standby_may_not_have_replayed_the_position_yet() -> None:
-    (error,) = progress(FACTS, with_server(flush_lsn=Lsn(1499), in_recovery=True), 1500)
-    assert type(error) is RetrySlowly
-
-
 def test_facts_in_another_order_prove_nothing() -> None:
     with pytest.raises(AssertionError):
         list(check_progress(replace(FACTS, moment=2), replace(STORED, moment=1), replace(FACTS, moment=3), ACTIVE))
@@ -254,6 +250,20 @@ def test_a_change_of_the_inventory_is_a_warning_and_the_stream_goes_on(changed: 
     assert [said in warning.message for warning in report.warnings] == [True]
 
 
+def test_a_column_that_is_dropped_from_many_tables_is_one_line() -> None:
+    """As a migration does it with the partitions of a table, in two publications."""
+    parts = tuple(replace(ORDERS, relation_oid=200 + n, name=f"part_{n:02}") for n in range(11))
+    narrow = tuple(replace(part, columns=(ID,)) for part in parts)
+    before, after = (
+        replace(FACTS, publications={name: replace(PUBLICATION, name=name, relations=of) for name in ("p", "q")})
+        for of in ((ORDERS, *parts), (ORDERS, *narrow))
+    )
+    (warning,) = check_running(before, after, EXPECTED).warnings
+    assert warning.message == (
+        f"publications p, q: {', '.join(f'shop.part_{n:02}' for n in range(10))} and 1 more no longer send name"
+    )
+
+
 def test_a_publication_that_is_emptied_is_a_warning() -> None:
     report = check_running(FACTS, with_publication(relations=()), EXPECTED)
     assert report.errors == ()
@@ -267,7 +277,9 @@ def test_tables_that_join_are_no_reason_for_a_warning() -> None:
     new = replace(ITEMS, relation_oid=103, name="new")
     now = with_publication(relations=(ORDERS, ITEMS, new))
     assert check_running(FACTS, now, EXPECTED) == Report((), ())
-    assert added_tables(FACTS, now) == [new]
+    assert added_tables(FACTS, now) == [new] and removed_tables(FACTS, now) == []
+    assert removed_tables(now, FACTS) == [new] and added_tables(now, FACTS) == []
+    assert removed_tables(now, replace(FACTS, publications={})) == []  # a publication that is missing is told by itself
 
 
 @pytest.mark.parametrize(
@@ -286,3 +298,22 @@ def test_our_own_wal_sender_holds_the_slot_for_us() -> None:
 def test_a_slot_that_moves_under_the_stream_is_not_judged_by_an_older_position() -> None:
     """The facts are read while the stream goes on."""
     assert check_running(FACTS, with_slot(confirmed_flush_lsn=Lsn(SERVER.flush_lsn)), EXPECTED).errors == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"wal_level": "replica", "effective_wal_level": "replica"}, None),
+        ({"wal_level": "replica", "effective_wal_level": "logical"}, None),
+        ({"wal_level": "logical", "effective_wal_level": "logical"}, None),
+        ({"wal_level": "minimal", "effective_wal_level": "minimal"}, "wal_level is minimal"),
+        (
+            {"wal_level": "replica", "effective_wal_level": "replica", "in_recovery": True},
+            "the gateway reads from the primary only",
+        ),
+    ],
+)
+def test_in_19_the_first_slot_turns_decoding_on(change: dict[str, Any], reason: str | None) -> None:
+    facts = with_server(version_num=190000, **change)
+    errors = [finding.message for finding in check_server(facts, EXPECTED) if isinstance(finding, RetrySlowly)]
+    assert [reason in message for message in errors if reason] == [True] * (reason is not None) and len(errors) <= 1

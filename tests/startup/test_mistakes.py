@@ -313,6 +313,13 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
     ("no USAGE", role(closed_schemas=("shop",)), WARN, "lacks USAGE on schema shop", "GRANT USAGE ON SCHEMA shop"),
     ("no SELECT", role(unreadable=("shop.orders",)), WARN, "cannot read shop.orders", "GRANT SELECT ON shop.orders"),
     (
+        "no ctid",
+        role(read_at_once=("shop.orders",)),
+        WARN,
+        "published columns of shop.orders, but not ctid",
+        "GRANT SELECT (ctid) ON shop.orders",
+    ),
+    (
         "row-level security",
         role(filtered=("shop.orders",)),
         WARN,
@@ -329,6 +336,20 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         SLOW,
         "advertise this address to clients",
         "advertised.listeners",
+    ),
+    (
+        "advertised localhost",
+        World(listener=ListenerFacts("localhost:9092", advertised=True, failure="refused")),
+        SLOW,
+        "for each client it is the client's own computer",
+        "set the broker's advertised.listeners to the name of its host",
+    ),
+    (
+        "localhost of a container",
+        listener(failure="refused", detail="localhost is this container itself: use the name of the server's host. "),
+        SLOW,
+        "connection to k1:9092 refused",
+        "localhost is this container itself",
     ),
     (
         "TLS where none is set",

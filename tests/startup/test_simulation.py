@@ -17,7 +17,7 @@ SEED = int(os.environ.get("WALGATE_TEST_SEED", "0"))
 
 def violations(first_seed: int) -> list[tuple[int, list[str]]]:
     seeds = range(first_seed, first_seed + SCHEDULES)
-    return [(seed, found) for seed in seeds if (found := run(seed, with_loss=seed % 3 == 0))]
+    return [(seed, found) for seed in seeds if (found := run(seed, with_loss=seed % 3 == 0, with_poison=seed % 2 == 0))]
 
 
 def test_no_schedule_doubles_loses_or_stops_without_a_reason() -> None:
@@ -35,4 +35,4 @@ def test_no_schedule_of_many_doubles_loses_or_stops_without_a_reason() -> None:
 
 @pytest.mark.parametrize("cure", CURES)
 def test_a_cure_that_is_taken_out_is_missed(cure: str) -> None:
-    assert any(run(seed, cure) for seed in range(SEED, SEED + SCHEDULES))
+    assert any(run(seed, cure, with_poison=seed % 2 == 0) for seed in range(SEED, SEED + SCHEDULES))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.startup.facts import Facts, Stored, SystemIdentity
+from gateway.startup.facts import Facts, SlotFacts, Stored, SystemIdentity
 from gateway.startup.server_notices import LeftOut, Reported, WalRemoved
 from gateway.startup.start import (
     BeginEpoch,
@@ -22,7 +22,7 @@ from gateway.startup.start import (
     WriteIntent,
     start,
 )
-from gateway.startup.timeline_checks import LeftBehind
+from gateway.startup.timeline_checks import LeftBehind, NotPrimary
 from gateway.transactions.position import Position
 from schemas.lsn import Lsn
 from tests.startup.facts import ACTIVE, EXPECTED, FACTS, FRESH, STORED, with_server, with_slot, without_slot
@@ -191,7 +191,6 @@ def test_a_server_that_a_failover_left_behind_is_waited_for() -> None:
         started(without_slot(), stored)
 
 
-PROMOTED_AFTER = "1\t0/600\tno recovery target specified\n"
 PROMOTED_BEFORE = "1\t0/500\tno recovery target specified\n"
 
 
@@ -199,25 +198,26 @@ def replaying(timeline: int, system: str = "71") -> SystemIdentity:
     return SystemIdentity(system, timeline, Lsn(2000), "shop")
 
 
-def test_a_standby_whose_primary_was_promoted_is_the_same_server() -> None:
-    """Its catalog still says the former timeline, until the next restartpoint."""
-    standby = with_server(in_recovery=True)
-    history: dict[type, Answer] = {TimelineHistory: lambda _: PROMOTED_AFTER}
-    position, _ = started(standby, STORED, answers=history, identity=replaying(2))
-    assert position.timeline == 2
-    unread, _ = started(standby, INTENT_STORED, identity=replaying(2))
-    assert unread.timeline == 2
+@pytest.mark.parametrize("stored", [NOTHING_STORED, STORED])
+@pytest.mark.parametrize("slot", [None, FACTS.slot])
+def test_a_standby_is_not_read_and_nothing_is_left_on_it(stored: Stored, slot: SlotFacts | None) -> None:
+    """It may be promoted, or another host of the DSN be the primary; no slot is created, and nothing is said of one that is not
+    there."""
+    done: list[Step] = []
+    with pytest.raises(NotPrimary, match="the gateway reads from the primary only"):
+        started(replace(with_server(in_recovery=True), slot=slot), stored, done=done)
+    assert kinds(done) == [LoadFacts]
 
 
 @pytest.mark.parametrize(
     ("facts", "timeline", "identity", "history", "kind"),
     [
         (FACTS, 1, replaying(2), "", Retry),
-        (with_server(in_recovery=True), 1, replaying(1, "72"), "", Retry),
-        (with_server(in_recovery=True), 1, replaying(2), PROMOTED_BEFORE, DataGap),
-        (with_server(in_recovery=True), 2, replaying(1), "", LeftBehind),
+        (FACTS, 1, replaying(1, "72"), "", Retry),
+        (with_server(timeline=2), 1, replaying(2), PROMOTED_BEFORE, DataGap),
+        (FACTS, 2, replaying(1), "", LeftBehind),
     ],
-    ids=["another primary", "another system", "a promotion with a loss", "a standby left behind"],
+    ids=["another primary", "another system", "a promotion with a loss", "a primary left behind"],
 )
 def test_another_sender_is_refused(
     facts: Facts, timeline: int, identity: SystemIdentity, history: str, kind: type[WalgateError]

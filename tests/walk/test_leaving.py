@@ -43,7 +43,7 @@ async def test_another_server(walker: Walk) -> None:
     *read_only, end, reached = commands(PAGE, "Move to another PostgreSQL")
     async with Postgres() as new:
         await shop(new)
-        await walker.sql(*commands("README.md", "With your own PostgreSQL and Kafka")[:3], postgres=new)
+        await walker.sql(*commands("docs/own-servers.md", "Prepare PostgreSQL"), postgres=new)
         async with walker.gateway():
             await walker.run_again(READ, "was there before")
             await walker.sql("INSERT INTO orders VALUES (2, 'the last of the old server');")

@@ -1,10 +1,13 @@
-"""Every command of README.md, docs/tail.md and docs/snapshot.md, and those that docs/operations.md names in its text."""
+"""Every command of README.md, docs/quickstart.md, docs/own-servers.md, docs/tail.md and docs/snapshot.md, and those that
+docs/monitoring.md names in its text. Those that need Docker are not run here."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,10 +15,11 @@ import pytest
 import pytest_asyncio
 
 from gateway.local import LocalParts
-from tests.walk.walk import Walk, commands, prepare, shop, until, walk
+from tests.walk.walk import OWN_DATABASE, ROOT, Walk, commands, prepare, shop, until, walk
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
+INSERTED = "INSERT INTO orders SELECT max(id) + 1, 'new' FROM orders;"
 UPDATED = "UPDATE orders SET note = 'two words' WHERE id = 1;"
 
 
@@ -28,8 +32,9 @@ async def walker(tmp_path: Path) -> AsyncIterator[Walk]:
 
 async def test_every_command_does_what_the_page_says(walker: Walk) -> None:
     await prepare(walker)
-    check, run, mirror = commands("README.md", "With your own PostgreSQL and Kafka")[-3:]
-    assert run == "walgate run"
+    check, run = commands(*OWN_DATABASE)[-4:-2]  # before the commands that install
+    assert commands("docs/own-servers.md", "Configure and run")[-3:-1] == [check, run]
+    mirror = commands("docs/own-servers.md", "Configure and run")[-1]
     await walker.run(check, "the gateway would start")
     async with walker.gateway():
         await read(walker)
@@ -40,12 +45,16 @@ async def test_every_command_does_what_the_page_says(walker: Walk) -> None:
 
 
 async def read(walker: Walk) -> None:
-    _, example = commands("README.md", "Read a topic")
+    _, example = commands("docs/quickstart.md", "Read a topic")
     await walker.run_again(example, "was there before")
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
+    assert len(list(filter(None, program.splitlines()))) == 8
+    (walker.folder / "follow.py").write_text(walker.here(program))
+    await walker.run_until(f"{sys.executable} -u {walker.folder}/follow.py", "public.orders INSERT", change=INSERTED)
 
 
 async def tail(walker: Walk) -> None:
-    changes, topics, _ = commands("README.md", "Inspect the stream")
+    changes, topics, _ = commands("docs/quickstart.md", "Inspect the stream")
     await walker.run_until(changes, "two words", change=UPDATED)
     await walker.run_until(topics, '"message": "Read"', '"message": "Update"', '"message": "COMMIT"')
     walker.replaced["--publication other"] = "--publication walgate"
@@ -82,8 +91,8 @@ async def captured(walker: Walk) -> None:
 
 
 async def operate(walker: Walk) -> None:
-    """What the text of docs/operations.md and docs/snapshot.md names."""
-    await walker.sql(*commands("docs/operations.md", "Monitoring"))
+    """What the text of docs/monitoring.md and docs/snapshot.md names."""
+    await walker.sql(*commands("docs/monitoring.md", "Query PostgreSQL"))
     await walker.run("walgate health", "streaming")
     await walker.run("walgate status", "streaming for", "public.orders")
     await walker.run("walgate status --json", '"asked": "gateway"')

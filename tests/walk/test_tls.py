@@ -1,4 +1,4 @@
-"""docs/operations.md, TLS and passwords: its settings against servers that take nothing else."""
+"""docs/security.md, TLS and passwords: its settings against servers that take nothing else."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.walk.walk import Walk, commands, shop, walk
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
-SECTION = ("docs/operations.md", "TLS and passwords")
+SECTION = ("docs/security.md", "TLS and passwords")
 PASSWORD = "gate-secret"
 USERS = ("walgate", "mirror")
 HBA = [
@@ -106,7 +106,7 @@ async def walker(tmp_path: Path) -> AsyncIterator[Walk]:
             "mirror:...": f"mirror:{PASSWORD}",
             "https://registry.example": await parts.enter_async_context(guarded_registry(registry, pem)),
         }
-        await made.sql(*commands("README.md", "With your own PostgreSQL and Kafka")[:3])
+        await made.sql(*commands("docs/own-servers.md", "Prepare PostgreSQL"))
         yield made
 
 

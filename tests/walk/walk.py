@@ -26,6 +26,7 @@ from gateway.local.ports import free_port
 ROOT = Path(__file__).parents[2]
 PASSWORD = "a password"
 TIMEOUT_S = 180.0
+OWN_DATABASE = ("README.md", "Your own database")
 NONE: Mapping[str, str] = MappingProxyType({})
 SHOP = """
 CREATE TABLE orders (id int PRIMARY KEY, note text);
@@ -82,7 +83,7 @@ class Walk:
     def export(self, *lines: str) -> None:
         for line in lines:
             words = self.here(line).removeprefix("export ")
-            self.environment |= dict(re.findall(r"(\w+)='?([^\s']+)", words))
+            self.environment |= {name: value.strip("'") for name, value in re.findall(r"(\w+)=('[^']*'|\S+)", words)}
 
     async def run(self, command: str, *said: str, code: int = 0, settings: Mapping[str, str] = NONE) -> str:
         """It ends by itself."""
@@ -188,15 +189,17 @@ def walk(postgres: Postgres, kafka: Kafka, registry: Registry, folder: Path) -> 
         "http://registry.example:8081": registry.url,
         "/data/mirror": str(folder / "mirror"),
         "PASSWORD '...'": f"PASSWORD '{PASSWORD}'",
+        "PGPASSWORD='...'": f"PGPASSWORD='{PASSWORD}'",
         ".venv/bin/python": sys.executable,
     }
     return Walk(postgres, environment, replaced, folder)
 
 
 async def prepare(walker: Walk) -> None:
-    """README.md: role, publication and settings."""
-    role, publication, grant, *rest = commands("README.md", "With your own PostgreSQL and Kafka")
-    await walker.sql(role, publication, grant)
-    pip, exports = rest[:3], rest[3:6]
-    assert all(line.startswith("pip install ") for line in pip)  # tests/install walks these
-    walker.export(*exports)
+    """README.md, Your own database: role, publication and settings."""
+    wal_level, *sql, exported, brokers, registry, port, check, run, install, _ = commands(*OWN_DATABASE)
+    assert "pip install " in install and wal_level.startswith("ALTER SYSTEM")  # tests/install walks the first
+    assert (check, run) == ("walgate check", "walgate run")
+    await walker.sql(*sql)
+    walker.export(exported, brokers, registry)
+    assert port.startswith("export WALGATE_HTTP__PORT=")

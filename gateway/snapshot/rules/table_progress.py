@@ -56,6 +56,12 @@ class Chunk:
     def ranges(self) -> tuple[TidRange, ...]:
         return self.whole if self.range is None else (self.range,)
 
+    def is_same(self, other: Chunk) -> bool:
+        """It begins at the same place, however far it goes; or both are keys."""
+        if self.range is None or other.range is None:
+            return self.range is other.range and bool(self.keys) == bool(other.keys)
+        return (self.range.leaf, self.range.first) == (other.range.leaf, other.range.first)
+
 
 class TableProgress:
     """The reading of one relation. Not thread-safe, no I/O; `judge` is that of the stream. Without `leaves`, only keys are read.

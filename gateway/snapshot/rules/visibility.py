@@ -10,12 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.snapshot.errors import UnreadableSnapshot
+from gateway.errors import StopForOperator
 
 _WRAP: Final = 1 << 32
 _HALF: Final = _WRAP // 2
 _EPOCH: Final = -_WRAP
 """The bits of a 64-bit id that are not on the wire."""
+
+
+class UnreadableSnapshot(StopForOperator):
+    """`pg_current_snapshot()` answered something else than documented."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,9 +96,8 @@ class TablePreparation:
                 f"{location} has reached {format_lsn(applied)}, but this micro-batch ends at {format_lsn(commit_lsn)}: "
                 "the mirror was killed during a micro-batch, its checkpoint location was lost, and micro-batches now end at "
                 "other LSNs",
-                hint="Remove the query's checkpoint location (--checkpoint, by default <path>/checkpoint), then restart the "
-                "query with micro-batches at least as large as before (--max-changes). It must begin after the last complete "
-                "micro-batch: walgate mirror chooses this position itself.",
+                hint=f"Run walgate mirror with --merge-every inf until its micro-batches have reached {format_lsn(applied)}, "
+                "then run walgate merge. After that, run walgate mirror as before.",
             )
         if applied < commit_lsn:
             part = self._of_one_relation(spark, location, part, own, applied, last)

@@ -47,7 +47,7 @@ def small_states(
     """States of few records (columns fold.STATE). `base`: the rows of the table before; None: it is new, and has none."""
     kept = records.filter(_behind(records, part.cut)).combine_chunks()
     batches = list(decode_events(iter(kept.to_batches()), shape, texts))
-    return _resolved(spark, base, pa.Table.from_batches(batches, shape.events), shape)
+    return arrow_fold(spark, base, pa.Table.from_batches(batches, shape.events), shape)
 
 
 def unsent_columns(events: pa.Table) -> set[str]:
@@ -94,7 +94,8 @@ def flat_states(spark: SparkSession, states: pa.Table, unsent: set[str]) -> Data
     return f.broadcast(frame) if table.nbytes <= _BROADCAST_BYTES else frame
 
 
-def _resolved(spark: SparkSession, base: DataFrame | None, events: pa.Table, shape: TableSchema) -> pa.Table:
+def arrow_fold(spark: SparkSession, base: DataFrame | None, events: pa.Table, shape: TableSchema) -> pa.Table:
+    """The last state of each key (columns fold.STATE) behind these events."""
     if not unsent_columns(events):
         return whole_states(events)
     ordered, outcomes = replay_events(events)
@@ -146,16 +147,23 @@ def spark_states(
     decode = partial(decode_events, shape=shape, schemas=texts)
     events = columns.mapInArrow(decode, from_arrow_schema(shape.events))
     events = events.persist() if persist else events
+    return *spark_fold(spark, base, events, shape), events
+
+
+def spark_fold(
+    spark: SparkSession, base: DataFrame | None, events: DataFrame, shape: TableSchema
+) -> tuple[DataFrame, set[str]]:
+    """As arrow_fold, of events that are not in this process; and the columns that some event did not send. Only keys that take
+    part in a change of key with unsent columns come here."""
     unsent, moved_unsent = _unsent_columns(events)
     if not moved_unsent:
-        return last_states(events, unsent), unsent, events
+        return last_states(events, unsent), unsent
     keys = moved_keys(events, shape)
     aside = last_states(events.join(keys, "key", "left_anti"), unsent).select(*STATE)
     moving = events.join(keys, "key", "left_semi").toArrow().select(shape.events.names).cast(shape.events)
-    replayed = _resolved(spark, base, moving, shape)
+    replayed = arrow_fold(spark, base, moving, shape)
     state_schema = from_arrow_schema(pa.schema([shape.events.field(name) for name in STATE]))
-    frame = to_frame(spark, replayed, state_schema)
-    return aside.unionByName(frame), unsent, events
+    return aside.unionByName(to_frame(spark, replayed, state_schema)), unsent
 
 
 def _unsent_columns(events: DataFrame) -> tuple[set[str], bool]:

@@ -11,9 +11,9 @@ from schemas.relation import ReplicaIdentity
 from spark_consumer.changelog.writer import Changelog, last_folder
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import versions
-from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.spark_consumer.feeder import INT4, INT8, TEXT, Feeder, Table, relation
+from tests.spark_consumer.mirrors import merging_mirror
 from tests.spark_consumer.queries import run_to_end
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -133,7 +133,7 @@ def test_relations_without_key_or_columns_are_read_and_mirrored(
     for table in (notes, nothing):
         typed = spark.read.format("walgate").options(**feeder.options(table=table.name)).load()
         assert positions(typed) == [(c.commit_lsn, c.ordinal, c.op) for c in feeder.truth if c.table is table]
-    mirror = Mirror(str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})))
+    mirror = merging_mirror(str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})))
     mirror.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
     logs = versions.read(spark, str(tmp_path))
     for table in (notes, nothing):

@@ -147,12 +147,12 @@ def test_a_merge_that_is_made_again_is_waited_for_until_one_succeeds() -> None:
     made.retrying(OSError("storage is down"), 5.0)
     status, _ = made.status.answer("/readyz")
     assert status == 503 and made.status.last_error is not None
-    made.report(BatchReport(0, 16, 1, 1, {"public.t": 1}, 0.1, is_append=True))
+    made.report(BatchReport(0, 16, 1, 1, {"public.t": 1}, 0.1))
     made.report(BatchReport(0, 16, 1, 1, {"public.t": 1}, 0.1, is_merge=True))
     assert made.status.answer("/readyz")[0] == 200
 
 
-def test_tables_are_merged_up_to_where_a_merge_or_a_batch_that_merges_has_come() -> None:
+def test_tables_are_merged_up_to_where_a_merge_has_come() -> None:
     made = Run(parse_options(NEEDED, streaming=True), None, "lines")
 
     def merged_lsn(report: BatchReport) -> float:
@@ -160,10 +160,27 @@ def test_tables_are_merged_up_to_where_a_merge_or_a_batch_that_merges_has_come()
         return made.status.values["walgate_job_merged_lsn"]
 
     changes = {"public.t": 1}
-    assert merged_lsn(BatchReport(0, 16, 1, 1, changes, 0.1, is_append=True)) == 0
+    assert merged_lsn(BatchReport(0, 16, 1, 1, changes, 0.1)) == 0
     assert merged_lsn(BatchReport(0, 20, 0, 0, {}, 0.0)) == 0  # transactions without changes
     assert merged_lsn(BatchReport(0, 16, 1, 1, changes, 0.1, is_merge=True)) == 16
-    assert merged_lsn(BatchReport(1, 32, 1, 1, changes, 0.1)) == 32
+
+
+def test_a_query_that_failed_is_not_ready_again_until_a_batch_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ready = Run(parse_options(NEEDED, streaming=True), None, "lines"), list[int]()
+
+    @dataclass
+    class Fails(Query):
+        def awaitTermination(self, _: float) -> bool:
+            ready.append(made.status.answer("/readyz")[0])
+            if len(ready) == 4:
+                made.report(BatchReport(0, 16, 1, 1, {"public.t": 1}, 0.1))
+                ready.append(made.status.answer("/readyz")[0])
+                return True
+            raise StreamingQueryException(OF_THE_DRIVER)
+
+    monkeypatch.setattr(made.stopping, "wait", lambda _: False)
+    made.keep_up(Fails)
+    assert ready == [200, 503, 503, 503, 200]
 
 
 def test_a_mirror_that_has_everything_already_ends_at_once() -> None:
@@ -229,6 +246,39 @@ def test_a_mistyped_option_is_named_before_anything_is_downloaded(words: list[st
     )  # fmt: skip
     assert done.returncode in (1, 2) and named in done.stderr, done.stderr
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("java", "said"),
+    [
+        (
+            None,
+            "walgate: Spark needs Java, but {home}/bin/java does not exist (JAVA_HOME is {home}): set JAVA_HOME to ",
+        ),
+        (
+            "echo 'openjdk version \"11.0.2\" 2019' >&2; exit 1",
+            "walgate: Spark needs Java 17 or later, but {home}/bin/java is Java 11: ",
+        ),
+        (
+            '[ "$1" != -version ] || { echo \'java version "21"\'; exit; }; echo "Error: no memory" >&2; exit 1',
+            "walgate: {home}/bin/java ended while Spark was starting: Error: no memory",
+        ),
+    ],
+    ids=["none", "old", "other"],
+)
+def test_a_java_that_spark_cannot_use_is_told_in_one_line(java: str | None, said: str, tmp_path: Path) -> None:
+    if java is not None:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "java").write_text(f"#!/bin/sh\n{java}\n")
+        (tmp_path / "bin" / "java").chmod(0o755)
+    environment = os.environ | {"JAVA_HOME": str(tmp_path)}
+    environment.pop("WALGATE_SPARK_SETUP", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "spark_consumer", "merge", "--path", str(tmp_path / "mirror")],
+        env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith(said.format(home=tmp_path)), done.stderr
 
 
 async def test_sigterm_ends_the_job_that_walgate_started(tmp_path: Path) -> None:

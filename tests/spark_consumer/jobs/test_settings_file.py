@@ -129,7 +129,7 @@ def test_the_port_says_how_the_job_does(capsys: pytest.CaptureFixture[str]) -> N
     assert "micro-batch 2" in capsys.readouterr().out
 
 
-def test_lag_is_the_age_of_the_last_transaction_while_others_wait() -> None:
+def test_lag_is_the_age_of_the_oldest_transaction_that_waits() -> None:
     status = Status()
     status.set("commit_time_seconds", 100.0)
     assert "walgate_job_lag_seconds 0\n" in status.text(lambda: 130.0)
@@ -137,3 +137,5 @@ def test_lag_is_the_age_of_the_last_transaction_while_others_wait() -> None:
     assert "walgate_job_lag_seconds 0\n" in status.text(lambda: 130.0)
     status.is_behind = True
     assert "walgate_job_lag_seconds 30\n" in status.text(lambda: 130.0)
+    status.oldest_waiting = 120.0  # nothing was committed for a while
+    assert "walgate_job_lag_seconds 10\n" in status.text(lambda: 130.0)

@@ -18,13 +18,13 @@ from gateway.local import Kafka
 from gateway.local import Registry as LocalRegistry
 from spark_consumer.mirror import batch_contents, versions
 from spark_consumer.mirror.append_batch import AppendingMirror
-from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.table_schema import LOG_COLUMNS, OUT, is_log
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.conftest import Database
 from tests.gateway_process import GatewayProcess
 from tests.slots import until_confirmed
+from tests.spark_consumer.mirrors import merging_mirror
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -167,9 +167,9 @@ def rows_in(picture: versions.MirrorVersion, name: str) -> Counter[Any]:
     return +found
 
 
-def mirrors(world: World, folder: Path, reports: list[BatchReport], kinds: str) -> dict[str, Mirror | AppendingMirror]:
-    made: dict[str, Mirror | AppendingMirror] = {
-        "merged": Mirror(str(folder / "merged"), world.schemas(), reports.append),
+def mirrors(world: World, folder: Path, reports: list[BatchReport], kinds: str) -> dict[str, AppendingMirror]:
+    made: dict[str, AppendingMirror] = {
+        "merged": merging_mirror(str(folder / "merged"), world.schemas(), reports.append),
         "appended": AppendingMirror(str(folder / "appended"), world.schemas(), merge_every_s=10_000),
     }
     return {kind: made[kind] for kind in kinds.split()}
@@ -178,7 +178,7 @@ def mirrors(world: World, folder: Path, reports: list[BatchReport], kinds: str) 
 @pytest.mark.parametrize(
     ("scripts", "tables", "kinds"),
     [
-        (FEW, ("items",), "merged"),
+        (FEW, ("items",), "merged appended"),
         pytest.param(MANY, ("items",), "merged appended", marks=pytest.mark.long),
         pytest.param(KEYED, ("items",), "merged appended", marks=pytest.mark.long),
         pytest.param(FEW, ("notes",), "merged appended", marks=pytest.mark.long),
@@ -201,7 +201,7 @@ async def test_behind_each_alter_table_the_mirrors_have_what_the_source_has(
     reports: list[BatchReport] = []
     made = mirrors(world, tmp_path, reports, kinds)
 
-    def take(mirror: Mirror | AppendingMirror) -> versions.MirrorVersion:
+    def take(mirror: AppendingMirror) -> versions.MirrorVersion:
         mirror.apply(spark.read.format("walgate").options(**world.options, includeMarkers="true").load(), 0)
         return versions.read(spark, mirror.path)
 
@@ -214,9 +214,8 @@ async def test_behind_each_alter_table_the_mirrors_have_what_the_source_has(
             for name, expected in truth.items():
                 assert rows_in(picture, name) == expected, (kind, number, name)
     for mirror in made.values():
-        if isinstance(mirror, AppendingMirror):
-            await asyncio.to_thread(mirror.finish, spark, merge=True)
-    whole = Mirror(str(tmp_path / "whole"), world.schemas())
+        await asyncio.to_thread(mirror.finish, spark, merge=True)
+    whole = merging_mirror(str(tmp_path / "whole"), world.schemas())
     await asyncio.to_thread(take, whole)
     for mirror in (*made.values(), whole):
         picture = versions.read(spark, mirror.path)

@@ -6,6 +6,7 @@ import copy
 import math
 import queue
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -18,9 +19,9 @@ from pyspark.sql import SparkSession
 
 from schemas.relation import ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
-from spark_consumer.jvm import cloned
+from spark_consumer.jvm import cloned, java_frame
 from spark_consumer.mirror import append_batch as appending_module
-from spark_consumer.mirror import changes, manifest, paths, versions, writer_epoch
+from spark_consumer.mirror import changes, manifest, paths, unmerged_overlay, versions, writer_epoch
 from spark_consumer.mirror.append_batch import AppendingMirror, merge_once, taken_in
 from spark_consumer.mirror.delta.delta_table import transaction_version
 from spark_consumer.mirror.delta.dump import newest
@@ -32,6 +33,7 @@ from spark_consumer.mirror.spark_settings import COMPACT, tune, use_pool
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
+from tests.spark_consumer.mirrors import merging_mirror
 from tests.spark_consumer.queries import run_to_end
 from tests.spark_consumer.workload import VISITS, Workload
 
@@ -49,7 +51,7 @@ def appending(feeder: Feeder, path: Path, reports: list[BatchReport] | None = No
     return AppendingMirror(str(path), schemas, report, merge_every_s=LATER)
 
 
-def take(spark: SparkSession, feeder: Feeder, mirror: AppendingMirror | Mirror, **options: str) -> None:
+def take(spark: SparkSession, feeder: Feeder, mirror: AppendingMirror, **options: str) -> None:
     mirror.apply(spark.read.format("walgate").options(**feeder.options(**options)).load(), 0)
 
 
@@ -127,8 +129,8 @@ def test_who_merges_does_it_as_the_mirror_was_told_and_keeps_that_over_its_resta
     def merges() -> tuple[Mirror, int | None]:
         made: list[Mirror] = []
 
-        def noted(*facts: Any) -> Mirror:
-            made.append(Mirror(*facts))
+        def noted(*facts: Any, **more: Any) -> Mirror:
+            made.append(Mirror(*facts, **more))
             return made[0]
 
         with pytest.MonkeyPatch.context() as patched:
@@ -218,9 +220,9 @@ def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, 
     """A mirror from before, a merge that is killed, one by another program, another writer, and back to a merge a batch."""
     items, visits = feeder.table(ITEMS), feeder.table(VISITS)
     path = str(tmp_path)
-    before = Mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
+    before = merging_mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
     change(feeder, items, visits, 1)
-    take(spark, feeder, before)  # as every mirror did
+    take(spark, feeder, before)
     first = appending(feeder, tmp_path)
     second_lsn = change(feeder, items, visits, 2)
     take(spark, feeder, first)
@@ -259,7 +261,7 @@ def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, 
     change(feeder, items, visits, 6)
     take(spark, feeder, second)
     second.stop()
-    again = Mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
+    again = merging_mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
     change(feeder, items, visits, 7)
     take(spark, feeder, again)  # merges what waits, then its own
     assert pages() == [f"/{number}" for number in range(1, 8)]
@@ -294,7 +296,7 @@ def test_a_mirror_leaves_the_merges_to_another_program_until_that_has_ended(
     take(spark, feeder, mirror)
     assert merged_lsn() == first_lsn
     other = Mirror(path, mirror.schemas)
-    other.open(spark, appends=False)
+    other.open(spark)
     second_lsn = change(feeder, items, visits, 2)
     take(spark, feeder, mirror)
     assert told.acquire(timeout=60)
@@ -327,7 +329,7 @@ def test_a_release_that_does_not_know_the_form_of_a_mirror_leaves_it_alone(
     mirror.stop()
     change(feeder, items, visits, 2)
     files = sorted(tmp_path.rglob("*"))
-    plain = Mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
+    plain = merging_mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
     uses: list[Callable[[], object]] = [
         lambda: take(spark, feeder, plain),
         lambda: take(spark, feeder, appending(feeder, tmp_path)),
@@ -362,6 +364,24 @@ def test_rows_of_every_version_of_a_log_are_in_a_picture(spark: SparkSession, fe
             take(spark, feeder, mirror)
     picture = versions.read(spark, str(tmp_path))["public.log"]
     assert [row["id"] for row in picture.orderBy("id").collect()] == [0, 1, 2, 3]
+
+
+def test_of_a_backlog_a_reader_reads_the_table_it_asks_for(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is decoded in its own process, nor read into it."""
+    items, visits = feeder.table(ITEMS), feeder.table(VISITS)
+    mirror = AppendingMirror(str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})), merge_every_s=math.inf)
+    for number in range(3):
+        change(feeder, items, visits, number)
+        take(spark, feeder, mirror)
+    mirror.stop()
+    monkeypatch.setattr(unmerged_overlay, "READ_HERE", 2)
+    monkeypatch.setattr(unmerged_overlay, "small_states", lambda *_: pytest.fail("in this process"))
+    picture = versions.read(spark, str(tmp_path))
+    plan = java_frame(picture[items.name]).queryExecution().optimizedPlan().toString()
+    assert re.search(rf"table#\d+ = {re.escape(items.name)}", plan) and visits.name not in plan, plan
+    assert rows_of(picture, items) == items.rows and len(pages_of(picture)) == 3
 
 
 ODD = relation("odd", {"id": INT8, "Name": TEXT, "name": TEXT}, ("id",))
@@ -453,26 +473,20 @@ def test_a_mirror_that_was_run_without_a_table_does_not_get_it_back(
     items, visits = feeder.table(ITEMS), feeder.table(VISITS)
     path, schemas = str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url}))
 
-    def mirror(**scope: Any) -> AppendingMirror | Mirror:
-        return (
-            AppendingMirror(path, schemas, merge_every_s=every_s, **scope)
-            if every_s
-            else Mirror(path, schemas, **scope)
-        )
+    def mirror(**scope: Any) -> AppendingMirror:
+        return AppendingMirror(path, schemas, merge_every_s=every_s, **scope)
 
     def run(*, exclude: str = "", tables: str = "", start: str = "earliest") -> None:
         told = {"exclude": [exclude] if exclude else [], "tables": [TableName.parse(tables)] if tables else []}
         made = mirror(**told)
-        if isinstance(made, AppendingMirror):
-            made._merging.want = lambda **_: None  # type: ignore[method-assign]
+        made._merging.want = lambda **_: None  # type: ignore[method-assign]
         wanted = {name: text for name, text in {"exclude": exclude, "tables": tables}.items() if text}
         take(spark, feeder, made, startingPosition=start, **wanted)
-        if isinstance(made, AppendingMirror):
-            made.stop()
+        made.stop()
 
     if not is_new:
         change(feeder, items, visits, 1)
-        Mirror(path, schemas).apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
+        merging_mirror(path, schemas).apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
     begin_lsn = feeder.truth[-1].commit_lsn if feeder.truth else 0
     transaction = feeder.begin()
     transaction.insert(visits, {"page": "/2", "seconds": 1.0})

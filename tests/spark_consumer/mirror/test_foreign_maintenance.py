@@ -22,7 +22,6 @@ from spark_consumer.mirror import versions
 from spark_consumer.mirror.append_batch import AppendingMirror
 from spark_consumer.mirror.delta.delta_table import exists
 from spark_consumer.mirror.delta.merge import despite_conflicts
-from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.paths import changes_path, table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
@@ -99,24 +98,23 @@ def tidied(spark: SparkSession, path: str) -> Iterator[Foreign]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["appended", "merged"])
+@pytest.mark.parametrize("every_s", [0.05, 0.0])
 def test_optimize_and_vacuum_of_others_beside_merges_lose_no_row(
-    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float
 ) -> None:
     path, reports = str(tmp_path), queue.SimpleQueue[BatchReport]()
     retried: list[str] = []
     schemas = SchemaCache(Registry({"url": feeder.registry_url}))
     appending = AppendingMirror(
-        path, schemas, reports.put, merge_every_s=0.0, retrying=lambda problem, _: retried.append(str(problem))
+        path, schemas, reports.put, merge_every_s=every_s, retrying=lambda problem, _: retried.append(str(problem))
     )
-    mirror = appending if kind == "appended" else Mirror(path, schemas, reports.put)
     items, visits = feeder.table(items_of(INT4)), feeder.table(VISITS)
     frame = spark.read.format("walgate").options(**feeder.options(includeMarkers="true")).load
 
     def take(last_lsn: int) -> None:
         """And waits until it is merged: what a merge that ended has raised is raised here."""
         feeder.kafka_commit()
-        mirror.apply(frame(), 0)
+        appending.apply(frame(), 0)
         reached = -1
         while reached < last_lsn:
             try:
@@ -125,7 +123,7 @@ def test_optimize_and_vacuum_of_others_beside_merges_lose_no_row(
                 appending.check()
                 assert appending._merging._thread is None or appending._merging._thread.is_alive()
                 continue
-            if report.is_merge or kind == "merged":
+            if report.is_merge:
                 reached = report.commit_lsn
 
     def change(number: int) -> int:
@@ -175,8 +173,7 @@ def test_optimize_and_vacuum_of_others_beside_merges_lose_no_row(
                 number
             )
             assert sorted(row["page"] for row in found["public.visits"].collect()) == pages
-    if kind == "appended":
-        appending.finish(spark, merge=True)
+    appending.finish(spark, merge=True)
     assert not retried, retried
     assert foreign.rounds > 2 and foreign.rewrites, foreign
     print(

@@ -17,12 +17,12 @@ from spark_consumer.changelog.writer import Changelog
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import batch_contents, manifest, merge_batch, unmerged_overlay, versions
 from spark_consumer.mirror.delta.dump import dump_json
-from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Table, relation
+from tests.spark_consumer.mirrors import merge_waiting, merging_mirror, waiting_mirror
 from tests.spark_consumer.queries import run_to_end
 from tests.spark_consumer.workload import VISITS, Workload
 
@@ -33,20 +33,22 @@ ACCOUNTS = relation("accounts", {"id": INT8, "owner": TEXT, "note": TEXT}, ("id"
 
 
 def run_mirror(spark: SparkSession, feeder: Feeder, path: Path, **options: str) -> list[BatchReport]:
-    """A mirror that starts, takes what is there now as one batch, and ends."""
+    """A mirror that starts, takes what is there now as one batch, merges it, and ends."""
     reports: list[BatchReport] = []
-    mirror = Mirror(str(path), SchemaCache(Registry({"url": feeder.registry_url})), reports.append)
+    mirror = waiting_mirror(str(path), SchemaCache(Registry({"url": feeder.registry_url})), reports.append)
     mirror.apply(spark.read.format("walgate").options(**feeder.options(**options)).load(), 0)
+    merge_waiting(spark, mirror)
     return reports
 
 
 def stream_mirror(spark: SparkSession, feeder: Feeder, path: Path, limit: int) -> list[BatchReport]:
     """A streaming query that takes what is there now, in batches."""
     reports: list[BatchReport] = []
-    mirror = Mirror(str(path), SchemaCache(Registry({"url": feeder.registry_url})), reports.append)
+    mirror = merging_mirror(str(path), SchemaCache(Registry({"url": feeder.registry_url})), reports.append)
     stream = spark.readStream.format("walgate").options(**feeder.options(maxChangesPerTrigger=str(limit))).load()
     writer = stream.writeStream.foreachBatch(mirror.apply).option("checkpointLocation", f"{path}/checkpoint")
     run_to_end(writer)
+    mirror.stop()
     return reports
 
 
@@ -55,7 +57,6 @@ def mirrored(spark: SparkSession, path: Path, table: Table) -> dict[Any, dict[st
     return {table.key(row): {name: value for name, value in row.items() if name != "_special"} for row in rows}
 
 
-@pytest.mark.usefixtures("mode")
 def test_a_mirror_equals_the_source_after_each_kind_of_change(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
@@ -86,7 +87,6 @@ def test_a_mirror_equals_the_source_after_each_kind_of_change(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("mode")
 def test_a_mirror_equals_the_source_after_a_random_workload(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
@@ -109,7 +109,6 @@ def test_a_mirror_equals_the_source_after_a_random_workload(
     assert [{"op": row["_op"], "page": row["page"]} for row in logged] == expected
 
 
-@pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize(
     ("batch_here", "tables_here"),
     [(False, False), (False, True), (True, False)],
@@ -127,6 +126,7 @@ def test_a_large_batch_is_folded_to_the_same_rows(
     if not batch_here:
         for module in (merge_batch, unmerged_overlay):
             monkeypatch.setattr(module, "look_at", lambda raw, _: (batch_contents.batch_content(raw), None))
+        monkeypatch.setattr(unmerged_overlay, "READ_HERE", 1_000_000 if tables_here else 0)
     if not tables_here:
         monkeypatch.setattr(batch_contents, "_SMALL_CELLS", 0)
     workload = Workload(feeder, 11)
@@ -142,7 +142,6 @@ def test_a_large_batch_is_folded_to_the_same_rows(
         assert mirrored(spark, tmp_path, table) == table.rows
 
 
-@pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_rows_from_before_the_start_come_with_their_first_update(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_changes: int
@@ -209,14 +208,18 @@ def test_a_new_checkpoint_that_cuts_batches_elsewhere_loses_nothing(
     second.update(accounts, accounts.rows[1,], {**accounts.rows[1,], "id": 2}, unchanged=("note",))
     second.truncate(items)
     second.insert(items, {"id": 2})
-    second.commit()
+    second_lsn = second.commit()
     feeder.kafka_commit()
     with monkeypatch.context() as crash:
         crash.setattr(manifest, "record", lambda *_: 1 / 0)  # the tables are written, the picture is not
         with pytest.raises(ZeroDivisionError):
             run_mirror(spark, feeder, tmp_path)
-    with pytest.raises(MirrorError, match="micro-batches now end at other LSNs"):
+    shutil.rmtree(tmp_path / "changes")  # a release that had none was killed, and its checkpoint was lost
+    with pytest.raises(MirrorError, match="micro-batches now end at other LSNs") as refused:
         run_mirror(spark, feeder, tmp_path, endingPosition=f"lsn:{middle_lsn}")
+    assert f"with --merge-every inf until its micro-batches have reached {format_lsn(second_lsn)}, then" in str(
+        refused.value
+    )
     third = feeder.begin()
     third.insert(items, {"id": 3})
     third.update(accounts, accounts.rows[2,], {**accounts.rows[2,], "owner": "c"}, unchanged=("note",))
@@ -244,7 +247,6 @@ def test_a_table_that_another_writer_made_is_refused(spark: SparkSession, feeder
     assert spark.read.format("delta").load(location).count() == 3
 
 
-@pytest.mark.usefixtures("mode")
 def test_columns_come_and_go_and_change_their_type(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     old = feeder.table(ACCOUNTS)
     first = feeder.begin()

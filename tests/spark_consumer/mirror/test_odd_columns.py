@@ -35,7 +35,7 @@ def numbered(description: RelationDescription, *numbers: int) -> RelationDescrip
     return replace(description, columns=tuple(replace(column, attnum=number) for column, number in columns))
 
 
-@pytest.mark.usefixtures("mode", "fold")
+@pytest.mark.usefixtures("fold")
 def test_a_key_that_is_not_a_number_stays_where_it_is(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     """NaN is equal to NaN, and -0 to 0, also where every update brings the old row."""
     points = feeder.table(relation("points", {"x": FLOAT8, "n": INT8, "note": TEXT}, ("x", "n"), ReplicaIdentity.FULL))
@@ -55,7 +55,7 @@ def test_a_key_that_is_not_a_number_stays_where_it_is(spark: SparkSession, feede
     assert sorted((repr(row["x"] + 0.0), row["n"], row["note"]) for row in found) == expected
 
 
-@pytest.mark.usefixtures("mode", "fold")
+@pytest.mark.usefixtures("fold")
 def test_a_value_that_was_not_sent_and_whose_column_is_dropped_stops_no_merge(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
@@ -73,7 +73,6 @@ def test_a_value_that_was_not_sent_and_whose_column_is_dropped_stops_no_merge(
     assert new.rows == {(key,): {"id": key, "owner": owner} for key, owner in ((0, "b"), (10, "a"), (2, "c"))}
 
 
-@pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize("key", [("id",), ()], ids=["rows", "log"])
 def test_a_column_that_comes_back_has_no_special_value_of_the_former_one(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, key: tuple[str, ...]
@@ -126,7 +125,7 @@ def test_an_added_column_has_nothing_of_what_an_older_release_left(
     assert sorted((row["id"], row["price"], row["_special"]) for row in rows) == [(1, None, None), (2, None, None)]
 
 
-@pytest.mark.usefixtures("mode", "fold")
+@pytest.mark.usefixtures("fold")
 def test_columns_may_begin_with_a_dot(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     dots = feeder.table(relation("dots", {"id": INT8, ".id": INT8, ".note": TEXT}, (".id",)))
     commit(feeder, dots, *((None, {"id": 1, ".id": number, ".note": str(number)}) for number in range(3)))

@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import manifest, versions
 from spark_consumer.mirror.append_batch import AppendingMirror, merge_once
-from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.report import BatchReport
 from tests.spark_consumer.feeder import Feeder, Row, Table
 from tests.spark_consumer.older import ARCHIVE, Source, query
@@ -39,15 +38,15 @@ def check(spark: SparkSession, path: Path, source: Source, at: str | int = "late
 
 
 @pytest.mark.parametrize(
-    ("kind", "has_checkpoint"),
+    ("merge_every_s", "has_checkpoint"),
     [
-        ("appended", True),
-        pytest.param("appended", False, marks=pytest.mark.long),
-        pytest.param("merged", True, marks=pytest.mark.long),
+        (LATER_S, True),
+        pytest.param(LATER_S, False, marks=pytest.mark.long),
+        pytest.param(0.0, True, marks=pytest.mark.long),
     ],
 )
 def test_an_older_mirror_goes_on_without_a_new_start(
-    spark: SparkSession, feeder: Feeder, tmp_path: Path, kind: str, has_checkpoint: bool
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, merge_every_s: float, has_checkpoint: bool
 ) -> None:
     """Without its checkpoint the query begins at the start of the topics: nothing is taken in twice."""
     path, reports = tmp_path / "mirror", list[BatchReport]()
@@ -58,19 +57,14 @@ def test_an_older_mirror_goes_on_without_a_new_start(
     source = Source.begin(feeder)
     before = check(spark, path, source)
     assert before.commit_lsn == feeder.truth[-1].commit_lsn
-    mirror = (
-        AppendingMirror(str(path), source.schemas, reports.append, merge_every_s=LATER_S)
-        if kind == "appended"
-        else Mirror(str(path), source.schemas, reports.append)
-    )
+    mirror = AppendingMirror(str(path), source.schemas, reports.append, merge_every_s=merge_every_s)
     old_count = len(feeder.truth)
     source.go_on()
     run_to_end(query(spark, feeder, mirror.apply, path, 5))
     taken = Counter(change.table.name for change in feeder.truth[old_count:] if change.table is not None)
     assert sum((Counter(report.tables) for report in reports if not report.is_merge), Counter()) == taken
-    if isinstance(mirror, AppendingMirror):
-        mirror.finish(spark, merge=False)
-        merge_once(cloned(spark), str(path), lambda _: None)  # what a snapshot replaces, a merge alone knows
+    mirror.finish(spark, merge=False)
+    merge_once(cloned(spark), str(path), lambda _: None)  # what a snapshot replaces, a merge alone knows
     after = check(spark, path, source)
     merged = manifest.picture(spark, str(path))
     assert merged is not None and merged.commit_lsn == after.commit_lsn == feeder.truth[-1].commit_lsn

@@ -13,13 +13,14 @@ from pyspark.sql import SparkSession
 from gateway.local import Kafka, Registry
 from spark_consumer.mirror import manifest, versions
 from spark_consumer.mirror.delta.delta_files import open_delta
-from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.paths import table_path
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry as Schemas
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.tables import TableName
 from tests.conftest import Database
 from tests.gateway_process import GatewayProcess
+from tests.spark_consumer.mirrors import merging_mirror
 
 BRANCHES, TELLERS, ACCOUNTS = 2, 20, 500
 TABLES = """
@@ -120,11 +121,12 @@ async def test_the_four_sums_of_pgbench_are_one_at_the_end_of_every_batch(
         await fill(connection)
         seen: list[manifest.RecordedVersion] = []
 
-        def look(_: object) -> None:
-            assert mirror.last is not None
-            seen.append(mirror.last)
+        def look(report: BatchReport) -> None:
+            if report.is_merge:
+                assert mirror._merger.last is not None
+                seen.append(mirror._merger.last)
 
-        mirror = Mirror(str(tmp_path / "mirror"), SchemaCache(Schemas({"url": registry.url})), look)
+        mirror = merging_mirror(str(tmp_path / "mirror"), SchemaCache(Schemas({"url": registry.url})), look)
         options = {
             "kafka.bootstrap.servers": kafka.bootstrap_servers, "registry.url": registry.url,
             "prefix": topic_prefix, "maxChangesPerTrigger": str(limit),

@@ -21,7 +21,6 @@ from spark_consumer.mirror.fold.replica_identity import (
     first_positions,
     schema_ids_behind,
 )
-from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.paths import kept_path, table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableSchema
@@ -29,6 +28,7 @@ from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Row, Table, relation
 from tests.spark_consumer.mirror.test_mirror import run_mirror
+from tests.spark_consumer.mirrors import merging_mirror
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -105,7 +105,6 @@ def dumped(path: Path) -> list[tuple[str | None, ...]]:
     return sorted(found.rows())
 
 
-@pytest.mark.usefixtures("mode")
 def test_a_log_that_gets_a_key_becomes_the_rows_it_adds_up_to(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
@@ -154,7 +153,6 @@ def test_spark_finds_the_first_records_of_each_schema_too(spark: SparkSession) -
     assert first_positions(spark.createDataFrame(found)) == first_positions(found) == {1: (10, 3), 2: (20, 0)}
 
 
-@pytest.mark.usefixtures("mode")
 def test_changes_under_an_old_key_and_a_new_one_may_be_in_one_batch(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
@@ -205,7 +203,7 @@ def test_a_mirror_takes_fewer_tables_and_refuses_more(spark: SparkSession, feede
 
     def run(tables: str, *told: TableName) -> versions.MirrorVersion:
         frame = spark.read.format("walgate").options(**feeder.options(**({"tables": tables} if tables else {}))).load()
-        Mirror(str(tmp_path), schemas, tables=told).apply(frame, 0)
+        merging_mirror(str(tmp_path), schemas, tables=told).apply(frame, 0)
         return versions.read(spark, str(tmp_path))
 
     assert set(run("public.items,public.third", ITEMS, third_name)) == {"public.items", "public.third"}
@@ -242,7 +240,7 @@ def test_rows_of_a_relation_that_is_gone_go_or_stay_as_somebody_said(
     def run(on_recreated: str) -> tuple[str, ...]:
         reports: list[BatchReport] = []
         schemas = SchemaCache(Registry({"url": feeder.registry_url}))
-        mirror = Mirror(str(tmp_path), schemas, reports.append, on_recreated=on_recreated)
+        mirror = merging_mirror(str(tmp_path), schemas, reports.append, on_recreated=on_recreated)
         mirror.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
         return reports[-1].notes
 
@@ -347,7 +345,7 @@ def test_a_table_that_was_there_by_another_name_is_reported(
     run_mirror(spark, feeder, tmp_path)
     commit(feeder, feeder.table(replace(KEYED, name="renamed")), (None, {"id": 2, "name": "new"}))
     reports: list[BatchReport] = []
-    mirror = Mirror(str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})), reports.append)
+    mirror = merging_mirror(str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})), reports.append)
     mirror.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
     said = "public.renamed: it was public.items before, and the rows from before are only there"
     assert any(said in note for report in reports for note in report.notes), reports

@@ -13,12 +13,11 @@ from schemas.relation import ReplicaIdentity
 from schemas.verification import decode_verdict, verdict_path
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import batch_contents, versions
-from spark_consumer.mirror.append_batch import AppendingMirror
-from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.paths import differences_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.spark_consumer.feeder import FLOAT8, INT8, TEXT, Feeder, Row, Table, relation
+from tests.spark_consumer.mirrors import merge_waiting, waiting_mirror
 from tests.spark_consumer.queries import run_to_end
 from tests.spark_consumer.workload import VISITS
 
@@ -43,13 +42,17 @@ class Reader:
     def take(self, limit: int = 100_000) -> list[BatchReport]:
         reports: list[BatchReport] = []
         self.feeder.kafka_commit()
-        mirror = Mirror(str(self.path), SchemaCache(Registry({"url": self.feeder.registry_url})), reports.append)
+        mirror = waiting_mirror(
+            str(self.path), SchemaCache(Registry({"url": self.feeder.registry_url})), reports.append
+        )
         options = self.feeder.options(maxChangesPerTrigger=str(limit), includeMarkers="true")
         stream = self.spark.readStream.format("walgate").options(**options).load()
         writer = stream.writeStream.foreachBatch(mirror.apply).option("checkpointLocation", f"{self.path}/checkpoint")
         run_to_end(writer)
-        if isinstance(mirror, AppendingMirror):
-            mirror.finish(self.spark, merge=self.merges)
+        if self.merges:
+            merge_waiting(self.spark, mirror)
+        else:
+            mirror.finish(self.spark, merge=False)
         return reports
 
     def picture(self) -> versions.MirrorVersion:
@@ -72,14 +75,14 @@ def in_one_transaction(feeder: Feeder, *changes: Callable[[Any], Any]) -> int:
     return transaction.commit()
 
 
-@pytest.mark.usefixtures("mode")
+@pytest.mark.parametrize("merges", [False, True], ids=["appended", "merged"])
 @pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_a_table_is_in_a_picture_from_the_end_of_its_snapshot_on(
-    reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
+    reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int, merges: bool
 ) -> None:
     """And a READ brings the columns that an UPDATE before it did not send."""
     monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
-    reader.merges = False
+    reader.merges = merges
     accounts, items, visits = feeder.table(ACCOUNTS), feeder.table(ITEMS), feeder.table(VISITS)
     feeder.bound("SNAPSHOT_BEGIN", None, "FILL")
     feeder.bound("SNAPSHOT_BEGIN", accounts, "FILL")
@@ -111,7 +114,6 @@ def test_a_table_is_in_a_picture_from_the_end_of_its_snapshot_on(
     assert [(row["_op"], row["_ordinal"]) for row in log] == [("TRUNCATE", -1), ("READ", 0)]
 
 
-@pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_replace_deletes_the_keys_that_had_no_change(
     reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
@@ -131,7 +133,8 @@ def test_replace_deletes_the_keys_that_had_no_change(
     assert reader.picture().stale == dict.fromkeys(["public.accounts", "public.items"], "the slot was lost")
     assert "are lost" in reports[-1].notes[0]
     accounts.rows = {(n,): account(n, "changed") for n in (0, 1, 2, 3)}
-    feeder.bound("SNAPSHOT_BEGIN", accounts, "REPLACE")
+    begin_lsn = feeder.bound("SNAPSHOT_BEGIN", None, "FILL")
+    feeder.bound("SNAPSHOT_BEGIN", accounts, "REPLACE", lsn=begin_lsn)
     feeder.chunk(accounts, [accounts.rows[0,], accounts.rows[1,]], "REPLACE")
     reader.take()
     in_one_transaction(
@@ -146,14 +149,14 @@ def test_replace_deletes_the_keys_that_had_no_change(
     feeder.bound("SNAPSHOT_END", accounts, "REPLACE", rows=3)
     in_one_transaction(feeder, lambda t: t.insert(accounts, account(31)))
     feeder.bound("SNAPSHOT_BEGIN", items, "REPLACE")
-    feeder.bound("SNAPSHOT_END", items, "REPLACE")
+    end_lsn = feeder.bound("SNAPSHOT_END", items, "REPLACE")
+    feeder.bound("SNAPSHOT_END", None, "FILL", lsn=end_lsn)  # one transaction ends both
     items.rows.clear()
     reader.take()
     assert reader.rows(accounts) == accounts.rows and sorted(accounts.rows) == [(0,), (3,), (20,), (30,), (31,)]
     assert reader.rows(items) == {} and not reader.picture().stale
 
 
-@pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_verify_reports_each_difference_and_writes_nothing(
     reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
@@ -192,7 +195,6 @@ def visit(page: str, seconds: float | None = 1.0) -> Row:
     return {"page": page, "seconds": seconds}
 
 
-@pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_a_table_without_key_is_compared_as_a_multiset_of_rows(
     reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
@@ -257,13 +259,12 @@ def test_hundreds_of_chunks_are_one_comparison_and_no_plan_grows_with_them(reade
     reports = reader.take()
     verdict = decode_verdict(Path(verdict_path(str(reader.path), "public.accounts")).read_bytes())
     assert (verdict.changed, verdict.missing, verdict.surplus, verdict.row_count) == (3, 0, 1, 399)
-    assert [report.changes for report in reports] == [399 + 4, 1], (
+    assert [report.changes for report in reports if report.is_merge] == [399 + 4, 1], (
         "it is cut before the change of a row that was compared"
     )
     assert reader.rows(items) == items.rows and len(items.rows) == 4
 
 
-@pytest.mark.usefixtures("mode")
 def test_an_excluded_table_stands_still_until_it_was_replaced(reader: Reader, feeder: Feeder) -> None:
     accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
     in_one_transaction(feeder, lambda t: t.insert(accounts, account(1)), lambda t: t.insert(items, {"id": 1}))

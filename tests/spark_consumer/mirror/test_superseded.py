@@ -23,6 +23,7 @@ from spark_consumer.mirror.paths import seen_path
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
+from tests.spark_consumer.mirrors import merging_mirror
 from tests.spark_consumer.workload import VISITS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -41,7 +42,7 @@ class Scene:
     def append(self) -> None:
         self.take(self.appending)
 
-    def take(self, mirror: Mirror | AppendingMirror) -> None:
+    def take(self, mirror: AppendingMirror) -> None:
         self.feeder.kafka_commit()
         options = self.feeder.options(includeMarkers="true")
         mirror.apply(self.spark.read.format("walgate").options(**options).load(), 0)
@@ -149,7 +150,7 @@ def test_who_was_followed_within_a_snapshot_deletes_nothing(scene: Scene) -> Non
 
 def test_a_conflict_at_the_end_of_a_snapshot_is_met_again(scene: Scene) -> None:
     schemas = SchemaCache(Registry({"url": scene.feeder.registry_url}))
-    mirror = Mirror(scene.path, schemas)
+    mirror = merging_mirror(scene.path, schemas)
     transaction = scene.feeder.begin()
     for number in range(1, 6):
         transaction.insert(scene.items, {"id": number, "name": "a"})
@@ -175,7 +176,7 @@ def test_a_conflict_at_the_end_of_a_snapshot_is_met_again(scene: Scene) -> None:
     in_progress, left = (seen_path(scene.path, TableName("public", "items"), at) for at in (lsn, 1))
     seen_by = scene.spark.read.format("delta").load(in_progress)
     seen_by.write.format("delta").save(left)
-    scene.take(Mirror(scene.path, schemas))
+    scene.take(merging_mirror(scene.path, schemas))
     assert Path(in_progress).is_dir() and not Path(left).exists()
     assert sorted(row.id for row in versions.read(scene.spark, scene.path)["public.items"].collect()) == [1, 2, 3, 4]
 
@@ -183,7 +184,7 @@ def test_a_conflict_at_the_end_of_a_snapshot_is_met_again(scene: Scene) -> None:
 def test_a_snapshot_in_which_the_key_changed_deletes_nothing_and_says_so(scene: Scene) -> None:
     reports: list[str] = []
     schemas = SchemaCache(Registry({"url": scene.feeder.registry_url}))
-    mirror = Mirror(scene.path, schemas, lambda report: reports.extend(report.notes))
+    mirror = merging_mirror(scene.path, schemas, lambda report: reports.extend(report.notes))
     by_id = scene.feeder.table(relation("codes", {"id": INT8, "code": INT8}, ("id",)))
     transaction = scene.feeder.begin()
     for number in range(5):

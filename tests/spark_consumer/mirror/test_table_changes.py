@@ -8,18 +8,18 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_consumer.mirror.delta.delta_table import quoted, version
-from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT4, INT8, Feeder, relation
+from tests.spark_consumer.mirrors import merging_mirror
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 def test_table_changes_tells_what_each_batch_did(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     items = feeder.table(relation("items", {"id": INT8, "count": INT4}, ("id",)))
-    mirror = Mirror(str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})))
+    mirror = merging_mirror(str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})))
     location = table_path(str(tmp_path), TableName("public", "items"))
 
     def take() -> int:

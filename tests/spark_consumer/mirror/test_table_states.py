@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from spark_consumer.mirror.table_states import Mark, TableStates, advance, first_cut, first_unreadable, verified_chunks
+from spark_consumer.mirror.report import notes_of
+from spark_consumer.mirror.table_states import (
+    Mark,
+    TableStates,
+    advance,
+    first_cut,
+    first_unreadable,
+    unfinished,
+    verified_chunks,
+)
 
 
 def mark(kind: str, lsn: int, table: str | None = "public.a", **facts: Any) -> Mark:
@@ -25,7 +34,8 @@ def test_a_table_is_filling_from_the_beginning_of_its_snapshot_to_the_end() -> N
 def test_a_table_whose_rows_come_within_a_snapshot_of_all_is_not_complete() -> None:
     whole, _ = advance(TableStates(), [mark("SNAPSHOT_BEGIN", 10, None), mark("SNAPSHOT_BEGIN", 11, "public.b")])
     done, _ = advance(whole, [mark("SNAPSHOT_END", 12, "public.b")])
-    done.meet(["public.a", "public.b"])
+    for name in ("public.a", "public.b"):
+        done.meet(name)
     assert done.filling == {"public.a"}
     ended, _ = advance(done, [mark("SNAPSHOT_END", 20, None)])
     assert not ended.filling and not ended.done
@@ -73,8 +83,32 @@ def test_a_snapshot_that_was_cancelled_is_over(ending: Mark) -> None:
     made, ended = advance(TableStates(), [*begun, ending])
     assert list(made.open) == ["public.a"] and made.filling == {"public.a"} and not ended
     made, _ = advance(made, [mark("SNAPSHOT_END", 30, None, snapshot_id="two")])
-    made.meet(["public.c"])
+    made.meet("public.c")
     assert made.filling == {"public.a"} and not made.whole
+
+
+def test_the_last_table_ends_with_its_snapshot_in_whatever_order_they_are_stored() -> None:
+    """The gateway ends both in one transaction, and a table sorted by name has the end of all first."""
+    begun = [mark("SNAPSHOT_BEGIN", 10, None), mark("SNAPSHOT_BEGIN", 10, purpose="REPLACE")]
+    ends = [mark("SNAPSHOT_END", 20, None), mark("SNAPSHOT_END", 20, purpose="REPLACE")]
+    gap = TableStates(gap="x", gap_lsn=5)
+    for stored in ([*begun, *ends], [*ends, *begun]):
+        marks = sorted(stored, key=lambda each: each.place)
+        made, ended = advance(gap, marks)
+        assert list(ended) == ["public.a"] and made.repaired == {"public.a"} and not unfinished(gap, marks)
+    wrong = [*begun, *ends]
+    made, ended = advance(gap, wrong)
+    assert not ended and not made.repaired
+    assert list(unfinished(gap, wrong)) == ["public.a"]
+    first, second = notes_of(wrong, ended, unfinished(gap, wrong))
+    assert "is over before its rows were complete" in first and "has not read its beginning" in second
+
+
+def test_a_table_that_stood_still_still_does_where_the_beginning_of_its_snapshot_was_not_read() -> None:
+    """Which rows are no longer in the source is not known then."""
+    frozen = TableStates(frozen={"public.a": "it is poison"})
+    made, ended = advance(frozen, [mark("SNAPSHOT_END", 20, purpose="REPLACE")])
+    assert not ended and made.stale(["public.a"]) == {"public.a": "it is poison"}
 
 
 def test_batches_are_cut_before_exclusions_and_where_a_table_begins_once_more() -> None:

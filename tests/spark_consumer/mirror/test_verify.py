@@ -23,7 +23,6 @@ from gateway.local import Kafka, Registry
 from spark_consumer.mirror import versions
 from spark_consumer.mirror.append_batch import AppendingMirror
 from spark_consumer.mirror.delta.merge import despite_conflicts
-from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry as SchemaRegistry
@@ -212,8 +211,9 @@ async def open_scene(
     try:
         await gateway.streaming()
         await gateway.logged('"snapshot_done"', timeout_s=STALL_S)
-        make = AppendingMirror if under_load else Mirror
-        mirror = make(str(scene.path), SchemaCache(SchemaRegistry({"url": registry.url})), scene.reports.append)
+        schemas = SchemaCache(SchemaRegistry({"url": registry.url}))
+        every_s = None if under_load else 0.0
+        mirror = AppendingMirror(str(scene.path), schemas, scene.reports.append, merge_every_s=every_s)
         options = {
             "kafka.bootstrap.servers": kafka.bootstrap_servers,
             "registry.url": registry.url,
@@ -238,6 +238,7 @@ async def open_scene(
         await changes.aclose()
         if query is not None:
             await asyncio.to_thread(query.stop)
+            await asyncio.to_thread(mirror.stop)
         await gateway.end()
 
 

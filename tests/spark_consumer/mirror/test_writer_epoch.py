@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import delta_log, java_frame
-from spark_consumer.mirror import changes, merge_batch, versions, writer_epoch
+from spark_consumer.mirror import changes, manifest, merge_batch, versions, writer_epoch
 from spark_consumer.mirror.batch_contents import BatchSize
 from spark_consumer.mirror.delta import delta_append, write_table
 from spark_consumer.mirror.delta.delta_table import APPLICATION, files_below, noted_versions, transaction_versions
@@ -26,6 +26,7 @@ from spark_consumer.source.datasource import register
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation
 from tests.spark_consumer.mirror.test_mirror import mirrored
+from tests.spark_consumer.mirrors import merging_mirror
 from tests.spark_consumer.workload import VISITS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -47,7 +48,7 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
 ) -> None:
     items, visits = feeder.table(ITEMS), feeder.table(VISITS)
     schemas = SchemaCache(Registry({"url": feeder.registry_url}))
-    first, second, third = (Mirror(str(tmp_path), schemas) for _ in range(3))
+    first, second, third = (merging_mirror(str(tmp_path), schemas) for _ in range(3))
     sessions = [spark, spark.newSession(), spark.newSession()]  # Delta's transaction options are of a session
     for session in sessions:
         register(session)
@@ -75,7 +76,7 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
     write = write_table.write
 
     def waits(session: SparkSession, work: TableWork, *rest: object) -> None:
-        if session is sessions[1]:
+        if session is second._session:
             stands.set()
             assert goes_on.wait(300)
         write(session, work, *rest)  # type: ignore[arg-type]
@@ -104,12 +105,12 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
     assert pages() == ["/1", "/2", "/3", "/4", "/5"] and mirrored(spark, tmp_path, items) == items.rows
     # A table that is left out leaves the pictures, and is not taken in again by the same mirror.
     options = feeder.options(exclude="public.vis*")
-    left = Mirror(str(tmp_path), schemas, exclude=["public.vis*"])
+    left = merging_mirror(str(tmp_path), schemas, exclude=["public.vis*"])
     visit(feeder, items, visits, 6)
     left.apply(spark.read.format("walgate").options(**options).load(), 0)
     assert set(versions.read(spark, str(tmp_path))) == {"public.items"}
     with pytest.raises(MirrorError, match=r"tables matching public\.vis\* are not in the mirror"):
-        Mirror(str(tmp_path), schemas).apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
+        merging_mirror(str(tmp_path), schemas).apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
     assert spark.read.format("delta").load(manifest_path(str(tmp_path))).count() == 6
 
 
@@ -147,34 +148,36 @@ def test_a_writer_that_another_one_follows_appends_nothing_behind_its_own_last_l
 def test_what_the_writer_before_has_recorded_at_the_last_moment_is_not_taken_in_again(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
+    """`walgate merge` takes over the merges while the mirror merges once more."""
     items, visits = feeder.table(ITEMS), feeder.table(VISITS)
-    schemas = SchemaCache(Registry({"url": feeder.registry_url}))
-    first, second = (Mirror(str(tmp_path), schemas) for _ in range(2))
+    schemas, told = SchemaCache(Registry({"url": feeder.registry_url})), list[None]()
+    first = merging_mirror(str(tmp_path), schemas, handed_over=lambda: told.append(None))
+    second = Mirror(str(tmp_path), schemas)
 
-    def apply(mirror: Mirror, session: SparkSession) -> None:
-        mirror.apply(session.read.format("walgate").options(**feeder.options()).load(), 0)
+    def apply() -> None:
+        first.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
 
     visit(feeder, items, visits, 1)
-    apply(first, spark)
+    apply()
     claim, other = writer_epoch.claim, spark.newSession()
-    register(other)
 
     def claims(session: SparkSession, path: str, nothing: DataFrame) -> int:
         visit(feeder, items, visits, 2)
-        apply(first, spark)
+        apply()
         return claim(session, path, nothing)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(writer_epoch, "claim", claims)
         second.open(other)
-    assert first.last is not None and second.last is not None
-    assert second.last.commit_lsn == first.last.commit_lsn
+    assert second.merged_lsn == first._merger.merged_lsn == feeder.truth[-1].commit_lsn and not told
     # And what it would record afterwards is refused, although it has looked before.
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(writer_epoch, "check", lambda *_: None)
         visit(feeder, items, visits, 3)
-        with pytest.raises(MirrorError, match="another writer has taken over"):
-            apply(first, spark)
+        apply()
+    last = manifest.picture(spark, str(tmp_path))
+    assert told and last is not None and last.commit_lsn == second.merged_lsn
+    first.stop()
 
 
 def test_a_write_that_meets_others_is_made_again_and_one_that_meets_another_writer_is_not() -> None:

@@ -219,6 +219,15 @@ def test_on_spark_4_1_a_limit_is_kept_over_a_restart() -> None:
     assert [third.latestOffset()["position"] for _ in range(3)] == [6, 7, 7]
 
 
+def test_the_notices_of_one_transaction_are_in_one_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who keeps a commit LSN as the place that was reached would leave out those of a later one."""
+    monkeypatch.setattr(datasource, "_TRANSACTIONS_PER_TRIGGER", 2)
+    first, second = (replace(transaction(1, 700, (), (), 1), commit_lsn=lsn) for lsn in (10, 30))
+    notices = [replace(first, kind="SNAPSHOT_END", commit_lsn=20) for _ in range(3)]
+    for most in (0, 100):
+        assert datasource.admit([first, *notices, second], most) == [first, *notices]
+
+
 def test_a_batch_read_plans_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory does not grow with the transactions, but with the plan."""
     monkeypatch.setattr(datasource, "STEP", 4)

@@ -1,0 +1,69 @@
+"""Row filters that can fail: pgoutput then ends the stream at the row, and does so for ever (standstill.py).
+
+PostgreSQL does not say which functions can raise an error. It knows leakproof ones, which do not; operators that order or
+compare values for an index do not either. Whatever else a filter calls is named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.names import quote_identifier
+from gateway.startup.facts import PublicationFacts
+from gateway.startup.findings import OperatorWarning
+
+_FUNCTIONS: Final = re.compile(r":(?:opfuncid|funcid) (\d+)")
+_CASTS: Final = re.compile(r"\{COERCEVIAIO .*?:resulttype (\d+)", re.S)
+TEXT_TYPES: Final = frozenset({19, 25, 1042, 1043})
+"""name, text, bpchar, varchar: every value can be cast to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterCalls:
+    """OIDs of what the row filters of the publications call: functions, and types that text is cast to."""
+
+    functions: frozenset[int]
+    types: frozenset[int]
+
+
+def filter_calls(publications: Mapping[str, PublicationFacts]) -> FilterCalls:
+    filters = [relation.row_filter for _, relation in _filtered(publications)]
+    functions = {int(oid) for text in filters for oid in _FUNCTIONS.findall(text)}
+    types = {int(oid) for text in filters for oid in _CASTS.findall(text)} - TEXT_TYPES
+    return FilterCalls(frozenset(functions), frozenset(types))
+
+
+def check_filters(
+    publications: Mapping[str, PublicationFacts], failing: Mapping[int, str], types: Mapping[int, str]
+) -> Iterator[OperatorWarning]:
+    """`failing`: names of functions that can raise an error; `types`: names of types."""
+    for publication, relation in _filtered(publications):
+        text = relation.row_filter
+        calls = [failing[oid] for oid in map(int, _FUNCTIONS.findall(text)) if oid in failing]
+        calls += [f"the cast to {types[oid]}" for oid in map(int, _CASTS.findall(text)) if oid in types]
+        if calls:
+            yield OperatorWarning(
+                f"the row filter of {relation.full_name} in publication {publication} can fail for a row: it uses "
+                f"{', '.join(dict.fromkeys(calls))}. If it does, the server cannot send any change from that row on",
+                "if a value of a row can make the filter fail (a division by zero, a text that is not a number), change the "
+                f"filter (ALTER PUBLICATION {quote_identifier(publication)} SET TABLE ... WHERE ..., which replaces the whole "
+                "list of tables): for example, test the value first in CASE WHEN ... THEN ... END",
+            )
+
+
+def _filtered(publications: Mapping[str, PublicationFacts]) -> Sequence[tuple[str, _Filtered]]:
+    return [
+        (publication.name, _Filtered(relation.full_name, relation.row_filter))
+        for publication in publications.values()
+        for relation in publication.relations
+        if relation.row_filter
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Filtered:
+    full_name: str
+    row_filter: str

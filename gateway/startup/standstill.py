@@ -1,0 +1,139 @@
+"""A place in the WAL that fails again and again: the resume LSN does not move, and the error is the same.
+
+pgoutput judges each change with the catalog *as of the change*: row filters, column lists, partitions. So the catalog of now
+looks right, and no repair of it gets the stream past the place. Some of these errors pass by themselves all the same (a server is
+upgraded, a replacement takes over), and an error that comes once proves nothing:
+
+    each time      the error, how often it came at this resume LSN, and since when: in the log, the status, the metrics
+    a few times    the gateway waits longer from time to time; after a crash of the server, minutes, since each crash ends every
+                   session of every database
+    then           exit code 78, with the LSN, PostgreSQL's words and the ways on
+
+A session that received the WAL up to where it ended when the session began has got past the place: counting begins anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from gateway.errors import UNTIL_NOW, StopForOperator
+from schemas.lsn import Lsn
+
+CERTAIN_TIMES: Final = 4
+CERTAIN_TIMES_INTERNAL: Final = 8
+"""For errors of the server itself (class XX), some of which pass."""
+_FIRST_WAIT_S: Final = 2.0
+_LONGEST_WAIT_S: Final = 60.0
+_WAIT_AFTER_CRASH_S: Final = 60.0
+_LONGEST_WAIT_AFTER_CRASH_S: Final = 600.0
+_SOON_S: Final = 0.2
+
+_PUBLICATIONS: Final = (
+    "the publications of source.publications disagreed about the columns of a table when the change was made (in their column "
+    "lists or in publish_generated_columns), and the server reads them as they were then: that they agree now helps later "
+    "changes only. First make sure that they agree. Then, if one of these publications alone publishes every table that you "
+    "need, set source.publications to that one, and nothing is lost. Otherwise "
+)
+_EXPRESSIONS: Final = (
+    "the server evaluates row filters as they were when the change was made, so a filter that is corrected now helps later "
+    "changes only. First make sure that no row filter of the publications can fail (walgate check names those that can). Then "
+)
+_CRASHES: Final = (
+    "each attempt ends all sessions of the server, so the gateway makes no further one. The server's log says more. A cause that "
+    "is known on all versions up to 18: with publish_via_partition_root, a row was written to a partition that is being detached "
+    "(SELECT inhrelid::regclass FROM pg_inherits WHERE inhdetachpending). Complete the detachment first (ALTER TABLE ... DETACH "
+    "PARTITION ... FINALIZE), which helps later changes only. Then "
+)
+_OTHERWISE: Final = (
+    "the server's log says more. If a newer minor release of PostgreSQL is available, upgrade the server and start the gateway: "
+    "nothing is lost. Otherwise "
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingFailed:
+    """The server reported an error about a change that it was to send. `message`: its words, without values of rows;
+    `change_lsn` 0: not known; `is_of_publications`: pgoutput itself refuses what the publications ask for."""
+
+    message: str
+    sqlstate: str
+    change_lsn: Lsn = Lsn(0)  # noqa: RUF009  # an int
+    is_of_publications: bool = False
+    resume_lsn: int = 0
+    times: int = 1
+    since: str = ""
+
+    @property
+    def cause(self) -> str:
+        """The same each time."""
+        return self.sqlstate
+
+    @property
+    def certain_times(self) -> int:
+        return CERTAIN_TIMES_INTERNAL if self.sqlstate.startswith("XX") else CERTAIN_TIMES
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCrashed:
+    """The server's process that reads the WAL ended without a word, and the server went through crash recovery."""
+
+    message: str
+    resume_lsn: int = 0
+    times: int = 1
+    since: str = ""
+
+    @property
+    def cause(self) -> str:
+        """The same each time."""
+        return "crash"
+
+    @property
+    def certain_times(self) -> int:
+        return CERTAIN_TIMES
+
+
+Standstill = DecodingFailed | ServerCrashed
+_Standstill = TypeVar("_Standstill", bound=DecodingFailed | ServerCrashed)
+
+
+def counted_again(before: object, now: _Standstill, resume_lsn: int, moment: str, *, has_passed: bool) -> _Standstill:
+    """`now` with its count. `before`: what was reported before it; `moment`: the time, as the log writes it; `has_passed`: the
+    session received all WAL that was there when it began."""
+    is_same = isinstance(before, type(now)) and (before.cause, before.resume_lsn) == (now.cause, resume_lsn)
+    if not is_same or has_passed or not isinstance(before, (DecodingFailed, ServerCrashed)):
+        return replace(now, resume_lsn=resume_lsn, times=1, since=moment)
+    return replace(now, resume_lsn=resume_lsn, times=before.times + 1, since=before.since)
+
+
+def wait_s(standstill: Standstill) -> float:
+    """Before the next attempt; before the one that only says that there will be none, it is short."""
+    if standstill.times >= standstill.certain_times:
+        return _SOON_S
+    if isinstance(standstill, ServerCrashed):
+        if standstill.times == 1:
+            return _FIRST_WAIT_S
+        return min(_WAIT_AFTER_CRASH_S * 2.0 ** (standstill.times - 2), _LONGEST_WAIT_AFTER_CRASH_S)
+    return min(_FIRST_WAIT_S * 2.0 ** (standstill.times - 1), _LONGEST_WAIT_S)
+
+
+def judge_standstill(standstill: Standstill, *, resume_lsn: int, slot: str) -> StopForOperator | None:
+    """None: not certain yet, or the stream has got past the place."""
+    if standstill.times < standstill.certain_times or standstill.resume_lsn != resume_lsn:
+        return None
+    if isinstance(standstill, ServerCrashed):
+        return StopForOperator(
+            f"the server has crashed {_often(standstill)} while it read the WAL of slot {slot} after {Lsn(resume_lsn)}",
+            hint=f"{_CRASHES}{UNTIL_NOW}",
+        )
+    place = f"the server cannot send the change at {standstill.change_lsn or 'an unknown LSN'}"
+    said = f"{place}, after the resume LSN {Lsn(resume_lsn)}; it has said so {_often(standstill)}: {standstill.message}"
+    if standstill.is_of_publications:
+        return StopForOperator(said, hint=f"{_PUBLICATIONS}{UNTIL_NOW}")
+    if standstill.sqlstate[:2] in ("21", "22", "23", "54"):
+        return StopForOperator(said, hint=f"{_EXPRESSIONS}{UNTIL_NOW}")
+    return StopForOperator(said, hint=f"{_OTHERWISE}{UNTIL_NOW}")
+
+
+def _often(standstill: Standstill) -> str:
+    return f"{standstill.times} times since {standstill.since}"

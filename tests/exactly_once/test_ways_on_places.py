@@ -1,0 +1,179 @@
+"""A place in the WAL that the server cannot send: it is counted, waited for, a stop in the end, and each way on is walked.
+
+pgoutput reads row filters, column lists and partitions as they were when the change was made, so that the catalog of now looks
+right in each of these tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from gateway.local import Kafka, Postgres, Registry
+from gateway.startup.standstill import CERTAIN_TIMES
+from tests.conftest import Database
+from tests.exactly_once.test_ways_on import Place, _place
+from tests.exactly_once.written import command
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+async def place(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> AsyncIterator[Place]:
+    async for made in _place(database, kafka, registry, topic_prefix, tmp_path):
+        yield made
+
+
+@pytest.fixture
+async def own_place(
+    start_postgres: Callable[..., Awaitable[Postgres]],
+    kafka: Kafka,
+    registry: Registry,
+    topic_prefix: str,
+    tmp_path: Path,
+) -> AsyncIterator[Place]:
+    """On a server that may crash."""
+    server = await start_postgres()
+    async for made in _place(Database(server, "postgres"), kafka, registry, topic_prefix, tmp_path):
+        yield made
+
+
+async def _warnings(place: Place) -> str:
+    return (await command(place.gateway.settings, "check")).stdout
+
+
+def _seen_attempts(place: Place) -> list[tuple[int, str]]:
+    """Count and LSN of each attempt that ended at the place."""
+    return [(entry["times"], entry["resume_lsn"]) for entry in place.gateway.events("restarting") if "times" in entry]
+
+
+async def test_a_row_filter_that_failed_for_a_row_stops_with_the_way_on(place: Place) -> None:
+    await place.sql.execute(
+        "CREATE TABLE lines (id int PRIMARY KEY, qty int, total int); ALTER TABLE lines REPLICA IDENTITY FULL;"
+        "CREATE PUBLICATION filtered FOR TABLE flows, lines WHERE (total / qty > 1)"
+    )
+    place.set(source__publications='["filtered"]')
+    await place.streams()
+    await place.stop()
+    warned = await _warnings(place)
+    assert "row filter" in warned and "public.lines" in warned and "int4div" in warned, warned
+    await place.insert()  # is delivered first, and not given up with what follows
+    await place.sql.execute("INSERT INTO lines VALUES (1, 2, 10), (2, 0, 10)")
+    await place.sql.execute("ALTER PUBLICATION filtered SET TABLE flows, lines WHERE (qty <> 0)")
+    assert "int4div" not in await _warnings(place)
+    said = await place.ends()
+    attempts = _seen_attempts(place)[-CERTAIN_TIMES:]
+    assert [times for times, _ in attempts] == list(range(1, CERTAIN_TIMES + 1)), place.gateway.log_tail()
+    assert len({lsn for _, lsn in attempts}) == 1 and attempts[0][1] in said
+    assert "22012 (DivisionByZeroError in int4div)" in said and "4 times since" in said, said
+    assert "row filters as they were when the change was made" in said and "standby" not in said
+    assert "walgate accept-gap --until-now" in said
+    await place.accept_gap("--until-now")
+    await place.streams()
+    await place.stop()
+
+
+async def test_publications_that_disagreed_for_a_row_stop_with_the_way_on(place: Place) -> None:
+    await place.sql.execute(
+        "CREATE TABLE u (id int PRIMARY KEY, a int, b int);"
+        "CREATE PUBLICATION one FOR TABLE flows, u (id, a); CREATE PUBLICATION two FOR TABLE u (id, a)"
+    )
+    place.set(source__publications='["one", "two"]')
+    await place.streams()
+    await place.stop()
+    await place.sql.execute("ALTER PUBLICATION two SET TABLE u (id, b)")
+    await place.sql.execute("INSERT INTO u VALUES (1, 1, 1)")
+    await place.sql.execute("ALTER PUBLICATION two SET TABLE u (id, a)")
+    await place.insert()
+    said = await place.ends()
+    assert "0A000" in said and "publications of source.publications disagreed" in said, said
+    assert "standby" not in said and "DROP TABLE" not in said
+    assert "set source.publications to that one, and nothing is lost" in said
+    place.set(source__publications='["one"]')
+    await place.streams()  # with the row of before
+    await place.stop()
+
+
+_ROOT = """
+DROP PUBLICATION walgate;
+CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);
+CREATE TABLE p1 PARTITION OF root FOR VALUES FROM (0) TO (100);
+CREATE TABLE p2 PARTITION OF root FOR VALUES FROM (100) TO (200);
+CREATE PUBLICATION walgate FOR ALL TABLES WITH (publish_via_partition_root = true);
+"""
+
+
+async def _detach_in_part(place: Place) -> None:
+    """An open transaction keeps the second half of the statement waiting, until its time is over."""
+    holder = await place.database.connect()
+    await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM root")
+    other = await place.database.connect()
+    await other.execute("SET statement_timeout = '1s'")
+    with pytest.raises(asyncpg.QueryCanceledError):
+        await other.execute("ALTER TABLE root DETACH PARTITION p2 CONCURRENTLY")
+    await holder.execute("COMMIT")
+
+
+async def _crash_twice(place: Place) -> None:
+    await place.sql.execute(_ROOT)
+    await place.streams()
+    await place.stop()
+    assert "being detached" not in await _warnings(place)
+    await _detach_in_part(place)
+    warned = await _warnings(place)
+    assert "public.p2" in warned and "DETACH PARTITION public.p2 FINALIZE" in warned, warned
+    await place.sql.execute("INSERT INTO p2 VALUES (102, 'x')")
+    place.gateway.start()
+    await place.gateway.logged("has crashed 2 times since", timeout_s=90)
+    attempt = next(entry for entry in place.gateway.events("restarting") if "has crashed 2" in entry["reason"])
+    assert attempt["times"] == 2 and attempt["delay_s"] >= 60 and attempt["resume_lsn"] in attempt["reason"], attempt
+
+
+async def test_a_server_that_crashes_at_one_place_is_left_alone_for_minutes(own_place: Place) -> None:
+    await _crash_twice(own_place)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_a_server_that_crashes_at_one_place_stops_with_the_way_on(own_place: Place) -> None:
+    place = own_place
+    await _crash_twice(place)
+    assert await place.gateway.wait(400) == 78, place.gateway.log_tail()
+    said = place.gateway.last_words()
+    assert f"crashed {CERTAIN_TIMES} times since" in said and "walgate accept-gap --until-now" in said, said
+    place.sql = await place.database.connect()
+    await place.sql.execute("ALTER TABLE root DETACH PARTITION p2 FINALIZE")
+    await place.accept_gap("--until-now")
+    await place.streams()
+    await place.stop()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_an_internal_error_at_one_place_stops_with_the_way_on(place: Place) -> None:
+    """The description of a type is gone from the catalog when a value of it is written. Some errors of class XX pass, so that
+    there are more attempts, in three minutes."""
+    await place.sql.execute(
+        "CREATE TYPE span AS RANGE (subtype = int4); CREATE TABLE source (v span); INSERT INTO source VALUES ('[1,2)');"
+        "CREATE TABLE spans (id int PRIMARY KEY, v span); DROP PUBLICATION walgate;"
+        "CREATE PUBLICATION walgate FOR TABLE flows, spans"
+    )
+    await place.streams()
+    await place.stop()
+    await place.insert()
+    await place.sql.execute("CREATE TABLE kept AS SELECT * FROM pg_range WHERE rngtypid = 'span'::regtype")
+    await place.sql.execute("DELETE FROM pg_range WHERE rngtypid = 'span'::regtype")
+    await place.sql.execute("INSERT INTO spans SELECT 1, v FROM source")
+    await place.sql.execute("INSERT INTO pg_range SELECT * FROM kept")
+    place.gateway.start()
+    assert await place.gateway.wait(500) == 78, place.gateway.log_tail()
+    said = place.gateway.last_words()
+    assert "8 times since" in said and "XX000" in said and "walgate accept-gap --until-now" in said, said
+    await place.accept_gap("--until-now")
+    await place.streams()
+    await place.stop()

@@ -1,0 +1,137 @@
+"""Tables that PostgreSQL cannot read: named with what is at fault, left out of the snapshot's end, and read when they can be."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from gateway.local import Kafka, Registry
+from gateway.postgres.connection import connect_sql
+from gateway.postgres.role import role_facts
+from gateway.startup.role_checks import check_role
+from tests.conftest import Database
+from tests.snapshot.load import PUBLICATION
+from tests.snapshot.scene import Scene, open_scene
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+COUNT = 600
+FILTERS = "1000 / (id - 250) < 2000", "id > 0"
+SETUP = """
+CREATE TABLE public.good (id int PRIMARY KEY, v text);
+CREATE TABLE public.granted (id int PRIMARY KEY, v text, hidden text);
+CREATE TABLE public.placed (id int PRIMARY KEY, v text, hidden text);
+CREATE TABLE public.denied (id int PRIMARY KEY, v text);
+CREATE TABLE public.filtered (id int PRIMARY KEY, v int);
+CREATE TYPE public.mute;
+CREATE FUNCTION public.mute_in(cstring) RETURNS public.mute LANGUAGE internal IMMUTABLE STRICT AS 'int4in';
+CREATE FUNCTION public.mute_out(public.mute) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'trigger_out';
+CREATE TYPE public.mute (INPUT = public.mute_in, OUTPUT = public.mute_out, LIKE = int4);
+CREATE TABLE public.unprinted (id int PRIMARY KEY, v text, m public.mute);
+CREATE TABLE public.parted (id int, v text) PARTITION BY RANGE (id);
+CREATE TABLE public.near PARTITION OF public.parted FOR VALUES FROM (0) TO (1000);
+ALTER TABLE public.parted REPLICA IDENTITY FULL;
+ALTER TABLE public.near REPLICA IDENTITY FULL;
+
+CREATE EXTENSION postgres_fdw;
+CREATE SERVER far FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port '1', dbname 'x');
+CREATE USER MAPPING FOR public SERVER far OPTIONS (user 'x', password 'y');
+CREATE FOREIGN TABLE public.far PARTITION OF public.parted FOR VALUES FROM (1000) TO (2000) SERVER far;
+"""
+
+
+@pytest_asyncio.fixture
+async def role(database: Database, topic_prefix: str) -> AsyncIterator[str]:
+    name = f"reader_{topic_prefix}"
+    sql = await database.connect()
+    await sql.execute(f"CREATE ROLE {name} LOGIN REPLICATION PASSWORD '{database.server.password}'")
+    yield name
+    await sql.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+async def test_a_table_that_can_not_be_read_does_not_keep_the_others_from_ending(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, role: str, tmp_path: Path
+) -> None:
+    """Also: privileges on the published columns are enough, and foreign partitions that are down are left out."""
+    settings = {"source__dsn": database.dsn_of(role), "snapshot__chunk_bytes": 8192}
+    async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
+        await _create(scene, role)
+        gateway = scene.gateway
+        await gateway.streaming()
+        await scene.sql.execute("UPDATE public.granted SET v = 'new' WHERE id < 20")
+        await scene.sql.execute("UPDATE public.placed SET v = 'new' WHERE id < 20")
+        await scene.snapshot_done()
+        left = gateway.events("tables_not_read")[-1]
+        assert sorted(left["tables"]) == ["public.denied", "public.filtered", "public.unprinted"]
+        assert gateway.events("snapshot_done")[-1]["tables_not_read"] == 3
+        reasons = {event["table"]: event for event in gateway.events("table_unreadable")}
+        assert "GRANT SELECT" in reasons["public.denied"]["hint"]
+        assert "row filter" in reasons["public.filtered"]["hint"]
+        assert (reasons["public.unprinted"]["column"], reasons["public.unprinted"]["type"]) == ("m", "public.mute")
+        assert "unexpected" not in "".join(event["hint"] for event in reasons.values())
+        assert [event["partitions"] for event in gateway.events("partitions_not_read")] == [["public.far"]]
+        at_once = {event["table"]: event["hint"] for event in gateway.events("table_read_in_one_transaction")}
+        assert set(at_once) == {"public.granted"} and "GRANT SELECT (ctid)" in at_once["public.granted"]
+        await _judge(scene, "good", "granted", "placed")
+        assert (await scene.target()).is_whole_done
+
+        await scene.sql.execute(f"GRANT SELECT ON public.denied TO {role}; UPDATE public.unprinted SET m = NULL")
+        await scene.sql.execute(f"ALTER PUBLICATION {PUBLICATION} SET TABLE {_published(FILTERS[1])}")
+        await gateway.logged('"table_readable"', times=3)
+        await gateway.logged('"table_read"', times=7)
+        await _judge(scene, "good", "granted", "placed", "denied", "filtered", "unprinted")
+        assert await gateway.stop() == 0
+
+
+def _published(row_filter: str) -> str:
+    return (
+        "public.good, public.granted (id, v), public.placed (id, v), public.denied, public.unprinted, public.parted, "
+        f"public.filtered WHERE ({row_filter})"
+    )
+
+
+async def _create(scene: Scene, role: str) -> None:
+    sql = scene.sql
+    await sql.execute(SETUP)
+    for table in ("good", "denied"):
+        await sql.execute(f"INSERT INTO public.{table} SELECT i, 'row ' || i FROM generate_series(1, {COUNT}) i")
+    for table in ("granted", "placed"):
+        await sql.execute(f"INSERT INTO public.{table} SELECT i, 'row ' || i, 'x' FROM generate_series(1, {COUNT}) i")
+    await sql.execute(f"INSERT INTO public.filtered SELECT i, i % 100 FROM generate_series(1, {COUNT}) i")
+    await sql.execute(f"INSERT INTO public.near SELECT i, 'row ' || i FROM generate_series(1, {COUNT}) i")
+    await sql.execute("INSERT INTO public.unprinted VALUES (1, 'v', '1'), (2, 'w', NULL)")
+    await sql.execute(
+        f"GRANT SELECT ON public.good, public.filtered, public.unprinted, public.parted, public.near, public.far TO {role};"
+        f"GRANT SELECT (id, v) ON public.granted TO {role}; GRANT SELECT (ctid, id, v) ON public.placed TO {role};"
+        f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {_published(FILTERS[0])} WITH (publish_via_partition_root = true)"
+    )
+
+
+async def _judge(scene: Scene, *tables: str) -> None:
+    """`parted` has the rows of its local partition."""
+    queries = {f"public.{table}": f"SELECT id, v FROM public.{table}" for table in tables}
+    queries["public.parted"] = "SELECT id, v FROM public.near"
+    if "unprinted" in tables:
+        queries["public.unprinted"] = "SELECT id, v, NULL AS m FROM public.unprinted"
+    await scene.judge(queries, keyless=("public.parted",))
+
+
+async def test_check_knows_privileges_on_columns(database: Database, role: str) -> None:
+    sql = await database.connect()
+    await sql.execute(
+        "CREATE TABLE public.none (id int PRIMARY KEY, v text); CREATE TABLE public.some (id int PRIMARY KEY, v text, w int);"
+        "CREATE TABLE public.lacks (id int PRIMARY KEY, v text, w int); CREATE TABLE public.places (id int PRIMARY KEY, v text);"
+        f"GRANT SELECT (id, v) ON public.some, public.lacks TO {role}; GRANT SELECT (id, v, ctid) ON public.places TO {role};"
+        f"CREATE PUBLICATION {PUBLICATION} FOR TABLE public.none, public.some (id, v), public.lacks (id, w), public.places"
+    )
+    session = await connect_sql(database.dsn_of(role))
+    try:
+        facts = await role_facts(session, [PUBLICATION])
+    finally:
+        await session.close()
+    assert (facts.unreadable, facts.read_at_once) == (('public."none"', "public.lacks"), ('public."some"',))
+    hints = [finding.hint for finding in check_role(facts)]
+    assert any(hint.startswith('GRANT SELECT (ctid) ON public."some"') for hint in hints)

@@ -1,0 +1,206 @@
+"""The signs of a stream, stored in batches that are cut anywhere: read back, they make of a mirror what the stream says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_consumer.mirror.table_states import (
+    FILL,
+    REPLACE,
+    VERIFY,
+    Mark,
+    TableStates,
+    Window,
+    advance,
+    first_cut,
+    marks_of,
+    unfinished,
+)
+from spark_consumer.reader.table_marks import EXCLUDED, GAP, MARKER_OFFSET, SNAPSHOT_BEGIN, SNAPSHOT_CHUNK, SNAPSHOT_END
+
+TABLES = ("public.a", "public.b", "public.c")
+CHANGE = "INSERT"
+Row = dict[str, Any]
+End = tuple[str, Window]
+
+
+def row(kind: str, table: str | None, lsn: int, offset: int, **facts: Any) -> Row:
+    """As it is stored: frames.RAW, without the columns that only say where a record was in Kafka."""
+    value = b"" if kind == CHANGE else json.dumps({**facts, MARKER_OFFSET: offset}).encode()
+    return {"op": kind, "table": table, "commit_lsn": lsn, "ordinal": 0, "value": value, "commit_time": None}
+
+
+@dataclass
+class Gateway:
+    """Writes markers as a gateway does: the tables that begin or end together, and the whole snapshot with its first and last
+    ones, in one transaction."""
+
+    rows: list[Row] = field(default_factory=list)
+    lsn: int = 100
+    snapshot: str | None = None
+    number: int = 0
+    purposes: dict[str, str] = field(default_factory=dict)  # of tables that have begun
+
+    def commit(self, *rows: tuple[str, str | None, dict[str, Any]]) -> None:
+        self.lsn += 10
+        offset = len(self.rows)
+        self.rows += [
+            row(kind, table, self.lsn, offset + place, **more) for place, (kind, table, more) in enumerate(rows)
+        ]
+
+    def bound(self, kind: str, tables: Sequence[str | None]) -> None:
+        facts = {"snapshot_id": self.snapshot, "row_count": 0}
+        self.commit(*((kind, name, {**facts, "purpose": self.purposes.get(name or "", FILL)}) for name in tables))
+
+    def begin(self, tables: Sequence[str], purpose: str) -> None:
+        tables = [name for name in tables if name not in self.purposes]
+        if not tables:
+            return
+        is_new = self.snapshot is None
+        if is_new:
+            self.number += 1
+            self.snapshot = f"snapshot {self.number}"
+        self.purposes |= dict.fromkeys(tables, purpose)
+        self.bound(SNAPSHOT_BEGIN, [None, *tables] if is_new else tables)
+
+    def end(self, tables: Sequence[str]) -> None:
+        tables = [name for name in tables if name in self.purposes]
+        if not tables:
+            return
+        is_last = len(tables) == len(self.purposes)
+        self.bound(SNAPSHOT_END, [*tables, None] if is_last else tables)
+        for name in tables:
+            del self.purposes[name]
+        self.snapshot = None if is_last else self.snapshot
+
+    def cancel(self) -> None:
+        if self.snapshot is not None:
+            self.purposes.clear()
+            self.bound(SNAPSHOT_END, [None])
+            self.snapshot = None
+
+    def chunk(self, table: str) -> None:
+        if table in self.purposes:
+            facts = {"snapshot_id": self.snapshot, "purpose": self.purposes[table], "row_count": 1}
+            self.commit((CHANGE, table, {}), (SNAPSHOT_CHUNK, table, facts))
+
+
+some = st.lists(st.sampled_from(TABLES), min_size=1, max_size=3, unique=True)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("change"), some),
+        st.tuples(st.just("begin"), some, st.sampled_from([FILL, REPLACE, VERIFY])),
+        st.tuples(st.just("chunk"), st.sampled_from(TABLES)),
+        st.tuples(st.just("end"), some),
+        st.tuples(st.just("cancel")),
+        st.tuples(st.just("exclude"), st.sampled_from(TABLES)),
+        st.tuples(st.just("gap")),
+    ),
+    max_size=25,
+)
+
+
+def written(steps: Sequence[tuple[Any, ...]]) -> list[Row]:
+    gateway = Gateway()
+    for step, *words in steps:
+        if step == "change":
+            gateway.commit(*((CHANGE, name, {}) for name in words[0]))
+        elif step == "exclude":
+            gateway.commit((EXCLUDED, words[0], {"reason": "it is poison"}))
+        elif step == "gap":
+            gateway.commit((GAP, None, {"detail": "the slot was lost"}))
+        else:
+            getattr(gateway, step)(*words)
+    return gateway.rows
+
+
+def read_in_order(rows: Sequence[Row]) -> Iterator[tuple[int, TableStates, list[End], dict[str, Window]]]:
+    """The stream, marker by marker: behind each commit, the state, the snapshots of tables that ended, and those that are over
+    without an end."""
+    standing, known = TableStates(), set[str]()
+    ended, over = list[End](), dict[str, Window]()
+    for place, entry in enumerate(rows):
+        name = entry["table"]
+        if entry["op"] == CHANGE:
+            if name not in known:
+                standing.meet(name)
+            known.add(name)
+        else:
+            mark = Mark(entry["op"], name, entry["commit_lsn"], 0, json.loads(entry["value"]))
+            if mark.kind == SNAPSHOT_END and name in standing.open:
+                ended.append((name, standing.open[name]))
+            elif mark.kind == SNAPSHOT_END and name is None:
+                ends = mark.facts["snapshot_id"]
+                over |= {table: window for table, window in standing.open.items() if window.snapshot_id == ends}
+            standing.take(mark)
+        if place + 1 == len(rows) or rows[place + 1]["commit_lsn"] > entry["commit_lsn"]:
+            yield entry["commit_lsn"], standing.copy(), list(ended), over
+
+
+@dataclass
+class Reader:
+    """A mirror without its tables: it keeps what a restart finds."""
+
+    text: str | None = None
+    reached: int = -1
+    known: set[str] = field(default_factory=set)
+    ended: list[End] = field(default_factory=list)
+    over: dict[str, Window] = field(default_factory=dict)
+
+    def take(self, stored: Sequence[Row]) -> None:
+        rows = [entry for entry in stored if entry["commit_lsn"] > self.reached]
+        standing = TableStates.of(self.text)
+        marks = marks_of(entry for entry in rows if entry["op"] != CHANGE)
+        lsns = [entry["commit_lsn"] for entry in rows]
+        cut = first_cut(standing, marks, min(lsns), max(lsns)) if rows else None
+        if cut is not None:
+            self.take([entry for entry in rows if entry["commit_lsn"] < cut])
+            self.take([entry for entry in rows if entry["commit_lsn"] >= cut])
+            return
+        first: dict[str, int] = {}
+        for entry in rows:
+            if entry["op"] == CHANGE and entry["table"] not in self.known:
+                first[entry["table"]] = min(entry["commit_lsn"], first.get(entry["table"], entry["commit_lsn"]))
+        self.over |= unfinished(standing, marks)
+        standing, ended = advance(standing, marks, first)
+        self.ended += ended.items()
+        self.known |= first.keys()
+        self.text, self.reached = standing.text(), max(lsns, default=self.reached)
+
+
+@pytest.mark.parametrize("has_offsets", [True, False], ids=["offsets", "stored by an older release"])
+@given(steps=STEPS, data=st.data())
+def test_whatever_the_batches_are_the_state_is_that_of_the_stream(
+    has_offsets: bool, steps: list[tuple[Any, ...]], data: st.DataObject
+) -> None:
+    rows = written(steps)
+    reader, begin = Reader(), 0
+    for lsn, standing, ended, over in read_in_order(rows):
+        end = sum(entry["commit_lsn"] <= lsn for entry in rows)
+        if end < len(rows) and not data.draw(st.booleans(), label=f"a batch ends at {lsn}"):
+            continue
+        again = data.draw(st.integers(0, begin), label="a restart gives these again, from")
+        batch = data.draw(st.permutations(rows[again:end]), label="batch")
+        if not has_offsets:
+            batch = [without_offset(entry) for entry in batch]
+        if data.draw(st.booleans(), label="stored, sorted by table"):
+            batch = sorted(batch, key=lambda entry: entry["table"] or "")
+        reader.take(batch)
+        assert TableStates.of(reader.text) == standing
+        assert sorted(reader.ended, key=str) == sorted(ended, key=str)
+        assert reader.over == over
+        begin = end
+
+
+def without_offset(entry: Row) -> Row:
+    if entry["op"] == CHANGE:
+        return entry
+    facts = json.loads(entry["value"])
+    return {**entry, "value": json.dumps({name: facts[name] for name in facts if name != MARKER_OFFSET}).encode()}
