@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 import pytest
 from hypothesis import given, settings
@@ -221,11 +222,11 @@ def test_on_spark_4_1_a_limit_is_kept_over_a_restart() -> None:
 
 def test_the_notices_of_one_transaction_are_in_one_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who keeps a commit LSN as the place that was reached would leave out those of a later one."""
-    monkeypatch.setattr(datasource, "_TRANSACTIONS_PER_TRIGGER", 2)
+    monkeypatch.setattr(admission, "_TRANSACTIONS_PER_TRIGGER", 2)
     first, second = (replace(transaction(1, 700, (), (), 1), commit_lsn=lsn) for lsn in (10, 30))
     notices = [replace(first, kind="SNAPSHOT_END", commit_lsn=20) for _ in range(3)]
     for most in (0, 100):
-        assert datasource.admit([first, *notices, second], most) == [first, *notices]
+        assert admission.admit([first, *notices, second], most, attrgetter("event_count")) == [first, *notices]
 
 
 def test_a_batch_read_plans_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +260,7 @@ def test_what_waits_is_counted_or_judged_by_both_ends(
     topic = topic_of(7, *range(11, 11 + count))
     log = MarkerLog(topic, "cdc.transaction", Decoder({}, "cdc.transaction"))
     found = backlog.backlog(log, 1, 1 + count)
-    assert found == backlog.Backlog(changes, 10 + count if count else None)
+    assert found == backlog.Backlog(changes, *((10 + count, 11) if count else (None, None)))
     assert sum(last + 1 - first for first, last in topic.reads) == min(count, 6)
 
 
