@@ -4,6 +4,8 @@ PYTHON := .venv/bin/python
 READY  := .venv/.ready
 TOOLS  := .venv-tools/.ready
 HOT    := build/hot/.ready
+SPARKS ?= 4.0.5 4.1.4 4.3.0
+ON_EACH := tests/spark_consumer/jobs/test_spark_versions.py tests/spark_consumer/source/test_plain_session.py
 ARGS   ?=
 # Test processes, each with a PostgreSQL of its own: docs/decisions/0061.
 WORKERS ?= 4
@@ -22,10 +24,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check archives format bench unit integration e2e long coverage docs dist sbom changelog lock clean
+.PHONY: help demo test check archives format bench unit integration e2e long coverage spark-versions docs dist sbom changelog lock clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 
 demo: $(HOT)  ## a shop under load, from PostgreSQL to Spark; then compares every value; ARGS="--seconds 20 --keep"
 	@PYTHONPATH=$(CURDIR)/build/hot .venv/bin/walgate demo $(ARGS)
@@ -62,6 +64,15 @@ long: $(READY)  ## long property tests, fuzzing, hundreds of kills
 coverage: $(READY)  ## lines and branches of the pure core that tests without servers cover
 	$(PYTHON) -m coverage run -m pytest -q -m "not long and not integration and not e2e"
 	$(PYTHON) -m coverage report
+
+# Delta has no release for 4.3: the source alone is tried there. The Python side of 4.0 and 4.1 leaves sockets open.
+spark-versions: SOCKETS := ignore::pytest.PytestUnraisableExceptionWarning
+spark-versions: $(READY)  ## the source, a mirror and changelogs on other releases of Spark, each in an environment in build/
+	@for version in $(SPARKS); do \
+	    $(MAKE) --no-print-directory build/spark-$$version/.ready || exit; \
+	    case $$version in 4.3.*) chosen="not mirror" ;; *) chosen= ;; esac; \
+	    build/spark-$$version/bin/python -m pytest -m "" -W $(SOCKETS) -k "$$chosen" $(ARGS) $(ON_EACH) || exit; \
+	done
 
 docs: $(TOOLS)  ## build the documentation site in build/site
 	.venv-tools/bin/mkdocs build --strict
@@ -108,6 +119,17 @@ $(READY): requirements-build.lock requirements.lock pyproject.toml
 $(TOOLS): $(READY) requirements-tools.lock
 	@$(PYTHON) -m venv --clear .venv-tools
 	@.venv/bin/uv pip install $(QUIET) --python .venv-tools/bin/python --require-hashes -r requirements-tools.lock
+	@touch $@
+
+# Everything as in .venv but PySpark, and Delta where it has no release for it.
+build/spark-%/.ready: $(READY)
+	@echo "PySpark $*: making build/spark-$*, which downloads about 450 MB"
+	@rm -rf $(@D) && .venv/bin/uv venv --quiet --python $(PYTHON) $(@D)
+	@.venv/bin/uv pip install $(QUIET) --python $(@D)/bin/python --require-hashes -r requirements-build.lock
+	@.venv/bin/uv pip freeze --python $(PYTHON) --exclude-editable \
+	    | grep -v -e '^pyspark==' $(if $(filter 4.3.%,$*),-e '^delta-spark==') >$(@D)/others.txt
+	@.venv/bin/uv pip install $(QUIET) --python $(@D)/bin/python --no-build-isolation -r $(@D)/others.txt pyspark==$*
+	@.venv/bin/uv pip install $(QUIET) --python $(@D)/bin/python --no-build-isolation --no-deps --editable .
 	@touch $@
 
 # The modules that every row passes through, compiled where there is a C compiler; without one the folder stays empty, and what

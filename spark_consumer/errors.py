@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 _TOLD = re.compile(r"spark_consumer\.errors\.(\w+: .*?)(?=\n *SQLSTATE|\n\tat |\n===|\n\n|\Z)", re.DOTALL)
 
@@ -31,6 +34,23 @@ class ConsumerError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(f"{message}\n{hint}" if hint else message)
         self.hint = hint
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def briefly(method: Callable[P, T]) -> Callable[P, T]:
+    """Errors of ours leave the method without the lines of code within: Spark shows a person every one of them."""
+
+    @wraps(method)
+    def call(*words: P.args, **named: P.kwargs) -> T:
+        try:
+            return method(*words, **named)
+        except ConsumerError as problem:
+            raise problem.with_traceback(None) from None
+
+    return call
 
 
 class OptionError(ConsumerError):

@@ -40,7 +40,10 @@ PANELS = (RUN, INSPECT, REPAIR, CONSUME, TRY)
 """Groups of commands in the help, in their order."""
 
 _SPARK_MODULES = ("pyspark", "delta", "pyarrow", "confluent_kafka")
-SPARK_JOBS = {"mirror": _SPARK_MODULES, "merge": _SPARK_MODULES, "consume": _SPARK_MODULES, "dump": ("pyarrow",)}
+SPARK_JOBS = {
+    **dict.fromkeys(("mirror", "merge", "consume"), _SPARK_MODULES),
+    **dict.fromkeys(("dump", "versions"), ("pyarrow",)),
+}
 """The modules that each needs."""
 
 
@@ -116,6 +119,15 @@ def consume(context: typer.Context) -> None:
 def dump(context: typer.Context) -> None:
     """Write the rows of a local mirror, without Spark. `walgate dump --help` lists the options."""
     _run_spark_job("dump", context.args)
+
+
+@app.command(
+    rich_help_panel=INSPECT,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def versions(context: typer.Context) -> None:
+    """List the versions of a local mirror, or print one as SQL. `walgate versions --help` lists the options."""
+    _run_spark_job("versions", context.args)
 
 
 @app.command(rich_help_panel=INSPECT)

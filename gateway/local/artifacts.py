@@ -1,7 +1,8 @@
 """The Java artifacts that the local parts are made of: what they are, and where they lie once they are here.
 
-`artifacts.lock` names each file by Maven coordinates with its size and SHA-256, in sets: `kafka`, `registry`, `delta`,
-`s3a`, `s3proxy`, `debezium`, `postgres-14`, `postgres-15`, `postgres-16`. Files go to `$WALGATE_CACHE`, else
+`artifacts.lock` names each file by Maven coordinates with its size and SHA-256, in sets: `kafka`,
+`registry`, `delta`, `delta-4-1`, `delta-4-0`, `spark-kafka`, `s3a`, `s3proxy`, `debezium`,
+`postgres-14`, `postgres-15`, `postgres-16`. Files go to `$WALGATE_CACHE`, else
 `$XDG_CACHE_HOME/walgate`, else `~/.cache/walgate`. They come from the central repository, whose address is jgo's, or
 from `$WALGATE_REPOSITORY`: the address of a mirror, or a folder in a repository's layout, for computers without a
 network. `python -m gateway.local.artifacts FOLDER` makes such a folder.

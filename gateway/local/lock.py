@@ -49,6 +49,18 @@ ROOTS = {
     "registry": Root(alone=("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",)),
     # Spark's own class path brings the rest. Delta's kernel and Unity Catalog jars are for catalogs that nothing here has.
     "delta": Root(alone=("io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0")),
+    "delta-4-1": Root(alone=("io.delta:delta-spark_4.1_2.13:4.4.0", "io.delta:delta-storage:4.4.0")),
+    "delta-4-0": Root(alone=("io.delta:delta-spark_4.0_2.13:4.4.0", "io.delta:delta-storage:4.4.0")),
+    # Spark's own source for Kafka and its from_avro, for examples/plain_spark.py.
+    "spark-kafka": Root(
+        alone=(
+            "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+            "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.2.0",
+            "org.apache.spark:spark-avro_2.13:4.2.0",
+            "org.apache.kafka:kafka-clients:3.9.2",
+            "org.apache.commons:commons-pool2:2.13.1",
+        )
+    ),
     # Of the Hadoop in PySpark's own folder, which has Netty and the HTTP client.
     "s3a": Root(
         alone=(

@@ -9,11 +9,28 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
 from types import MappingProxyType
 
 from gateway.errors import StopForOperator
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
+
+# Set of the lock by release of Spark: each has a build of Delta of its own.
+_DELTA = {"4.0": "delta-4-0", "4.1": "delta-4-1", "4.2": "delta"}
+
+
+def delta_jars() -> tuple[Path, ...]:
+    """Delta's jars for the PySpark that is installed. Raises StopForOperator."""
+    installed = version("pyspark")
+    release = ".".join(installed.split(".")[:2])
+    if release not in _DELTA:
+        raise StopForOperator(
+            f"Delta has no release for PySpark {installed}, which is installed",
+            hint=f"Mirrors and changelogs need PySpark {', '.join(_DELTA)}: pip install 'walgate[spark]'.",
+        )
+    return jars(_DELTA[release])
 
 
 def spark_environment(given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
@@ -23,7 +40,7 @@ def spark_environment(given: Mapping[str, str] = MappingProxyType({})) -> dict[s
     if "JAVA_HOME" not in given:
         ours["JAVA_HOME"] = str(spark_java_home())
     if "WALGATE_SPARK_JARS" not in given:
-        ours["WALGATE_SPARK_JARS"] = ",".join(map(str, jars("delta")))
+        ours["WALGATE_SPARK_JARS"] = ",".join(map(str, delta_jars()))
     return ours
 
 

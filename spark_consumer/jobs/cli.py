@@ -312,6 +312,22 @@ def dump(
         fail(problem)
 
 
+@app.command()
+def versions(
+    path: Annotated[str, typer.Option("--mirror", "--path", help="Directory of a mirror.")],
+    sql: Annotated[str, typer.Option(help="Print views of all tables of one version: duckdb or trino.")] = "",
+    at: Annotated[str, typer.Option(help="With --sql: the last version up to this commit LSN.")] = "latest",
+) -> None:
+    """List the versions of a local mirror: commit LSN, time of the commit, time of the merge, number of tables."""
+    from spark_consumer.mirror.delta.version_list import listed_versions, view_statements
+
+    try:
+        lines = view_statements(Path(path), at, sql) if sql else listed_versions(Path(path))
+    except (ConsumerError, ValueError) as problem:
+        fail(problem)
+    print(*lines, sep="\n")
+
+
 def _run(job: Job) -> None:
     """Until the job has done what it was to do, or is stopped; an error ends the process."""
     from pyspark.errors import PySparkException
@@ -339,6 +355,7 @@ def _run(job: Job) -> None:
 
 def _keep_up(job: Job, run: Run) -> None:
     from spark_consumer.jobs.session import is_new, last_offset
+    from spark_consumer.source.datasource import ENDS_AVAILABLE_NOW
     from spark_consumer.source.options import parse_options
 
     spark, given = job.spark.session(job.name, lasting=not job.once), job.given
@@ -375,7 +392,8 @@ def _keep_up(job: Job, run: Run) -> None:
         writer = writer.queryName(job.name)
         return (writer.trigger(availableNow=True) if job.once else writer.trigger(processingTime="0 seconds")).start()
 
-    run.keep_up(query, outages=not job.once)
+    repeats = job.once and not ENDS_AVAILABLE_NOW
+    run.keep_up(query, outages=not job.once, until_position=run.log.bounds()[1] if repeats else None)
     if job.finish is not None:
         job.finish(spark, is_done=(job.once or bool(job.until_lsn)) and not run.stopping.is_set())
     spark.stop()

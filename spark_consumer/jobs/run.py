@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import signal
@@ -39,6 +40,7 @@ from spark_consumer.reader.markers import MarkerDecoder
 from spark_consumer.reader.positions import resolve
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.source.options import Options
+from spark_consumer.source.shapes import ChangeShape
 
 _LOOK_EVERY_S = 0.2
 _ASK_EVERY_S = 1.0  # where the gateway stands
@@ -73,6 +75,9 @@ class Run:
         self._has_failed = False  # the last query did, and no batch has ended since
         # Position in the marker topic: between the last batch and it no marker is that of a transaction.
         self._nothing_up_to = 0
+        self._newest_position = 0  # as the last look at the topic has found it
+        # Transactions of other tables do not move a query's offset at once: they are no lag.
+        self._weight = ChangeShape(options, None).weight
         schemas = SchemaCache(options.registry)
         self._schemas = schemas
         # Nothing that is asked here is worth a long wait, which signals would have to wait for too.
@@ -146,14 +151,21 @@ class Run:
                 self.status.waits_for = f"{self.options.marker_topic}: {problem}"
                 self.stopping.wait(0.5)
 
-    def keep_up(self, start: Callable[[], Any], *, outages: bool = True) -> None:
+    def keep_up(self, start: Callable[[], Any], *, outages: bool = True, until_position: int | None = None) -> None:
         """Runs the query that `start` starts, and another one where Spark could not start a Python process in time, or where
-        Kafka or the registry was away for too long (`outages`): it goes on at its checkpoint. Raises what else ends a query."""
+        Kafka or the registry was away for too long (`outages`): it goes on at its checkpoint. Raises what else ends a query.
+
+        `until_position`: of queries that end behind one batch, as `availableNow` is on Spark 4.0
+        and 4.1: they are repeated until everything before it is written.
+        """
         pause_s, reached = 1.0, self._commit_lsn
         while not self.stopping.is_set():
             try:
-                self.watch(start())
-                return
+                query = start()
+                self.watch(query)
+                if until_position is None or self._is_reached(query.lastProgress, until_position):
+                    return
+                continue
             except (PySparkException, Py4JJavaError) as problem:
                 away = told_by(str(problem)) or ""
                 told = slow_start_in(str(problem)) or (away if outages and away.startswith("SourceUnavailable") else "")
@@ -167,6 +179,13 @@ class Run:
             self._measure(self._position)
             self.say({"waiting_s": pause_s, "problem": told}, f"trying again in {pause_s:g} s: {told}")
             self.stopping.wait(pause_s)
+
+    def _is_reached(self, progress: Any, position: int) -> bool:
+        """The query has no batch left, or its last one is behind everything wanted before `position`."""
+        if progress is None or not progress.sources or progress.sources[0].startOffset == progress.sources[0].endOffset:
+            return True
+        end = offset_of(progress.sources[0].endOffset)
+        return end is None or self.log.first_between(end["position"], position, is_wanted=self._weight) is None
 
     def watch(self, query: Any) -> None:
         """Until the query ends, a signal comes, or everything up to `until_lsn` is written. Raises the query's own error."""
@@ -232,21 +251,22 @@ class Run:
 
     def _catch_up(self, progress: Any) -> int | None:
         """Position of the last batch; transactions that had no change to write count too."""
-        end = json.loads(progress.sources[0].endOffset) if progress is not None and progress.sources else None
-        if not isinstance(end, dict):
+        end = offset_of(progress.sources[0].endOffset) if progress is not None and progress.sources else None
+        if end is None:
             self._measure(self._position)
             return None
         self._goes_on()
         self._position = end["position"]
-        newest = json.loads(progress.sources[0].latestOffset or "null")
-        if isinstance(newest, dict):
-            self.status.set("lag_markers", max(0, newest["position"] - end["position"]))
-            is_behind = newest["position"] > max(end["position"], self._nothing_up_to)
-            if is_behind and not self.status.is_behind and newest["position"] != self._looked_up_to:
-                self._looked_up_to = newest["position"]
-                self._measured = -_MEASURE_EVERY_S  # the oldest that waits is looked for at once
-            else:
-                self.status.is_behind = is_behind
+        newest = offset_of(progress.sources[0].latestOffset)
+        # Spark 4.0 and 4.1 do not ask the source for the end of the topic: that of the last look serves.
+        newest_position = self._newest_position if newest is None else newest["position"]
+        self.status.set("lag_markers", max(0, newest_position - end["position"]))
+        is_behind = newest_position > max(end["position"], self._nothing_up_to)
+        if is_behind and not self.status.is_behind and newest_position != self._looked_up_to:
+            self._looked_up_to = newest_position
+            self._measured = -_MEASURE_EVERY_S  # the oldest that waits is looked for at once
+        else:
+            self.status.is_behind = is_behind
         if end["commit_lsn"] > self._commit_lsn:
             self.report(BatchReport(progress.batchId, end["commit_lsn"], 0, 0, {}, 0.0))
         self._measure(end["position"])
@@ -259,9 +279,10 @@ class Run:
         self._measured = time.monotonic()
         try:
             newest_position = self.log.bounds(patience_s=0)[1]
-            waiting = backlog(self.log, position, newest_position)
+            waiting = backlog(self.log, position, newest_position, self._weight)
         except ConsumerError:  # only figures are missing: what keeps the query from going on ends the query
             return
+        self._newest_position = newest_position
         status = self.status
         status.is_behind, status.is_measured = waiting.newest_lsn is not None, True
         status.oldest_waiting = (waiting.oldest_time_us or 0) / 1e6
@@ -282,9 +303,19 @@ class Run:
                 return False
             end = self.log.bounds()[1]
             start = resolve(self.options.starting, self.log) if position is None else position
-            return self.log.first_between(start, end) is None
+            return self.log.first_between(start, end, is_wanted=self._weight) is None
         except (SourceUnavailable, TransactionIncomplete):
             return False
+
+
+def offset_of(told: str | None) -> dict[str, int] | None:
+    """An offset in a query's progress; None: it has none.
+
+    It is JSON, which PySpark 4.0 and 4.1 have read and written down as Python does.
+    """
+    if not told or not told.startswith("{"):
+        return None
+    return dict(ast.literal_eval(told) if told.startswith("{'") else json.loads(told))
 
 
 def facts_of(report: BatchReport) -> dict[str, Any]:

@@ -46,7 +46,8 @@ _CHEAP_BATCHES = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
 }
-_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing."
+_STREAMING = "org.apache.spark.sql.execution.streaming."
+_CHECKPOINTS = _STREAMING if pyspark.__version__.startswith("4.0.") else f"{_STREAMING}checkpointing."
 _LOCAL = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",

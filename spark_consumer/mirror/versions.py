@@ -92,6 +92,36 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
     )
 
 
+def register(spark: SparkSession, path: str, at: str | int | datetime = "latest", schema: str = "") -> MirrorVersion:
+    """Makes temporary views of all tables as of one commit, for SQL: `public_orders` is public.orders.
+
+    With `schema` only the tables of that schema, under their own names. The views of an earlier
+    call are replaced, and those of tables that are no longer there are dropped. Raises MirrorError.
+    """
+    version = read(spark, path, at)
+    names: dict[str, str] = {}
+    for name in version:
+        table = TableName.parse(name)
+        if schema and table.namespace != schema:
+            continue
+        view = table.name if schema else f"{table.namespace}_{table.name}"
+        other = names.setdefault(view.lower(), name)
+        if other != name:
+            raise MirrorError(
+                f"{other} and {name} would both be the view {view}",
+                hint="Register one schema at a time: versions.register(spark, path, schema=...).",
+            )
+        version[name].createOrReplaceTempView(f"`{view.replace('`', '``')}`")
+    for view in _registered.pop((spark, path, schema), set()) - names.keys():
+        spark.catalog.dropTempView(view)
+    _registered[spark, path, schema] = set(names)
+    return version
+
+
+_registered: dict[tuple[SparkSession, str, str], set[str]] = {}
+"""Views by session, path and schema."""
+
+
 def _of_scope(
     frames: dict[str, Callable[[], DataFrame]], noted: Mapping[str, Any]
 ) -> dict[str, Callable[[], DataFrame]]:

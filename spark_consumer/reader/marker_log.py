@@ -51,6 +51,19 @@ class MarkerLog:
             transaction for transaction in self._transactions if transaction.marker_offset >= position
         ]
 
+    def forget(self, is_needless: Callable[[CommittedTransaction], bool], before: int) -> None:
+        """Forgets those before a position that nobody will ask for. The last one stays, and every one that a notice follows: an
+        offset behind them has their place and commit LSN."""
+        followers = [*self._transactions[1:], None]
+        self._transactions = [
+            transaction
+            for transaction, follower in zip(self._transactions, followers, strict=False)
+            if follower is None
+            or follower.is_notice
+            or follower.marker_offset >= before
+            or not is_needless(transaction)
+        ]
+
     def _fetch(self, start: int, end: int) -> list[CommittedTransaction]:
         found = []
         for offsets, values in self._broker.read(self._topic, 0, start, end - 1):
@@ -98,12 +111,20 @@ class MarkerLog:
             last = self._fetch(max(low, end - _LOOK_BACK), end)
         return next((entry.commit_lsn for entry in reversed(last) if not entry.is_notice), 0)
 
-    def first_between(self, start: int, end: int, *, notices: bool = True) -> CommittedTransaction | None:
+    def first_between(
+        self,
+        start: int,
+        end: int,
+        *,
+        notices: bool = True,
+        is_wanted: Callable[[CommittedTransaction], object] = lambda _: True,
+    ) -> CommittedTransaction | None:
         width = 64
         while start < end:
-            found = [each for each in self._fetch(start, min(start + width, end)) if notices or not each.is_notice]
-            if found:
-                return found[0]
+            read = self._fetch(start, min(start + width, end))
+            first = next((entry for entry in read if (notices or not entry.is_notice) and is_wanted(entry)), None)
+            if first is not None:
+                return first
             start += width
-            width *= 4
+            width = min(4 * width, STEP)
         return None

@@ -38,7 +38,8 @@ def test_junk_is_no_coordinate(text: str) -> None:
 def test_the_lock_has_every_set_with_hashes_and_no_address() -> None:
     lock = load_lock()
     postgres = {"postgres-14", "postgres-15", "postgres-16"}
-    assert set(lock) == {"kafka", "registry", "delta", "s3a", "s3proxy", "debezium"} | postgres
+    spark = {"delta", "delta-4-1", "delta-4-0", "spark-kafka"}
+    assert set(lock) == {"kafka", "registry", "s3a", "s3proxy", "debezium"} | postgres | spark
     assert all(len(one.sha256) == 64 and one.size > 0 for files in lock.values() for one in files)
     assert "://" not in artifacts.LOCK_PATH.read_text()
 

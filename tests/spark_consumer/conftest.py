@@ -6,15 +6,18 @@ import asyncio
 import gc
 import warnings
 from collections.abc import AsyncIterator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
+import pyspark
 import pytest
 import pytest_asyncio
 from pyspark.sql import SparkSession
 
 from gateway.local import Kafka, Registry
-from gateway.local.artifacts import jars
+from gateway.local.artifacts import jars, locked_version
 from gateway.local.java import spark_java_home
+from gateway.local.spark import delta_jars
 from spark_consumer.jobs.session import local_session
 from tests.spark_consumer.feeder import Feeder
 
@@ -39,7 +42,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     folder: Path = tmp_path_factory.mktemp("spark")
     settings = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
     settings |= SMALL_BATCHES
-    session = local_session("tests", java_home=spark_java_home(), jars=jars("delta"), cores=2, settings=settings)
+    needed = delta_jars() if find_spec("delta") else ()
+    if pyspark.__version__ == locked_version("spark-kafka", "spark-avro_2.13"):  # for examples/plain_spark.py
+        needed += jars("spark-kafka")
+    session = local_session("tests", java_home=spark_java_home(), jars=needed, cores=2, settings=settings)
     yield session
     gateway = session.sparkContext._gateway
     assert gateway is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import random
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -12,11 +13,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from schemas.relation import ReplicaIdentity
 from spark_consumer.source.rows import decode, feed, last_states, versions
-from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, relation
+from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Table, Transaction, relation
+from tests.spark_consumer.queries import run_to_end_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -103,6 +106,89 @@ def test_a_truncate_ends_the_versions_before_it(spark: SparkSession) -> None:
     found = spark.createDataFrame(rows, kinds).transform(versions, ["id"]).orderBy("valid_from").toArrow().to_pylist()
     days = [(row["id"], row["valid_from"].day, row["valid_to"] and row["valid_to"].day) for row in found]
     assert days == [(1, 1, 4), (2, 2, 3), (1, 5, 6), (3, 7, None)]
+
+
+class History:
+    """Random transactions over a few keys, each with what is easily done wrong; `feeder` knows what they leave."""
+
+    def __init__(self, feeder: Feeder, table: Table, seed: int) -> None:
+        self.feeder, self.table, self.rnd = feeder, table, random.Random(seed)
+
+    def row(self, key: int) -> dict[str, Any]:
+        return {"id": key, "name": self.rnd.choice(["a", "b", None]), "note": f"long {self.rnd.random()}"}
+
+    def step(self) -> None:
+        """One transaction, streamed or not. Some never end, some are rolled back in part, and some are sent again."""
+        streamed = self.rnd.random() < 0.4
+        rows = {key: dict(row) for (key,), row in self.table.rows.items()}
+        transaction = self.feeder.begin(streamed=streamed)
+        for _ in range(self.rnd.randint(1, 6)):
+            self.change(transaction, rows)
+        if streamed:
+            kept = dict(rows)
+            for _ in range(self.rnd.randint(0, 2)):
+                self.change(transaction, rows, subxid=transaction.xid + 100_000)
+            transaction.abort_to(transaction.xid + 100_000)
+            rows = kept
+            transaction.send()
+            if self.rnd.random() < 0.2:  # and no more is heard of it
+                return
+        transaction.commit()
+
+    def change(self, transaction: Transaction, rows: dict[int, dict[str, Any]], subxid: int | None = None) -> None:
+        chance, key, other = self.rnd.random(), self.rnd.randint(1, 6), self.rnd.randint(1, 6)
+        if chance < 0.04:
+            transaction.truncate(self.table, subxid=subxid)
+            rows.clear()
+        elif key not in rows:
+            rows[key] = self.row(key)
+            transaction.insert(self.table, dict(rows[key]), subxid)
+        elif chance < 0.2:
+            transaction.delete(self.table, rows.pop(key), subxid)
+        else:
+            old = rows.pop(key)
+            new = {**self.row(key if other in rows or chance < 0.6 else other), "note": old["note"]}
+            unsent: tuple[str, ...] = ("note",)
+            if self.rnd.random() < 0.3:
+                new, unsent = {**new, "note": None}, ()
+            transaction.update(self.table, old, new, subxid, unchanged=unsent)
+            rows[new["id"]] = new
+
+
+def test_plain_spark_keeps_a_table_equal(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    """Killed after a round of a batch, too."""
+    people = feeder.table(relation("people", {"id": INT8, "name": TEXT, "note": TEXT}, ("id",)))
+    history = History(feeder, people, 5)
+    mirror = example("plain_spark").PlainMirror(
+        spark,
+        feeder.bootstrap_servers,
+        feeder.registry_url,
+        feeder.prefix,
+        "public.people",
+        ["id"],
+        str(tmp_path / "people"),
+    )
+    for turn in range(4):
+        for _ in range(8):
+            history.step()
+        feeder.kafka_commit()
+        if turn == 1:
+            feeder.restart()
+        if turn == 2:
+            merge_round = mirror.merge_round
+
+            def dies(*words: Any, merge: Any = merge_round, **named: Any) -> None:
+                merge(*words, **named)
+                raise RuntimeError("killed behind a round")
+
+            mirror.merge_round = dies
+            with pytest.raises(StreamingQueryException, match="killed behind a round"):
+                mirror.start(availableNow=True).awaitTermination()
+            mirror.merge_round = merge_round
+        run_to_end_of(lambda: mirror.start(availableNow=True))
+        rows = spark.read.format("delta").load(mirror.path).collect()
+        assert {(row.id,): row.asDict() for row in rows} == people.rows
+        assert len(rows) == len(people.rows)
 
 
 WITHOUT_SPARK = """

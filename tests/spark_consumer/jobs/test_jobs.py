@@ -20,8 +20,8 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
+from gateway.local.spark import delta_jars
 from schemas.lsn import format_lsn, parse_lsn
 from schemas.topic_names import transaction_topic
 from spark_consumer.mirror.delta.delta_files import open_delta
@@ -61,7 +61,7 @@ async def start(
         **os.environ,
         **variables,
         "JAVA_HOME": str(spark_java_home()),
-        "WALGATE_SPARK_JARS": ",".join(map(str, jars("delta"))),
+        "WALGATE_SPARK_JARS": ",".join(map(str, delta_jars())),
     }
     program = (sys.executable, "-P", "-m", "spark_consumer", verb)
     with (path.parent / "errors.txt").open("wb") as errors:

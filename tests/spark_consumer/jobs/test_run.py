@@ -14,7 +14,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from spark_consumer.errors import BatchInterrupted, MirrorError, told_by
-from spark_consumer.jobs.run import Run
+from spark_consumer.jobs.run import Run, offset_of
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.source.options import parse_options
 from tests.gateway_process import COMMAND
@@ -295,3 +295,9 @@ async def test_sigterm_ends_the_job_that_walgate_started(tmp_path: Path) -> None
     process.terminate()
     await asyncio.wait_for(process.stdout.read(), 30)
     assert await process.wait() == 0
+
+
+@pytest.mark.parametrize("told", ['{"position":7,"commit_lsn":9}', "{'position': 7, 'commit_lsn': 9}"])
+def test_an_offset_is_read_as_each_release_of_spark_writes_it(told: str) -> None:
+    assert offset_of(told) == {"position": 7, "commit_lsn": 9}
+    assert offset_of(None) is offset_of("null") is offset_of("None") is None

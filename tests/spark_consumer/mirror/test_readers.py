@@ -56,14 +56,36 @@ def update(feeder: Feeder, tables: list[Table]) -> None:
     feeder.kafka_commit()
 
 
-def read_all(folder: Path) -> dict[str, dict[str, int] | str]:
-    """By reader, mirror and table."""
+def read_all(folder: Path, *views: str) -> dict[str, dict[str, int] | str]:
+    """By reader, mirror and table; or by table, of views that the file `views` makes."""
     uv, python = Path(sys.executable).parent / "uv", folder / "venv" / "bin" / "python"
-    subprocess.run([str(uv), "venv", "--quiet", "--python", sys.executable, str(folder / "venv")], check=True)
-    subprocess.run([str(uv), "pip", "install", "--quiet", "--python", str(python), *PACKAGES], check=True)
-    command = [str(python), str(Path(__file__).with_name("reading_job.py")), str(folder)]
+    if not python.exists():
+        subprocess.run([str(uv), "venv", "--quiet", "--python", sys.executable, str(folder / "venv")], check=True)
+        subprocess.run([str(uv), "pip", "install", "--quiet", "--python", str(python), *PACKAGES], check=True)
+    command = [str(python), str(Path(__file__).with_name("reading_job.py")), str(folder), *views]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+async def test_duckdb_shows_all_tables_as_of_one_commit(feeder: Feeder, tmp_path: Path) -> None:
+    """By what `walgate versions --sql duckdb` prints, also of a version that is not the last."""
+    tables = [await asyncio.to_thread(feeder.table, described) for described in (ITEMS, MAPPED)]
+    for change in (insert, update):
+        await asyncio.to_thread(change, feeder, tables)
+        await run("mirror", feeder, tmp_path / "vectors", "--once")
+    lsns = [line.split("\t")[0] for line in said_by("versions", "--path", tmp_path / "vectors")]
+    assert len(lsns) == 2
+    for lsn, expected in zip(lsns, ({"first": 100}, RIGHT), strict=True):
+        statements = said_by("versions", "--path", tmp_path / "vectors", "--sql", "duckdb", "--at", lsn)
+        assert statements[0].endswith(f"all tables as of commit LSN {lsn}")
+        (tmp_path / f"{lsn.replace('/', '-')}.sql").write_text("\n".join(statements))
+        found = await asyncio.to_thread(read_all, tmp_path, f"{lsn.replace('/', '-')}.sql")
+        assert found == {"items": expected, "mapped": expected}
+
+
+def said_by(*words: object) -> list[str]:
+    command = [sys.executable, "-m", "spark_consumer", *map(str, words)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 async def test_other_readers_return_the_rows_of_a_mirror_or_refuse_it(feeder: Feeder, tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark_consumer.errors import MarkerError, OptionError, RangeExpired
@@ -15,9 +19,11 @@ from spark_consumer.reader.marker_log import STEP, MarkerLog
 from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder, Range
 from spark_consumer.reader.planning import first_complete
 from spark_consumer.reader.positions import Position, check_continues, parse_position, resolve
-from spark_consumer.source import datasource
-from spark_consumer.source.datasource import BatchReader, StreamReader, TransactionShape, TransactionTask, _Planner
+from spark_consumer.source import admission, datasource
+from spark_consumer.source.datasource import BatchReader, StreamReader, _Planner
+from spark_consumer.source.earlier_spark import EarlierStreamReader
 from spark_consumer.source.options import parse_options
+from spark_consumer.source.shapes import ChangeShape, ReadTask, TransactionShape, TransactionTask
 from tests.spark_consumer.logs import transaction
 
 
@@ -40,17 +46,29 @@ class Topic(Broker):
         yield offsets, [self.lsns[offset].to_bytes(8, "big") for offset in offsets]
 
 
+NOTICE = 1 << 40
+
+
 class Decoder(MarkerDecoder):
+    """An LSN above NOTICE is that of a notice; of the others, multiples of 10 change the table `public.a`."""
+
     def decode(self, offset: int, value: bytes) -> CommittedTransaction | None:
         lsn = int.from_bytes(value, "big")
-        made = replace(transaction(1, 700, (), (), 1), marker_offset=offset, commit_lsn=lsn, commit_time_us=lsn)
+        ranges = (Range(f"cdc.public.{'b' if lsn % 10 else 'a'}", 0, offset, offset, 1),)
+        made = replace(transaction(1, 700, (), ranges, 1), marker_offset=offset, commit_lsn=lsn, commit_time_us=lsn)
+        if lsn > NOTICE:
+            return replace(made, kind="SNAPSHOT_BEGIN", ranges=())
         return made if lsn else None
 
 
-def reader(topic: Topic) -> StreamReader:
-    """Of a query that begins, or goes on after a restart."""
-    options = parse_options({"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://unused"}, streaming=True)
-    planner = _Planner(options, TransactionShape(options))
+NEEDED = {"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://unused"}
+
+
+def reader(topic: Topic, **more: str) -> StreamReader:
+    """Of a query that begins, or goes on after a restart: of all transactions, or of the changes that `more` chooses."""
+    options = parse_options({**NEEDED, **more}, streaming=True)
+    options = replace(options, broker=topic)
+    planner = _Planner(options, ChangeShape(options, None) if more else TransactionShape(options))
     planner._log = MarkerLog(topic, "cdc.transaction", Decoder({}, "cdc.transaction"))
     return StreamReader(planner)
 
@@ -62,7 +80,7 @@ def topic_of(*lsns: int) -> Topic:
 def test_a_query_goes_on_behind_its_last_transaction() -> None:
     topic = topic_of(10, 0, 20)
     stands = reader(topic).latestOffset({"position": 0, "commit_lsn": 0}, ReadAllAvailable())
-    assert stands == {"position": 3, "commit_lsn": 20}
+    assert stands == {"position": 3, "commit_lsn": 20, "began": 0}
     topic.lsns.extend([0, 30])
     assert reader(topic).latestOffset(stands, ReadAllAvailable()) == {"position": 5, "commit_lsn": 30}
 
@@ -101,23 +119,114 @@ def test_a_marker_that_retention_took_is_not_asked_for() -> None:
 def test_a_backlog_is_not_loaded_beyond_the_limit() -> None:
     topic = topic_of(*range(1, 4 * STEP))
     found = reader(topic).latestOffset({"position": 0, "commit_lsn": 0}, ReadMaxRows(STEP + 5))
-    assert found == {"position": STEP + 5, "commit_lsn": STEP + 5}
+    assert found == {"position": STEP + 5, "commit_lsn": STEP + 5, "began": 0}
     assert topic.reads == [(0, STEP - 1), (STEP, 2 * STEP - 1)]
 
 
 def test_a_micro_batch_of_tiny_transactions_has_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasource, "_TRANSACTIONS_PER_TRIGGER", 3)
+    monkeypatch.setattr(admission, "_TRANSACTIONS_PER_TRIGGER", 3)
     found = reader(topic_of(*range(1, 9))).latestOffset({"position": 0, "commit_lsn": 0}, ReadMaxRows(100))
-    assert found == {"position": 3, "commit_lsn": 3}
+    assert found == {"position": 3, "commit_lsn": 3, "began": 0}
+
+
+def offsets_of(tasks: Sequence[InputPartition]) -> list[int]:
+    """Of the records that are read."""
+    return [
+        place for task in tasks if isinstance(task, ReadTask) for read in task.reads for place in read.first_offsets
+    ]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_each_wanted_transaction_is_in_one_batch_and_no_batch_is_empty(data: st.DataObject) -> None:
+    """Whatever else is in the topic, whenever Spark asks, and where the query restarts with a batch that was planned."""
+    steps = data.draw(st.lists(st.sampled_from([None, 0, 1, 2, NOTICE]), max_size=30))  # None: another marker
+    lsns = [0 if sort is None else (number + 1) * 10 + sort for number, sort in enumerate(steps)]
+    topic, choice = topic_of(), {"tables": "public.a"}
+    limit = data.draw(st.sampled_from([None, 1, 3]))
+    stands, batches = {"position": 0, "commit_lsn": 0}, []
+    running = reader(topic, **choice)
+    clock = [0.0]
+    running._admission._clock = lambda: clock[0]
+    while len(topic.lsns) < len(lsns):
+        more = data.draw(st.integers(1, len(lsns) - len(topic.lsns)))
+        topic.lsns.extend(lsns[len(topic.lsns) : len(topic.lsns) + more])
+        while (reached := running.next_offset(stands, limit)) != stands:
+            if data.draw(st.booleans()):
+                running = reader(topic, **choice)
+                running._admission._clock = lambda: clock[0]
+            batches.append(offsets_of(running.partitions(stands, reached)))
+            assert batches[-1] and (limit is None or len(batches[-1]) <= limit)
+            running.commit(reached)
+            stands = reached
+    wanted = [offset for offset, sort in enumerate(steps) if sort == 0]
+    assert [offset for batch in batches for offset in sorted(batch)] == wanted
+    clock[0] += 61
+    running.next_offset(stands, limit)
+    clock[0] += 61
+    behind = running.next_offset(stands, limit)
+    assert not offsets_of(reader(topic, **choice).partitions(stands, behind))
+    assert not any(lsns[behind["position"] :])
+
+
+def test_what_a_query_does_not_want_does_not_stay_in_memory() -> None:
+    topic = topic_of(*(lsn for lsn in range(1, 200) if lsn % 10))
+    running = reader(topic, tables="public.a")
+    start = {"position": 0, "commit_lsn": 0}
+    assert running.next_offset(start, None) == start
+    assert len(running._planner.log._transactions) == 1
+    topic.lsns.append(200)
+    assert running.next_offset(start, None) == {"position": len(topic.lsns), "commit_lsn": 200, "began": 0}
+    assert [first for first, _ in topic.reads] == [0, len(topic.lsns) - 1]  # nothing twice
+
+
+def test_the_limit_counts_what_the_query_gets() -> None:
+    """Of ten transactions, each third changes the table."""
+    topic = topic_of(1, 2, 10, 11, 12, 20, 21, 22, 30, 31)
+    found = reader(topic, tables="public.a").latestOffset({"position": 0, "commit_lsn": 0}, ReadMaxRows(2))
+    assert found["position"] == 8
+
+
+def test_a_first_batch_that_was_killed_is_planned_again_where_it_began() -> None:
+    """With `latest`, the initial offset is another one by then: what came between would be in no batch."""
+    topic = topic_of(10, 20)
+    running = reader(topic, startingPosition="latest", tables="public.a")
+    began = running.initialOffset()
+    topic.lsns.extend([30, 40])
+    planned = running.next_offset(began, None)
+    topic.lsns.append(50)
+    again = reader(topic, startingPosition="latest", tables="public.a")
+    assert offsets_of(again.partitions(again.initialOffset(), planned)) == [2, 3]
+    assert again.next_offset(planned, None)["position"] == 5
+
+
+def test_on_spark_4_1_a_limit_is_kept_over_a_restart() -> None:
+    """In the order in which Spark 4.0 and 4.1 ask."""
+    topic, choice = topic_of(*range(10, 80, 10)), {"tables": "public.a", "maxChangesPerTrigger": "2"}
+
+    def started() -> EarlierStreamReader:
+        return EarlierStreamReader(reader(topic, **choice))
+
+    first = started()
+    planned = first.latestOffset()
+    assert offsets_of(first.partitions(first.initialOffset(), planned)) == [0, 1]
+    second = started()  # batch 0 was planned and not committed
+    assert second.partitions(planned, planned) == []
+    assert offsets_of(second.partitions(second.initialOffset(), planned)) == [0, 1]
+    reached = second.latestOffset()
+    assert offsets_of(second.partitions(planned, reached)) == [2, 3]
+    third = started()  # batch 1 was committed
+    assert third.partitions(reached, reached) == []
+    assert [third.latestOffset()["position"] for _ in range(3)] == [6, 7, 7]
 
 
 def test_the_notices_of_one_transaction_are_in_one_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who keeps a commit LSN as the place that was reached would leave out those of a later one."""
-    monkeypatch.setattr(datasource, "_TRANSACTIONS_PER_TRIGGER", 2)
+    monkeypatch.setattr(admission, "_TRANSACTIONS_PER_TRIGGER", 2)
     first, second = (replace(transaction(1, 700, (), (), 1), commit_lsn=lsn) for lsn in (10, 30))
     notices = [replace(first, kind="SNAPSHOT_END", commit_lsn=20) for _ in range(3)]
     for most in (0, 100):
-        assert datasource.admit([first, *notices, second], most) == [first, *notices]
+        assert admission.admit([first, *notices, second], most, attrgetter("event_count")) == [first, *notices]
 
 
 def test_a_batch_read_plans_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +260,7 @@ def test_what_waits_is_counted_or_judged_by_both_ends(
     topic = topic_of(7, *range(11, 11 + count))
     log = MarkerLog(topic, "cdc.transaction", Decoder({}, "cdc.transaction"))
     found = backlog.backlog(log, 1, 1 + count)
-    assert found == backlog.Backlog(changes, 10 + count if count else None)
+    assert found == backlog.Backlog(changes, *((10 + count, 11) if count else (None, None)))
     assert sum(last + 1 - first for first, last in topic.reads) == min(count, 6)
 
 

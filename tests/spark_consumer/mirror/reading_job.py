@@ -1,4 +1,5 @@
-"""Reads tables of mirrors with DuckDB, Polars and deltalake: test_readers.py. Argument: the folder that has the mirrors.
+"""Reads tables of mirrors with DuckDB, Polars and deltalake: test_readers.py. Arguments: the folder that has the
+mirrors, and perhaps a file in it with SQL for DuckDB that makes views.
 
 Prints for each reader and table how many rows have which text in the second column, or the error, as one line of JSON.
 """
@@ -9,6 +10,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import deltalake
@@ -18,10 +20,15 @@ import polars as pl
 import pyarrow as pa
 
 
-def by_duckdb(path: str) -> list[Any]:
+def connected() -> Any:
     connection = duckdb.connect()
     duckdb_extensions.import_extension("delta", con=connection)
     connection.execute("LOAD delta")
+    return connection
+
+
+def by_duckdb(path: str) -> list[Any]:
+    connection = connected()
     return [row[1] for row in connection.execute(f"SELECT * FROM delta_scan('{path}')").fetchall()]
 
 
@@ -48,7 +55,14 @@ def result(read: Callable[[str], list[Any]], path: str) -> dict[str, int] | str:
         return f"{type(problem).__name__}: {problem}"
 
 
-def main(folder: str) -> None:
+def main(folder: str, views: str = "") -> None:
+    if views:
+        connection = connected()
+        connection.execute((Path(folder) / views).read_text())
+        names = ("items", "mapped")
+        rows = {name: connection.execute(f"SELECT * FROM public.{name}").fetchall() for name in names}
+        print(json.dumps({name: Counter(row[1] for row in rows[name]) for name in names}))
+        return
     tables = [(kind, name) for kind in ("plain", "vectors") for name in ("items", "mapped")]
     found = {
         f"{read.__name__.removeprefix('by_')} {kind} {name}": result(read, f"{folder}/{kind}/tables/public/{name}")
@@ -59,4 +73,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

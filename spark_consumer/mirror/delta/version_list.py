@@ -1,0 +1,108 @@
+"""The versions of a local mirror, and one of them as SQL for DuckDB or Trino. No Spark, no Java.
+
+These programs show each Delta table as its own last merge left it. A version of the mirror names the Delta versions that belong
+together: all tables as of one commit of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from schemas.lsn import format_lsn, parse_lsn
+from spark_consumer.errors import MirrorError
+from spark_consumer.mirror.delta.delta_files import open_delta
+from spark_consumer.mirror.paths import FORM, manifest_path, refuse_newer, table_path
+from spark_consumer.mirror.table_states import TableStates
+from spark_consumer.tables import TableName
+
+
+@dataclass(frozen=True, slots=True)
+class ListedVersion:
+    """`tables`: the Delta version of each complete table. `merged_at`: None in manifests of 0.1."""
+
+    commit_lsn: int
+    commit_time: datetime | None
+    merged_at: datetime | None
+    tables: dict[str, int]
+
+    def __str__(self) -> str:
+        times = [time.isoformat(timespec="seconds") if time else "-" for time in (self.commit_time, self.merged_at)]
+        return "\t".join([format_lsn(self.commit_lsn), *times, str(len(self.tables))])
+
+
+def listed_versions(path: Path) -> list[ListedVersion]:
+    """From the oldest that can be read to the newest. Raises MirrorError."""
+    folder = Path(manifest_path(str(path)))
+    if not folder.is_dir():
+        raise MirrorError(
+            f"there is no mirror at {path}",
+            hint="Specify the path that was given to walgate mirror with --path; the first merge creates the manifest.",
+        )
+    files = open_delta(folder)
+    refuse_newer(str(path), files.transactions.get(FORM))
+    rows = [row for table in files.batches() for row in table.to_pylist()]
+    versions = []
+    for row in sorted(rows, key=lambda row: int(row["commit_lsn"])):
+        filling = TableStates.of(row.get("standing")).filling
+        tables = {name: version for name, version in sorted(dict(row["tables"]).items()) if name not in filling}
+        versions.append(ListedVersion(row["commit_lsn"], row["commit_time"], row.get("merged_at"), tables))
+    return versions
+
+
+def version_at(path: Path, at: str) -> ListedVersion:
+    """The newest version that is not after a commit LSN, or `latest`. Raises MirrorError, ValueError."""
+    versions = listed_versions(path)
+    limit = None if at == "latest" else parse_lsn(at)
+    found = [version for version in versions if limit is None or version.commit_lsn <= limit]
+    if not found:
+        begin = f"the mirror begins at {format_lsn(versions[0].commit_lsn)}" if versions else "it has no merge yet"
+        raise MirrorError(
+            f"the mirror at {path} has no version up to {at}: {begin}",
+            hint="Run walgate versions without --sql, which lists the versions that can be read.",
+        )
+    return found[-1]
+
+
+def duckdb_views(path: Path, version: ListedVersion) -> Iterator[str]:
+    """Views under the names of the source's tables, by DuckDB's extension for Delta."""
+    for table, number in _by_name(version):
+        location = table_path(str(path.absolute()), table).replace("'", "''")
+        yield f"CREATE SCHEMA IF NOT EXISTS {_quoted(table.namespace)};"
+        yield (
+            f"CREATE OR REPLACE VIEW {_quoted(table.namespace)}.{_quoted(table.name)} AS "
+            f"SELECT * FROM delta_scan('{location}', version := {number});"
+        )
+
+
+def trino_views(path: Path, version: ListedVersion) -> Iterator[str]:
+    """Views in the schema `mirror_<schema>` over the tables that Trino's catalog `delta` has as `<schema>.<table>`."""
+    for table, number in _by_name(version):
+        schema = _quoted(f"mirror_{table.namespace}")
+        yield f"CREATE SCHEMA IF NOT EXISTS delta.{schema};"
+        yield (
+            f"CREATE OR REPLACE VIEW delta.{schema}.{_quoted(table.name)} AS SELECT * FROM "
+            f"delta.{_quoted(table.namespace)}.{_quoted(table.name)} FOR VERSION AS OF {number};"
+        )
+
+
+DIALECTS: dict[str, Callable[[Path, ListedVersion], Iterator[str]]] = {"duckdb": duckdb_views, "trino": trino_views}
+
+
+def view_statements(path: Path, at: str, dialect: str) -> list[str]:
+    """Raises MirrorError, and ValueError of an LSN or dialect that is none."""
+    if dialect not in DIALECTS:
+        raise ValueError(f"--sql must be {' or '.join(DIALECTS)}, not {dialect!r}")
+    version = version_at(path, at)
+    comment = f"-- {path}: all tables as of commit LSN {format_lsn(version.commit_lsn)}"
+    return [comment, *dict.fromkeys(DIALECTS[dialect](path, version))]
+
+
+def _by_name(version: ListedVersion) -> Iterator[tuple[TableName, int]]:
+    return ((TableName.parse(name), number) for name, number in version.tables.items())
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,86 @@
+"""How far a micro-batch goes: whole transactions up to a limit of the rows that the query wants.
+
+An offset that moves makes Spark run a batch. Behind transactions that a query wants it moves at
+once; over a stretch that has none, only after a while, so that a restart does not begin long
+before, where retention may have removed the markers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+from spark_consumer.reader.marker_log import STEP, MarkerLog
+from spark_consumer.reader.markers import CommittedTransaction, check_order
+
+# The driver has the transactions of a micro-batch in memory: 1.2 kB each.
+_TRANSACTIONS_PER_TRIGGER = 200_000
+# Markers that are looked at for one answer to Spark where the query wants none of them: 20 seconds.
+_MARKERS_PER_ANSWER = 20 * STEP
+
+Weight: TypeAlias = Callable[[CommittedTransaction], int]
+"""Rows that a query gets of a transaction or notice, 0 where it wants nothing of it."""
+
+
+class Admission:
+    """Says how far a batch goes.
+
+    `hold_s`: how long an offset stands before transactions of which the query wants nothing.
+    """
+
+    def __init__(self, weight: Weight, hold_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._weight = weight
+        self._hold_s = hold_s
+        self._clock = clock
+        self._held: tuple[int, float] | None = None  # a position, and since when it has been held
+
+    def admitted(
+        self, log: MarkerLog, position: int, after_commit_lsn: int, end: int, limit: int | None
+    ) -> list[CommittedTransaction]:
+        """The transactions of [position, end) that a batch takes; none where no batch is to run.
+
+        Reads no whole backlog for it, and keeps nothing in memory that the query does not want.
+        Raises MarkerError.
+        """
+        reached = position
+        while True:
+            reached = min(reached + STEP, end)
+            transactions = log.between(position, reached)
+            check_order(transactions, after_commit_lsn)
+            admitted = admit(transactions, limit, self._weight)
+            if len(admitted) < len(transactions):
+                return admitted
+            log.forget(lambda transaction: not self._weight(transaction), before=reached)
+            if reached == end or reached - position >= _MARKERS_PER_ANSWER:
+                break
+        if any(map(self._weight, admitted)):
+            self._held = None
+            return admitted
+        is_long = reached - position >= _MARKERS_PER_ANSWER
+        return admitted if admitted and (is_long or self._is_held_long(position)) else []
+
+    def _is_held_long(self, position: int) -> bool:
+        if self._held is None or self._held[0] != position:
+            self._held = position, self._clock()
+        return self._clock() >= self._held[1] + self._hold_s
+
+
+def admit(transactions: list[CommittedTransaction], limit: int | None, weight: Weight) -> list[CommittedTransaction]:
+    """The first transactions of which the query gets no more rows than `limit`.
+
+    At least one that it wants is among them, and everything before the next one that it wants.
+    """
+    rows = wanted = 0
+    for place, transaction in enumerate(transactions):
+        if more := weight(transaction):
+            rows += more
+            is_full = (limit is not None and rows > limit) or wanted >= _TRANSACTIONS_PER_TRIGGER
+            if (
+                is_full
+                and not transaction.is_notice
+                and any(not before.is_notice and weight(before) for before in transactions[:place])
+            ):
+                return transactions[:place]
+            wanted += 1
+    return transactions

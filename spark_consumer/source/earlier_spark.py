@@ -1,0 +1,53 @@
+"""Streaming reads on Spark 4.0 and 4.1.
+
+They do not tell a Python source where a micro-batch begins, nor how much it may take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from spark_consumer.source.offsets import StreamOffset
+
+if TYPE_CHECKING:
+    from spark_consumer.source.datasource import StreamReader
+
+
+class EarlierStreamReader(DataSourceStreamReader):
+    """Keeps in mind how far the batches have come, and answers as `reader` would there.
+
+    Spark asks a new query for the latest offset, then for the initial one. Of a query that goes on
+    it first asks for the partitions between the last planned offset and itself, which tells where
+    the query stands. With `availableNow` it asks for the latest offset once, and ends behind that
+    batch.
+    """
+
+    def __init__(self, reader: StreamReader) -> None:
+        self._reader = reader
+        self._initial: StreamOffset | None = None
+        self._reached: StreamOffset | None = None
+
+    def initialOffset(self) -> StreamOffset:
+        if self._initial is None:
+            self._initial = self._reader.initialOffset()
+        return self._initial
+
+    def latestOffset(self) -> StreamOffset:  # type: ignore[override]
+        start = self.initialOffset() if self._reached is None else self._reached
+        self._reached = self._reader.next_offset(start, self._reader.max_changes)
+        return self._reached
+
+    def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
+        if self._reached is None or self._reached["position"] < end["position"]:
+            self._reached = end
+        return self._reader.partitions(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._reader.read(partition)
+
+    def commit(self, end: StreamOffset) -> None:
+        self._reader.commit(end)

@@ -1,0 +1,67 @@
+"""Filters of a query that spare a batch read work. Spark evaluates all of them itself behind the read, too.
+
+Spark 4.1 and later hand them over where `spark.sql.python.filterPushdown.enabled` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceReader
+
+_LOWER = {"EqualTo": 0, "GreaterThanOrEqual": 0, "GreaterThan": 1}
+_UPPER = {"EqualTo": 0, "LessThanOrEqual": 0, "LessThan": -1}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the filters of a query leave; None: everything. Both LSNs are included."""
+
+    first_lsn: int | None = None
+    last_lsn: int | None = None
+    operations: frozenset[str] | None = None
+    tables: frozenset[str] | None = None  # as in the column `table` of the raw format
+
+    def narrowed(self, given: Any) -> Wanted:
+        """By one of Spark's filters, if it is of a kind that spares anything."""
+        kind, (name, *nested) = type(given).__name__, given.attribute if hasattr(given, "attribute") else (None,)
+        if nested or kind not in ("EqualTo", "In", *_LOWER, *_UPPER):
+            return self
+        values = tuple(given.value) if kind == "In" else (given.value,)
+        if name == "op" and kind in ("EqualTo", "In"):
+            return replace(self, operations=_common(self.operations, values))
+        if name == "table" and kind in ("EqualTo", "In"):
+            return replace(self, tables=_common(self.tables, values))
+        if name != "commit_lsn" or kind == "In":
+            return self
+        first, last = self.first_lsn, self.last_lsn
+        if kind in _LOWER:
+            first = max(filter(None, (first, given.value + _LOWER[kind])), default=0)
+        if kind in _UPPER:
+            upper = given.value + _UPPER[kind]
+            last = upper if last is None else min(last, upper)
+        return replace(self, first_lsn=first, last_lsn=last)
+
+
+def _common(before: frozenset[str] | None, values: Iterable[str]) -> frozenset[str]:
+    return frozenset(values) if before is None else before & frozenset(values)
+
+
+class FilterPushdown:
+    """A reader's `pushFilters`, which Spark calls where the setting is on.
+
+    Where it is off, Spark refuses a reader whose class has a `pushFilters` of its own: it compares
+    `__func__` with that of the base class.
+    """
+
+    __func__ = staticmethod(getattr(DataSourceReader, "pushFilters", lambda _, filters: filters))
+
+    def __init__(self, take: Callable[[Iterable[Any]], None]) -> None:
+        self._take = take
+
+    def __call__(self, filters: list[Any]) -> list[Any]:
+        """All of them: Spark evaluates those that are returned."""
+        self._take(filters)
+        return filters

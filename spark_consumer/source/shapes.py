@@ -1,0 +1,148 @@
+"""What a query gets: changes or transactions, how they are cut into tasks, and how a task reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import TypeAlias
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from schemas.topic_names import message_topic
+from spark_consumer.reader.markers import CommittedTransaction
+from spark_consumer.reader.planning import Read, plan
+from spark_consumer.reader.registry import SchemaCache
+from spark_consumer.reader.table_marks import TableMark, marks_of
+from spark_consumer.reader.topics import table_of_topic
+from spark_consumer.source.filters import Wanted
+from spark_consumer.source.frames import RAW, TRANSACTIONS, TableFrame, marks_batch, raw_batch, transactions_batch
+from spark_consumer.source.options import Options
+from spark_consumer.source.reading import read_chunks
+from spark_consumer.tables import TableName, is_one_of
+
+_TRANSACTIONS_PER_TASK = 10_000
+
+
+class ReadTask(InputPartition):
+    """What one Spark task reads. `schemas`: id -> JSON text, of the typed table only."""
+
+    def __init__(self, reads: list[Read], schemas: dict[int, str]) -> None:
+        self.reads = reads
+        self.schemas = schemas
+
+
+class SignTask(InputPartition):
+    """What the markers say about the tables, at hand when the read is planned."""
+
+    def __init__(self, signs: list[TableMark]) -> None:
+        self.signs = signs
+
+
+class TransactionTask(InputPartition):
+    """A slice of the transactions themselves: they are at hand when the read is planned."""
+
+    def __init__(self, transactions: list[CommittedTransaction]) -> None:
+        self.transactions = transactions
+
+
+class ChangeShape:
+    """Changes: all tables in the raw form, or the typed columns of one table. Pickled into every task."""
+
+    def __init__(self, options: Options, frame: TableFrame | None) -> None:
+        self._options = options
+        self._frame = frame
+        self._wanted_topics: dict[str, bool] = {}  # a topic never changes its table
+        self.wanted = Wanted()
+
+    @property
+    def schema(self) -> pa.Schema:
+        return RAW if self._frame is None else self._frame.schema
+
+    def tasks(self, transactions: list[CommittedTransaction], schemas: SchemaCache) -> list[InputPartition]:
+        options = self._options
+        tasks = plan(transactions, self.wants, records_per_task=options.records_per_task)
+        signs = marks_of(transactions, self._wants_table) if options.include_markers else []
+        texts: dict[int, str] = {}
+        if tasks and options.table is not None:
+            namespace = options.table.record_namespace(options.prefix)
+            ids = {schema_id for transaction in transactions for schema_id in transaction.schema_ids}
+            texts = {i: json.dumps(schemas[i]) for i in sorted(ids) if schemas[i].get("namespace") == namespace}
+        reads: list[InputPartition] = [ReadTask(reads, texts) for reads in tasks]
+        return [*reads, SignTask(signs)] if signs else reads
+
+    def weight(self, transaction: CommittedTransaction) -> int:
+        """About how many rows of it the frame has.
+
+        An event may be several records, and a subtransaction may have been rolled back.
+        """
+        rows = sum(item.record_count for item in transaction.ranges if self.wants(item.topic))
+        return rows + len(marks_of([transaction], self._wants_table)) if self._options.include_markers else rows
+
+    def wants(self, topic: str) -> bool:
+        if topic not in self._wanted_topics:
+            self._wanted_topics[topic] = self._wants_topic(topic)
+        return self._wanted_topics[topic]
+
+    def _wants_topic(self, topic: str) -> bool:
+        options = self._options
+        table = table_of_topic(options.registry, options.prefix, topic)
+        if options.table is not None:
+            return table == options.table
+        if self.wanted.tables is not None and str(table) not in self.wanted.tables:
+            return False
+        if table is None:
+            return options.include_messages and topic == message_topic(options.prefix)
+        return self._wants_table(table)
+
+    def _wants_table(self, table: TableName) -> bool:
+        options = self._options
+        return (not options.tables or table in options.tables) and not is_one_of(table, options.exclude)
+
+    def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(task, SignTask):
+            yield marks_batch(task.signs, self._options.marker_topic)
+        if not isinstance(task, ReadTask):  # or Spark's own empty partition, when a batch read has nothing to read
+            return
+        for chunk in read_chunks(self._options.broker, task.reads):
+            table = table_of_topic(self._options.registry, self._options.prefix, chunk.read.topic)
+            if table is not None:  # every message has the same op
+                chunk = chunk.of_operations(self.wanted.operations)
+            if not len(chunk):
+                continue
+            if self._frame is None:
+                yield raw_batch(chunk, None if table is None else str(table))
+            else:
+                yield from self._frame.batches(chunk, task.schemas)
+
+
+class TransactionShape:
+    """One row a transaction."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.wanted = Wanted()  # of which only the LSNs say anything here
+
+    @property
+    def schema(self) -> pa.Schema:
+        return TRANSACTIONS
+
+    def tasks(self, transactions: list[CommittedTransaction], _: SchemaCache) -> list[InputPartition]:
+        transactions = [transaction for transaction in transactions if not transaction.is_notice]
+        starts = range(0, len(transactions), _TRANSACTIONS_PER_TASK)
+        return [TransactionTask(transactions[start : start + _TRANSACTIONS_PER_TASK]) for start in starts]
+
+    def weight(self, transaction: CommittedTransaction) -> int:
+        return 0 if transaction.is_notice else 1
+
+    def wants(self, _: str) -> bool:
+        return False  # no records: the markers say it all
+
+    def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(task, TransactionTask):
+            table_of = partial(table_of_topic, self._options.registry, self._options.prefix)
+            yield transactions_batch(task.transactions, table_of)
+
+
+Shape: TypeAlias = ChangeShape | TransactionShape

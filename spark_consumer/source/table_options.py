@@ -1,0 +1,46 @@
+"""Options of a table in a catalog: `CREATE TABLE ... USING walgate OPTIONS (...)`.
+
+Spark gives them to a Python source when the table is created, each twice (as `option.table` and as
+`table`) beside properties of its own, and not when the table is read. What it keeps and gives back
+then are the columns, so the options are noted with the first of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from pyspark.sql.types import StructField, StructType
+
+from spark_consumer.errors import OptionError
+
+_PREFIX = "option."
+_NOTE = "walgate.options"
+_SECRET = re.compile(r"secret|password|token|user\.info|\.key(\.pem)?$|jaas", re.IGNORECASE)
+
+
+def options_of_table(given: Mapping[str, str]) -> dict[str, str]:
+    """The options as a person wrote them."""
+    written = {name.removeprefix(_PREFIX): text for name, text in given.items() if name.startswith(_PREFIX)}
+    return written or dict(given)
+
+
+def with_options(columns: StructType, given: Mapping[str, str]) -> StructType:
+    """The columns, with the options noted where they are those of a table. Raises OptionError."""
+    if not any(name.startswith(_PREFIX) for name in given):
+        return columns
+    options = options_of_table(given)
+    secret = next(filter(_SECRET.search, sorted(options)), None)
+    if secret is not None:
+        raise OptionError(
+            f"{secret} would be readable to everyone who can see the columns of the table",
+            hint=f"Omit it here, and give it where the table is read: SELECT ... FROM the_table WITH ('{secret}' = '...').",
+        )
+    first, *others = columns.fields
+    noted = StructField(first.name, first.dataType, first.nullable, {_NOTE: options})
+    return StructType([noted, *others])
+
+
+def noted_options(columns: StructType) -> dict[str, str]:
+    """Of a table; none of a frame that `load()` has made."""
+    return dict(columns.fields[0].metadata.get(_NOTE, {})) if columns.fields else {}
