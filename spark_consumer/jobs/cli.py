@@ -103,7 +103,7 @@ def mirror(
 ) -> None:
     """Keep Delta tables equal to the source: each micro-batch applies complete transactions."""
     from spark_consumer.mirror.append_batch import AppendingMirror, taken_in
-    from spark_consumer.mirror.catalog import Catalog
+    from spark_consumer.mirror.delta.catalog import Catalog
     from spark_consumer.mirror.delta.prepare_table import EMPTY, KEEP_AS, STOP
     from spark_consumer.reader.registry import SchemaCache
 
@@ -204,7 +204,7 @@ def merge(
     and leaves these merges to this command."""
     from spark_consumer.mirror import progress as mirror_progress
     from spark_consumer.mirror.append_batch import merge_once
-    from spark_consumer.mirror.catalog import Catalog
+    from spark_consumer.mirror.delta.catalog import Catalog
 
     try:
         check_progress(progress)

@@ -23,7 +23,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, manifest, table_selection, writer_epoch
 from spark_consumer.mirror.batch_contents import BatchSize
-from spark_consumer.mirror.catalog import Catalog
+from spark_consumer.mirror.delta.catalog import Catalog
 from spark_consumer.mirror.delta.delta_table import exists
 from spark_consumer.mirror.delta.prepare_table import EMPTY
 from spark_consumer.mirror.merge_batch import TABLES_AT_ONCE, Mirror

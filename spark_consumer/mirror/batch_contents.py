@@ -19,8 +19,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.fold.fold_spark import position
-from spark_consumer.mirror.table_states import Mark, marks_of
-from spark_consumer.reader.table_marks import KINDS
+from spark_consumer.mirror.table_states import Mark, marks_of, verified_chunks
+from spark_consumer.reader.table_marks import KINDS, SNAPSHOT_END
 from spark_consumer.tables import TableName
 
 # A batch, or a table of one, with no more than this is brought into this process: a Spark job costs 50-200 ms whatever it does,
@@ -247,3 +247,46 @@ def part_of(own: pa.Table | DataFrame, table: TableName) -> TablePart:
         assert content is not None, table
         return content.parts[0]
     return _part_of(table, own)
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The chunks of a VERIFY. `records`: those of each table, where they are few; else they are in `changes`."""
+
+    changes: DataFrame
+    records: dict[TableName, pa.Table] | None
+    content: BatchContent
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSlice:
+    """What is applied at once. `records`: those of each table, where they are few; else they are in `changes`.
+
+    `verified`: what is compared with the tables behind all that, and written nowhere.
+    """
+
+    batch: int
+    changes: DataFrame
+    records: dict[TableName, pa.Table] | None
+    content: BatchContent
+    marks: list[Mark]
+    verified: Verified | None = None
+
+    @property
+    def parts(self) -> list[TablePart]:
+        """Of all its changes; a table may have one that is merged and one that is compared."""
+        return [*self.content.parts, *(self.verified.content.parts if self.verified else ())]
+
+    @property
+    def transactions(self) -> int:
+        return self.content.transactions + (self.verified.content.transactions if self.verified else 0)
+
+    def snapshot_id(self, part: TablePart) -> str:
+        """Of the chunks that are compared."""
+        chunks = verified_chunks(self.marks)
+        return str(next(mark.facts["snapshot_id"] for mark in chunks if mark.table == str(part.table)))
+
+    def row_count(self, name: str) -> int:
+        """Rows of the snapshot of a table that ended here."""
+        ends = [mark.facts for mark in self.marks if mark.kind == SNAPSHOT_END and mark.table == name]
+        return int(ends[-1]["row_count"])

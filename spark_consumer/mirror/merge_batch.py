@@ -26,6 +26,8 @@ from spark_consumer.mirror import changes, manifest, snapshot_keys, table_select
 from spark_consumer.mirror.batch_contents import (
     BatchContent,
     BatchSize,
+    BatchSlice,
+    Verified,
     batch_size,
     divided,
     marks_in,
@@ -34,10 +36,9 @@ from spark_consumer.mirror.batch_contents import (
     within_reach,
     without_signs,
 )
-from spark_consumer.mirror.batch_slice import BatchSlice, Verified
-from spark_consumer.mirror.catalog import Catalog
 from spark_consumer.mirror.changes import COLUMNS
 from spark_consumer.mirror.delta import delta_table
+from spark_consumer.mirror.delta.catalog import Catalog
 from spark_consumer.mirror.delta.maintenance import Maintenance
 from spark_consumer.mirror.delta.merge import despite_conflicts, once
 from spark_consumer.mirror.delta.prepare_table import EMPTY, TablePreparation

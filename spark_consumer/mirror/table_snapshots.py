@@ -8,8 +8,7 @@ from functools import partial
 from pyspark.sql import SparkSession
 
 from spark_consumer.mirror import manifest, snapshot_keys
-from spark_consumer.mirror.batch_contents import own_records
-from spark_consumer.mirror.batch_slice import BatchSlice
+from spark_consumer.mirror.batch_contents import BatchSlice, own_records
 from spark_consumer.mirror.delta import delta_table
 from spark_consumer.mirror.delta.merge import despite_conflicts
 from spark_consumer.mirror.delta.write_table import rows_of
